@@ -1,0 +1,2 @@
+-- The first outbox, for the application that needs only one.
+SELECT outbox_create('outbox');

@@ -1,0 +1,662 @@
+//! Settings: their names, defaults and meaning, and how they are read.
+//!
+//! Each is a variable of the environment ([`SETTINGS`] lists all of them), a flag of the binary
+//! (`OUTBOX_SEND_TIMEOUT` is `--send-timeout`) and a key of `outbox.toml` (`send_timeout`).
+//! A flag wins over the environment, the environment over the file, the file over the default.
+
+use std::fmt;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use url::Url;
+
+use crate::backoff::Backoff;
+use crate::name::OutboxName;
+
+/// Time that a settle is expected to take at most, for the check of the lease.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+
+/// One setting: its variable, its default as one would write it, and what it does.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The variable of the environment.
+    pub variable: &'static str,
+    /// The default, empty where there is none.
+    pub default: &'static str,
+    /// What it does, in a sentence.
+    pub summary: &'static str,
+}
+
+const fn setting(
+    variable: &'static str,
+    default: &'static str,
+    summary: &'static str,
+) -> Setting {
+    Setting {
+        variable,
+        default,
+        summary,
+    }
+}
+
+/// All settings. Defaults stand here and nowhere else.
+pub const SETTINGS: &[Setting] = &[
+    setting("DATABASE_URL", "", "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE"),
+    setting("OUTBOX_CONFIG", "", "Path of an outbox.toml with settings, destinations and routes"),
+    setting("OUTBOX_ENABLED", "true", "false: claim and send nothing; nothing is lost"),
+    setting("OUTBOX_TABLE", "outbox", "The outbox to work on: name or schema.name"),
+    setting("OUTBOX_URL", "", "The destination of every topic that no route serves"),
+    setting("OUTBOX_MODE", "binary", "CloudEvents mode of the requests"),
+    setting("OUTBOX_CONCURRENCY", "16", "Threads that send"),
+    setting("OUTBOX_BATCH", "500", "Messages claimed, and settled, by one statement at most"),
+    setting("OUTBOX_POLL_INTERVAL", "500ms", "How long an idle relay waits before it looks again"),
+    setting("OUTBOX_LEASE", "60s", "How long a silent relay keeps its messages"),
+    setting("OUTBOX_SEND_TIMEOUT", "2500ms", "For one send, from resolving the name to the end of the answer"),
+    setting("OUTBOX_MAX_ATTEMPTS", "20", "Failed attempts after which a message is dead"),
+    setting("OUTBOX_BACKOFF", "exponential(5s, 1h)", "Delay between attempts: exponential(base, cap) or a table 5s,10s,20s"),
+    setting("OUTBOX_SHUTDOWN_TIMEOUT", "30s", "Time for sends under way and the last settles"),
+    setting("OUTBOX_RETENTION", "168h", "How long the ledger keeps settled messages"),
+    setting("OUTBOX_CLEANER", "true", "false: the ledger is never cleaned"),
+    setting("OUTBOX_LEDGER_PAYLOAD", "false", "true: the ledger keeps payloads"),
+    setting("OUTBOX_LOG_FORMAT", "text", "text or json"),
+];
+
+/// Variables that the design names and this version does not serve: silence would be worse.
+const NOT_YET: &[(&str, &str)] = &[
+    ("OUTBOX_SECRET", "signing"),
+    ("OUTBOX_SECRET_FILE", "signing"),
+    ("OUTBOX_SINGLE_ACTIVE", "single-active relaying"),
+    ("OUTBOX_ADMIN_ADDR", "the admin page"),
+];
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// A place that messages are sent to.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Destination {
+    /// Its name, as routes and `outbox.destination` use it.
+    pub name: String,
+    /// Where messages are posted.
+    pub url: Url,
+    /// The limit for one send; `None`: [`Config::send_timeout`].
+    pub timeout: Option<Duration>,
+}
+
+impl Destination {
+    /// A destination of this name.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when `url` is not one of `http` or `https` with a host.
+    pub fn new(name: impl Into<String>, url: &str) -> Result<Self, ConfigError> {
+        let name = name.into();
+        let key = format!("destinations.{name}.url");
+        Ok(Self {
+            url: parse_url(&key, url)?,
+            name,
+            timeout: None,
+        })
+    }
+}
+
+impl fmt::Debug for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Destination")
+            .field("name", &self.name)
+            .field("url", &shown_url(&self.url))
+            .field("timeout", &self.timeout)
+            .finish()
+    }
+}
+
+/// Which topics go to which destination. `*` stands for any characters: `order.*`, `*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Route {
+    /// A topic or a pattern.
+    pub topic: String,
+    /// A destination's name.
+    pub to: String,
+}
+
+impl Route {
+    /// Topics that match `topic` go to the destination `to`.
+    pub fn new(topic: impl Into<String>, to: impl Into<String>) -> Self {
+        Self {
+            topic: topic.into(),
+            to: to.into(),
+        }
+    }
+}
+
+/// All settings of a relay.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// The database. `None` until set.
+    pub database_url: Option<SecretString>,
+    /// Path of `outbox.toml`. Read by the binary.
+    pub config: Option<String>,
+    /// Whether messages are claimed and sent.
+    pub enabled: bool,
+    /// The outbox to work on.
+    pub table: OutboxName,
+    /// The default destination.
+    pub url: Option<Url>,
+    /// Sender threads.
+    pub concurrency: usize,
+    /// Messages per claim and per settle, at most.
+    pub batch: usize,
+    /// The wait of an idle relay.
+    pub poll_interval: Duration,
+    /// How long a silent relay keeps its messages.
+    pub lease: Duration,
+    /// For one send.
+    pub send_timeout: Duration,
+    /// Failed attempts after which a message is dead.
+    pub max_attempts: u32,
+    /// Delay between attempts.
+    pub backoff: Backoff,
+    /// Time for a graceful end.
+    pub shutdown_timeout: Duration,
+    /// Age at which ledger rows are removed.
+    pub retention: Duration,
+    /// Whether ledger rows are removed.
+    pub cleaner: bool,
+    /// Whether the ledger keeps payloads.
+    pub ledger_payload: bool,
+    /// How the binary logs.
+    pub log_format: LogFormat,
+    /// Named destinations.
+    pub destinations: Vec<Destination>,
+    /// Which topic goes where; the most particular pattern wins.
+    pub routes: Vec<Route>,
+}
+
+impl Default for Config {
+    /// The defaults of [`SETTINGS`].
+    fn default() -> Self {
+        let mut config = Self {
+            database_url: None,
+            config: None,
+            enabled: true,
+            table: OutboxName::default(),
+            url: None,
+            concurrency: 0,
+            batch: 0,
+            poll_interval: Duration::ZERO,
+            lease: Duration::ZERO,
+            send_timeout: Duration::ZERO,
+            max_attempts: 0,
+            backoff: Backoff::default(),
+            shutdown_timeout: Duration::ZERO,
+            retention: Duration::ZERO,
+            cleaner: true,
+            ledger_payload: false,
+            log_format: LogFormat::Text,
+            destinations: Vec::new(),
+            routes: Vec::new(),
+        };
+        for setting in SETTINGS {
+            if !setting.default.is_empty() {
+                config
+                    .set(setting.variable, setting.default)
+                    .expect("the defaults are valid: a test reads them all");
+            }
+        }
+        config
+    }
+}
+
+/// Reads the settings from the environment of this process.
+///
+/// ```no_run
+/// let config = diesel_outbox::config::from_env()?;
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+///
+/// # Errors
+/// A [`ConfigError`] that names the variable: unknown, unparsable, or contradicting another.
+pub fn from_env() -> Result<Config, ConfigError> {
+    let mut config = Config::default();
+    for (variable, value) in relevant_variables()? {
+        config.set_variable(&variable, &value)?;
+    }
+    config.validate()?;
+    Ok(config)
+}
+
+/// The variables of this process's environment that concern the outbox.
+///
+/// # Errors
+/// A [`ConfigError`] when one of them is not UTF-8.
+pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
+    let mut found = Vec::new();
+    for (variable, value) in std::env::vars_os() {
+        let Some(variable) = variable.to_str().map(str::to_owned) else {
+            continue;
+        };
+        if !is_relevant(&variable) {
+            continue;
+        }
+        match value.into_string() {
+            Ok(value) => found.push((variable, value)),
+            Err(_) => return Err(bad(&variable, "it is not UTF-8")),
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Clusters set `OUTBOX_SERVICE_HOST`, `OUTBOX_PORT_80_TCP` and their like for a service that is
+/// called `outbox`: these are nobody's settings.
+fn is_relevant(variable: &str) -> bool {
+    let service_link = variable.starts_with("OUTBOX_SERVICE_")
+        || variable == "OUTBOX_PORT"
+        || variable.starts_with("OUTBOX_PORT_");
+    matches!(variable, "DATABASE_URL" | "DATABASE_URL_FILE")
+        || (variable.starts_with("OUTBOX_") && !service_link)
+}
+
+impl Config {
+    /// Sets one setting by its variable, or by `DATABASE_URL_FILE` from a file.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the variable or the file.
+    pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
+        if variable != "DATABASE_URL_FILE" {
+            return self.set(variable, value);
+        }
+        let content = std::fs::read_to_string(value)
+            .map_err(|error| bad(variable, &format!("cannot read {value:?}: {error}")))?;
+        self.set("DATABASE_URL", content.trim_end_matches(['\r', '\n']))
+    }
+
+    /// Sets one setting by its variable from text.
+    ///
+    /// ```
+    /// use diesel_outbox::Config;
+    ///
+    /// let mut config = Config::default();
+    /// config.set("OUTBOX_LEASE", "30s")?;
+    /// let error = config.set("OUTBOX_LEASE", "soon").unwrap_err();
+    /// assert!(error.to_string().contains("OUTBOX_LEASE"));
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the variable.
+    pub fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
+        match variable {
+            "DATABASE_URL" => self.database_url = Some(not_empty(variable, value)?.into()),
+            "OUTBOX_CONFIG" => self.config = Some(not_empty(variable, value)?.to_owned()),
+            "OUTBOX_ENABLED" => self.enabled = parse_bool(variable, value)?,
+            "OUTBOX_TABLE" => {
+                self.table = value.parse().map_err(|error| bad(variable, &format!("{error}")))?;
+            }
+            "OUTBOX_URL" => self.url = Some(parse_url(variable, value)?),
+            "OUTBOX_MODE" => match value {
+                "binary" => {}
+                "structured" => return Err(not_yet(variable, "structured mode")),
+                _ => return Err(bad(variable, &format!("{value:?} is not binary or structured"))),
+            },
+            "OUTBOX_CONCURRENCY" => self.concurrency = parse_count(variable, value, 1, 1024)?,
+            "OUTBOX_BATCH" => self.batch = parse_count(variable, value, 1, 10_000)?,
+            "OUTBOX_POLL_INTERVAL" => self.poll_interval = parse_duration(variable, value)?,
+            "OUTBOX_LEASE" => self.lease = parse_duration(variable, value)?,
+            "OUTBOX_SEND_TIMEOUT" => self.send_timeout = parse_duration(variable, value)?,
+            "OUTBOX_MAX_ATTEMPTS" => self.max_attempts = parse_count(variable, value, 1, 1_000_000)?,
+            "OUTBOX_BACKOFF" => {
+                self.backoff = value.parse().map_err(|error| bad(variable, &format!("{error}")))?;
+            }
+            "OUTBOX_SHUTDOWN_TIMEOUT" => self.shutdown_timeout = parse_duration(variable, value)?,
+            "OUTBOX_RETENTION" => self.retention = parse_duration(variable, value)?,
+            "OUTBOX_CLEANER" => self.cleaner = parse_bool(variable, value)?,
+            "OUTBOX_LEDGER_PAYLOAD" => self.ledger_payload = parse_bool(variable, value)?,
+            "OUTBOX_LOG_FORMAT" => {
+                self.log_format = match value {
+                    "text" => LogFormat::Text,
+                    "json" => LogFormat::Json,
+                    _ => return Err(bad(variable, &format!("{value:?} is not text or json"))),
+                };
+            }
+            _ => return Err(unknown(variable)),
+        }
+        Ok(())
+    }
+
+    /// Whether the settings agree with each other.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the settings that contradict each other.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (variable, duration) in [
+            ("OUTBOX_POLL_INTERVAL", self.poll_interval),
+            ("OUTBOX_LEASE", self.lease),
+            ("OUTBOX_SEND_TIMEOUT", self.send_timeout),
+        ] {
+            if duration < Duration::from_millis(1) {
+                return Err(bad(variable, "it has to be 1ms or longer"));
+            }
+        }
+        let longest_send = self
+            .destinations
+            .iter()
+            .filter_map(|destination| destination.timeout)
+            .chain([self.send_timeout])
+            .max()
+            .unwrap_or(self.send_timeout);
+        if longest_send + SETTLE_TIME >= self.lease / 2 {
+            return Err(bad(
+                "OUTBOX_LEASE",
+                &format!(
+                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or a destination's timeout) and {} for its settle have to fit into half of it",
+                    humantime::format_duration(self.lease),
+                    humantime::format_duration(longest_send),
+                    humantime::format_duration(SETTLE_TIME),
+                ),
+            ));
+        }
+        for (index, destination) in self.destinations.iter().enumerate() {
+            let name = &destination.name;
+            if self.destinations[..index].iter().any(|d| d.name == *name) {
+                return Err(bad(&format!("destinations.{name}"), "it is there twice"));
+            }
+        }
+        for (index, route) in self.routes.iter().enumerate() {
+            if !self.destinations.iter().any(|d| d.name == route.to) {
+                return Err(bad(
+                    &format!("routes[{index}].to"),
+                    &format!("no destination is called {:?}", route.to),
+                ));
+            }
+            if self.routes[..index].iter().any(|r| r.topic == route.topic) {
+                return Err(bad(
+                    &format!("routes[{index}].topic"),
+                    &format!("{:?} has a route already", route.topic),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The database, where one is set.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that says how to set it.
+    pub fn database_url(&self) -> Result<&SecretString, ConfigError> {
+        self.database_url.as_ref().ok_or_else(|| {
+            bad(
+                "DATABASE_URL",
+                "it is not set: give the database, for example postgres://user@localhost/shop",
+            )
+        })
+    }
+
+    /// The settings in one line, without secrets.
+    pub fn summary(&self) -> String {
+        format!(
+            "table={} database={} url={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={}",
+            self.table,
+            self.database_url.as_ref().map_or_else(|| "unset".to_owned(), shown_database),
+            self.url.as_ref().map_or_else(|| "unset".to_owned(), shown_url),
+            self.destinations.len(),
+            self.routes.len(),
+            self.concurrency,
+            self.batch,
+            humantime::format_duration(self.poll_interval),
+            humantime::format_duration(self.lease),
+            humantime::format_duration(self.send_timeout),
+            self.max_attempts,
+            self.backoff.to_string(),
+            humantime::format_duration(self.shutdown_timeout),
+            humantime::format_duration(self.retention),
+            self.enabled,
+            self.cleaner,
+        )
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Config({})", self.summary())
+    }
+}
+
+/// A URL without password and query, for people's eyes.
+pub(crate) fn shown_url(url: &Url) -> String {
+    let mut shown = url.clone();
+    if shown.password().is_some() {
+        // Cannot fail: a URL with a password has a host.
+        let _ = shown.set_password(Some("***"));
+    }
+    if shown.query().is_some() {
+        shown.set_query(Some("***"));
+    }
+    shown.to_string()
+}
+
+/// A database URL or key=value string for people's eyes: host and name, nothing else.
+pub(crate) fn shown_database(database_url: &SecretString) -> String {
+    let text = database_url.expose_secret();
+    if let Ok(url) = Url::parse(text) {
+        return shown_url(&url);
+    }
+    text.split_whitespace()
+        .filter(|pair| {
+            ["host=", "hostaddr=", "port=", "dbname=", "user="]
+                .iter()
+                .any(|key| pair.starts_with(key))
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn not_empty<'a>(variable: &str, value: &'a str) -> Result<&'a str, ConfigError> {
+    if value.trim().is_empty() {
+        return Err(bad(variable, "it is empty"));
+    }
+    Ok(value)
+}
+
+fn parse_bool(variable: &str, value: &str) -> Result<bool, ConfigError> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(bad(variable, &format!("{value:?} is not true or false"))),
+    }
+}
+
+fn parse_count<T>(variable: &str, value: &str, least: T, most: T) -> Result<T, ConfigError>
+where
+    T: std::str::FromStr + PartialOrd + fmt::Display,
+{
+    value
+        .parse()
+        .ok()
+        .filter(|count| *count >= least && *count <= most)
+        .ok_or_else(|| {
+            bad(
+                variable,
+                &format!("{value:?} is not a whole number from {least} to {most}"),
+            )
+        })
+}
+
+/// A hundred years: longer ones overflow what clocks and the database can add up.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Reads a duration such as `500ms` or `2h` for the setting `variable`.
+///
+/// # Errors
+/// A [`ConfigError`] that names the setting.
+pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {
+    let duration = humantime::parse_duration(value.trim()).map_err(|error| {
+        bad(
+            variable,
+            &format!("{value:?} is not a duration such as 500ms or 2h: {error}"),
+        )
+    })?;
+    if duration > LONGEST {
+        return Err(bad(variable, "it is longer than a hundred years"));
+    }
+    Ok(duration)
+}
+
+fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
+    let url = Url::parse(value.trim())
+        .map_err(|error| bad(variable, &format!("it is not a URL: {error}")))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(bad(
+            variable,
+            &format!("its scheme is {:?}; http and https are served", url.scheme()),
+        ));
+    }
+    if url.host().is_none() {
+        return Err(bad(variable, "it has no host"));
+    }
+    if url.as_str().parse::<http::Uri>().is_err() {
+        return Err(bad(variable, "it cannot be sent in an HTTP request"));
+    }
+    Ok(url)
+}
+
+fn unknown(variable: &str) -> ConfigError {
+    if let Some((_, what)) = NOT_YET.iter().find(|(name, _)| *name == variable) {
+        return not_yet(variable, what);
+    }
+    let nearest = SETTINGS
+        .iter()
+        .map(|setting| (edits(variable, setting.variable), setting.variable))
+        .min()
+        .filter(|(edits, _)| *edits <= 3);
+    match nearest {
+        Some((_, name)) => bad(variable, &format!("there is no such setting; {name} is one")),
+        None => bad(variable, "there is no such setting"),
+    }
+}
+
+/// Levenshtein's distance.
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = corner + usize::from(x != y);
+            corner = row[j + 1];
+            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn not_yet(variable: &str, what: &str) -> ConfigError {
+    bad(variable, &format!("this version has no {what} yet; unset it"))
+}
+
+fn bad(key: &str, reason: &str) -> ConfigError {
+    ConfigError {
+        key: key.to_owned(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// A setting that cannot be used, by its name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {reason}")]
+pub struct ConfigError {
+    key: String,
+    reason: String,
+}
+
+impl ConfigError {
+    /// An error of the setting `key`.
+    pub fn new(key: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            key: key.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// The setting's name.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        let config = Config::default();
+        assert_eq!(config.concurrency, 16);
+        assert_eq!(config.send_timeout, Duration::from_millis(2500));
+        assert_eq!(config.validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_that_names_the_setting() {
+        for (variable, value) in [
+            ("OUTBOX_LEASE", "soon"),
+            ("OUTBOX_LEASE", "99999999999999999h"),
+            ("OUTBOX_BATCH", "0"),
+            ("OUTBOX_BATCH", "-1"),
+            ("OUTBOX_CONCURRENCY", "many"),
+            ("OUTBOX_ENABLED", "yes"),
+            ("OUTBOX_TABLE", "a b"),
+            ("OUTBOX_URL", "ftp://example.com"),
+            ("OUTBOX_URL", "example.com"),
+            ("OUTBOX_BACKOFF", "5"),
+            ("OUTBOX_LOG_FORMAT", "xml"),
+            ("OUTBOX_SECRET", "whsec_x"),
+            ("OUTBOX_LAESE", "5s"),
+        ] {
+            let error = Config::default().set(variable, value).expect_err(value);
+            assert_eq!(error.key(), variable);
+        }
+    }
+
+    #[test]
+    fn a_misspelt_setting_is_told_its_neighbour() {
+        let error = Config::default().set("OUTBOX_LAESE", "5s").expect_err("unknown");
+        assert!(error.to_string().contains("OUTBOX_LEASE"), "{error}");
+    }
+
+    #[test]
+    fn a_lease_shorter_than_two_sends_is_a_contradiction() {
+        let mut config = Config::default();
+        config.set("OUTBOX_LEASE", "4s").expect("a duration");
+        let error = config.validate().expect_err("too short").to_string();
+        assert!(error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"), "{error}");
+    }
+
+    #[test]
+    fn nobody_sees_a_password() {
+        let mut config = Config::default();
+        config.set("DATABASE_URL", "postgres://app:hunter2@db/shop").expect("a URL");
+        config.set("OUTBOX_URL", "https://u:hunter2@example.com/?token=hunter2").expect("a URL");
+        assert!(!format!("{config:?}").contains("hunter2"));
+        config.set("DATABASE_URL", "host=db password=hunter2 dbname=shop").expect("pairs");
+        assert!(!format!("{config:?}").contains("hunter2"));
+        assert!(format!("{config:?}").contains("host=db dbname=shop"));
+    }
+
+    #[test]
+    fn a_clusters_service_links_are_no_settings() {
+        assert!(!is_relevant("OUTBOX_PORT_8080_TCP_ADDR"));
+        assert!(!is_relevant("OUTBOX_SERVICE_HOST"));
+        assert!(is_relevant("OUTBOX_POLL_INTERVAL"));
+    }
+}

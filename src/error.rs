@@ -1,0 +1,54 @@
+//! The errors of enqueueing and of the database.
+
+use crate::message::{MessageError, Sequence};
+
+/// Why nothing was enqueued.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnqueueError {
+    /// The message itself is bad. Nothing was sent to the database.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The key stands for another message already. Nothing was written, and the caller's
+    /// transaction stays usable.
+    #[error(
+        "idempotency key {idempotency_key:?} is taken by message {sequence}, whose topic or payload differs"
+    )]
+    Conflict {
+        /// The key that was enqueued twice.
+        idempotency_key: String,
+        /// The message that has it.
+        sequence: Sequence,
+    },
+    /// The database refused or failed. The caller's transaction is aborted.
+    #[error("cannot enqueue: {0}")]
+    Database(#[from] diesel::result::Error),
+}
+
+/// What went wrong between this process and its database.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatabaseError {
+    /// No connection. The URL's password is not shown.
+    #[error("cannot connect to the database: {0}")]
+    Connect(String),
+    /// A statement failed.
+    #[error("{0}")]
+    Statement(#[from] diesel::result::Error),
+    /// The outbox is missing, or not as this version needs it.
+    #[error("{0}")]
+    Schema(String),
+}
+
+impl DatabaseError {
+    /// Whether a statement or a lock took longer than its limit.
+    pub(crate) fn is_timeout(&self) -> bool {
+        match self {
+            Self::Statement(error) => {
+                let text = error.to_string();
+                text.contains("statement timeout") || text.contains("lock timeout")
+            }
+            Self::Connect(_) | Self::Schema(_) => false,
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! What is enqueued, and what a relay claims and sends.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// Bytes that a payload may have. The table has the same limit.
+pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Bytes that a topic or an idempotency key may have.
+const MAX_NAME_BYTES: usize = 255;
+
+/// A message's place in its outbox. Given by the database, in the order of the inserts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Sequence(pub i64);
+
+impl fmt::Display for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// When a message may be sent first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Due {
+    Now,
+    After(Duration),
+    At(SystemTime),
+}
+
+/// A message to be enqueued.
+///
+/// ```
+/// use diesel_outbox::NewMessage;
+/// use serde::Serialize;
+/// use std::time::Duration;
+///
+/// #[derive(Serialize)]
+/// struct OrderPaid { order_id: i64 }
+///
+/// let message = NewMessage::new("order.paid", &OrderPaid { order_id: 7 })?
+///     .idempotency_key("order-7-paid")
+///     .ordering_key("order-7")
+///     .header("x-shop", "berlin")
+///     .delay(Duration::from_secs(30));
+/// # Ok::<(), diesel_outbox::MessageError>(())
+/// ```
+#[derive(Clone, PartialEq)]
+pub struct NewMessage {
+    pub(crate) message_id: Uuid,
+    pub(crate) topic: String,
+    pub(crate) destination: String,
+    pub(crate) payload: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) idempotency_key: Option<String>,
+    pub(crate) tenant_id: Option<Uuid>,
+    pub(crate) due: Due,
+    pub(crate) expiry: Option<Due>,
+}
+
+impl NewMessage {
+    /// A message of `topic` whose payload is `payload` as JSON. It is stored, and later sent,
+    /// byte for byte as it is serialised here.
+    ///
+    /// # Errors
+    /// [`MessageError::Payload`] when `payload` cannot be serialised.
+    pub fn new(topic: impl Into<String>, payload: &impl Serialize) -> Result<Self, MessageError> {
+        let payload = serde_json::to_string(payload).map_err(MessageError::Payload)?;
+        Ok(Self::with_payload(topic.into(), payload))
+    }
+
+    /// A message whose payload is JSON already.
+    ///
+    /// ```
+    /// use diesel_outbox::NewMessage;
+    ///
+    /// let message = NewMessage::from_json("order.paid", r#"{"order_id": 7}"#)?;
+    /// assert!(NewMessage::from_json("order.paid", "{order_id: 7}").is_err());
+    /// # Ok::<(), diesel_outbox::MessageError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`MessageError::Payload`] when `json` is not one JSON document.
+    pub fn from_json(
+        topic: impl Into<String>,
+        json: impl Into<String>,
+    ) -> Result<Self, MessageError> {
+        let json = json.into();
+        serde_json::from_str::<&RawValue>(&json).map_err(MessageError::Payload)?;
+        Ok(Self::with_payload(topic.into(), json))
+    }
+
+    fn with_payload(topic: String, payload: String) -> Self {
+        Self {
+            message_id: Uuid::now_v7(),
+            topic,
+            destination: String::new(),
+            payload,
+            headers: BTreeMap::new(),
+            ordering_key: None,
+            idempotency_key: None,
+            tenant_id: None,
+            due: Due::Now,
+            expiry: None,
+        }
+    }
+
+    /// Sends it to the destination of this name, and not to where its topic is routed.
+    #[must_use]
+    pub fn destination(mut self, name: impl Into<String>) -> Self {
+        self.destination = name.into();
+        self
+    }
+
+    /// Adds an HTTP header. The relay's own headers cannot be replaced.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers
+            .insert(name.into().to_ascii_lowercase(), value.into());
+        self
+    }
+
+    /// Messages of one key are delivered in the order of their sequence. (Stored; the relay of
+    /// this version does not order by it yet.)
+    #[must_use]
+    pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
+        self.ordering_key = Some(key.into());
+        self
+    }
+
+    /// Two messages of one key (and destination) with the same topic and payload are one message.
+    ///
+    /// Defaults to the message's id, which is unique.
+    #[must_use]
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// The tenant that the message belongs to.
+    #[must_use]
+    pub fn tenant_id(mut self, tenant_id: Uuid) -> Self {
+        self.tenant_id = Some(tenant_id);
+        self
+    }
+
+    /// Not before `delay` after the start of the transaction, by the database's clock.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.due = Due::After(delay);
+        self
+    }
+
+    /// Not before `time`, by the database's clock.
+    #[must_use]
+    pub fn available_at(mut self, time: SystemTime) -> Self {
+        self.due = Due::At(time);
+        self
+    }
+
+    /// Never later than `time_to_live` after the start of the transaction: then it ends dead
+    /// with the reason `EXPIRED`.
+    #[must_use]
+    pub fn expires_after(mut self, time_to_live: Duration) -> Self {
+        self.expiry = Some(Due::After(time_to_live));
+        self
+    }
+
+    /// Never later than `time`: then it ends dead with the reason `EXPIRED`.
+    #[must_use]
+    pub fn expires_at(mut self, time: SystemTime) -> Self {
+        self.expiry = Some(Due::At(time));
+        self
+    }
+
+    /// The W3C trace context in which the message is enqueued, passed on with each attempt.
+    #[must_use]
+    pub fn trace_context(self, traceparent: impl Into<String>, tracestate: Option<&str>) -> Self {
+        let message = self.header("traceparent", traceparent);
+        match tracestate {
+            Some(tracestate) => message.header("tracestate", tracestate),
+            None => message,
+        }
+    }
+
+    /// The id that the receiver sees as `webhook-id` and `ce-id`: a UUID v7.
+    pub fn message_id(&self) -> Uuid {
+        self.message_id
+    }
+
+    /// The idempotency key, given or made from the id.
+    pub(crate) fn key(&self) -> String {
+        self.idempotency_key
+            .clone()
+            .unwrap_or_else(|| self.message_id.to_string())
+    }
+
+    pub(crate) fn digest(&self) -> Vec<u8> {
+        digest(&self.topic, &self.payload)
+    }
+
+    /// Whether the table would take it, found out before SQL is sent, so that a bad message
+    /// does not abort the caller's transaction.
+    pub(crate) fn validate(&self) -> Result<(), MessageError> {
+        check_name("topic", &self.topic)?;
+        if self.topic.contains(char::is_whitespace) {
+            return Err(MessageError::Name {
+                field: "topic",
+                value: self.topic.clone(),
+                reason: "it holds white space",
+            });
+        }
+        if !self.destination.is_empty() {
+            check_name("destination", &self.destination)?;
+        }
+        if let Some(key) = &self.idempotency_key {
+            check_name("idempotency_key", key)?;
+        }
+        if let Some(key) = &self.ordering_key {
+            check_name("ordering_key", key)?;
+        }
+        if self.payload.len() > MAX_PAYLOAD_BYTES {
+            return Err(MessageError::PayloadTooLarge {
+                topic: self.topic.clone(),
+                bytes: self.payload.len(),
+            });
+        }
+        for (name, value) in &self.headers {
+            check_header(name, value).map_err(|reason| MessageError::Header {
+                name: name.clone(),
+                reason,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for NewMessage {
+    /// Without payload and header values: they may be private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewMessage")
+            .field("message_id", &self.message_id)
+            .field("topic", &self.topic)
+            .field("payload_bytes", &self.payload.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_name(field: &'static str, value: &str) -> Result<(), MessageError> {
+    let reason = if value.is_empty() {
+        "it is empty"
+    } else if value.len() > MAX_NAME_BYTES {
+        "it is longer than 255 bytes"
+    } else if value.contains(char::is_control) {
+        "it holds a control character"
+    } else {
+        return Ok(());
+    };
+    Err(MessageError::Name {
+        field,
+        value: value.chars().take(MAX_NAME_BYTES).collect(),
+        reason,
+    })
+}
+
+/// Headers that the relay or HTTP itself sets. `ce-` extensions are open, the attributes not.
+const RESERVED_HEADERS: &[&str] = &[
+    "accept",
+    "accept-encoding",
+    "ce-datacontenttype",
+    "ce-dataschema",
+    "ce-id",
+    "ce-partitionkey",
+    "ce-sequence",
+    "ce-source",
+    "ce-specversion",
+    "ce-subject",
+    "ce-time",
+    "ce-type",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "outbox-attempt",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+];
+
+/// Whether a stored header may be sent, and if not why.
+pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> {
+    if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
+        return Err("the name is not an HTTP token");
+    }
+    if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
+        return Err("the name is reserved for the relay");
+    }
+    if value.bytes().any(|b| matches!(b, b'\r' | b'\n' | 0)) {
+        return Err("the value holds a line break or NUL");
+    }
+    if http::HeaderValue::from_str(value).is_err() {
+        return Err("the value holds a character that HTTP does not allow");
+    }
+    Ok(())
+}
+
+/// SHA-256 of topic, line feed and payload. (A topic holds no line feed, so two different
+/// pairs never give one input. The same expression stands in SQL, for plain inserts.)
+pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
+    let mut hasher = Sha256::new();
+    hasher.update(topic);
+    hasher.update(b"\n");
+    hasher.update(payload);
+    hasher.finalize().to_vec()
+}
+
+/// Why a message cannot be enqueued. Nothing was sent to the database.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// The payload is no JSON, or could not be made into JSON.
+    #[error("the payload is not JSON: {0}")]
+    Payload(#[source] serde_json::Error),
+    /// The payload is too long.
+    #[error("the payload of a message of topic {topic:?} has {bytes} bytes; {MAX_PAYLOAD_BYTES} are allowed")]
+    PayloadTooLarge {
+        /// The message's topic.
+        topic: String,
+        /// The length of its payload.
+        bytes: usize,
+    },
+    /// A topic, destination or key that cannot be stored.
+    #[error("bad {field} {value:?}: {reason}")]
+    Name {
+        /// Which one.
+        field: &'static str,
+        /// Its first 255 characters.
+        value: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A header that cannot be sent.
+    #[error("bad header {name:?}: {reason}")]
+    Header {
+        /// The header's name.
+        name: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+/// A claimed message, as a [`Dispatcher`](crate::Dispatcher) sees it.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Message {
+    /// Its place in the outbox.
+    pub sequence: Sequence,
+    /// Its id, the same on every attempt.
+    pub message_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// The named destination, or empty: routed by topic.
+    pub destination: String,
+    /// The stored JSON, byte for byte.
+    pub payload: String,
+    /// The stored headers as a JSON object.
+    pub headers: Option<String>,
+    /// Messages of one key are delivered in order.
+    pub ordering_key: Option<String>,
+    /// What the receiver can tell duplicates by.
+    pub idempotency_key: String,
+    /// The tenant that it belongs to.
+    pub tenant_id: Option<Uuid>,
+    /// When it was enqueued, by the database's clock.
+    pub created_at: SystemTime,
+    /// Attempts before this one.
+    pub attempts: u32,
+    /// When it must not be sent any more, on this process's monotonic clock.
+    pub(crate) expires: Option<Instant>,
+}
+
+impl Message {
+    /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
+    pub fn hashed_key(&self) -> String {
+        hashed_key(&self.idempotency_key)
+    }
+}
+
+pub(crate) fn hashed_key(key: &str) -> String {
+    Sha256::digest(key)
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+impl fmt::Debug for Message {
+    /// Without payload, headers and key: they may be private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("sequence", &self.sequence)
+            .field("message_id", &self.message_id)
+            .field("topic", &self.topic)
+            .field("destination", &self.destination)
+            .field("attempts", &self.attempts)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> NewMessage {
+        NewMessage::new("order.paid", &1).expect("a number is JSON")
+    }
+
+    #[test]
+    fn a_bad_message_is_refused_by_the_name_of_what_is_wrong() {
+        let mut large = message();
+        large.payload = "1".repeat(MAX_PAYLOAD_BYTES + 1);
+        let mut topic_of_two_words = message();
+        topic_of_two_words.topic = "order paid".to_owned();
+        let mut topic_of_two_lines = message();
+        topic_of_two_lines.topic = "order\npaid".to_owned();
+        for (message, named) in [
+            (large, "1048577 bytes"),
+            (topic_of_two_words, "bad topic \"order paid\""),
+            (topic_of_two_lines, "bad topic \"order\\npaid\""),
+            (message().idempotency_key(""), "bad idempotency_key"),
+            (message().ordering_key("a\0b"), "bad ordering_key"),
+            (message().header("x-a", "1\r\nx-b: 2"), "bad header \"x-a\""),
+            (message().header("x a", "1"), "bad header \"x a\""),
+            (message().header("Webhook-Id", "1"), "bad header \"webhook-id\""),
+        ] {
+            let error = message.validate().expect_err(named).to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_payload_and_no_header() {
+        let message = NewMessage::new("t", &"secret")
+            .expect("JSON")
+            .header("authorization", "secret");
+        assert!(!format!("{message:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,184 @@
+//! The states of a message and the reasons why a send did not succeed.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Where a message stands. Derived from the rows, and shown by the view `<outbox>_messages`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Status {
+    /// Committed and not tried yet.
+    Pending,
+    /// Claimed by a relay.
+    Sending,
+    /// Tried without success; waits for its next attempt.
+    Retrying,
+    /// The receiver has it. Final.
+    Delivered,
+    /// Given up. Final, until an operator requeues it.
+    Dead,
+}
+
+impl Status {
+    /// All states, in the order of a message's life.
+    pub const ALL: [Self; 5] = [
+        Self::Pending,
+        Self::Sending,
+        Self::Retrying,
+        Self::Delivered,
+        Self::Dead,
+    ];
+
+    /// The name in the database, in logs and in output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sending => "sending",
+            Self::Retrying => "retrying",
+            Self::Delivered => "delivered",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Status {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|status| status.as_str() == word)
+            .ok_or_else(|| UnknownWord::new("status", word))
+    }
+}
+
+macro_rules! reason_codes {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
+        /// Why a send failed or a message died. The names are stable: they stand in the tables,
+        /// in logs, and in the filters of `diesel-outbox dead`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum ReasonCode {
+            $($(#[doc = $doc])+ $variant,)+
+        }
+
+        impl ReasonCode {
+            /// All codes.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The stable name.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+reason_codes! {
+    /// The relay that had claimed the message died or lost its lease.
+    Abandoned = "ABANDONED",
+    /// The receiver's name could not be resolved.
+    Dns = "DNS",
+    /// No connection: refused, unreachable or cut before anything was sent.
+    Connect = "CONNECT",
+    /// The TLS handshake failed.
+    Tls = "TLS",
+    /// The time for one send was over.
+    Timeout = "TIMEOUT",
+    /// The connection was lost after sending: the receiver may have the message.
+    ConnectionLost = "CONNECTION_LOST",
+    /// The answer was not HTTP.
+    Protocol = "PROTOCOL",
+    /// 3xx. Redirects are never followed.
+    Redirect = "REDIRECT",
+    /// 429.
+    RateLimited = "RATE_LIMITED",
+    /// 408, 409, 425 or another 4xx that may pass.
+    ClientError = "CLIENT_ERROR",
+    /// 5xx.
+    ServerError = "SERVER_ERROR",
+    /// 400, 413, 415 or 422: the receiver will never take this message.
+    Rejected = "REJECTED",
+    /// 410.
+    Gone = "GONE",
+    /// No route and no default destination serves the message's topic.
+    NoRoute = "NO_ROUTE",
+    /// The message names a destination that is not configured.
+    UnknownDestination = "UNKNOWN_DESTINATION",
+    /// A stored header cannot be sent.
+    InvalidHeader = "INVALID_HEADER",
+    /// The destination's URL cannot be used.
+    InvalidUrl = "INVALID_URL",
+    /// The message's time was over before it was sent.
+    Expired = "EXPIRED",
+    /// Its key was delivered before, with other content.
+    IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
+    /// The dispatcher panicked.
+    Panic = "PANIC",
+    /// Any other failure of a dispatcher.
+    Failed = "FAILED",
+}
+
+impl fmt::Display for ReasonCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for ReasonCode {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|code| code.as_str() == word)
+            .ok_or_else(|| UnknownWord::new("reason code", word))
+    }
+}
+
+/// A word from a database or an operator that this version does not know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} {word:?}")]
+pub struct UnknownWord {
+    what: &'static str,
+    word: String,
+}
+
+impl UnknownWord {
+    fn new(what: &'static str, word: &str) -> Self {
+        Self {
+            what,
+            word: word.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_leads_back_to_its_value() {
+        for status in Status::ALL {
+            assert_eq!(status.as_str().parse(), Ok(status));
+        }
+        for code in ReasonCode::ALL {
+            assert_eq!(code.as_str().parse(), Ok(*code));
+        }
+    }
+
+    #[test]
+    fn an_unknown_word_is_an_error_that_names_it() {
+        let error = "sent".parse::<Status>().expect_err("not one of ours");
+        assert_eq!(error.to_string(), "unknown status \"sent\"");
+    }
+}
