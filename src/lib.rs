@@ -1,1 +1,65 @@
-//! x
+//! A transactional outbox for synchronous Rust.
+//!
+//! An application that uses [Diesel](diesel) writes a message in the transaction that changes its
+//! data ([`Outbox::enqueue`]). A [`Relay`], a group of plain threads inside the application or
+//! in the `diesel-outbox` binary beside it, takes committed messages out of PostgreSQL and
+//! delivers them over blocking HTTP, at least once. No async runtime anywhere.
+//!
+//! ```no_run
+//! use diesel::prelude::*;
+//! use diesel_outbox::{NewMessage, Outbox, Relay};
+//! use std::time::Duration;
+//!
+//! let database_url = "postgres://localhost/shop";
+//! let mut conn = PgConnection::establish(database_url)?;
+//! diesel_outbox::migrate(&mut conn, &"outbox".parse()?)?;
+//!
+//! // Deliver, in the background.
+//! let relay = Relay::builder(database_url).url("http://localhost:8080/events").start()?;
+//!
+//! // Enqueue, in the transaction that changes the application's data.
+//! let outbox = Outbox::new("outbox")?;
+//! conn.transaction(|conn| {
+//!     diesel::sql_query("UPDATE orders SET paid = true WHERE id = 7").execute(conn)?;
+//!     let message = NewMessage::new("order.paid", &serde_json::json!({ "order_id": 7 }))?;
+//!     outbox.enqueue(conn, message)?;
+//!     Ok::<(), Box<dyn std::error::Error>>(())
+//! })?;
+//! relay.wake();
+//!
+//! relay.shutdown(Duration::from_secs(30))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The promises, the three ways in which a duplicate can come about, and all settings stand in
+//! the README; how it works inside, in ARCHITECTURE.md.
+
+// Floor 0: plain types and pure functions.
+mod backoff;
+pub mod config;
+mod error;
+mod message;
+mod name;
+mod status;
+
+// Floor 1: the database, and the way out.
+mod dispatch;
+mod store;
+
+// Floor 2: enqueueing and relaying.
+mod outbox;
+mod relay;
+
+// Floor 3: for whoever operates an outbox.
+pub mod admin;
+
+pub use crate::admin::migrate;
+pub use crate::backoff::{Backoff, BadBackoff};
+pub use crate::config::{Config, ConfigError, Destination, Route};
+pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Response};
+pub use crate::error::{DatabaseError, EnqueueError};
+pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
+pub use crate::name::{BadName, OutboxName};
+pub use crate::outbox::{Enqueued, Outbox};
+pub use crate::relay::{Relay, RelayBuilder, RelayHandle, ShutdownError, StartError, Stats};
+pub use crate::status::{ReasonCode, Status, UnknownWord};

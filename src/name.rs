@@ -48,14 +48,9 @@ impl OutboxName {
         self.quoted("_messages")
     }
 
-    /// The schema, where one was given.
-    pub(crate) fn schema(&self) -> Option<&str> {
-        self.schema.as_deref()
-    }
-
-    /// The table's name without its schema.
-    pub(crate) fn table(&self) -> &str {
-        &self.table
+    /// The quoted name of the table with this suffix.
+    pub(crate) fn suffixed(&self, suffix: &str) -> String {
+        self.quoted(suffix)
     }
 
     /// Quoting by doubling is not needed: a valid part holds no quote.

@@ -1,0 +1,157 @@
+//! What operators do: migrate, look, requeue, discard. The binary's commands are made of this.
+
+use std::time::Duration;
+
+use diesel::PgConnection;
+use secrecy::SecretString;
+
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::{connection, dead, inspect, migrate as migrations};
+
+pub use crate::store::dead::{DeadFilter, DeadLetter};
+pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
+pub use crate::store::migrate::Direction;
+
+/// Dead letters moved by one statement.
+const BATCH: usize = 1000;
+
+/// Connects with a limit on each statement, and notices soon when the server is gone.
+///
+/// # Errors
+/// [`DatabaseError::Connect`], without the URL's password.
+pub fn connect(
+    database_url: &SecretString,
+    purpose: &str,
+    statement_timeout: Duration,
+) -> Result<PgConnection, DatabaseError> {
+    connection::connect(database_url, purpose, statement_timeout)
+}
+
+/// Brings the database up to date and creates the outbox where it is missing. Safe to run again,
+/// and by two processes at once. What was applied is recorded in the table `outbox_migrations`.
+/// Returns what was done, in words.
+///
+/// # Errors
+/// A [`DatabaseError`]; then nothing was changed.
+pub fn migrate(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>, DatabaseError> {
+    migrations::migrate(conn, name)
+}
+
+/// Undoes all migrations and with them the first outbox and what is in it.
+///
+/// # Errors
+/// A [`DatabaseError`]; then nothing was changed.
+pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
+    migrations::revert(conn)
+}
+
+/// The migrations as SQL, for a migration of the application's own.
+pub fn migration_sql(direction: Direction) -> String {
+    migrations::printed(direction)
+}
+
+/// Whether the outbox is there and as this version needs it.
+///
+/// # Errors
+/// [`DatabaseError::Schema`] says what is missing and what to do.
+pub fn check_schema(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    inspect::check(conn, name)
+}
+
+/// An outbox at a glance.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Overview {
+    /// Messages by state.
+    pub counts: Vec<StatusCount>,
+    /// What retrying messages wait for and dead ones died of, the most frequent first.
+    pub troubles: Vec<TroubleCount>,
+    /// Seconds since the oldest unclaimed due message became due.
+    pub oldest_due_seconds: Option<f64>,
+    /// Relays, by their leases.
+    pub leases: Vec<LeaseRow>,
+}
+
+/// Looks at an outbox.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, DatabaseError> {
+    Ok(Overview {
+        counts: inspect::counts(conn, name)?,
+        troubles: inspect::troubles(conn, name)?,
+        oldest_due_seconds: inspect::oldest_due_seconds(conn, name)?,
+        leases: inspect::leases(conn, name)?,
+    })
+}
+
+/// Dead letters without payloads, the latest first, `limit` at most.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_letters(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+    limit: i64,
+) -> Result<Vec<DeadLetter>, DatabaseError> {
+    Ok(dead::list(conn, name, filter, limit)?)
+}
+
+/// One dead letter with its payload.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_letter(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequence: i64,
+) -> Result<Option<DeadLetter>, DatabaseError> {
+    Ok(dead::find(conn, name, sequence)?)
+}
+
+/// The sequences of the dead letters that match, the oldest first.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn matching_dead_letters(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+) -> Result<Vec<i64>, DatabaseError> {
+    Ok(dead::matching(conn, name, filter)?)
+}
+
+/// Puts dead letters back into the outbox, due at once, with no attempts. One whose key is in
+/// the outbox again stays dead. Returns how many were requeued.
+///
+/// # Errors
+/// A [`DatabaseError`]; what was requeued before it stays so.
+pub fn requeue(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> Result<usize, DatabaseError> {
+    let mut requeued = 0;
+    for batch in sequences.chunks(BATCH) {
+        requeued += dead::requeue(conn, name, batch)?;
+    }
+    Ok(requeued)
+}
+
+/// Removes dead letters for good. Returns how many.
+///
+/// # Errors
+/// A [`DatabaseError`]; what was discarded before it stays so.
+pub fn discard(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> Result<usize, DatabaseError> {
+    let mut discarded = 0;
+    for batch in sequences.chunks(BATCH) {
+        discarded += dead::discard(conn, name, batch)?;
+    }
+    Ok(discarded)
+}

@@ -1,0 +1,91 @@
+//! One message out, one outcome back.
+
+mod headers;
+mod http;
+mod resolver;
+mod response;
+mod routes;
+
+use std::time::Duration;
+
+pub use self::http::HttpDispatcher;
+use crate::message::Message;
+use crate::status::ReasonCode;
+
+/// Sends a message to where it belongs.
+///
+/// Called by all sender threads at once, each with a message of its own. A panic is a failed
+/// attempt of that message, not the end of the relay. It has to come back by itself: nothing
+/// cuts it off.
+///
+/// ```
+/// use diesel_outbox::{Dispatcher, Message, Outcome, Response};
+///
+/// /// Writes messages to standard output.
+/// struct Print;
+///
+/// impl Dispatcher for Print {
+///     fn dispatch(&self, message: &Message) -> Outcome {
+///         println!("{} {}", message.topic, message.payload);
+///         Outcome::Delivered(Response::default())
+///     }
+/// }
+/// ```
+pub trait Dispatcher: Send + Sync + 'static {
+    /// Sends one message and says what came of it.
+    fn dispatch(&self, message: &Message) -> Outcome;
+}
+
+/// What came of one send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The receiver has it.
+    Delivered(Response),
+    /// It failed and may go well another time. After the last attempt the message is dead.
+    Retry(Failure),
+    /// It failed and always will: the message is dead.
+    Dead(Failure),
+}
+
+/// What the receiver answered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Response {
+    /// The HTTP status, where there is one.
+    pub status: Option<u16>,
+    /// The beginning of the answer, where there is one.
+    pub body: Option<String>,
+}
+
+impl Response {
+    /// An answer with this status and body.
+    pub fn new(status: Option<u16>, body: Option<String>) -> Self {
+        Self { status, body }
+    }
+}
+
+/// Why a send failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The reason, as tables and logs name it.
+    pub code: ReasonCode,
+    /// The reason in words. Stored up to 512 characters; it must not hold the payload.
+    pub error: String,
+    /// What the receiver answered, if it did.
+    pub response: Response,
+    /// The receiver asked to wait for as long as this.
+    pub retry_after: Option<Duration>,
+}
+
+impl Failure {
+    /// A failure without an answer.
+    pub fn new(code: ReasonCode, error: impl Into<String>) -> Self {
+        Self {
+            code,
+            error: error.into(),
+            response: Response::default(),
+            retry_after: None,
+        }
+    }
+}

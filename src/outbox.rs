@@ -1,0 +1,124 @@
+//! Enqueueing: what an application calls inside its own transaction.
+
+use diesel::{Connection, PgConnection};
+
+use crate::error::EnqueueError;
+use crate::message::{NewMessage, Sequence};
+use crate::name::{BadName, OutboxName};
+use crate::store::enqueue::{Stored, identity, insert_or_find};
+
+/// An outbox to enqueue into. Cheap to make, to clone and to share between threads.
+///
+/// ```no_run
+/// use diesel::prelude::*;
+/// use diesel_outbox::{NewMessage, Outbox};
+///
+/// let outbox = Outbox::new("outbox")?;
+/// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// conn.transaction(|conn| {
+///     // … the change of the application's own tables …
+///     let message = NewMessage::new("order.paid", &serde_json::json!({ "order_id": 7 }))?;
+///     outbox.enqueue(conn, message)
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Outbox {
+    name: OutboxName,
+}
+
+/// What became of a message that was enqueued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Enqueued {
+    /// Its place in the outbox; of a repeated key: the first message's.
+    pub sequence: Sequence,
+    /// `false`: the same message, by its idempotency key, was in the outbox already.
+    pub is_new: bool,
+}
+
+impl Outbox {
+    /// The outbox of this name: `outbox`, `org_outbox`, `hrm.outbox`.
+    ///
+    /// # Errors
+    /// [`BadName`] when it is not the name of an outbox.
+    pub fn new(name: &str) -> Result<Self, BadName> {
+        Ok(Self { name: name.parse()? })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &OutboxName {
+        &self.name
+    }
+
+    /// Writes a message on the caller's connection, in its open transaction: it is delivered if
+    /// and only if that commits. One statement.
+    ///
+    /// # Errors
+    /// - [`EnqueueError::Message`]: the message is bad; nothing was sent to the database.
+    /// - [`EnqueueError::Conflict`]: its key stands for another message that is still in the
+    ///   outbox; nothing was written, and the transaction stays usable.
+    /// - [`EnqueueError::Database`]: the database failed.
+    pub fn enqueue(
+        &self,
+        conn: &mut PgConnection,
+        message: NewMessage,
+    ) -> Result<Enqueued, EnqueueError> {
+        message.validate()?;
+        let messages = [message];
+        let stored = insert_or_find(conn, &self.name, &messages)?;
+        outcomes(&messages, &stored).map(|outcomes| outcomes[0])
+    }
+
+    /// Writes many messages by one statement, all or none. The outcomes are in the order of
+    /// the messages; so are the sequences of the new ones.
+    ///
+    /// Runs in a transaction of its own, or a savepoint inside the caller's.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue), for the first message that is bad or in conflict.
+    pub fn enqueue_batch(
+        &self,
+        conn: &mut PgConnection,
+        messages: impl IntoIterator<Item = NewMessage>,
+    ) -> Result<Vec<Enqueued>, EnqueueError> {
+        let messages: Vec<NewMessage> = messages.into_iter().collect();
+        for message in &messages {
+            message.validate()?;
+        }
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
+        conn.transaction(|conn| {
+            let stored = insert_or_find(conn, &self.name, &messages)?;
+            outcomes(&messages, &stored)
+        })
+    }
+}
+
+/// What the table has for each message. Of two with one key in one batch, the second is not new.
+fn outcomes(
+    messages: &[NewMessage],
+    stored: &std::collections::HashMap<(String, String), Stored>,
+) -> Result<Vec<Enqueued>, EnqueueError> {
+    let mut seen = std::collections::HashSet::new();
+    let mut outcomes = Vec::with_capacity(messages.len());
+    for message in messages {
+        let identity = identity(message);
+        let Some(found) = stored.get(&identity) else {
+            // `insert_or_find` returns an error where a key is neither inserted nor found.
+            return Err(diesel::result::Error::NotFound.into());
+        };
+        if found.digest != message.digest() {
+            return Err(EnqueueError::Conflict {
+                idempotency_key: identity.0,
+                sequence: Sequence(found.sequence),
+            });
+        }
+        outcomes.push(Enqueued {
+            sequence: Sequence(found.sequence),
+            is_new: found.is_new && seen.insert(identity),
+        });
+    }
+    Ok(outcomes)
+}

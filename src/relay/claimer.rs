@@ -1,0 +1,265 @@
+//! The claim thread: takes due messages and hands them to the senders.
+
+use std::collections::HashSet;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::lanes::Lanes;
+use super::session::Session;
+use super::settler::{Settlement, Verdict};
+use super::shared::{Job, Shared, add};
+use crate::dispatch::Failure;
+use crate::error::DatabaseError;
+use crate::status::ReasonCode;
+use crate::store::claim::{self, Claim, Claimed, Known, TakenOver};
+use crate::store::lease::{self, LeaseId};
+
+/// How often, at least, topics and expired leases are looked for.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+/// Payload bytes that may wait in the queue. The batch shrinks where payloads are large.
+const QUEUE_BYTES: usize = 16 * 1024 * 1024;
+/// The first claim, before the size of payloads is known.
+const FIRST_BATCH: usize = 32;
+/// A claim that takes longer than this is given up and tried again.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) struct Claimer<'a> {
+    shared: &'a Shared,
+    session: Session,
+    jobs: Sender<Job>,
+    outcomes: Sender<Settlement>,
+    doorbell: Receiver<()>,
+    lanes: Lanes,
+    expired: Vec<i64>,
+    announced: HashSet<i64>,
+    surveyed: Option<Instant>,
+    /// The largest mean of payload bytes that a claim has shown lately.
+    payload_bytes: Option<usize>,
+}
+
+impl<'a> Claimer<'a> {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        jobs: Sender<Job>,
+        outcomes: Sender<Settlement>,
+        doorbell: Receiver<()>,
+    ) -> Self {
+        Self {
+            shared,
+            session: shared.session("claimer", STATEMENT_TIMEOUT),
+            jobs,
+            outcomes,
+            doorbell,
+            lanes: Lanes::default(),
+            expired: Vec::new(),
+            announced: HashSet::new(),
+            surveyed: None,
+            payload_bytes: None,
+        }
+    }
+
+    /// Claims until the relay stops. A full claim is followed at once by another.
+    pub(crate) fn run(mut self) {
+        while !self.shared.is_stopping() {
+            if !self.shared.config.enabled {
+                self.shared.idle().set(true);
+                self.wait(self.shared.config.poll_interval);
+                continue;
+            }
+            let Some(lease) = self.shared.lease.current() else {
+                self.shared.idle().set(false);
+                self.wait(self.shared.config.poll_interval.min(Duration::from_millis(100)));
+                continue;
+            };
+            let Some(room) = self.room_or_wait() else {
+                continue;
+            };
+            let room = self.within_limit(room);
+            let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
+            match self.claim(lease, room) {
+                Ok(Found::More) => self.shared.idle().set(false),
+                Ok(Found::Some) => {
+                    self.shared.idle().set(false);
+                    self.surveyed = None;
+                    self.wait(self.shared.config.poll_interval);
+                }
+                Ok(Found::Nothing) => {
+                    self.surveyed = None;
+                    self.shared.idle().set(nothing_in_flight);
+                    self.wait(self.shared.config.poll_interval);
+                }
+                Err(_) => {
+                    self.shared.idle().set(false);
+                    self.surveyed = None;
+                    self.shared.pause(self.session.wait());
+                }
+            }
+        }
+    }
+
+    /// Waits for the doorbell or the time.
+    fn wait(&self, duration: Duration) {
+        // By ring, by time or, when the relay is gone, by disconnection: look again.
+        let _ = self.doorbell.recv_timeout(duration);
+    }
+
+    /// How many messages may be claimed, or `None` after a wait for room. Claims are as large as
+    /// the batch where there is a backlog: it waits until the queue takes a whole one.
+    fn room_or_wait(&self) -> Option<usize> {
+        let batch = self.batch();
+        let free = || {
+            let queue = (2 * batch).saturating_sub(self.jobs.len());
+            let held = self.shared.in_flight.load(Ordering::Acquire);
+            queue.min(self.most_in_flight().saturating_sub(held))
+        };
+        if free() >= batch {
+            return Some(batch);
+        }
+        self.shared.wants_room.store(true, Ordering::Release);
+        // Looked at again after the flag is up: a sender that made room before did not ring.
+        if free() < batch {
+            self.wait(self.shared.config.poll_interval);
+        }
+        self.shared.wants_room.store(false, Ordering::Release);
+        None
+    }
+
+    fn within_limit(&self, room: usize) -> usize {
+        let Some(limit) = self.shared.limit else {
+            return room;
+        };
+        let left = limit.saturating_sub(self.shared.stats.claimed.load(Ordering::Relaxed));
+        room.min(usize::try_from(left).unwrap_or(room))
+    }
+
+    /// The queue, what the senders hold, and two batches on their way to be settled. The claimer
+    /// stands still when settles do.
+    fn most_in_flight(&self) -> usize {
+        let config = &self.shared.config;
+        self.jobs.capacity().unwrap_or_default() + config.concurrency + 2 * config.batch
+    }
+
+    fn batch(&self) -> usize {
+        let batch = self.shared.config.batch;
+        match self.payload_bytes {
+            None => batch.min(FIRST_BATCH),
+            Some(bytes) => batch.min((QUEUE_BYTES / bytes.max(1)).max(1)),
+        }
+    }
+
+    fn claim(&mut self, lease: LeaseId, room: usize) -> Result<Found, DatabaseError> {
+        if room == 0 {
+            return Ok(Found::Nothing);
+        }
+        let is_fresh = self.survey()?;
+        if self.expired.contains(&lease.0) {
+            // The heartbeat is about to find out.
+            return Ok(Found::Some);
+        }
+        if self.lanes.is_empty() {
+            return Ok(if is_fresh { Found::Nothing } else { Found::Some });
+        }
+        let lanes = self.lanes.allot(room);
+        let claim = Claim {
+            lease,
+            lanes: &lanes,
+            room,
+            expired: &self.expired,
+            max_attempts: self.shared.config.max_attempts,
+        };
+        let name = &self.shared.config.table;
+        let mut claimed = self.session.run(|conn| claim::claim(conn, name, &claim))?;
+        let count = claimed.len();
+        self.lanes.learn(&lanes, &claimed, count >= room);
+        let all_short = lanes.iter().all(|lane| {
+            claimed.iter().filter(|c| c.message.topic == lane.topic).count() < lane.room
+        });
+        let looked_everywhere = self.lanes.are_all(&lanes);
+        if count > 0 {
+            add(&self.shared.stats.claims, 1);
+            add(&self.shared.stats.claimed, count);
+            self.shared.in_flight.fetch_add(count, Ordering::AcqRel);
+            let bytes = claimed.iter().map(|c| c.message.payload.len()).sum::<usize>() / count;
+            // Up at once, down slowly.
+            let before = self.payload_bytes.unwrap_or_default();
+            self.payload_bytes = Some(bytes.max(before - before / 8));
+            claimed.sort_unstable_by_key(|c| c.message.sequence);
+            for one in claimed {
+                self.hand_over(one, lease);
+            }
+        }
+        Ok(match count {
+            _ if !looked_everywhere => Found::More,
+            0 if is_fresh => Found::Nothing,
+            0 => {
+                self.surveyed = None;
+                Found::More
+            }
+            _ if all_short && count < room => Found::Some,
+            _ => Found::More,
+        })
+    }
+
+    /// Looks for topics and for leases that are over, where that was not done lately. Returns
+    /// whether it was done now.
+    fn survey(&mut self) -> Result<bool, DatabaseError> {
+        if self.surveyed.is_some_and(|at| at.elapsed() < SURVEY_INTERVAL) {
+            return Ok(false);
+        }
+        let name = &self.shared.config.table;
+        let (topics, mut expired) = self
+            .session
+            .run(|conn| Ok((claim::topics(conn, name)?, lease::expired(conn, name)?)))?;
+        for id in &expired {
+            if self.announced.insert(*id) {
+                log::warn!(event = "lease_expired", lease = *id; "a relay's lease is over: what it held is taken over");
+            }
+        }
+        let vanished = self.shared.vanished.lock().unwrap_or_else(PoisonError::into_inner);
+        expired.extend(vanished.iter());
+        drop(vanished);
+        self.lanes.set_topics(topics);
+        self.expired = expired;
+        self.surveyed = Some(Instant::now());
+        Ok(true)
+    }
+
+    /// To a sender, or straight to the settler where nothing has to be sent.
+    fn hand_over(&self, claimed: Claimed, lease: LeaseId) {
+        let Claimed { message, known, taken_over } = claimed;
+        if taken_over != TakenOver::No {
+            add(&self.shared.stats.taken_over, 1);
+            log::warn!(event = "takeover", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
+        }
+        let verdict = if known == Known::Delivered {
+            Verdict::Deduplicated
+        } else if known == Known::OtherContent {
+            let error = "the key was delivered before, with another topic or payload";
+            Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
+        } else if taken_over == TakenOver::Again {
+            let error = "the relay that had claimed it died or lost its lease";
+            let failure = Failure::new(ReasonCode::Abandoned, error);
+            Verdict::of_failure(failure, message.attempts, &self.shared.config)
+        } else {
+            // The queue has room: nobody else fills it. When the senders are gone, so is the
+            // relay, and its lease leads to a takeover.
+            let _ = self.jobs.send(Job { message, lease });
+            return;
+        };
+        let settlement = Settlement::unsent(message, lease, verdict);
+        let _ = self.outcomes.send(settlement);
+    }
+}
+
+/// What a claim leaves to be claimed.
+enum Found {
+    /// More is due, as far as is known.
+    More,
+    /// Something was due; now nothing is.
+    Some,
+    /// Nothing is due.
+    Nothing,
+}

@@ -1,0 +1,293 @@
+//! What the threads of one relay have in common.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use secrecy::SecretString;
+
+use super::session::{Outage, Session};
+use crate::config::Config;
+use crate::dispatch::Dispatcher;
+use crate::message::Message;
+use crate::store::lease::LeaseId;
+
+/// A claimed message on its way to a sender.
+pub(crate) struct Job {
+    pub(crate) message: Message,
+    pub(crate) lease: LeaseId,
+}
+
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    database_url: SecretString,
+    pub(crate) dispatcher: Arc<dyn Dispatcher>,
+    /// Messages to claim at most.
+    pub(crate) limit: Option<u64>,
+    pub(crate) lease: LeaseClock,
+    pub(crate) outage: Arc<Outage>,
+    pub(crate) stats: Counters,
+    /// Claimed and not settled yet.
+    pub(crate) in_flight: AtomicUsize,
+    /// Leases whose rows are gone while messages name them.
+    pub(crate) vanished: Mutex<Vec<i64>>,
+    /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
+    stopping: AtomicBool,
+    /// Disconnected at shutdown: whoever waits on it wakes.
+    stop: Receiver<()>,
+    /// Disconnected at the deadline of a shutdown.
+    abandon: Receiver<()>,
+    /// Rings the claimer.
+    doorbell: Sender<()>,
+    /// The claimer waits until the queue has room.
+    pub(crate) wants_room: AtomicBool,
+    idle: Idle,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        config: Config,
+        database_url: SecretString,
+        dispatcher: Arc<dyn Dispatcher>,
+        limit: Option<u64>,
+        lease: LeaseClock,
+        stop: Receiver<()>,
+        abandon: Receiver<()>,
+        doorbell: Sender<()>,
+    ) -> Self {
+        Self {
+            config,
+            database_url,
+            dispatcher,
+            limit,
+            lease,
+            outage: Arc::default(),
+            stats: Counters::default(),
+            in_flight: AtomicUsize::new(0),
+            vanished: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            stop,
+            abandon,
+            doorbell,
+            wants_room: AtomicBool::new(false),
+            idle: Idle::default(),
+        }
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn begin_stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.ring();
+        self.idle.set(false);
+    }
+
+    /// Whether the deadline of a shutdown is over: what cannot be settled is left to the lease.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandon.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// Waits between tries, or less when the relay stops or, while it does, gives up.
+    pub(crate) fn pause(&self, duration: Duration) {
+        let signal = if self.is_stopping() { &self.abandon } else { &self.stop };
+        // Nothing is ever sent: this ends by time or by disconnection.
+        let _ = signal.recv_timeout(duration);
+    }
+
+    /// The channel that is disconnected at shutdown.
+    pub(crate) fn stop_signal(&self) -> &Receiver<()> {
+        &self.stop
+    }
+
+    /// Wakes the claimer. It looks again; nothing more.
+    pub(crate) fn ring(&self) {
+        // A full doorbell rings already.
+        let _ = self.doorbell.try_send(());
+    }
+
+    pub(crate) fn idle(&self) -> &Idle {
+        &self.idle
+    }
+
+    /// A session with no connection yet, for the thread that is named after `purpose`.
+    pub(crate) fn session(&self, purpose: &'static str, statement_timeout: Duration) -> Session {
+        Session::new(
+            self.database_url.clone(),
+            purpose,
+            statement_timeout,
+            Arc::clone(&self.outage),
+        )
+    }
+
+    /// `count` claimed messages are settled, released or lost to another relay.
+    pub(crate) fn finished(&self, count: usize) {
+        let before = self.in_flight.fetch_sub(count, Ordering::AcqRel);
+        if before == count || self.wants_room.load(Ordering::Acquire) {
+            self.ring();
+        }
+    }
+}
+
+/// Whether nothing is due: no claim found anything, and nothing is in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    is: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Idle {
+    pub(crate) fn set(&self, idle: bool) {
+        *self.is.lock().unwrap_or_else(PoisonError::into_inner) = idle;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the relay is idle. `false`: the time was over first.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let is = self.is.lock().unwrap_or_else(PoisonError::into_inner);
+        let (is, _) = self
+            .changed
+            .wait_timeout_while(is, timeout, |is| !*is)
+            .unwrap_or_else(PoisonError::into_inner);
+        *is
+    }
+}
+
+/// The lease as this process sees it, on its own monotonic clock.
+///
+/// Sending is allowed until the last good renewal + lease - the longest send: then a send that
+/// begins now is over before another relay can take its message.
+pub(crate) struct LeaseClock {
+    origin: Instant,
+    /// How long a renewal is good for.
+    valid_for: Duration,
+    /// 0: none.
+    id: AtomicI64,
+    /// Microseconds after `origin`.
+    valid_until: AtomicU64,
+}
+
+impl LeaseClock {
+    pub(crate) fn new(lease: Duration, longest_send: Duration) -> Self {
+        Self {
+            origin: Instant::now(),
+            valid_for: lease.saturating_sub(longest_send),
+            id: AtomicI64::new(0),
+            valid_until: AtomicU64::new(0),
+        }
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.origin);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// A lease was registered or renewed by a statement that began at `asked`.
+    pub(crate) fn renewed(&self, id: LeaseId, asked: Instant) {
+        // In this order nobody sees the new id with an old time that is later than its own: a
+        // new lease is only registered when the time of the old one is over or taken back.
+        self.valid_until
+            .store(self.micros(asked + self.valid_for), Ordering::Release);
+        self.id.store(id.0, Ordering::Release);
+    }
+
+    /// The lease is gone.
+    pub(crate) fn lost(&self) {
+        self.id.store(0, Ordering::Release);
+        self.valid_until.store(0, Ordering::Release);
+    }
+
+    /// The lease to claim under, if there is one with time left.
+    pub(crate) fn current(&self) -> Option<LeaseId> {
+        let id = LeaseId(self.id.load(Ordering::Acquire));
+        (id.0 != 0 && self.may_send(id)).then_some(id)
+    }
+
+    /// Whether a send of a message that was claimed under `id` may begin now.
+    pub(crate) fn may_send(&self, id: LeaseId) -> bool {
+        self.id.load(Ordering::Acquire) == id.0
+            && self.micros(Instant::now()) < self.valid_until.load(Ordering::Acquire)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])+ $name:ident,)+) => {
+        /// What a relay has done since it started.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[$doc])+ pub $name: u64,)+
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)+
+        }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> Stats {
+                Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Messages claimed.
+    claimed,
+    /// Messages delivered.
+    delivered,
+    /// Messages that the ledger had as delivered, settled without sending.
+    deduplicated,
+    /// Failed attempts that will be repeated.
+    retried,
+    /// Messages that ended dead.
+    dead,
+    /// Messages given back unsent.
+    released,
+    /// Messages taken over from relays that died.
+    taken_over,
+    /// Settles that changed nothing, because another relay had the message.
+    conflicts,
+    /// Leases lost.
+    leases_lost,
+    /// Claims that found something.
+    claims,
+    /// Statements that settled something.
+    settles,
+}
+
+impl Stats {
+    /// Messages that came to their end: delivered, deduplicated or dead.
+    pub fn processed(&self) -> u64 {
+        self.delivered + self.deduplicated + self.dead
+    }
+}
+
+pub(crate) fn add(counter: &AtomicU64, count: usize) {
+    counter.fetch_add(count as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_send_begins_when_the_rest_of_the_lease_is_too_short_for_it() {
+        let clock = LeaseClock::new(Duration::from_secs(10), Duration::from_secs(4));
+        assert_eq!(clock.current(), None);
+        let now = Instant::now();
+        clock.renewed(LeaseId(1), now);
+        assert!(clock.may_send(LeaseId(1)));
+        assert!(!clock.may_send(LeaseId(2)));
+        clock.renewed(LeaseId(1), now.checked_sub(Duration::from_secs(7)).unwrap_or(now));
+        // Where the machine booted less than seven seconds ago there is no such time.
+        if now.checked_sub(Duration::from_secs(7)).is_some() {
+            assert!(!clock.may_send(LeaseId(1)) || clock.micros(now) < 7_000_000);
+        }
+        clock.lost();
+        assert_eq!(clock.current(), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! Every statement. Free functions, the connection first, one short transaction each.
+//!
+//! Invariants of all of them: a change of a claimed message names the lease that holds it
+//! (`locked_by = $lease`), so a relay whose messages were taken over changes nothing; rows are
+//! locked in the order of their sequence (a sorted `= ANY(array)` on the primary key); only the
+//! database's clock decides what is due and which lease is over.
+
+pub(crate) mod claim;
+pub(crate) mod clean;
+pub(crate) mod connection;
+pub(crate) mod dead;
+pub(crate) mod enqueue;
+pub(crate) mod inspect;
+pub(crate) mod lease;
+pub(crate) mod migrate;
+pub(crate) mod settle;
+
+use diesel::sql_types::BigInt;
+
+/// A row that is only a sequence.
+#[derive(diesel::QueryableByName)]
+pub(crate) struct SequenceRow {
+    #[diesel(sql_type = BigInt)]
+    pub(crate) sequence: i64,
+}
+
+/// Milliseconds for a `bigint` parameter. Settings are far below its range.
+pub(crate) fn millis(duration: std::time::Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,244 @@
+//! Claiming: which topics there are, and the due messages of each.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel::result::QueryResult;
+use diesel::sql_types::{
+    Array, BigInt, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+use uuid::Uuid;
+
+use super::lease::LeaseId;
+use crate::message::{Message, Sequence};
+use crate::name::OutboxName;
+
+/// How many messages of a topic may be claimed at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Lane {
+    pub(crate) topic: String,
+    pub(crate) room: usize,
+}
+
+/// What the ledger knows of a claimed message's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Nothing: it has to be sent.
+    No,
+    /// The same message was delivered.
+    Delivered,
+    /// Another message was delivered under its key.
+    OtherContent,
+}
+
+/// Whether a claimed message was taken from a relay that is dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TakenOver {
+    /// It was free.
+    No,
+    /// It was, for the first time: its attempt is counted, and it is sent at once.
+    Once,
+    /// It was, again or at its last attempt: it has to be settled as a failed attempt.
+    Again,
+}
+
+/// A claimed message and what the claim found out about it.
+pub(crate) struct Claimed {
+    pub(crate) message: Message,
+    pub(crate) known: Known,
+    pub(crate) taken_over: TakenOver,
+}
+
+#[derive(diesel::QueryableByName)]
+struct TopicRow {
+    #[diesel(sql_type = Text)]
+    topic: String,
+}
+
+/// The topics of live messages, by a loose index scan: one probe for each.
+pub(crate) fn topics(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+    sql_query(format!(
+        "WITH RECURSIVE found AS (
+            (SELECT topic FROM {outbox} ORDER BY topic LIMIT 1)
+            UNION ALL
+            SELECT (SELECT o.topic FROM {outbox} o WHERE o.topic > found.topic
+                     ORDER BY o.topic LIMIT 1)
+              FROM found WHERE found.topic IS NOT NULL
+        )
+        SELECT topic FROM found WHERE topic IS NOT NULL",
+        outbox = name.outbox()
+    ))
+    .load::<TopicRow>(conn)
+    .map(|rows| rows.into_iter().map(|row| row.topic).collect())
+}
+
+#[derive(diesel::QueryableByName)]
+struct ClaimedRow {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = SqlUuid)]
+    message_id: Uuid,
+    #[diesel(sql_type = Text)]
+    topic: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    #[diesel(sql_type = Text)]
+    payload: String,
+    #[diesel(sql_type = Nullable<Text>)]
+    headers: Option<String>,
+    #[diesel(sql_type = Nullable<Text>)]
+    ordering_key: Option<String>,
+    #[diesel(sql_type = Text)]
+    idempotency_key: String,
+    #[diesel(sql_type = Nullable<SqlUuid>)]
+    tenant_id: Option<Uuid>,
+    #[diesel(sql_type = Timestamptz)]
+    created_at: PgTimestamp,
+    #[diesel(sql_type = Integer)]
+    attempts: i32,
+    #[diesel(sql_type = Nullable<Double>)]
+    expires_in: Option<f64>,
+    #[diesel(sql_type = Integer)]
+    taken_over: i32,
+    #[diesel(sql_type = Nullable<Integer>)]
+    known: Option<i32>,
+}
+
+/// Who claims, and what it may take.
+pub(crate) struct Claim<'a> {
+    pub(crate) lease: LeaseId,
+    pub(crate) lanes: &'a [Lane],
+    /// The most that all lanes may give together.
+    pub(crate) room: usize,
+    /// Leases that are over: what they hold may be taken.
+    pub(crate) expired: &'a [i64],
+    pub(crate) max_attempts: u32,
+}
+
+/// Claims due messages for a lease that is not over, by one statement.
+///
+/// Each lane reads `(topic, available_at, sequence)` from its first due message and stops at its
+/// room; rows that others hold are skipped, not waited for. `= ANY(ARRAY(…))` locks no more rows
+/// than were chosen. The leases that are over come as parameters: a subquery would keep the old
+/// snapshot when a row has changed meanwhile.
+pub(crate) fn claim(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claim: &Claim<'_>,
+) -> QueryResult<Vec<Claimed>> {
+    let topics: Vec<&str> = claim.lanes.iter().map(|lane| lane.topic.as_str()).collect();
+    let rooms: Vec<i64> = claim.lanes.iter().map(|lane| as_bigint(lane.room)).collect();
+    let before = Instant::now();
+    let rows: Vec<ClaimedRow> = sql_query(format!(
+        "WITH lane AS MATERIALIZED (
+            SELECT * FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS t(topic, room, n)
+             WHERE EXISTS (SELECT FROM {lease} WHERE id = $3 AND expires_at > clock_timestamp())
+             ORDER BY n
+        ), candidate AS MATERIALIZED (
+            SELECT chosen.* FROM lane CROSS JOIN LATERAL (
+                SELECT o.sequence,
+                       CASE WHEN o.locked_by IS NULL THEN 0
+                            WHEN {first_time} THEN 1
+                            ELSE 2 END AS taken_over
+                  FROM {outbox} o
+                 WHERE o.topic = lane.topic AND o.available_at <= now()
+                   AND (o.locked_by IS NULL OR o.locked_by = ANY($5))
+                 ORDER BY o.available_at, o.sequence
+                 LIMIT lane.room
+                   FOR NO KEY UPDATE SKIP LOCKED
+            ) chosen
+            LIMIT $4
+        ), claimed AS (
+            UPDATE {outbox} o
+               SET locked_by = $3,
+                   locked_at = clock_timestamp(),
+                   attempts = CASE WHEN {first_time} THEN o.attempts + 1 ELSE o.attempts END,
+                   last_error_code = CASE WHEN {first_time} THEN 'ABANDONED' ELSE o.last_error_code END,
+                   last_error = CASE WHEN {first_time} THEN 'taken over from lease ' || o.locked_by
+                                     ELSE o.last_error END
+             WHERE o.sequence = ANY(ARRAY(SELECT sequence FROM candidate))
+            RETURNING o.*
+        )
+        SELECT o.sequence, o.message_id, o.topic, o.destination, o.payload::text AS payload,
+               o.headers::text AS headers, o.ordering_key, o.idempotency_key, o.tenant_id,
+               o.created_at, o.attempts, c.taken_over,
+               extract(epoch FROM o.expires_at - clock_timestamp())::float8 AS expires_in,
+               (SELECT CASE WHEN l.digest = coalesce(o.digest,
+                            sha256(convert_to(o.topic || E'\\n' || o.payload::text, 'UTF8')))
+                       THEN 1 ELSE 2 END
+                  FROM {ledger} l
+                 WHERE l.idempotency_key = o.idempotency_key AND l.destination = o.destination
+                   AND l.status = 'delivered') AS known
+          FROM claimed o JOIN candidate c USING (sequence)",
+        outbox = name.outbox(),
+        lease = name.lease(),
+        ledger = name.ledger(),
+        first_time = "(o.locked_by IS NOT NULL AND o.attempts + 1 < $6
+                       AND o.last_error_code IS DISTINCT FROM 'ABANDONED')",
+    ))
+    .bind::<Array<Text>, _>(topics)
+    .bind::<Array<BigInt>, _>(rooms)
+    .bind::<BigInt, _>(claim.lease.0)
+    .bind::<BigInt, _>(as_bigint(claim.room))
+    .bind::<Array<BigInt>, _>(claim.expired)
+    .bind::<Integer, _>(i32::try_from(claim.max_attempts).unwrap_or(i32::MAX))
+    .load(conn)?;
+    Ok(rows.into_iter().map(|row| row.into_claimed(before)).collect())
+}
+
+impl ClaimedRow {
+    fn into_claimed(self, before: Instant) -> Claimed {
+        let expires = self.expires_in.map(|seconds| {
+            let left = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
+            // Further away than the clock can say is never.
+            before.checked_add(left).unwrap_or_else(|| before + FAR)
+        });
+        Claimed {
+            known: match self.known {
+                None => Known::No,
+                Some(1) => Known::Delivered,
+                Some(_) => Known::OtherContent,
+            },
+            taken_over: match self.taken_over {
+                0 => TakenOver::No,
+                1 => TakenOver::Once,
+                _ => TakenOver::Again,
+            },
+            message: Message {
+                sequence: Sequence(self.sequence),
+                message_id: self.message_id,
+                topic: self.topic,
+                destination: self.destination,
+                payload: self.payload,
+                headers: self.headers,
+                ordering_key: self.ordering_key,
+                idempotency_key: self.idempotency_key,
+                tenant_id: self.tenant_id,
+                created_at: system_time(self.created_at),
+                attempts: u32::try_from(self.attempts).unwrap_or(0),
+                expires,
+            },
+        }
+    }
+}
+
+/// A year: no message waits in a relay's memory for that long.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// PostgreSQL counts from the first of January 2000.
+const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
+
+fn system_time(timestamp: PgTimestamp) -> SystemTime {
+    let micros = Duration::from_micros(timestamp.0.unsigned_abs());
+    let epoch = UNIX_EPOCH + POSTGRES_EPOCH;
+    let time = if timestamp.0 < 0 {
+        epoch.checked_sub(micros)
+    } else {
+        epoch.checked_add(micros)
+    };
+    time.unwrap_or(epoch)
+}
+
+fn as_bigint(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,190 @@
+//! Dead letters: listing, reading, requeueing, discarding.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
+use diesel::{OptionalExtension, PgConnection, RunQueryDsl, sql_query};
+use uuid::Uuid;
+
+use super::SequenceRow;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+
+/// Which dead letters. Everything given has to hold.
+#[derive(Debug, Clone, Default)]
+pub struct DeadFilter {
+    /// These sequences only; empty: any.
+    pub sequences: Vec<i64>,
+    /// This topic only.
+    pub topic: Option<String>,
+    /// This reason only.
+    pub reason: Option<ReasonCode>,
+}
+
+/// A dead letter.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// Its place in the outbox, by which it is requeued.
+    #[diesel(sql_type = BigInt)]
+    pub sequence: i64,
+    /// Its id, as receivers see it.
+    #[diesel(sql_type = SqlUuid)]
+    pub message_id: Uuid,
+    /// Its topic.
+    #[diesel(sql_type = Text)]
+    pub topic: String,
+    /// Its named destination, or empty.
+    #[diesel(sql_type = Text)]
+    pub destination: String,
+    /// Its idempotency key.
+    #[diesel(sql_type = Text)]
+    pub idempotency_key: String,
+    /// Its ordering key.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub ordering_key: Option<String>,
+    /// Why it died: the name of a [`ReasonCode`].
+    #[diesel(sql_type = Text)]
+    pub reason: String,
+    /// The last error.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub last_error: Option<String>,
+    /// The last answer's status.
+    #[diesel(sql_type = Nullable<Integer>)]
+    pub http_status: Option<i32>,
+    /// The beginning of the last answer.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub response: Option<String>,
+    /// Attempts made.
+    #[diesel(sql_type = Integer)]
+    pub attempts: i32,
+    /// When it was enqueued, RFC 3339.
+    #[diesel(sql_type = Text)]
+    pub created_at: String,
+    /// When it died, RFC 3339.
+    #[diesel(sql_type = Text)]
+    pub died_at: String,
+    /// The stored headers; only where one letter is read.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub headers: Option<String>,
+    /// The stored JSON; only where one letter is read.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub payload: Option<String>,
+}
+
+const FILTER: &str = "(cardinality($1::bigint[]) = 0 OR d.sequence = ANY($1::bigint[]))
+    AND ($2::text IS NULL OR d.topic = $2) AND ($3::text IS NULL OR d.reason = $3)";
+
+const RFC3339: &str = "'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'";
+
+fn columns(headers: &str, payload: &str) -> String {
+    format!(
+        "d.sequence, d.message_id, d.topic, d.destination, d.idempotency_key, d.ordering_key,
+         d.reason, d.last_error, d.http_status, d.response, d.attempts,
+         to_char(d.created_at AT TIME ZONE 'UTC', {RFC3339}) AS created_at,
+         to_char(d.died_at AT TIME ZONE 'UTC', {RFC3339}) AS died_at,
+         {headers} AS headers, {payload} AS payload"
+    )
+}
+
+/// The latest dead letters first, without payloads.
+pub(crate) fn list(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+    limit: i64,
+) -> QueryResult<Vec<DeadLetter>> {
+    sql_query(format!(
+        "SELECT {} FROM {} d WHERE {FILTER} ORDER BY d.died_at DESC, d.sequence DESC LIMIT $4",
+        columns("NULL::text", "NULL::text"),
+        name.dead()
+    ))
+    .bind::<Array<BigInt>, _>(&filter.sequences)
+    .bind::<Nullable<Text>, _>(&filter.topic)
+    .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
+    .bind::<BigInt, _>(limit)
+    .load(conn)
+}
+
+/// The sequences of the dead letters that match, the oldest first.
+pub(crate) fn matching(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+) -> QueryResult<Vec<i64>> {
+    sql_query(format!(
+        "SELECT d.sequence FROM {} d WHERE {FILTER} ORDER BY d.sequence",
+        name.dead()
+    ))
+    .bind::<Array<BigInt>, _>(&filter.sequences)
+    .bind::<Nullable<Text>, _>(&filter.topic)
+    .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
+    .load::<SequenceRow>(conn)
+    .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+}
+
+/// One dead letter, whole.
+pub(crate) fn find(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequence: i64,
+) -> QueryResult<Option<DeadLetter>> {
+    sql_query(format!(
+        "SELECT {} FROM {} d WHERE d.sequence = $1",
+        columns("d.headers::text", "d.payload::text"),
+        name.dead()
+    ))
+    .bind::<BigInt, _>(sequence)
+    .get_result(conn)
+    .optional()
+}
+
+/// Puts these dead letters back into the outbox, due at once, with no attempts and, where their
+/// time was over, without an end. One whose key is in the outbox again stays where it is.
+/// Returns how many.
+pub(crate) fn requeue(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> QueryResult<usize> {
+    sql_query(format!(
+        "WITH chosen AS MATERIALIZED (
+            SELECT d.sequence FROM {dead} d
+             WHERE d.sequence = ANY($1)
+               AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.idempotency_key = d.idempotency_key
+                                AND o.destination = d.destination)
+               AND NOT EXISTS (SELECT FROM {dead} e WHERE e.idempotency_key = d.idempotency_key
+                                AND e.destination = d.destination
+                                AND e.sequence = ANY($1) AND e.sequence < d.sequence)
+             ORDER BY d.sequence FOR UPDATE
+        ), gone AS (
+            DELETE FROM {dead} WHERE sequence = ANY(ARRAY(SELECT sequence FROM chosen)) RETURNING *
+        ), forgotten AS (
+            DELETE FROM {ledger} l USING gone g
+             WHERE l.idempotency_key = g.idempotency_key AND l.destination = g.destination
+               AND l.message_id = g.message_id AND l.status = 'dead'
+        )
+        INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
+            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at)
+        OVERRIDING SYSTEM VALUE
+        SELECT sequence, message_id, topic, destination, payload, headers, ordering_key,
+               idempotency_key, digest, tenant_id,
+               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at
+          FROM gone",
+        dead = name.dead(),
+        ledger = name.ledger(),
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .execute(conn)
+}
+
+/// Removes these dead letters for good. The ledger keeps that they died. Returns how many.
+pub(crate) fn discard(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> QueryResult<usize> {
+    sql_query(format!("DELETE FROM {} WHERE sequence = ANY($1)", name.dead()))
+        .bind::<Array<BigInt>, _>(sequences)
+        .execute(conn)
+}

@@ -1,0 +1,278 @@
+//! Looking at an outbox: whether it is there and as it must be, and how much is in it.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+
+/// The tables of an outbox by their suffix, and the columns that this version uses.
+const COLUMNS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "",
+        &[
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("destination", "text"),
+            ("payload", "json"),
+            ("headers", "json"),
+            ("ordering_key", "text"),
+            ("idempotency_key", "text"),
+            ("digest", "bytea"),
+            ("tenant_id", "uuid"),
+            ("available_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+            ("created_at", "timestamp with time zone"),
+            ("attempts", "integer"),
+            ("locked_by", "bigint"),
+            ("locked_at", "timestamp with time zone"),
+            ("last_error_code", "text"),
+            ("last_error", "text"),
+        ],
+    ),
+    (
+        "_ledger",
+        &[
+            ("idempotency_key", "text"),
+            ("destination", "text"),
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("digest", "bytea"),
+            ("status", "text"),
+            ("reason", "text"),
+            ("error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("attempts", "integer"),
+            ("payload", "json"),
+            ("settled_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_dead",
+        &[
+            ("sequence", "bigint"),
+            ("payload", "json"),
+            ("reason", "text"),
+            ("last_error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("died_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_lease",
+        &[
+            ("id", "bigint"),
+            ("relay", "text"),
+            ("renewed_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_pause",
+        &[
+            ("kind", "text"),
+            ("name", "text"),
+            ("reason", "text"),
+            ("paused_until", "timestamp with time zone"),
+        ],
+    ),
+    ("_messages", &[("sequence", "bigint"), ("status", "text")]),
+];
+
+#[derive(diesel::QueryableByName)]
+struct FoundRow {
+    #[diesel(sql_type = Bool)]
+    found: bool,
+}
+
+#[derive(diesel::QueryableByName)]
+struct ColumnRow {
+    #[diesel(sql_type = Text)]
+    name: String,
+    #[diesel(sql_type = Text)]
+    kind: String,
+}
+
+pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    sql_query("SELECT to_regclass($1) IS NOT NULL AS found")
+        .bind::<Text, _>(name.outbox())
+        .get_result::<FoundRow>(conn)
+        .map(|row| row.found)
+}
+
+/// Whether the outbox is there and has all that this version uses.
+///
+/// # Errors
+/// [`DatabaseError::Schema`] names what is missing and how to mend it.
+pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    if !table_exists(conn, name)? {
+        return Err(DatabaseError::Schema(format!(
+            "there is no outbox {name} in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours"
+        )));
+    }
+    for (suffix, columns) in COLUMNS {
+        let table = name.suffixed(suffix);
+        let found: Vec<ColumnRow> = sql_query(
+            "SELECT attname::text AS name, format_type(atttypid, NULL) AS kind FROM pg_attribute
+              WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
+        )
+        .bind::<Text, _>(&table)
+        .load(conn)?;
+        if found.is_empty() {
+            return Err(DatabaseError::Schema(format!(
+                "the outbox {name} has no {table}: it is of another version; run `diesel-outbox migrate`"
+            )));
+        }
+        for (column, kind) in *columns {
+            match found.iter().find(|row| row.name == *column) {
+                Some(row) if row.kind == *kind => {}
+                Some(row) => {
+                    return Err(DatabaseError::Schema(format!(
+                        "the column {column} of {table} is {}, and {kind} is needed: the table is of another version, or somebody else's",
+                        row.kind
+                    )));
+                }
+                None => {
+                    return Err(DatabaseError::Schema(format!(
+                        "{table} has no column {column}: the table is of an older version, or somebody else's; run `diesel-outbox migrate` of the version that runs"
+                    )));
+                }
+            }
+        }
+    }
+    let unique = sql_query(
+        "SELECT EXISTS (
+            SELECT FROM pg_index i
+             WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid
+               AND i.indpred IS NULL
+               AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
+                     WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) = $2::text[]
+         ) AS found",
+    );
+    let key = vec!["destination", "idempotency_key"];
+    for table in [name.outbox(), name.ledger()] {
+        let row: FoundRow = unique
+            .clone()
+            .bind::<Text, _>(&table)
+            .bind::<Array<Text>, _>(&key)
+            .get_result(conn)?;
+        if !row.found {
+            return Err(DatabaseError::Schema(format!(
+                "{table} has no unique index on (idempotency_key, destination): without it a message could be delivered twice"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How many messages are in one state.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+#[non_exhaustive]
+pub struct StatusCount {
+    /// The name of a [`Status`](crate::Status).
+    #[diesel(sql_type = Text)]
+    pub status: String,
+    /// How many messages.
+    #[diesel(sql_type = BigInt)]
+    pub count: i64,
+}
+
+/// What messages of one topic wait for, or died of.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+#[non_exhaustive]
+pub struct TroubleCount {
+    /// `retrying` or `dead`.
+    #[diesel(sql_type = Text)]
+    pub status: String,
+    /// The topic.
+    #[diesel(sql_type = Text)]
+    pub topic: String,
+    /// The name of a [`ReasonCode`](crate::ReasonCode).
+    #[diesel(sql_type = Text)]
+    pub reason: String,
+    /// How many messages.
+    #[diesel(sql_type = BigInt)]
+    pub count: i64,
+    /// The error of one of them.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub example: Option<String>,
+}
+
+/// A relay that is, or was, at work.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+#[non_exhaustive]
+pub struct LeaseRow {
+    /// The lease's id: the fencing token.
+    #[diesel(sql_type = BigInt)]
+    pub id: i64,
+    /// Host and process.
+    #[diesel(sql_type = Text)]
+    pub relay: String,
+    /// Seconds since it was renewed.
+    #[diesel(sql_type = Double)]
+    pub renewed_seconds_ago: f64,
+    /// Seconds until it is over; negative: it is.
+    #[diesel(sql_type = Double)]
+    pub seconds_left: f64,
+}
+
+#[derive(diesel::QueryableByName)]
+struct AgeRow {
+    #[diesel(sql_type = Nullable<Double>)]
+    seconds: Option<f64>,
+}
+
+pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<StatusCount>> {
+    sql_query(format!(
+        "SELECT status, count(*) AS count FROM {} GROUP BY 1",
+        name.messages()
+    ))
+    .load(conn)
+}
+
+pub(crate) fn troubles(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<TroubleCount>> {
+    sql_query(format!(
+        "SELECT 'retrying' AS status, topic, last_error_code AS reason, count(*) AS count,
+                min(last_error) AS example
+           FROM {outbox} WHERE last_error_code IS NOT NULL GROUP BY topic, last_error_code
+         UNION ALL
+         SELECT 'dead', topic, reason, count(*), min(last_error) FROM {dead} GROUP BY topic, reason
+         ORDER BY 1, 4 DESC, 2, 3 LIMIT 100",
+        outbox = name.outbox(),
+        dead = name.dead(),
+    ))
+    .load(conn)
+}
+
+/// Seconds since the oldest unclaimed due message became due.
+pub(crate) fn oldest_due_seconds(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Option<f64>> {
+    sql_query(format!(
+        "SELECT extract(epoch FROM clock_timestamp() - min(available_at))::float8 AS seconds
+           FROM {} WHERE locked_by IS NULL AND available_at <= now()",
+        name.outbox()
+    ))
+    .get_result::<AgeRow>(conn)
+    .map(|row| row.seconds)
+}
+
+pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
+    sql_query(format!(
+        "SELECT id, relay,
+                extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS renewed_seconds_ago,
+                extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds_left
+           FROM {} ORDER BY id",
+        name.lease()
+    ))
+    .load(conn)
+}

@@ -1,0 +1,114 @@
+//! The lease of one relay incarnation. Its id fences every change of a claimed message.
+
+use std::fmt;
+use std::time::Duration;
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::millis;
+use crate::name::OutboxName;
+
+/// The id of a lease, never used twice in one outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct LeaseId(pub(crate) i64);
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[derive(diesel::QueryableByName)]
+struct IdRow {
+    #[diesel(sql_type = BigInt)]
+    id: i64,
+}
+
+/// Registers a relay: a new lease, valid for `lease` from now.
+pub(crate) fn register(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    relay: &str,
+    lease: Duration,
+) -> QueryResult<LeaseId> {
+    sql_query(format!(
+        "INSERT INTO {} (relay, expires_at)
+         VALUES ($1, clock_timestamp() + $2 * interval '1 millisecond') RETURNING id",
+        name.lease()
+    ))
+    .bind::<Text, _>(relay)
+    .bind::<BigInt, _>(millis(lease))
+    .get_result::<IdRow>(conn)
+    .map(|row| LeaseId(row.id))
+}
+
+/// Renews a lease that is not over. `false`: it is over, for ever.
+pub(crate) fn renew(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+    lease: Duration,
+) -> QueryResult<bool> {
+    sql_query(format!(
+        "UPDATE {} SET renewed_at = clock_timestamp(),
+                       expires_at = clock_timestamp() + $2 * interval '1 millisecond'
+          WHERE id = $1 AND expires_at > clock_timestamp()",
+        name.lease()
+    ))
+    .bind::<BigInt, _>(id.0)
+    .bind::<BigInt, _>(millis(lease))
+    .execute(conn)
+    .map(|rows| rows == 1)
+}
+
+/// Ends a lease under which nothing is claimed any more.
+pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> QueryResult<usize> {
+    sql_query(format!("DELETE FROM {} WHERE id = $1", name.lease()))
+        .bind::<BigInt, _>(id.0)
+        .execute(conn)
+}
+
+/// The leases that are over and whose messages may be taken.
+pub(crate) fn expired(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+    sql_query(format!(
+        "SELECT id FROM {} WHERE expires_at <= clock_timestamp() ORDER BY id",
+        name.lease()
+    ))
+    .load::<IdRow>(conn)
+    .map(|rows| rows.into_iter().map(|row| row.id).collect())
+}
+
+/// Leases that hold messages and whose rows are gone, which no relay does and an operator may.
+/// One snapshot sees both tables, and a lease is committed before its first claim: so what is
+/// found here is nobody's. Reads the whole outbox.
+pub(crate) fn vanished(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+    sql_query(format!(
+        "SELECT DISTINCT o.locked_by AS id FROM {outbox} o
+          WHERE o.locked_by IS NOT NULL
+            AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)",
+        outbox = name.outbox(),
+        lease = name.lease(),
+    ))
+    .load::<IdRow>(conn)
+    .map(|rows| rows.into_iter().map(|row| row.id).collect())
+}
+
+/// Forgets leases that are over for `age` and hold nothing. Reads the whole outbox, where there
+/// is such a lease.
+pub(crate) fn forget(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    age: Duration,
+) -> QueryResult<usize> {
+    sql_query(format!(
+        "DELETE FROM {lease} l
+          WHERE l.expires_at < now() - $1 * interval '1 millisecond'
+            AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.locked_by = l.id)",
+        lease = name.lease(),
+        outbox = name.outbox(),
+    ))
+    .bind::<BigInt, _>(millis(age))
+    .execute(conn)
+}

@@ -1,0 +1,136 @@
+//! Our own migrations, recorded in a table of our own.
+
+use std::fmt::Write;
+
+use diesel::connection::SimpleConnection;
+use diesel::sql_types::Text;
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+
+use super::inspect;
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+
+/// One step. The version is the name of its folder.
+pub(crate) struct Migration {
+    pub(crate) version: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+}
+
+macro_rules! migration {
+    ($folder:literal) => {
+        Migration {
+            version: $folder,
+            up: include_str!(concat!("../../migrations/", $folder, "/up.sql")),
+            down: include_str!(concat!("../../migrations/", $folder, "/down.sql")),
+        }
+    };
+}
+
+/// All steps, oldest first.
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    migration!("2026-11-20-000001_outbox_functions"),
+    migration!("2026-11-20-000002_first_outbox"),
+];
+
+/// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
+const MIGRATION_LOCK: i64 = 0x6469_6573_656c_6f75;
+
+/// Runs the steps that this database has not seen, and creates the outbox `name` where it is
+/// missing. Returns what was done, in words; nothing twice, even when two processes do it at once.
+pub(crate) fn migrate(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<Vec<String>, DatabaseError> {
+    conn.transaction(|conn| {
+        // The lock is a statement of its own: the ones after it see what its last holder did.
+        sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).execute(conn)?;
+        let mut done = Vec::new();
+        conn.batch_execute(
+            "CREATE TABLE IF NOT EXISTS outbox_migrations (
+                version    text PRIMARY KEY,
+                applied_at timestamptz NOT NULL DEFAULT now()
+            )",
+        )?;
+        let applied: Vec<String> = sql_query("SELECT version FROM outbox_migrations")
+            .load::<VersionRow>(conn)?
+            .into_iter()
+            .map(|row| row.version)
+            .collect();
+        for migration in MIGRATIONS {
+            if applied.iter().any(|version| version == migration.version) {
+                continue;
+            }
+            conn.batch_execute(migration.up)?;
+            sql_query("INSERT INTO outbox_migrations (version) VALUES ($1)")
+                .bind::<Text, _>(migration.version)
+                .execute(conn)?;
+            done.push(format!("applied {}", migration.version));
+        }
+        if !inspect::table_exists(conn, name)? {
+            sql_query("SELECT outbox_create($1)")
+                .bind::<Text, _>(name.to_string())
+                .execute(conn)?;
+            done.push(format!("created outbox {name}"));
+        }
+        Ok(done)
+    })
+}
+
+/// Undoes all steps, the newest first.
+pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
+    conn.transaction(|conn| {
+        sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).execute(conn)?;
+        for migration in MIGRATIONS.iter().rev() {
+            conn.batch_execute(migration.down)?;
+        }
+        conn.batch_execute("DROP TABLE outbox_migrations")?;
+        Ok(())
+    })
+}
+
+/// The SQL of all steps, to be copied into a migration of the application.
+pub(crate) fn printed(direction: Direction) -> String {
+    let mut sql = String::new();
+    let mut add = |version: &str, text: &str| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(sql, "-- {version}\n{}\n", text.trim_end());
+    };
+    match direction {
+        Direction::Up => MIGRATIONS.iter().for_each(|m| add(m.version, m.up)),
+        Direction::Down => MIGRATIONS.iter().rev().for_each(|m| add(m.version, m.down)),
+    }
+    sql
+}
+
+/// Which way a migration goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Making the outbox.
+    Up,
+    /// Undoing it.
+    Down,
+}
+
+#[derive(diesel::QueryableByName)]
+struct VersionRow {
+    #[diesel(sql_type = Text)]
+    version: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_of_migrations_is_in_the_list() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+        let mut found: Vec<String> = std::fs::read_dir(folder)
+            .expect("migrations/ is there")
+            .map(|entry| entry.expect("readable").file_name().into_string().expect("UTF-8"))
+            .collect();
+        found.sort();
+        let listed: Vec<&str> = MIGRATIONS.iter().map(|m| m.version).collect();
+        assert_eq!(found, listed);
+    }
+}

@@ -1,0 +1,247 @@
+//! Settling: what became of claimed messages, fenced by the lease that holds them.
+//!
+//! Each function settles many messages by one statement and returns the sequences that it
+//! changed. One that is missing there was not held by the lease any more.
+
+use std::time::Duration;
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::lease::LeaseId;
+use super::{SequenceRow, millis};
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+
+/// A message that the receiver has.
+#[derive(Debug, Clone)]
+pub(crate) struct Delivered {
+    pub(crate) sequence: i64,
+    pub(crate) http_status: Option<i32>,
+    pub(crate) response: Option<String>,
+}
+
+/// A failed attempt.
+#[derive(Debug, Clone)]
+pub(crate) struct Failed {
+    pub(crate) sequence: i64,
+    pub(crate) code: ReasonCode,
+    pub(crate) error: String,
+    pub(crate) http_status: Option<i32>,
+    pub(crate) response: Option<String>,
+    /// Until the next attempt. Not used where the message dies.
+    pub(crate) delay: Duration,
+    /// 1, or 0 where nothing was sent.
+    pub(crate) counted: i32,
+}
+
+/// Removes the messages from the outbox and writes them into the ledger.
+///
+/// A ledger row that says `dead` gives way: the key was enqueued again, or requeued. One that
+/// says `delivered` stays.
+pub(crate) fn delivered(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Delivered],
+    keep_payload: bool,
+) -> QueryResult<Vec<i64>> {
+    let sequences: Vec<i64> = messages.iter().map(|m| m.sequence).collect();
+    let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
+    let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
+    sql_query(format!(
+        "WITH outcome AS (
+            SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[])
+                AS t(sequence, http_status, response)
+        ), gone AS (
+            DELETE FROM {outbox} WHERE sequence = ANY($1) AND locked_by = $4
+            RETURNING *
+        ), recorded AS (
+            INSERT INTO {ledger} AS l (idempotency_key, destination, sequence, message_id, topic,
+                ordering_key, tenant_id, digest, status, http_status, response, attempts, payload,
+                created_at)
+            SELECT g.idempotency_key, g.destination, g.sequence, g.message_id, g.topic,
+                   g.ordering_key, g.tenant_id, {digest}, 'delivered', o.http_status, o.response,
+                   g.attempts + 1, CASE WHEN $5 THEN g.payload END, g.created_at
+              FROM gone g JOIN outcome o USING (sequence)
+            ON CONFLICT (idempotency_key, destination) DO UPDATE
+               SET {overwrite}
+             WHERE l.status = 'dead'
+        )
+        SELECT sequence FROM gone",
+        outbox = name.outbox(),
+        ledger = name.ledger(),
+        digest = DIGEST,
+        overwrite = OVERWRITE,
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Array<Nullable<Integer>>, _>(statuses)
+    .bind::<Array<Nullable<Text>>, _>(responses)
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Bool, _>(keep_payload)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Removes messages that the ledger has as delivered already.
+pub(crate) fn deduplicated(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    sequences: &[i64],
+) -> QueryResult<Vec<i64>> {
+    sql_query(format!(
+        "DELETE FROM {} WHERE sequence = ANY($1) AND locked_by = $2 RETURNING sequence",
+        name.outbox()
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<BigInt, _>(lease.0)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Counts the attempts and lets the messages wait for their next one.
+pub(crate) fn retry(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Failed],
+) -> QueryResult<Vec<i64>> {
+    let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
+    // The array beside the join makes the plan an index scan, however many rows there are.
+    sql_query(format!(
+        "UPDATE {outbox} o
+            SET available_at = clock_timestamp() + f.delay * interval '1 millisecond',
+                attempts = o.attempts + f.counted,
+                last_error_code = f.code, last_error = f.error,
+                locked_by = NULL, locked_at = NULL
+           FROM unnest($1::bigint[], $3::bigint[], $4::int[], $5::text[], $6::text[])
+                AS f(sequence, delay, counted, code, error)
+          WHERE o.sequence = ANY($1) AND o.sequence = f.sequence AND o.locked_by = $2
+        RETURNING o.sequence",
+        outbox = name.outbox()
+    ))
+    .bind::<Array<BigInt>, _>(sequences(messages))
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Array<BigInt>, _>(delays)
+    .bind::<Array<Integer>, _>(messages.iter().map(|m| m.counted).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(messages.iter().map(|m| m.code.as_str()).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(messages.iter().map(|m| m.error.as_str()).collect::<Vec<_>>())
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Moves the messages to the dead letters and writes them into the ledger.
+pub(crate) fn dead(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Failed],
+    keep_payload: bool,
+) -> QueryResult<Vec<i64>> {
+    let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
+    let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
+    sql_query(format!(
+        "WITH outcome AS (
+            SELECT * FROM unnest($1::bigint[], $3::int[], $4::text[], $5::text[], $6::int[], $7::text[])
+                AS t(sequence, counted, code, error, http_status, response)
+        ), gone AS (
+            DELETE FROM {outbox} WHERE sequence = ANY($1) AND locked_by = $2
+            RETURNING *
+        ), buried AS (
+            INSERT INTO {dead} (sequence, message_id, topic, destination, payload, headers,
+                ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
+                created_at, attempts, reason, last_error, http_status, response)
+            SELECT g.sequence, g.message_id, g.topic, g.destination, g.payload, g.headers,
+                   g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
+                   g.expires_at, g.created_at, g.attempts + o.counted, o.code, o.error,
+                   o.http_status, o.response
+              FROM gone g JOIN outcome o USING (sequence)
+        ), recorded AS (
+            INSERT INTO {ledger} AS l (idempotency_key, destination, sequence, message_id, topic,
+                ordering_key, tenant_id, digest, status, reason, error, http_status, response,
+                attempts, payload, created_at)
+            SELECT g.idempotency_key, g.destination, g.sequence, g.message_id, g.topic,
+                   g.ordering_key, g.tenant_id, {digest}, 'dead', o.code, o.error, o.http_status,
+                   o.response, g.attempts + o.counted, CASE WHEN $8 THEN g.payload END, g.created_at
+              FROM gone g JOIN outcome o USING (sequence)
+            ON CONFLICT (idempotency_key, destination) DO UPDATE
+               SET {overwrite}
+             WHERE l.status = 'dead'
+        )
+        SELECT sequence FROM gone",
+        outbox = name.outbox(),
+        dead = name.dead(),
+        ledger = name.ledger(),
+        digest = DIGEST,
+        overwrite = OVERWRITE,
+    ))
+    .bind::<Array<BigInt>, _>(sequences(messages))
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Array<Integer>, _>(messages.iter().map(|m| m.counted).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(messages.iter().map(|m| m.code.as_str()).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(messages.iter().map(|m| m.error.as_str()).collect::<Vec<_>>())
+    .bind::<Array<Nullable<Integer>>, _>(statuses)
+    .bind::<Array<Nullable<Text>>, _>(responses)
+    .bind::<Bool, _>(keep_payload)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Gives messages back unsent. Costs no attempt, and is a HOT update.
+pub(crate) fn release(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    sequences: &[i64],
+) -> QueryResult<Vec<i64>> {
+    sql_query(format!(
+        "UPDATE {} SET locked_by = NULL, locked_at = NULL
+          WHERE sequence = ANY($1) AND locked_by = $2 RETURNING sequence",
+        name.outbox()
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<BigInt, _>(lease.0)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Which of these messages the ledger has as settled: asked when a settle was repeated because
+/// its answer was lost, to tell "it had worked" from "another relay has them".
+pub(crate) fn settled(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    keys: &[(String, String)],
+) -> QueryResult<Vec<i64>> {
+    let (keys, destinations): (Vec<&str>, Vec<&str>) =
+        keys.iter().map(|(k, d)| (k.as_str(), d.as_str())).unzip();
+    sql_query(format!(
+        "SELECT l.sequence FROM unnest($1::text[], $2::text[]) AS t(k, d)
+           JOIN {} l ON l.idempotency_key = t.k AND l.destination = t.d",
+        name.ledger()
+    ))
+    .bind::<Array<Text>, _>(keys)
+    .bind::<Array<Text>, _>(destinations)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Of the row `g`: plain inserts give no digest.
+const DIGEST: &str =
+    "coalesce(g.digest, sha256(convert_to(g.topic || E'\\n' || g.payload::text, 'UTF8')))";
+
+const OVERWRITE: &str = "sequence = excluded.sequence, message_id = excluded.message_id,
+    topic = excluded.topic, ordering_key = excluded.ordering_key, tenant_id = excluded.tenant_id,
+    digest = excluded.digest, status = excluded.status, reason = excluded.reason,
+    error = excluded.error, http_status = excluded.http_status, response = excluded.response,
+    attempts = excluded.attempts, payload = excluded.payload, created_at = excluded.created_at,
+    settled_at = excluded.settled_at";
+
+fn sequences(messages: &[Failed]) -> Vec<i64> {
+    messages.iter().map(|m| m.sequence).collect()
+}
+
+fn only_sequences(rows: Vec<SequenceRow>) -> Vec<i64> {
+    rows.into_iter().map(|row| row.sequence).collect()
+}
