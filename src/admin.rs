@@ -7,7 +7,7 @@ use secrecy::SecretString;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::{connection, dead, inspect, migrate as migrations};
+use crate::store::{claim, connection, dead, inspect, migrate as migrations};
 
 pub use crate::store::dead::{DeadFilter, DeadLetter};
 pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
@@ -154,4 +154,28 @@ pub fn discard(
         discarded += dead::discard(conn, name, batch)?;
     }
     Ok(discarded)
+}
+
+/// How many messages are due and not claimed.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, DatabaseError> {
+    Ok(u64::try_from(inspect::count_due(conn, name)?).unwrap_or(0))
+}
+
+/// The topics of live messages.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>, DatabaseError> {
+    Ok(claim::topics(conn, name)?)
+}
+
+/// The server's version, as it says it.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn server_version(conn: &mut PgConnection) -> Result<String, DatabaseError> {
+    Ok(inspect::server_version(conn)?)
 }

@@ -276,3 +276,30 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     ))
     .load(conn)
 }
+
+#[derive(diesel::QueryableByName)]
+struct CountRow {
+    #[diesel(sql_type = BigInt)]
+    count: i64,
+}
+
+pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
+    sql_query(format!(
+        "SELECT count(*) AS count FROM {} WHERE locked_by IS NULL AND available_at <= now()",
+        name.outbox()
+    ))
+    .get_result::<CountRow>(conn)
+    .map(|row| row.count)
+}
+
+#[derive(diesel::QueryableByName)]
+struct TextRow {
+    #[diesel(sql_type = Text)]
+    text: String,
+}
+
+pub(crate) fn server_version(conn: &mut PgConnection) -> QueryResult<String> {
+    sql_query("SELECT current_setting('server_version') AS text")
+        .get_result::<TextRow>(conn)
+        .map(|row| row.text)
+}

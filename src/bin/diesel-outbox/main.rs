@@ -1,1 +1,72 @@
-fn main(){}
+//! The `diesel-outbox` binary: a relay beside an application, and an operator's commands.
+
+mod bench;
+mod check;
+mod cli;
+mod dead;
+mod demo;
+mod drain;
+mod file;
+mod logging;
+mod migrate;
+mod output;
+mod receiver;
+mod run;
+mod signals;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use diesel_outbox::{BadBackoff, BadName, ConfigError, StartError, UnknownWord};
+
+use crate::cli::{Cli, Command};
+
+/// Failed while running.
+const FAILED: u8 = 1;
+/// Bad settings or usage; clap uses it, too.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("diesel-outbox: {error:#}");
+            ExitCode::from(if is_usage(&error) { USAGE } else { FAILED })
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let settings = &cli.settings;
+    match cli.command {
+        Command::Migrate(options) => migrate::run(&options, settings),
+        Command::Run => run::run(settings),
+        Command::Drain(options) => drain::run(&options, settings),
+        Command::Demo(options) => demo::run(&options, settings),
+        Command::Bench(options) => bench::run(&options, settings),
+        Command::Status(options) => status::run(&options, settings),
+        Command::Dead(options) => dead::run(&options, settings),
+        Command::Check(options) => check::run(&options, settings),
+        Command::Receive(options) => receiver::run(&options),
+    }
+}
+
+/// Whoever reads our output has seen enough, as `head` does.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn is_usage(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<ConfigError>()
+            || cause.is::<BadName>()
+            || cause.is::<BadBackoff>()
+            || cause.is::<UnknownWord>()
+            || matches!(cause.downcast_ref(), Some(StartError::Config(_)))
+    })
+}

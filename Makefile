@@ -1,0 +1,64 @@
+# `make` lists the targets. Each one installs what it needs beyond a Rust toolchain and a C compiler.
+
+CARGO ?= cargo
+FEATURES := cli
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+POSTGRES_VERSIONS := 13 14 15 16 17 18
+# Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=--help
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-matrix check bench static bootstrap clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
+	$(CARGO) build --features $(FEATURES)
+	scripts/with-postgres $(CARGO) run --quiet --features $(FEATURES) -- demo $(ARGS)
+
+test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
+	$(CARGO) test --no-run --features $(FEATURES)
+	scripts/with-postgres $(CARGO) test --features $(FEATURES) $(ARGS)
+
+test-matrix: ## Run the tests on every supported version of PostgreSQL
+	@for version in $(POSTGRES_VERSIONS); do \
+		echo "== PostgreSQL $$version"; \
+		PG_VERSION=$$version $(MAKE) test || exit 1; \
+	done
+
+check: bootstrap ## Check format, lints, documentation, dependencies and scripts
+	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || \
+		rustup component add rustfmt clippy
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets --features $(FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(FEATURES)
+	scripts/check-dependencies
+	@if command -v shellcheck >/dev/null; then \
+		echo shellcheck scripts/* .ci/run; \
+		shellcheck scripts/* .ci/run; \
+	else \
+		echo "shellcheck is not installed: the scripts were not checked"; \
+	fi
+
+bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL
+	$(CARGO) build --release --features $(FEATURES)
+	scripts/with-postgres $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
+
+static: ## Build one static executable, libpq and OpenSSL compiled in (Linux)
+	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
+	RUSTFLAGS="-C target-feature=+crt-static" \
+		$(CARGO) build --release --features $(FEATURES),bundled --target $(HOST)
+	@program=$(TARGET_DIR)/$(HOST)/release/diesel-outbox; \
+	linkage=$$(ldd "$$program" 2>&1); \
+	case $$linkage in \
+		*"statically linked"* | *"not a dynamic executable"*) ls -lh "$$program" ;; \
+		*) printf '%s is not static:\n%s\n' "$$program" "$$linkage" >&2; exit 1 ;; \
+	esac
+
+bootstrap: ## Install the libpq headers where they are missing
+	@scripts/install-libpq
+
+clean: ## Remove what was built
+	$(CARGO) clean

@@ -1,0 +1,371 @@
+//! `diesel-outbox bench`: what the relay does on this machine.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use diesel::connection::SimpleConnection;
+use diesel::sql_types::{BigInt, Double, Text};
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel_outbox::admin;
+use diesel_outbox::{
+    Config, Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay, Stats,
+};
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+use crate::cli::SettingFlags;
+use crate::{logging, output, signals};
+
+/// Options of `bench`. `--batch` and `--url` are settings.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Messages to drain
+    #[arg(long, default_value_t = 100_000, value_name = "NUMBER")]
+    messages: usize,
+    /// Bytes of each payload
+    #[arg(long, default_value_t = 250, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
+    payload_bytes: u32,
+    /// Threads that send [default: the setting --concurrency]
+    #[arg(long, value_name = "NUMBER")]
+    senders: Option<usize>,
+    /// Commits per second of the paced run; 0: none
+    #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+    rate: u32,
+    /// Seconds of the paced run
+    #[arg(long, default_value_t = 5, value_name = "NUMBER")]
+    paced_seconds: u32,
+    /// Show the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Messages enqueued in one transaction.
+const ENQUEUE_BATCH: usize = 1000;
+const TICK: Duration = Duration::from_millis(100);
+/// Clock ticks per second in /proc: fixed by Linux's ABI.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let mut config = settings.load()?;
+    if std::env::var_os("RUST_LOG").is_some() {
+        logging::start(&config);
+    }
+    if let Some(senders) = options.senders {
+        config.set("OUTBOX_CONCURRENCY", &senders.to_string())?;
+    }
+    ensure!(options.messages > 0, "--messages: at least one");
+    if cfg!(debug_assertions) {
+        eprintln!("diesel-outbox: this is not a release build: its numbers mean little");
+    }
+    let signals = signals::channel()?;
+    let receiver = match config.url {
+        Some(_) => None,
+        None => {
+            let receiver = Receiver::start()?;
+            config.set("OUTBOX_URL", &receiver.url)?;
+            Some(receiver)
+        }
+    };
+    config.routes.clear();
+    config.destinations.clear();
+    let schema = format!("diesel_outbox_bench_{}", std::process::id());
+    config.table = format!("{schema}.outbox").parse()?;
+    let mut conn = admin::connect(config.database_url()?, "bench", Duration::from_secs(3600))?;
+    conn.batch_execute(&format!("CREATE SCHEMA {schema}"))?;
+    let result = measure(options, &config, &mut conn, &schema, &signals);
+    conn.batch_execute(&format!("DROP SCHEMA {schema} CASCADE"))
+        .context("cannot remove the benchmark's schema")?;
+    drop(receiver);
+    let report = result?;
+    if options.json { output::json(&report) } else { show(&report) }
+}
+
+fn measure(
+    options: &Options,
+    config: &Config,
+    conn: &mut PgConnection,
+    schema: &str,
+    signals: &crossbeam_channel::Receiver<i32>,
+) -> Result<Value> {
+    admin::migrate(conn, &config.table)?;
+    let enqueue_seconds = enqueue(options, config, conn)?;
+    conn.batch_execute(&format!("ANALYZE {schema}.outbox"))?;
+
+    let wal_before = wal_position(conn)?;
+    let cpu_before = cpu_seconds()?;
+    let began = Instant::now();
+    let relay = Relay::from_config(config.clone()).start()?;
+    while !relay.wait_until_idle(TICK) {
+        if signals.try_recv().is_ok() {
+            bail!("interrupted by a signal");
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let cpu = cpu_seconds()? - cpu_before;
+    relay.shutdown(config.shutdown_timeout)?;
+    let stats = relay.stats();
+    drop(relay);
+    let wal = wal_position(conn)? - wal_before;
+    ensure!(
+        stats.delivered == options.messages as u64,
+        "{} messages were enqueued and {} delivered: does {} answer with 2xx?",
+        options.messages,
+        stats.delivered,
+        config.summary(),
+    );
+    let hot = hot_share(conn, schema, stats)?;
+    let latency = paced(options, config, conn)?;
+    let count = options.messages as f64;
+    Ok(json!({
+        "messages": options.messages,
+        "payload_bytes": options.payload_bytes,
+        "senders": config.concurrency,
+        "batch": config.batch,
+        "enqueued_per_second": count / enqueue_seconds,
+        "seconds": seconds,
+        "messages_per_second": count / seconds,
+        "own_cpu_us_per_message": cpu * 1e6 / count,
+        "wal_bytes_per_message": wal / count,
+        "hot_update_share": hot,
+        "messages_per_claim": count / stats.claims as f64,
+        "messages_per_settle": count / stats.settles as f64,
+        "peak_memory_mib": peak_memory_mib()?,
+        "paced": latency,
+    }))
+}
+
+fn payload(bytes: u32) -> Value {
+    json!({ "fill": "x".repeat(bytes as usize - r#"{"fill":""}"#.len()) })
+}
+
+fn enqueue(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<f64> {
+    let outbox = Outbox::new(&config.table.to_string())?;
+    let payload = payload(options.payload_bytes);
+    let began = Instant::now();
+    let mut left = options.messages;
+    while left > 0 {
+        let count = left.min(ENQUEUE_BATCH);
+        let batch: Vec<NewMessage> = (0..count)
+            .map(|_| NewMessage::new("bench.message", &payload))
+            .collect::<Result<_, _>>()?;
+        outbox.enqueue_batch(conn, batch)?;
+        left -= count;
+    }
+    Ok(began.elapsed().as_secs_f64())
+}
+
+/// Remembers when each message was committed and how long it took until it was answered.
+struct Timed {
+    http: HttpDispatcher,
+    times: Arc<Times>,
+}
+
+struct Times {
+    committed: Mutex<HashMap<uuid::Uuid, Instant>>,
+    latencies: Mutex<Histogram<u64>>,
+}
+
+impl Dispatcher for Timed {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        let outcome = self.http.dispatch(message);
+        let now = Instant::now();
+        let committed = self
+            .times
+            .committed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&message.message_id);
+        if let Some(committed) = committed {
+            let micros = u64::try_from((now - committed).as_micros()).unwrap_or(u64::MAX);
+            let mut latencies = self.times.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+            latencies.saturating_record(micros);
+        }
+        outcome
+    }
+}
+
+/// Commits at a steady rate on an idle outbox; from the commit to the receiver's answer.
+fn paced(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<Value> {
+    let count = options.rate * options.paced_seconds;
+    if count == 0 {
+        return Ok(Value::Null);
+    }
+    let times = Arc::new(Times {
+        committed: Mutex::default(),
+        latencies: Mutex::new(Histogram::new(3)?),
+    });
+    let dispatcher = Timed {
+        http: HttpDispatcher::new(config)?,
+        times: Arc::clone(&times),
+    };
+    let relay = Relay::from_config(config.clone()).dispatcher(dispatcher).start()?;
+    let outbox = Outbox::new(&config.table.to_string())?;
+    let payload = payload(options.payload_bytes);
+    let began = Instant::now();
+    for n in 0..count {
+        let due = began + Duration::from_secs(1) * n / options.rate;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let message = NewMessage::new("bench.message", &payload)?;
+        let id = message.message_id();
+        let mut committed = None;
+        conn.transaction::<_, anyhow::Error, _>(|conn| {
+            outbox.enqueue(conn, message)?;
+            // Just before the commit: a relay may be faster than our next line after it.
+            committed = Some(Instant::now());
+            times
+                .committed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend(committed.map(|at| (id, at)));
+            Ok(())
+        })?;
+    }
+    ensure!(relay.wait_until_idle(Duration::from_secs(60)), "the paced run did not end");
+    relay.shutdown(config.shutdown_timeout)?;
+    let latencies = times.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+    let millis = |quantile: f64| latencies.value_at_quantile(quantile) as f64 / 1000.0;
+    Ok(json!({
+        "per_second": options.rate,
+        "messages": latencies.len(),
+        "p50_ms": millis(0.5),
+        "p90_ms": millis(0.9),
+        "p99_ms": millis(0.99),
+        "max_ms": latencies.max() as f64 / 1000.0,
+    }))
+}
+
+fn show(report: &Value) -> Result<()> {
+    let number = |key: &str| report[key].as_f64().unwrap_or_default();
+    let mut table = output::table(&["measure", "value"]);
+    for (name, value) in [
+        ("messages", output::grouped(number("messages"))),
+        ("payload bytes", output::grouped(number("payload_bytes"))),
+        ("senders, batch", format!("{}, {}", report["senders"], report["batch"])),
+        ("enqueued/s (batches of 1,000)", output::grouped(number("enqueued_per_second"))),
+        ("delivered/s", output::grouped(number("messages_per_second"))),
+        ("own CPU per message", format!("{:.1} µs", number("own_cpu_us_per_message"))),
+        ("WAL per message", format!("{:.0} bytes", number("wal_bytes_per_message"))),
+        ("HOT updates", format!("{:.1} %", 100.0 * number("hot_update_share"))),
+        ("messages per claim", format!("{:.0}", number("messages_per_claim"))),
+        ("messages per settle", format!("{:.0}", number("messages_per_settle"))),
+        ("peak memory", format!("{:.1} MiB", number("peak_memory_mib"))),
+    ] {
+        table.add_row([name.to_owned(), value]);
+    }
+    let paced = &report["paced"];
+    if !paced.is_null() {
+        let millis = |key: &str| paced[key].as_f64().unwrap_or_default();
+        table.add_row([
+            format!("commit to answer at {}/s", paced["per_second"]),
+            format!(
+                "p50 {:.1} ms, p90 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
+                millis("p50_ms"),
+                millis("p90_ms"),
+                millis("p99_ms"),
+                millis("max_ms")
+            ),
+        ]);
+    }
+    output::line(table)
+}
+
+/// A receiver in a process of its own, so that its CPU is not counted as ours.
+struct Receiver {
+    process: Child,
+    url: String,
+}
+
+impl Receiver {
+    fn start() -> Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg("receive")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a receiver")?;
+        let mut url = String::new();
+        let out = process.stdout.take().context("the receiver has no output")?;
+        BufReader::new(out).read_line(&mut url)?;
+        ensure!(!url.is_empty(), "the receiver did not say where it listens");
+        Ok(Self {
+            process,
+            url: url.trim().to_owned(),
+        })
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        // It ends by itself when its standard input is closed; this is faster.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[derive(diesel::QueryableByName)]
+struct NumberRow {
+    #[diesel(sql_type = Double)]
+    number: f64,
+}
+
+fn wal_position(conn: &mut PgConnection) -> Result<f64> {
+    Ok(sql_query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number")
+        .get_result::<NumberRow>(conn)?
+        .number)
+}
+
+#[derive(diesel::QueryableByName)]
+struct UpdatesRow {
+    #[diesel(sql_type = BigInt)]
+    updates: i64,
+    #[diesel(sql_type = BigInt)]
+    hot: i64,
+}
+
+/// The share of updates that touched no index. Backends report what they did with a delay.
+fn hot_share(conn: &mut PgConnection, schema: &str, stats: Stats) -> Result<f64> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        sql_query("SELECT pg_stat_clear_snapshot()").execute(conn)?;
+        let row: UpdatesRow = sql_query(
+            "SELECT n_tup_upd AS updates, n_tup_hot_upd AS hot FROM pg_stat_all_tables
+              WHERE schemaname = $1 AND relname = 'outbox'",
+        )
+        .bind::<Text, _>(schema)
+        .get_result(conn)?;
+        let is_complete = u64::try_from(row.updates).unwrap_or(0) >= stats.claimed;
+        if is_complete || Instant::now() >= until {
+            return Ok(row.hot as f64 / row.updates.max(1) as f64);
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+/// User and system time of this process.
+fn cpu_seconds() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("no /proc: CPU cannot be measured")?;
+    // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
+    let after = stat.rsplit_once(')').context("/proc/self/stat is odd")?.1;
+    let ticks: f64 = after
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<f64>().unwrap_or_default())
+        .sum();
+    Ok(ticks / TICKS_PER_SECOND)
+}
+
+fn peak_memory_mib() -> Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("no /proc: memory cannot be measured")?;
+    let kib: f64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .context("/proc/self/status has no VmHWM")?
+        .parse()?;
+    Ok(kib / 1024.0)
+}

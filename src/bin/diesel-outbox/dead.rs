@@ -1,0 +1,258 @@
+//! `diesel-outbox dead`
+
+use std::io::{BufRead, IsTerminal};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter};
+use diesel_outbox::{Config, ConfigError, ReasonCode};
+use serde_json::{Value, json};
+
+use crate::cli::SettingFlags;
+use crate::output;
+
+/// Options of `dead`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// List dead letters, the latest first
+    List {
+        #[command(flatten)]
+        which: Which,
+        /// How many at most
+        #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+        limit: u32,
+        /// Show them as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one dead letter with its payload
+    Show {
+        /// Its id, as `dead list` shows it
+        id: i64,
+        /// Show it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put dead letters back: due at once, with no attempts
+    Requeue {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        all: All,
+    },
+    /// Remove dead letters for good
+    Discard {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        all: All,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// Only these ids
+    #[arg(value_name = "ID")]
+    ids: Vec<i64>,
+    /// Only this topic
+    #[arg(long)]
+    topic: Option<String>,
+    /// Only this reason, for example SERVER_ERROR
+    #[arg(long)]
+    reason: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct All {
+    /// All dead letters; asks first
+    #[arg(long)]
+    all: bool,
+    /// Ask nothing
+    #[arg(long)]
+    yes: bool,
+    /// Show the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Which {
+    fn filter(&self) -> Result<DeadFilter> {
+        let reason = match &self.reason {
+            Some(reason) => Some(reason.to_uppercase().parse::<ReasonCode>()?),
+            None => None,
+        };
+        Ok(DeadFilter {
+            sequences: self.ids.clone(),
+            topic: self.topic.clone(),
+            reason,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ids.is_empty() && self.topic.is_none() && self.reason.is_none()
+    }
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "dead", Duration::from_secs(120))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    match &options.action {
+        Action::List { which, limit, json } => {
+            let letters =
+                admin::dead_letters(&mut conn, &config.table, &which.filter()?, i64::from(*limit))?;
+            list(&letters, *json)
+        }
+        Action::Show { id, json } => {
+            let Some(letter) = admin::dead_letter(&mut conn, &config.table, *id)? else {
+                bail!("there is no dead letter with the id {id} in outbox {}", config.table);
+            };
+            show(&letter, *json)
+        }
+        Action::Requeue { which, all } => {
+            change(&mut conn, &config, which, all, "requeue", admin::requeue)
+        }
+        Action::Discard { which, all } => {
+            change(&mut conn, &config, which, all, "discard", admin::discard)
+        }
+    }
+}
+
+fn as_json(letter: &DeadLetter) -> Value {
+    let mut value = json!({
+        "id": letter.sequence,
+        "sequence": letter.sequence,
+        "message_id": letter.message_id.to_string(),
+        "topic": letter.topic,
+        "destination": letter.destination,
+        "idempotency_key": letter.idempotency_key,
+        "ordering_key": letter.ordering_key,
+        "reason": letter.reason,
+        "last_error": letter.last_error,
+        "http_status": letter.http_status,
+        "response": letter.response,
+        "attempts": letter.attempts,
+        "created_at": letter.created_at,
+        "died_at": letter.died_at,
+    });
+    let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
+    if let Some(headers) = &letter.headers {
+        value["headers"] = parsed(headers);
+    }
+    if let Some(payload) = &letter.payload {
+        value["payload"] = parsed(payload);
+    }
+    value
+}
+
+fn list(letters: &[DeadLetter], as_json_array: bool) -> Result<()> {
+    if as_json_array {
+        return output::json(&Value::Array(letters.iter().map(as_json).collect()));
+    }
+    if letters.is_empty() {
+        return output::line("no dead letters");
+    }
+    let mut table = output::table(&["id", "topic", "reason", "attempts", "died at", "last error"]);
+    for letter in letters {
+        table.add_row([
+            letter.sequence.to_string(),
+            output::shown(&letter.topic),
+            letter.reason.clone(),
+            letter.attempts.to_string(),
+            letter.died_at.clone(),
+            output::shown(letter.last_error.as_deref().unwrap_or_default()),
+        ]);
+    }
+    output::line(table)
+}
+
+fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
+    if as_json_object {
+        return output::json(&as_json(letter));
+    }
+    let optional = |text: &Option<String>| output::shown(text.as_deref().unwrap_or("-"));
+    let status = letter.http_status.map_or("-".to_owned(), |status| status.to_string());
+    for (name, value) in [
+        ("id", letter.sequence.to_string()),
+        ("message id", letter.message_id.to_string()),
+        ("topic", output::shown(&letter.topic)),
+        ("destination", output::shown(&letter.destination)),
+        ("idempotency key", output::shown(&letter.idempotency_key)),
+        ("ordering key", optional(&letter.ordering_key)),
+        ("reason", letter.reason.clone()),
+        ("last error", optional(&letter.last_error)),
+        ("http status", status),
+        ("response", optional(&letter.response)),
+        ("attempts", letter.attempts.to_string()),
+        ("created at", letter.created_at.clone()),
+        ("died at", letter.died_at.clone()),
+        ("headers", optional(&letter.headers)),
+        ("payload", optional(&letter.payload)),
+    ] {
+        output::line(format!("{name:<16}{value}"))?;
+    }
+    Ok(())
+}
+
+fn change(
+    conn: &mut PgConnection,
+    config: &Config,
+    which: &Which,
+    all: &All,
+    verb: &str,
+    action: fn(&mut PgConnection, &diesel_outbox::OutboxName, &[i64]) -> Result<usize, diesel_outbox::DatabaseError>,
+) -> Result<()> {
+    if which.is_empty() && !all.all {
+        return Err(ConfigError::new(
+            format!("dead {verb}"),
+            "name ids, --topic or --reason, or say --all",
+        )
+        .into());
+    }
+    if !which.is_empty() && all.all {
+        return Err(ConfigError::new("--all", "it stands for itself: leave ids, --topic and --reason out").into());
+    }
+    let found = admin::matching_dead_letters(conn, &config.table, &which.filter()?)?;
+    let missing: Vec<String> = which
+        .ids
+        .iter()
+        .filter(|id| !found.contains(id))
+        .map(ToString::to_string)
+        .collect();
+    if !missing.is_empty() {
+        bail!("no dead letter to {verb} with the id {}; nothing was changed", missing.join(", "));
+    }
+    if all.all && !all.yes && !found.is_empty() && !confirmed(verb, found.len(), config)? {
+        bail!("nothing was changed");
+    }
+    let changed = action(conn, &config.table, &found)?;
+    if all.json {
+        return output::json(&json!({ "matched": found.len(), "changed": changed }));
+    }
+    let ending = if verb == "requeue" { "requeued" } else { "discarded" };
+    let kept = found.len() - changed;
+    if kept > 0 {
+        return output::line(format!(
+            "{ending} {changed}; {kept} stay dead: their keys are in the outbox again, or somebody else was faster"
+        ));
+    }
+    output::line(format!("{ending} {changed}"))
+}
+
+fn confirmed(verb: &str, count: usize, config: &Config) -> Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        eprintln!("--all asks first; without a terminal say --yes, too");
+        return Ok(false);
+    }
+    eprint!("{verb} all {count} dead letters of outbox {}? [y/N] ", config.table);
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}

@@ -1,0 +1,35 @@
+//! `diesel-outbox migrate`
+
+use std::time::Duration;
+
+use anyhow::Result;
+use diesel_outbox::admin::{self, Direction};
+
+use crate::cli::SettingFlags;
+use crate::output;
+
+/// Options of `migrate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Print the SQL instead, for a migration of your own; needs no database
+    #[arg(long)]
+    print: bool,
+    /// With --print: the SQL that undoes it
+    #[arg(long, requires = "print")]
+    down: bool,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    if options.print {
+        let direction = if options.down { Direction::Down } else { Direction::Up };
+        return output::line(admin::migration_sql(direction).trim_end());
+    }
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "migrate", Duration::from_secs(300))?;
+    let done = admin::migrate(&mut conn, &config.table)?;
+    admin::check_schema(&mut conn, &config.table)?;
+    if done.is_empty() {
+        return output::line(format!("outbox {} is up to date", config.table));
+    }
+    output::line(done.join("\n"))
+}

@@ -1,0 +1,50 @@
+//! Standard output: tables and JSON, and no panic when nobody reads.
+
+use std::io::Write;
+
+use anyhow::Result;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{ContentArrangement, Table};
+
+/// Writes a text and a line break.
+pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes JSON for programs, indented for people who look at it.
+pub(crate) fn json(value: &serde_json::Value) -> Result<()> {
+    line(serde_json::to_string_pretty(value)?)
+}
+
+/// A table with these headings.
+pub(crate) fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(headings);
+    table
+}
+
+/// Text from a database or a receiver: a terminal obeys control characters.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// `31532.4` as `31,532`.
+pub(crate) fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
