@@ -88,7 +88,10 @@ impl FromStr for Backoff {
             }
             return Ok(Self::Exponential { base, cap });
         }
-        let delays = text.split(',').map(duration).collect::<Result<Vec<_>, _>>()?;
+        let delays = text
+            .split(',')
+            .map(duration)
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(Self::Table(delays))
     }
 }
@@ -120,7 +123,9 @@ pub struct BadBackoff(String);
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+    use proptest::prelude::{
+        Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
+    };
 
     use super::*;
 
@@ -179,7 +184,15 @@ mod tests {
 
     #[test]
     fn a_bad_backoff_is_an_error_that_shows_the_forms() {
-        for text in ["", "soon", "5", "5s,,6s", "exponential(5s)", "exponential(1h, 5s)", "exponential(0s, 5s)"] {
+        for text in [
+            "",
+            "soon",
+            "5",
+            "5s,,6s",
+            "exponential(5s)",
+            "exponential(1h, 5s)",
+            "exponential(0s, 5s)",
+        ] {
             let error = text.parse::<Backoff>().expect_err(text).to_string();
             assert!(error.contains("exponential(5s, 1h)"), "{error}");
         }

@@ -28,11 +28,7 @@ pub struct Setting {
     pub summary: &'static str,
 }
 
-const fn setting(
-    variable: &'static str,
-    default: &'static str,
-    summary: &'static str,
-) -> Setting {
+const fn setting(variable: &'static str, default: &'static str, summary: &'static str) -> Setting {
     Setting {
         variable,
         default,
@@ -42,23 +38,83 @@ const fn setting(
 
 /// All settings. Defaults stand here and nowhere else.
 pub const SETTINGS: &[Setting] = &[
-    setting("DATABASE_URL", "", "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE"),
-    setting("OUTBOX_CONFIG", "", "Path of an outbox.toml with settings, destinations and routes"),
-    setting("OUTBOX_ENABLED", "true", "false: claim and send nothing; nothing is lost"),
-    setting("OUTBOX_TABLE", "outbox", "The outbox to work on: name or schema.name"),
-    setting("OUTBOX_URL", "", "The destination of every topic that no route serves"),
+    setting(
+        "DATABASE_URL",
+        "",
+        "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE",
+    ),
+    setting(
+        "OUTBOX_CONFIG",
+        "",
+        "Path of an outbox.toml with settings, destinations and routes",
+    ),
+    setting(
+        "OUTBOX_ENABLED",
+        "true",
+        "false: claim and send nothing; nothing is lost",
+    ),
+    setting(
+        "OUTBOX_TABLE",
+        "outbox",
+        "The outbox to work on: name or schema.name",
+    ),
+    setting(
+        "OUTBOX_URL",
+        "",
+        "The destination of every topic that no route serves",
+    ),
     setting("OUTBOX_MODE", "binary", "CloudEvents mode of the requests"),
     setting("OUTBOX_CONCURRENCY", "16", "Threads that send"),
-    setting("OUTBOX_BATCH", "500", "Messages claimed, and settled, by one statement at most"),
-    setting("OUTBOX_POLL_INTERVAL", "500ms", "How long an idle relay waits before it looks again"),
-    setting("OUTBOX_LEASE", "60s", "How long a silent relay keeps its messages"),
-    setting("OUTBOX_SEND_TIMEOUT", "2500ms", "For one send, from resolving the name to the end of the answer"),
-    setting("OUTBOX_MAX_ATTEMPTS", "20", "Failed attempts after which a message is dead"),
-    setting("OUTBOX_BACKOFF", "exponential(5s, 1h)", "Delay between attempts: exponential(base, cap) or a table 5s,10s,20s"),
-    setting("OUTBOX_SHUTDOWN_TIMEOUT", "30s", "Time for sends under way and the last settles"),
-    setting("OUTBOX_RETENTION", "168h", "How long the ledger keeps settled messages"),
-    setting("OUTBOX_CLEANER", "true", "false: the ledger is never cleaned"),
-    setting("OUTBOX_LEDGER_PAYLOAD", "false", "true: the ledger keeps payloads"),
+    setting(
+        "OUTBOX_BATCH",
+        "500",
+        "Messages claimed, and settled, by one statement at most",
+    ),
+    setting(
+        "OUTBOX_POLL_INTERVAL",
+        "500ms",
+        "How long an idle relay waits before it looks again",
+    ),
+    setting(
+        "OUTBOX_LEASE",
+        "60s",
+        "How long a silent relay keeps its messages",
+    ),
+    setting(
+        "OUTBOX_SEND_TIMEOUT",
+        "2500ms",
+        "For one send, from resolving the name to the end of the answer",
+    ),
+    setting(
+        "OUTBOX_MAX_ATTEMPTS",
+        "20",
+        "Failed attempts after which a message is dead",
+    ),
+    setting(
+        "OUTBOX_BACKOFF",
+        "exponential(5s, 1h)",
+        "Delay between attempts: exponential(base, cap) or a table 5s,10s,20s",
+    ),
+    setting(
+        "OUTBOX_SHUTDOWN_TIMEOUT",
+        "30s",
+        "Time for sends under way and the last settles",
+    ),
+    setting(
+        "OUTBOX_RETENTION",
+        "168h",
+        "How long the ledger keeps settled messages",
+    ),
+    setting(
+        "OUTBOX_CLEANER",
+        "true",
+        "false: the ledger is never cleaned",
+    ),
+    setting(
+        "OUTBOX_LEDGER_PAYLOAD",
+        "false",
+        "true: the ledger keeps payloads",
+    ),
     setting("OUTBOX_LOG_FORMAT", "text", "text or json"),
 ];
 
@@ -301,22 +357,33 @@ impl Config {
             "OUTBOX_CONFIG" => self.config = Some(not_empty(variable, value)?.to_owned()),
             "OUTBOX_ENABLED" => self.enabled = parse_bool(variable, value)?,
             "OUTBOX_TABLE" => {
-                self.table = value.parse().map_err(|error| bad(variable, &format!("{error}")))?;
+                self.table = value
+                    .parse()
+                    .map_err(|error| bad(variable, &format!("{error}")))?;
             }
             "OUTBOX_URL" => self.url = Some(parse_url(variable, value)?),
             "OUTBOX_MODE" => match value {
                 "binary" => {}
                 "structured" => return Err(not_yet(variable, "structured mode")),
-                _ => return Err(bad(variable, &format!("{value:?} is not binary or structured"))),
+                _ => {
+                    return Err(bad(
+                        variable,
+                        &format!("{value:?} is not binary or structured"),
+                    ));
+                }
             },
             "OUTBOX_CONCURRENCY" => self.concurrency = parse_count(variable, value, 1, 1024)?,
             "OUTBOX_BATCH" => self.batch = parse_count(variable, value, 1, 10_000)?,
             "OUTBOX_POLL_INTERVAL" => self.poll_interval = parse_duration(variable, value)?,
             "OUTBOX_LEASE" => self.lease = parse_duration(variable, value)?,
             "OUTBOX_SEND_TIMEOUT" => self.send_timeout = parse_duration(variable, value)?,
-            "OUTBOX_MAX_ATTEMPTS" => self.max_attempts = parse_count(variable, value, 1, 1_000_000)?,
+            "OUTBOX_MAX_ATTEMPTS" => {
+                self.max_attempts = parse_count(variable, value, 1, 1_000_000)?
+            }
             "OUTBOX_BACKOFF" => {
-                self.backoff = value.parse().map_err(|error| bad(variable, &format!("{error}")))?;
+                self.backoff = value
+                    .parse()
+                    .map_err(|error| bad(variable, &format!("{error}")))?;
             }
             "OUTBOX_SHUTDOWN_TIMEOUT" => self.shutdown_timeout = parse_duration(variable, value)?,
             "OUTBOX_RETENTION" => self.retention = parse_duration(variable, value)?,
@@ -407,8 +474,12 @@ impl Config {
         format!(
             "table={} database={} url={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={}",
             self.table,
-            self.database_url.as_ref().map_or_else(|| "unset".to_owned(), shown_database),
-            self.url.as_ref().map_or_else(|| "unset".to_owned(), shown_url),
+            self.database_url
+                .as_ref()
+                .map_or_else(|| "unset".to_owned(), shown_database),
+            self.url
+                .as_ref()
+                .map_or_else(|| "unset".to_owned(), shown_url),
             self.destinations.len(),
             self.routes.len(),
             self.concurrency,
@@ -518,7 +589,10 @@ fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(bad(
             variable,
-            &format!("its scheme is {:?}; http and https are served", url.scheme()),
+            &format!(
+                "its scheme is {:?}; http and https are served",
+                url.scheme()
+            ),
         ));
     }
     if url.host().is_none() {
@@ -540,7 +614,10 @@ fn unknown(variable: &str) -> ConfigError {
         .min()
         .filter(|(edits, _)| *edits <= 3);
     match nearest {
-        Some((_, name)) => bad(variable, &format!("there is no such setting; {name} is one")),
+        Some((_, name)) => bad(
+            variable,
+            &format!("there is no such setting; {name} is one"),
+        ),
         None => bad(variable, "there is no such setting"),
     }
 }
@@ -561,7 +638,10 @@ fn edits(a: &str, b: &str) -> usize {
 }
 
 fn not_yet(variable: &str, what: &str) -> ConfigError {
-    bad(variable, &format!("this version has no {what} yet; unset it"))
+    bad(
+        variable,
+        &format!("this version has no {what} yet; unset it"),
+    )
 }
 
 fn bad(key: &str, reason: &str) -> ConfigError {
@@ -630,7 +710,9 @@ mod tests {
 
     #[test]
     fn a_misspelt_setting_is_told_its_neighbour() {
-        let error = Config::default().set("OUTBOX_LAESE", "5s").expect_err("unknown");
+        let error = Config::default()
+            .set("OUTBOX_LAESE", "5s")
+            .expect_err("unknown");
         assert!(error.to_string().contains("OUTBOX_LEASE"), "{error}");
     }
 
@@ -639,16 +721,25 @@ mod tests {
         let mut config = Config::default();
         config.set("OUTBOX_LEASE", "4s").expect("a duration");
         let error = config.validate().expect_err("too short").to_string();
-        assert!(error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"), "{error}");
+        assert!(
+            error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"),
+            "{error}"
+        );
     }
 
     #[test]
     fn nobody_sees_a_password() {
         let mut config = Config::default();
-        config.set("DATABASE_URL", "postgres://app:hunter2@db/shop").expect("a URL");
-        config.set("OUTBOX_URL", "https://u:hunter2@example.com/?token=hunter2").expect("a URL");
+        config
+            .set("DATABASE_URL", "postgres://app:hunter2@db/shop")
+            .expect("a URL");
+        config
+            .set("OUTBOX_URL", "https://u:hunter2@example.com/?token=hunter2")
+            .expect("a URL");
         assert!(!format!("{config:?}").contains("hunter2"));
-        config.set("DATABASE_URL", "host=db password=hunter2 dbname=shop").expect("pairs");
+        config
+            .set("DATABASE_URL", "host=db password=hunter2 dbname=shop")
+            .expect("pairs");
         assert!(!format!("{config:?}").contains("hunter2"));
         assert!(format!("{config:?}").contains("host=db dbname=shop"));
     }

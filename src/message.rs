@@ -338,7 +338,9 @@ pub enum MessageError {
     #[error("the payload is not JSON: {0}")]
     Payload(#[source] serde_json::Error),
     /// The payload is too long.
-    #[error("the payload of a message of topic {topic:?} has {bytes} bytes; {MAX_PAYLOAD_BYTES} are allowed")]
+    #[error(
+        "the payload of a message of topic {topic:?} has {bytes} bytes; {MAX_PAYLOAD_BYTES} are allowed"
+    )]
     PayloadTooLarge {
         /// The message's topic.
         topic: String,
@@ -447,7 +449,10 @@ mod tests {
             (message().ordering_key("a\0b"), "bad ordering_key"),
             (message().header("x-a", "1\r\nx-b: 2"), "bad header \"x-a\""),
             (message().header("x a", "1"), "bad header \"x a\""),
-            (message().header("Webhook-Id", "1"), "bad header \"webhook-id\""),
+            (
+                message().header("Webhook-Id", "1"),
+                "bad header \"webhook-id\"",
+            ),
         ] {
             let error = message.validate().expect_err(named).to_string();
             assert!(error.contains(named), "{error}");

@@ -104,7 +104,9 @@ fn check_part(part: &str) -> Result<(), &'static str> {
         Some(_) => {}
     }
     if !bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'$')) {
-        return Err("only ASCII letters, digits, _, - and $ are allowed, and one dot after a schema");
+        return Err(
+            "only ASCII letters, digits, _, - and $ are allowed, and one dot after a schema",
+        );
     }
     if part.len() > MAX_PART_BYTES {
         return Err("a part of it is longer than 48 bytes");
@@ -156,8 +158,20 @@ mod tests {
     fn bad_names_are_refused_with_the_reason() {
         let too_long = "x".repeat(49);
         for name in [
-            "", ".", "a.", ".a", "a.b.c", "1a", "a b", "a\"b", "a'b", "a;b", "tabelle_ä", "a\0",
-            "a\nb", &too_long,
+            "",
+            ".",
+            "a.",
+            ".a",
+            "a.b.c",
+            "1a",
+            "a b",
+            "a\"b",
+            "a'b",
+            "a;b",
+            "tabelle_ä",
+            "a\0",
+            "a\nb",
+            &too_long,
         ] {
             let error = name.parse::<OutboxName>().expect_err(name);
             assert!(error.to_string().contains("bad outbox name"), "{error}");

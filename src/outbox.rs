@@ -43,7 +43,9 @@ impl Outbox {
     /// # Errors
     /// [`BadName`] when it is not the name of an outbox.
     pub fn new(name: &str) -> Result<Self, BadName> {
-        Ok(Self { name: name.parse()? })
+        Ok(Self {
+            name: name.parse()?,
+        })
     }
 
     /// Its name.

@@ -261,7 +261,9 @@ struct Running {
 #[non_exhaustive]
 pub enum ShutdownError {
     /// The deadline came first.
-    #[error("{messages} messages were not settled at the deadline (threads still at work: {threads}); another relay takes them when the lease is over")]
+    #[error(
+        "{messages} messages were not settled at the deadline (threads still at work: {threads}); another relay takes them when the lease is over"
+    )]
     Deadline {
         /// Messages claimed and neither settled nor released.
         messages: usize,
@@ -321,9 +323,14 @@ impl RelayHandle {
             threads: Vec::new(),
             ended: Vec::new(),
         };
-        if let Err(error) = running.spawn_all(&shared, &exit, &relay_name, lease_id, &ending_signal, &ring) {
+        if let Err(error) =
+            running.spawn_all(&shared, &exit, &relay_name, lease_id, &ending_signal, &ring)
+        {
             drop(exit);
-            let handle = Self { shared, running: Mutex::new(running) };
+            let handle = Self {
+                shared,
+                running: Mutex::new(running),
+            };
             // The threads that did start end; the error that counts is the one at hand.
             let _ = handle.shutdown(START_TIMEOUT);
             return Err(error);
@@ -385,8 +392,15 @@ impl RelayHandle {
         running.wait_for_exits(until.and_then(|at| at.checked_sub(reserve)), 1);
         running.abandon = None;
         running.wait_for_exits(until, 1);
-        let left = self.shared.in_flight.load(std::sync::atomic::Ordering::Acquire);
-        let ending = if left == 0 { Ending::Clean } else { Ending::LeaveLease };
+        let left = self
+            .shared
+            .in_flight
+            .load(std::sync::atomic::Ordering::Acquire);
+        let ending = if left == 0 {
+            Ending::Clean
+        } else {
+            Ending::LeaveLease
+        };
         // Full: it was told before.
         let _ = running.ending.try_send(ending);
         running.wait_for_exits(until, 0);
@@ -401,7 +415,11 @@ impl RelayHandle {
             });
         }
         if left > 0 || !running.threads.is_empty() {
-            let threads: Vec<&str> = running.threads.iter().map(|(name, _)| name.as_str()).collect();
+            let threads: Vec<&str> = running
+                .threads
+                .iter()
+                .map(|(name, _)| name.as_str())
+                .collect();
             return Err(ShutdownError::Deadline {
                 messages: left,
                 threads: threads.join(" "),
@@ -454,7 +472,9 @@ impl Running {
             heartbeat::run(&state, &name, lease_id, &ending);
         })?;
         let state = Arc::clone(shared);
-        self.spawn("relay-settler", exit, move || settler::run(&state, &outcome_queue))?;
+        self.spawn("relay-settler", exit, move || {
+            settler::run(&state, &outcome_queue)
+        })?;
         for number in 1..=config.concurrency {
             let (state, jobs, outcomes) = (Arc::clone(shared), job_queue.clone(), outcomes.clone());
             self.spawn(&format!("relay-send-{number}"), exit, move || {
@@ -481,10 +501,12 @@ impl Running {
             thread: name.to_owned(),
             exit: exit.clone(),
         };
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let _guard = guard;
-            work();
-        })?;
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                let _guard = guard;
+                work();
+            })?;
         self.threads.push((name.to_owned(), thread));
         Ok(())
     }
@@ -510,7 +532,10 @@ impl Running {
 
     fn joined_or_ended(&self) -> usize {
         let has_ended = |name: &str| self.ended.iter().any(|exit| exit.thread == name);
-        self.threads.iter().filter(|(name, _)| has_ended(name)).count()
+        self.threads
+            .iter()
+            .filter(|(name, _)| has_ended(name))
+            .count()
     }
 
     /// Joins the threads that have ended; the others stay.

@@ -56,16 +56,28 @@ fn add_own(
     headers.insert(CONTENT_TYPE, JSON);
     headers.insert(WEBHOOK_ID, id.clone());
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(seconds));
-    headers.insert(IDEMPOTENCY_KEY, HeaderValue::try_from(quoted(&message.idempotency_key))?);
-    headers.insert(OUTBOX_ATTEMPT, HeaderValue::from(message.attempts.saturating_add(1)));
+    headers.insert(
+        IDEMPOTENCY_KEY,
+        HeaderValue::try_from(quoted(&message.idempotency_key))?,
+    );
+    headers.insert(
+        OUTBOX_ATTEMPT,
+        HeaderValue::from(message.attempts.saturating_add(1)),
+    );
     headers.insert(CE_SPECVERSION, SPECVERSION);
     headers.insert(CE_ID, id);
     headers.insert(CE_SOURCE, source.clone());
-    headers.insert(CE_TYPE, HeaderValue::from_str(&percent_encoded(&message.topic))?);
+    headers.insert(
+        CE_TYPE,
+        HeaderValue::from_str(&percent_encoded(&message.topic))?,
+    );
     headers.insert(CE_TIME, HeaderValue::try_from(time)?);
     headers.insert(CE_SEQUENCE, HeaderValue::from(message.sequence.0));
     if let Some(key) = &message.ordering_key {
-        headers.insert(CE_PARTITIONKEY, HeaderValue::from_str(&percent_encoded(key))?);
+        headers.insert(
+            CE_PARTITIONKEY,
+            HeaderValue::from_str(&percent_encoded(key))?,
+        );
     }
     Ok(())
 }
@@ -74,7 +86,9 @@ fn add_own(
 fn add_stored(headers: &mut HeaderMap, stored: &str) -> Result<(), Failure> {
     let invalid = |what: String| Failure::new(ReasonCode::InvalidHeader, what);
     let stored: BTreeMap<String, String> = serde_json::from_str(stored).map_err(|error| {
-        invalid(format!("the stored headers are no object of strings: {error}"))
+        invalid(format!(
+            "the stored headers are no object of strings: {error}"
+        ))
     })?;
     for (name, value) in stored {
         check_header(&name, &value)

@@ -56,13 +56,20 @@ impl HttpDispatcher {
     /// # Errors
     /// A [`ConfigError`] when a destination cannot be used.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
-        let resolver = CachingResolver::new()
-            .map_err(|error| ConfigError::new("destinations", format!("no thread for names: {error}")))?;
+        let resolver = CachingResolver::new().map_err(|error| {
+            ConfigError::new("destinations", format!("no thread for names: {error}"))
+        })?;
         let resolver = Shared(Arc::new(resolver));
         let mut by_name = HashMap::new();
         for destination in &config.destinations {
             let timeout = destination.timeout.unwrap_or(config.send_timeout);
-            let target = Target::new(&destination.name, &destination.url, timeout, config, &resolver)?;
+            let target = Target::new(
+                &destination.name,
+                &destination.url,
+                timeout,
+                config,
+                &resolver,
+            )?;
             by_name.insert(destination.name.clone(), Arc::new(target));
         }
         let mut patterns = Vec::new();
@@ -75,7 +82,13 @@ impl HttpDispatcher {
         if let Some(url) = &config.url
             && !patterns.iter().any(|(pattern, _)| pattern == "*")
         {
-            let target = Target::new(DEFAULT_DESTINATION, url, config.send_timeout, config, &resolver)?;
+            let target = Target::new(
+                DEFAULT_DESTINATION,
+                url,
+                config.send_timeout,
+                config,
+                &resolver,
+            )?;
             patterns.push(("*".to_owned(), Arc::new(target)));
         }
         let source = HeaderValue::try_from(format!("diesel-outbox/{}", config.table))
@@ -95,16 +108,26 @@ impl HttpDispatcher {
 
     fn target(&self, message: &Message) -> Result<&Target, Failure> {
         if message.destination.is_empty() {
-            return self.routes.find(&message.topic).map(AsRef::as_ref).ok_or_else(|| {
-                self.log_unrouted(&message.topic);
-                let error = format!("no route and no default URL serves the topic {:?}", message.topic);
-                Failure::new(ReasonCode::NoRoute, error)
-            });
+            return self
+                .routes
+                .find(&message.topic)
+                .map(AsRef::as_ref)
+                .ok_or_else(|| {
+                    self.log_unrouted(&message.topic);
+                    let error = format!(
+                        "no route and no default URL serves the topic {:?}",
+                        message.topic
+                    );
+                    Failure::new(ReasonCode::NoRoute, error)
+                });
         }
-        self.by_name.get(&message.destination).map(AsRef::as_ref).ok_or_else(|| {
-            let error = format!("no destination is called {:?}", message.destination);
-            Failure::new(ReasonCode::UnknownDestination, error)
-        })
+        self.by_name
+            .get(&message.destination)
+            .map(AsRef::as_ref)
+            .ok_or_else(|| {
+                let error = format!("no destination is called {:?}", message.destination);
+                Failure::new(ReasonCode::UnknownDestination, error)
+            })
     }
 
     /// Once for each topic: every message of it has its own line as a retry.
@@ -124,10 +147,9 @@ impl Target {
         config: &Config,
         resolver: &Shared,
     ) -> Result<Self, ConfigError> {
-        let uri: Uri = url
-            .as_str()
-            .parse()
-            .map_err(|error| ConfigError::new(format!("destinations.{name}.url"), format!("{error}")))?;
+        let uri: Uri = url.as_str().parse().map_err(|error| {
+            ConfigError::new(format!("destinations.{name}.url"), format!("{error}"))
+        })?;
         // What is not said here has a default that loses messages or never ends: redirects that
         // turn POST into GET, proxies from the environment, no timeout.
         let agent_config = Agent::config_builder()
@@ -162,7 +184,11 @@ impl Target {
                 let retry_after = retry_after.as_ref().and_then(|value| value.to_str().ok());
                 let status = answer.status().as_u16();
                 let body = beginning(answer.into_body().into_reader());
-                response::outcome(Response::new(Some(status), body), retry_after, SystemTime::now())
+                response::outcome(
+                    Response::new(Some(status), body),
+                    retry_after,
+                    SystemTime::now(),
+                )
             }
             Err(error) => failed(&error),
         }
@@ -198,7 +224,9 @@ fn failed(error: &ureq::Error) -> Outcome {
     use ureq::Error;
 
     let code = match error {
-        Error::Http(_) => return Outcome::Dead(Failure::new(ReasonCode::InvalidHeader, error.to_string())),
+        Error::Http(_) => {
+            return Outcome::Dead(Failure::new(ReasonCode::InvalidHeader, error.to_string()));
+        }
         Error::BadUri(_) | Error::RequireHttpsOnly(_) => {
             return Outcome::Dead(Failure::new(ReasonCode::InvalidUrl, error.to_string()));
         }

@@ -63,7 +63,11 @@ impl CachingResolver {
         Ok(Self { cache, lookups })
     }
 
-    fn addresses(&self, target: Target, timeout: &NextTimeout) -> Result<Vec<SocketAddr>, ureq::Error> {
+    fn addresses(
+        &self,
+        target: Target,
+        timeout: &NextTimeout,
+    ) -> Result<Vec<SocketAddr>, ureq::Error> {
         if let Some(answer) = self.cache.get(&target) {
             return answer.map_err(into_ureq);
         }

@@ -59,13 +59,20 @@ mod tests {
     use super::*;
 
     fn outcome_of(status: u16) -> Outcome {
-        outcome(Response::new(Some(status), None), Some("7"), SystemTime::now())
+        outcome(
+            Response::new(Some(status), None),
+            Some("7"),
+            SystemTime::now(),
+        )
     }
 
     #[test]
     fn every_status_has_its_outcome() {
         for status in [200, 201, 202, 204, 299] {
-            assert!(matches!(outcome_of(status), Outcome::Delivered(_)), "{status}");
+            assert!(
+                matches!(outcome_of(status), Outcome::Delivered(_)),
+                "{status}"
+            );
         }
         for (status, code, waits) in [
             (301, ReasonCode::Redirect, false),
@@ -106,7 +113,10 @@ mod tests {
         let wait = parse_retry_after(&in_a_minute, now).expect("a date");
         assert!(wait > Duration::from_secs(58) && wait <= Duration::from_secs(60));
         assert_eq!(parse_retry_after(" 2 ", now), Some(Duration::from_secs(2)));
-        assert_eq!(parse_retry_after("99999999999999999999999", now), Some(RETRY_AFTER_CAP));
+        assert_eq!(
+            parse_retry_after("99999999999999999999999", now),
+            Some(RETRY_AFTER_CAP)
+        );
         let long_ago = "Sun, 06 Nov 1994 08:49:37 GMT";
         assert_eq!(parse_retry_after(long_ago, now), Some(Duration::ZERO));
         for nonsense in ["", "-1", "soon", "1.5"] {

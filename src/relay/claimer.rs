@@ -71,7 +71,12 @@ impl<'a> Claimer<'a> {
             }
             let Some(lease) = self.shared.lease.current() else {
                 self.shared.idle().set(false);
-                self.wait(self.shared.config.poll_interval.min(Duration::from_millis(100)));
+                self.wait(
+                    self.shared
+                        .config
+                        .poll_interval
+                        .min(Duration::from_millis(100)),
+                );
                 continue;
             };
             let Some(room) = self.room_or_wait() else {
@@ -160,7 +165,11 @@ impl<'a> Claimer<'a> {
             return Ok(Found::Some);
         }
         if self.lanes.is_empty() {
-            return Ok(if is_fresh { Found::Nothing } else { Found::Some });
+            return Ok(if is_fresh {
+                Found::Nothing
+            } else {
+                Found::Some
+            });
         }
         let lanes = self.lanes.allot(room);
         let claim = Claim {
@@ -175,14 +184,22 @@ impl<'a> Claimer<'a> {
         let count = claimed.len();
         self.lanes.learn(&lanes, &claimed, count >= room);
         let all_short = lanes.iter().all(|lane| {
-            claimed.iter().filter(|c| c.message.topic == lane.topic).count() < lane.room
+            claimed
+                .iter()
+                .filter(|c| c.message.topic == lane.topic)
+                .count()
+                < lane.room
         });
         let looked_everywhere = self.lanes.are_all(&lanes);
         if count > 0 {
             add(&self.shared.stats.claims, 1);
             add(&self.shared.stats.claimed, count);
             self.shared.in_flight.fetch_add(count, Ordering::AcqRel);
-            let bytes = claimed.iter().map(|c| c.message.payload.len()).sum::<usize>() / count;
+            let bytes = claimed
+                .iter()
+                .map(|c| c.message.payload.len())
+                .sum::<usize>()
+                / count;
             // Up at once, down slowly.
             let before = self.payload_bytes.unwrap_or_default();
             self.payload_bytes = Some(bytes.max(before - before / 8));
@@ -206,7 +223,10 @@ impl<'a> Claimer<'a> {
     /// Looks for topics and for leases that are over, where that was not done lately. Returns
     /// whether it was done now.
     fn survey(&mut self) -> Result<bool, DatabaseError> {
-        if self.surveyed.is_some_and(|at| at.elapsed() < SURVEY_INTERVAL) {
+        if self
+            .surveyed
+            .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL)
+        {
             return Ok(false);
         }
         let name = &self.shared.config.table;
@@ -218,7 +238,11 @@ impl<'a> Claimer<'a> {
                 log::warn!(event = "lease_expired", lease = *id; "a relay's lease is over: what it held is taken over");
             }
         }
-        let vanished = self.shared.vanished.lock().unwrap_or_else(PoisonError::into_inner);
+        let vanished = self
+            .shared
+            .vanished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         expired.extend(vanished.iter());
         drop(vanished);
         self.lanes.set_topics(topics);
@@ -229,7 +253,11 @@ impl<'a> Claimer<'a> {
 
     /// To a sender, or straight to the settler where nothing has to be sent.
     fn hand_over(&self, claimed: Claimed, lease: LeaseId) {
-        let Claimed { message, known, taken_over } = claimed;
+        let Claimed {
+            message,
+            known,
+            taken_over,
+        } = claimed;
         if taken_over != TakenOver::No {
             add(&self.shared.stats.taken_over, 1);
             log::warn!(event = "takeover", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");

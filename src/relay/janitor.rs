@@ -30,7 +30,11 @@ pub(crate) fn run(shared: &Shared) {
     let mut leases_seen: Option<Instant> = None;
     loop {
         let result = keep_house(shared, &mut session, &mut leases_seen);
-        let wait = if result.is_ok() { interval } else { session.wait() };
+        let wait = if result.is_ok() {
+            interval
+        } else {
+            session.wait()
+        };
         match shared.stop_signal().recv_timeout(wait) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -52,7 +56,10 @@ fn keep_house(
         if !vanished.is_empty() {
             log::warn!(event = "lease_vanished", leases:? = vanished; "messages name leases that were removed: they are taken over");
         }
-        *shared.vanished.lock().unwrap_or_else(PoisonError::into_inner) = vanished;
+        *shared
+            .vanished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = vanished;
         *leases_seen = Some(Instant::now());
     }
     if !shared.config.cleaner {

@@ -40,8 +40,9 @@ impl Lanes {
         let turn: Vec<&String> = (0..count.min(MOST_LANES))
             .map(|n| &self.topics[(self.turn + n) % count])
             .collect();
-        let (quiet, busy): (Vec<&String>, Vec<&String>) =
-            turn.into_iter().partition(|topic| self.quiet.contains(*topic));
+        let (quiet, busy): (Vec<&String>, Vec<&String>) = turn
+            .into_iter()
+            .partition(|topic| self.quiet.contains(*topic));
         let quiet_room = (room / 4 / quiet.len().max(1)).max(1);
         let busy_room = room.div_ceil(busy.len().max(1));
         let lane = |topic: &String, room| Lane {
@@ -56,7 +57,10 @@ impl Lanes {
     /// Learns from a claim which lanes are busy. `cut`: the room ended before the lanes did.
     pub(crate) fn learn(&mut self, lanes: &[Lane], claimed: &[Claimed], cut: bool) {
         for lane in lanes {
-            let given = claimed.iter().filter(|c| c.message.topic == lane.topic).count();
+            let given = claimed
+                .iter()
+                .filter(|c| c.message.topic == lane.topic)
+                .count();
             if given >= lane.room {
                 self.quiet.remove(&lane.topic);
             } else if !cut {
@@ -85,13 +89,25 @@ mod tests {
     #[test]
     fn one_busy_topic_gets_all_the_room() {
         let allotted = lanes(&["a"], &[]).allot(500);
-        assert_eq!(allotted, [Lane { topic: "a".to_owned(), room: 500 }]);
+        assert_eq!(
+            allotted,
+            [Lane {
+                topic: "a".to_owned(),
+                room: 500
+            }]
+        );
     }
 
     #[test]
     fn busy_topics_share_the_room_and_quiet_ones_come_first() {
         let allotted = lanes(&["a", "b", "c"], &["b"]).allot(400);
-        assert_eq!(allotted[0], Lane { topic: "b".to_owned(), room: 100 });
+        assert_eq!(
+            allotted[0],
+            Lane {
+                topic: "b".to_owned(),
+                room: 100
+            }
+        );
         assert!(allotted[1..].iter().all(|lane| lane.room == 200));
     }
 

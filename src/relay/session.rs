@@ -111,8 +111,16 @@ impl Outage {
             state.began = Some(Instant::now());
             state.logged = state.ended.is_none_or(|ended| ended.elapsed() > QUIET);
         }
-        let level = if first && state.logged { log::Level::Error } else { log::Level::Debug };
-        let event = if error.is_timeout() { "db_timeout" } else { "db_error" };
+        let level = if first && state.logged {
+            log::Level::Error
+        } else {
+            log::Level::Debug
+        };
+        let event = if error.is_timeout() {
+            "db_timeout"
+        } else {
+            "db_error"
+        };
         log::log!(level, event = event, thread = purpose, error:% = error; "the database failed; trying again until it is back");
     }
 
@@ -121,8 +129,14 @@ impl Outage {
         if !state.without.remove(purpose) || !state.without.is_empty() {
             return;
         }
-        let level = if state.logged { log::Level::Info } else { log::Level::Debug };
-        let seconds = state.began.map_or(0.0, |began| began.elapsed().as_secs_f64());
+        let level = if state.logged {
+            log::Level::Info
+        } else {
+            log::Level::Debug
+        };
+        let seconds = state
+            .began
+            .map_or(0.0, |began| began.elapsed().as_secs_f64());
         state.ended = Some(Instant::now());
         log::log!(level, event = "db_recovered", seconds = seconds; "the database is back");
     }

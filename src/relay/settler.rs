@@ -61,7 +61,12 @@ pub(crate) struct Settlement {
 }
 
 impl Settlement {
-    pub(crate) fn new(message: Message, lease: LeaseId, verdict: Verdict, latency: Duration) -> Self {
+    pub(crate) fn new(
+        message: Message,
+        lease: LeaseId,
+        verdict: Verdict,
+        latency: Duration,
+    ) -> Self {
         Self {
             message,
             lease,
@@ -171,7 +176,10 @@ fn settle(
 
 /// The server refused the values, and not for want of a server.
 fn is_of_the_data(error: &DatabaseError) -> bool {
-    matches!(error, DatabaseError::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_)))
+    matches!(
+        error,
+        DatabaseError::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_))
+    )
 }
 
 /// One after the other, with texts in plain ASCII, which every encoding can store: so one
@@ -203,7 +211,9 @@ fn settle_singly(
 }
 
 fn ascii(text: &str) -> String {
-    text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
+    text.chars()
+        .map(|c| if c.is_ascii() { c } else { '?' })
+        .collect()
 }
 
 fn make_ascii(text: &mut Option<String>) {
@@ -221,12 +231,17 @@ fn settle_group(
 ) -> Result<(), DatabaseError> {
     let changed = session.run(|conn| write_down(conn, &shared.config, lease, kind, group))?;
     let changed: HashSet<i64> = changed.into_iter().collect();
-    let missed: Vec<&Settlement> = group.iter().filter(|s| !changed.contains(&s.sequence())).collect();
+    let missed: Vec<&Settlement> = group
+        .iter()
+        .filter(|s| !changed.contains(&s.sequence()))
+        .collect();
     let settled_before = settled_before(shared, session, &missed)?;
     add(&shared.stats.settles, 1);
     let mut counted = 0;
     for settlement in group {
-        if changed.contains(&settlement.sequence()) || settled_before.contains(&settlement.sequence()) {
+        if changed.contains(&settlement.sequence())
+            || settled_before.contains(&settlement.sequence())
+        {
             counted += 1;
             log_settled(settlement, &shared.config);
         } else {
@@ -305,7 +320,13 @@ fn failed(settlement: &Settlement) -> Option<Failed> {
 /// terminal obeys the others.
 fn storable(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c })
+        .map(|c| {
+            if c.is_control() && !matches!(c, '\n' | '\t') {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
         .collect()
 }
 
@@ -318,12 +339,19 @@ fn settled_before(
     let keys: Vec<(String, String)> = missed
         .iter()
         .filter(|s| s.repeated && matches!(s.kind(), Kind::Delivered | Kind::Dead))
-        .map(|s| (s.message.idempotency_key.clone(), s.message.destination.clone()))
+        .map(|s| {
+            (
+                s.message.idempotency_key.clone(),
+                s.message.destination.clone(),
+            )
+        })
         .collect();
     // A retry or a release that worked before leaves nothing to be told by; nor does it matter.
     let mut before: HashSet<i64> = missed
         .iter()
-        .filter(|s| s.repeated && matches!(s.kind(), Kind::Retry | Kind::Released | Kind::Deduplicated))
+        .filter(|s| {
+            s.repeated && matches!(s.kind(), Kind::Retry | Kind::Released | Kind::Deduplicated)
+        })
         .map(|s| s.sequence())
         .collect();
     if !keys.is_empty() {
@@ -354,8 +382,15 @@ fn log_settled(settlement: &Settlement, config: &Config) {
         error: "",
     };
     let line = match &settlement.verdict {
-        Verdict::Delivered(_) => Line { event: "delivered", ..line },
-        Verdict::Deduplicated => Line { event: "dedup_hit", attempts: message.attempts, ..line },
+        Verdict::Delivered(_) => Line {
+            event: "delivered",
+            ..line
+        },
+        Verdict::Deduplicated => Line {
+            event: "dedup_hit",
+            attempts: message.attempts,
+            ..line
+        },
         Verdict::Retry(failure, _) => Line {
             event: "retry",
             status: Status::Retrying,
@@ -372,7 +407,11 @@ fn log_settled(settlement: &Settlement, config: &Config) {
         },
         Verdict::Released => Line {
             event: "released",
-            status: if message.attempts > 0 { Status::Retrying } else { Status::Pending },
+            status: if message.attempts > 0 {
+                Status::Retrying
+            } else {
+                Status::Pending
+            },
             attempts: message.attempts,
             ..line
         },

@@ -92,7 +92,11 @@ impl Shared {
 
     /// Waits between tries, or less when the relay stops or, while it does, gives up.
     pub(crate) fn pause(&self, duration: Duration) {
-        let signal = if self.is_stopping() { &self.abandon } else { &self.stop };
+        let signal = if self.is_stopping() {
+            &self.abandon
+        } else {
+            &self.stop
+        };
         // Nothing is ever sent: this ends by time or by disconnection.
         let _ = signal.recv_timeout(duration);
     }
@@ -282,7 +286,10 @@ mod tests {
         clock.renewed(LeaseId(1), now);
         assert!(clock.may_send(LeaseId(1)));
         assert!(!clock.may_send(LeaseId(2)));
-        clock.renewed(LeaseId(1), now.checked_sub(Duration::from_secs(7)).unwrap_or(now));
+        clock.renewed(
+            LeaseId(1),
+            now.checked_sub(Duration::from_secs(7)).unwrap_or(now),
+        );
         // Where the machine booted less than seven seconds ago there is no such time.
         if now.checked_sub(Duration::from_secs(7)).is_some() {
             assert!(!clock.may_send(LeaseId(1)) || clock.micros(now) < 7_000_000);

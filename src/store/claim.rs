@@ -128,7 +128,11 @@ pub(crate) fn claim(
     claim: &Claim<'_>,
 ) -> QueryResult<Vec<Claimed>> {
     let topics: Vec<&str> = claim.lanes.iter().map(|lane| lane.topic.as_str()).collect();
-    let rooms: Vec<i64> = claim.lanes.iter().map(|lane| as_bigint(lane.room)).collect();
+    let rooms: Vec<i64> = claim
+        .lanes
+        .iter()
+        .map(|lane| as_bigint(lane.room))
+        .collect();
     let before = Instant::now();
     let rows: Vec<ClaimedRow> = sql_query(format!(
         "WITH lane AS MATERIALIZED (
@@ -184,7 +188,10 @@ pub(crate) fn claim(
     .bind::<Array<BigInt>, _>(claim.expired)
     .bind::<Integer, _>(i32::try_from(claim.max_attempts).unwrap_or(i32::MAX))
     .load(conn)?;
-    Ok(rows.into_iter().map(|row| row.into_claimed(before)).collect())
+    Ok(rows
+        .into_iter()
+        .map(|row| row.into_claimed(before))
+        .collect())
 }
 
 impl ClaimedRow {

@@ -71,7 +71,10 @@ mod tests {
     #[test]
     fn the_users_parameters_come_last_and_win() {
         let url = with_parameters("postgres://db/shop?connect_timeout=9");
-        assert!(url.starts_with("postgres://db/shop?connect_timeout=5&"), "{url}");
+        assert!(
+            url.starts_with("postgres://db/shop?connect_timeout=5&"),
+            "{url}"
+        );
         assert!(url.ends_with("&connect_timeout=9"), "{url}");
         assert!(with_parameters("host=db").ends_with(" host=db"));
         assert!(with_parameters("postgres://db/shop").contains("shop?connect_timeout=5"));

@@ -184,7 +184,10 @@ pub(crate) fn discard(
     name: &OutboxName,
     sequences: &[i64],
 ) -> QueryResult<usize> {
-    sql_query(format!("DELETE FROM {} WHERE sequence = ANY($1)", name.dead()))
-        .bind::<Array<BigInt>, _>(sequences)
-        .execute(conn)
+    sql_query(format!(
+        "DELETE FROM {} WHERE sequence = ANY($1)",
+        name.dead()
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .execute(conn)
 }

@@ -156,7 +156,9 @@ fn absolute_micros(due: Due) -> Option<i64> {
         Due::Now | Due::After(_) => None,
         Due::At(time) => match time.duration_since(std::time::UNIX_EPOCH) {
             Ok(since) => i64::try_from(since.as_micros()).ok(),
-            Err(before) => i64::try_from(before.duration().as_micros()).ok().map(|us| -us),
+            Err(before) => i64::try_from(before.duration().as_micros())
+                .ok()
+                .map(|us| -us),
         },
     }
 }

@@ -127,7 +127,13 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
         let mut found: Vec<String> = std::fs::read_dir(folder)
             .expect("migrations/ is there")
-            .map(|entry| entry.expect("readable").file_name().into_string().expect("UTF-8"))
+            .map(|entry| {
+                entry
+                    .expect("readable")
+                    .file_name()
+                    .into_string()
+                    .expect("UTF-8")
+            })
             .collect();
         found.sort();
         let listed: Vec<&str> = MIGRATIONS.iter().map(|m| m.version).collect();

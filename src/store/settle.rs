@@ -127,7 +127,12 @@ pub(crate) fn retry(
     .bind::<Array<BigInt>, _>(delays)
     .bind::<Array<Integer>, _>(messages.iter().map(|m| m.counted).collect::<Vec<_>>())
     .bind::<Array<Text>, _>(messages.iter().map(|m| m.code.as_str()).collect::<Vec<_>>())
-    .bind::<Array<Text>, _>(messages.iter().map(|m| m.error.as_str()).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(
+        messages
+            .iter()
+            .map(|m| m.error.as_str())
+            .collect::<Vec<_>>(),
+    )
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }

@@ -81,7 +81,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         .context("cannot remove the benchmark's schema")?;
     drop(receiver);
     let report = result?;
-    if options.json { output::json(&report) } else { show(&report) }
+    if options.json {
+        output::json(&report)
+    } else {
+        show(&report)
+    }
 }
 
 fn measure(
@@ -181,7 +185,11 @@ impl Dispatcher for Timed {
             .remove(&message.message_id);
         if let Some(committed) = committed {
             let micros = u64::try_from((now - committed).as_micros()).unwrap_or(u64::MAX);
-            let mut latencies = self.times.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut latencies = self
+                .times
+                .latencies
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             latencies.saturating_record(micros);
         }
         outcome
@@ -202,7 +210,9 @@ fn paced(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<
         http: HttpDispatcher::new(config)?,
         times: Arc::clone(&times),
     };
-    let relay = Relay::from_config(config.clone()).dispatcher(dispatcher).start()?;
+    let relay = Relay::from_config(config.clone())
+        .dispatcher(dispatcher)
+        .start()?;
     let outbox = Outbox::new(&config.table.to_string())?;
     let payload = payload(options.payload_bytes);
     let began = Instant::now();
@@ -224,9 +234,15 @@ fn paced(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<
             Ok(())
         })?;
     }
-    ensure!(relay.wait_until_idle(Duration::from_secs(60)), "the paced run did not end");
+    ensure!(
+        relay.wait_until_idle(Duration::from_secs(60)),
+        "the paced run did not end"
+    );
     relay.shutdown(config.shutdown_timeout)?;
-    let latencies = times.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+    let latencies = times
+        .latencies
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let millis = |quantile: f64| latencies.value_at_quantile(quantile) as f64 / 1000.0;
     Ok(json!({
         "per_second": options.rate,
@@ -244,15 +260,42 @@ fn show(report: &Value) -> Result<()> {
     for (name, value) in [
         ("messages", output::grouped(number("messages"))),
         ("payload bytes", output::grouped(number("payload_bytes"))),
-        ("senders, batch", format!("{}, {}", report["senders"], report["batch"])),
-        ("enqueued/s (batches of 1,000)", output::grouped(number("enqueued_per_second"))),
-        ("delivered/s", output::grouped(number("messages_per_second"))),
-        ("own CPU per message", format!("{:.1} µs", number("own_cpu_us_per_message"))),
-        ("WAL per message", format!("{:.0} bytes", number("wal_bytes_per_message"))),
-        ("HOT updates", format!("{:.1} %", 100.0 * number("hot_update_share"))),
-        ("messages per claim", format!("{:.0}", number("messages_per_claim"))),
-        ("messages per settle", format!("{:.0}", number("messages_per_settle"))),
-        ("peak memory", format!("{:.1} MiB", number("peak_memory_mib"))),
+        (
+            "senders, batch",
+            format!("{}, {}", report["senders"], report["batch"]),
+        ),
+        (
+            "enqueued/s (batches of 1,000)",
+            output::grouped(number("enqueued_per_second")),
+        ),
+        (
+            "delivered/s",
+            output::grouped(number("messages_per_second")),
+        ),
+        (
+            "own CPU per message",
+            format!("{:.1} µs", number("own_cpu_us_per_message")),
+        ),
+        (
+            "WAL per message",
+            format!("{:.0} bytes", number("wal_bytes_per_message")),
+        ),
+        (
+            "HOT updates",
+            format!("{:.1} %", 100.0 * number("hot_update_share")),
+        ),
+        (
+            "messages per claim",
+            format!("{:.0}", number("messages_per_claim")),
+        ),
+        (
+            "messages per settle",
+            format!("{:.0}", number("messages_per_settle")),
+        ),
+        (
+            "peak memory",
+            format!("{:.1} MiB", number("peak_memory_mib")),
+        ),
     ] {
         table.add_row([name.to_owned(), value]);
     }
@@ -288,7 +331,10 @@ impl Receiver {
             .spawn()
             .context("cannot start a receiver")?;
         let mut url = String::new();
-        let out = process.stdout.take().context("the receiver has no output")?;
+        let out = process
+            .stdout
+            .take()
+            .context("the receiver has no output")?;
         BufReader::new(out).read_line(&mut url)?;
         ensure!(!url.is_empty(), "the receiver did not say where it listens");
         Ok(Self {
@@ -313,9 +359,11 @@ struct NumberRow {
 }
 
 fn wal_position(conn: &mut PgConnection) -> Result<f64> {
-    Ok(sql_query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number")
-        .get_result::<NumberRow>(conn)?
-        .number)
+    Ok(
+        sql_query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number")
+            .get_result::<NumberRow>(conn)?
+            .number,
+    )
 }
 
 #[derive(diesel::QueryableByName)]
@@ -347,7 +395,8 @@ fn hot_share(conn: &mut PgConnection, schema: &str, stats: Stats) -> Result<f64>
 
 /// User and system time of this process.
 fn cpu_seconds() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").context("no /proc: CPU cannot be measured")?;
+    let stat =
+        std::fs::read_to_string("/proc/self/stat").context("no /proc: CPU cannot be measured")?;
     // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
     let after = stat.rsplit_once(')').context("/proc/self/stat is odd")?.1;
     let ticks: f64 = after
@@ -360,7 +409,8 @@ fn cpu_seconds() -> Result<f64> {
 }
 
 fn peak_memory_mib() -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").context("no /proc: memory cannot be measured")?;
+    let status = std::fs::read_to_string("/proc/self/status")
+        .context("no /proc: memory cannot be measured")?;
     let kib: f64 = status
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:"))

@@ -30,10 +30,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     config.database_url()?;
     let dispatcher = HttpDispatcher::new(&config)?;
-    let mut findings = vec![
-        good("settings", config.summary()),
-        routes(&config),
-    ];
+    let mut findings = vec![good("settings", config.summary()), routes(&config)];
     findings.extend(database(&config, &dispatcher));
     let problems = findings.iter().filter(|finding| !finding.is_good).count();
     if options.json {
@@ -47,8 +44,16 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         }))?;
     } else {
         for finding in &findings {
-            let mark = if finding.is_good { "ok     " } else { "PROBLEM" };
-            output::line(format!("{mark} {:<9} {}", finding.what, output::shown(&finding.detail)))?;
+            let mark = if finding.is_good {
+                "ok     "
+            } else {
+                "PROBLEM"
+            };
+            output::line(format!(
+                "{mark} {:<9} {}",
+                finding.what,
+                output::shown(&finding.detail)
+            ))?;
         }
     }
     if problems > 0 {
@@ -58,11 +63,19 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 }
 
 fn good(what: &'static str, detail: String) -> Finding {
-    Finding { what, is_good: true, detail }
+    Finding {
+        what,
+        is_good: true,
+        detail,
+    }
 }
 
 fn bad(what: &'static str, detail: String) -> Finding {
-    Finding { what, is_good: false, detail }
+    Finding {
+        what,
+        is_good: false,
+        detail,
+    }
 }
 
 fn routes(config: &Config) -> Finding {
@@ -75,7 +88,10 @@ fn routes(config: &Config) -> Finding {
         lines.push("every other topic -> OUTBOX_URL".to_owned());
     }
     if lines.is_empty() {
-        return bad("routes", "there is no route and no OUTBOX_URL: nothing can be sent".to_owned());
+        return bad(
+            "routes",
+            "there is no route and no OUTBOX_URL: nothing can be sent".to_owned(),
+        );
     }
     good("routes", lines.join("; "))
 }
@@ -90,19 +106,34 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => return vec![bad("database", error.to_string())],
     };
     let mut findings = match admin::server_version(&mut conn) {
-        Ok(version) => vec![good("database", format!("connected to PostgreSQL {version}"))],
+        Ok(version) => vec![good(
+            "database",
+            format!("connected to PostgreSQL {version}"),
+        )],
         Err(error) => return vec![bad("database", error.to_string())],
     };
     if let Err(error) = admin::check_schema(&mut conn, &config.table) {
         findings.push(bad("schema", error.to_string()));
         return findings;
     }
-    findings.push(good("schema", format!("outbox {} has all that this version uses", config.table)));
+    findings.push(good(
+        "schema",
+        format!("outbox {} has all that this version uses", config.table),
+    ));
     match admin::topics(&mut conn, &config.table) {
-        Ok(topics) => findings.extend(topics.iter().map(|topic| match dispatcher.destination_of(topic) {
-            Some(destination) => good("topic", format!("{topic} -> {destination}")),
-            None => bad("topic", format!("{topic} waits and nothing serves it (NO_ROUTE)")),
-        })),
+        Ok(topics) => {
+            findings.extend(
+                topics
+                    .iter()
+                    .map(|topic| match dispatcher.destination_of(topic) {
+                        Some(destination) => good("topic", format!("{topic} -> {destination}")),
+                        None => bad(
+                            "topic",
+                            format!("{topic} waits and nothing serves it (NO_ROUTE)"),
+                        ),
+                    }),
+            )
+        }
         Err(error) => findings.push(bad("topics", error.to_string())),
     }
     findings

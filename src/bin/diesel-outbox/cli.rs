@@ -56,7 +56,11 @@ impl SettingFlags {
             .given
             .iter()
             .map(|(variable, value)| (*variable, value))
-            .chain(variables.iter().map(|(variable, value)| (variable.as_str(), value)))
+            .chain(
+                variables
+                    .iter()
+                    .map(|(variable, value)| (variable.as_str(), value)),
+            )
             .find(|(variable, _)| *variable == "OUTBOX_CONFIG")
             .map(|(_, path)| path);
         if let Some(path) = path {
@@ -68,7 +72,10 @@ impl SettingFlags {
         for (variable, value) in &self.given {
             config.set(variable, value).map_err(|error| {
                 let reason = error.to_string();
-                let reason = reason.strip_prefix(&format!("{variable}: ")).unwrap_or(&reason).to_owned();
+                let reason = reason
+                    .strip_prefix(&format!("{variable}: "))
+                    .unwrap_or(&reason)
+                    .to_owned();
                 ConfigError::new(format!("--{} ({variable})", flag_of(variable)), reason)
             })?;
         }
@@ -97,7 +104,10 @@ impl Args for SettingFlags {
                 Arg::new(setting.variable)
                     .long(Str::from(flag_of(setting.variable)))
                     .value_name(value_name(setting.variable))
-                    .help(format!("{} [env: {}]{default}", setting.summary, setting.variable))
+                    .help(format!(
+                        "{} [env: {}]{default}",
+                        setting.summary, setting.variable
+                    ))
                     .help_heading("Settings")
                     .global(true),
             )

@@ -106,13 +106,20 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     admin::check_schema(&mut conn, &config.table)?;
     match &options.action {
         Action::List { which, limit, json } => {
-            let letters =
-                admin::dead_letters(&mut conn, &config.table, &which.filter()?, i64::from(*limit))?;
+            let letters = admin::dead_letters(
+                &mut conn,
+                &config.table,
+                &which.filter()?,
+                i64::from(*limit),
+            )?;
             list(&letters, *json)
         }
         Action::Show { id, json } => {
             let Some(letter) = admin::dead_letter(&mut conn, &config.table, *id)? else {
-                bail!("there is no dead letter with the id {id} in outbox {}", config.table);
+                bail!(
+                    "there is no dead letter with the id {id} in outbox {}",
+                    config.table
+                );
             };
             show(&letter, *json)
         }
@@ -178,7 +185,9 @@ fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
         return output::json(&as_json(letter));
     }
     let optional = |text: &Option<String>| output::shown(text.as_deref().unwrap_or("-"));
-    let status = letter.http_status.map_or("-".to_owned(), |status| status.to_string());
+    let status = letter
+        .http_status
+        .map_or("-".to_owned(), |status| status.to_string());
     for (name, value) in [
         ("id", letter.sequence.to_string()),
         ("message id", letter.message_id.to_string()),
@@ -207,7 +216,11 @@ fn change(
     which: &Which,
     all: &All,
     verb: &str,
-    action: fn(&mut PgConnection, &diesel_outbox::OutboxName, &[i64]) -> Result<usize, diesel_outbox::DatabaseError>,
+    action: fn(
+        &mut PgConnection,
+        &diesel_outbox::OutboxName,
+        &[i64],
+    ) -> Result<usize, diesel_outbox::DatabaseError>,
 ) -> Result<()> {
     if which.is_empty() && !all.all {
         return Err(ConfigError::new(
@@ -217,7 +230,11 @@ fn change(
         .into());
     }
     if !which.is_empty() && all.all {
-        return Err(ConfigError::new("--all", "it stands for itself: leave ids, --topic and --reason out").into());
+        return Err(ConfigError::new(
+            "--all",
+            "it stands for itself: leave ids, --topic and --reason out",
+        )
+        .into());
     }
     let found = admin::matching_dead_letters(conn, &config.table, &which.filter()?)?;
     let missing: Vec<String> = which
@@ -227,7 +244,10 @@ fn change(
         .map(ToString::to_string)
         .collect();
     if !missing.is_empty() {
-        bail!("no dead letter to {verb} with the id {}; nothing was changed", missing.join(", "));
+        bail!(
+            "no dead letter to {verb} with the id {}; nothing was changed",
+            missing.join(", ")
+        );
     }
     if all.all && !all.yes && !found.is_empty() && !confirmed(verb, found.len(), config)? {
         bail!("nothing was changed");
@@ -236,7 +256,11 @@ fn change(
     if all.json {
         return output::json(&json!({ "matched": found.len(), "changed": changed }));
     }
-    let ending = if verb == "requeue" { "requeued" } else { "discarded" };
+    let ending = if verb == "requeue" {
+        "requeued"
+    } else {
+        "discarded"
+    };
     let kept = found.len() - changed;
     if kept > 0 {
         return output::line(format!(
@@ -251,7 +275,10 @@ fn confirmed(verb: &str, count: usize, config: &Config) -> Result<bool> {
         eprintln!("--all asks first; without a terminal say --yes, too");
         return Ok(false);
     }
-    eprint!("{verb} all {count} dead letters of outbox {}? [y/N] ", config.table);
+    eprint!(
+        "{verb} all {count} dead letters of outbox {}? [y/N] ",
+        config.table
+    );
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))

@@ -48,8 +48,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     config.destinations.clear();
 
     let mut conn = admin::connect(config.database_url()?, "demo", Duration::from_secs(30))?;
-    conn.batch_execute(&format!("DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}"))
-        .context("cannot make a schema for the demo")?;
+    conn.batch_execute(&format!(
+        "DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}"
+    ))
+    .context("cannot make a schema for the demo")?;
     let result = play(options, &mut config, &mut conn);
     conn.batch_execute(&format!("DROP SCHEMA {SCHEMA} CASCADE"))
         .context("cannot remove the demo's schema")?;
@@ -61,11 +63,15 @@ fn play(options: &Options, config: &mut Config, conn: &mut PgConnection) -> Resu
     for done in admin::migrate(conn, &config.table)? {
         output::line(format!("   {done}"))?;
     }
-    conn.batch_execute(&format!("CREATE TABLE {SCHEMA}.orders (id int PRIMARY KEY, euro int NOT NULL)"))?;
+    conn.batch_execute(&format!(
+        "CREATE TABLE {SCHEMA}.orders (id int PRIMARY KEY, euro int NOT NULL)"
+    ))?;
 
     let seen = Arc::new(Mutex::new(Seen::default()));
     let address = start_receiver(Arc::clone(&seen))?;
-    output::line(format!("2. an HTTP receiver on http://{address}/events, which refuses every fifth order at first"))?;
+    output::line(format!(
+        "2. an HTTP receiver on http://{address}/events, which refuses every fifth order at first"
+    ))?;
 
     config.set("OUTBOX_URL", &format!("http://{address}/events"))?;
     let relay = Relay::from_config(config.clone()).start()?;
@@ -84,14 +90,24 @@ fn play(options: &Options, config: &mut Config, conn: &mut PgConnection) -> Resu
     let mut summary = output::table(&["what", "count"]);
     summary
         .add_row(["orders committed", &committed.to_string()])
-        .add_row(["orders rolled back", &(options.orders as usize - committed).to_string()])
+        .add_row([
+            "orders rolled back",
+            &(options.orders as usize - committed).to_string(),
+        ])
         .add_row(["requests at the receiver", &requests.to_string()])
-        .add_row(["attempts that failed and were repeated", &stats.retried.to_string()])
+        .add_row([
+            "attempts that failed and were repeated",
+            &stats.retried.to_string(),
+        ])
         .add_row(["messages delivered", &stats.delivered.to_string()])
         .add_row(["different messages at the receiver", &delivered.to_string()]);
     output::line("5. summary")?;
     output::line(summary)?;
-    ensure!(everything_settled, "not everything was delivered within {} s", PATIENCE.as_secs());
+    ensure!(
+        everything_settled,
+        "not everything was delivered within {} s",
+        PATIENCE.as_secs()
+    );
     ensure!(
         delivered == committed && stats.delivered == committed as u64,
         "{committed} orders were committed, and {delivered} messages arrived"
@@ -115,7 +131,10 @@ fn start_receiver(seen: Arc<Mutex<Seen>>) -> Result<std::net::SocketAddr> {
         }
         drop(seen);
         // The receiver goes on without an audience.
-        let _ = output::line(format!("   received {} {order} (attempt {attempt}): {status}", request.header("ce-type").unwrap_or("?")));
+        let _ = output::line(format!(
+            "   received {} {order} (attempt {attempt}): {status}",
+            request.header("ce-type").unwrap_or("?")
+        ));
         status
     })
 }
@@ -126,9 +145,14 @@ fn take_orders(orders: u32, config: &Config, conn: &mut PgConnection) -> Result<
     let mut committed = 0;
     for id in 1..=orders {
         let result = conn.transaction(|conn| {
-            sql_query(format!("INSERT INTO {SCHEMA}.orders VALUES ({id}, {})", id * 10)).execute(conn)?;
-            let message = NewMessage::new("order.paid", &json!({ "order_id": id, "euro": id * 10 }))?
-                .idempotency_key(format!("order-{id}-paid"));
+            sql_query(format!(
+                "INSERT INTO {SCHEMA}.orders VALUES ({id}, {})",
+                id * 10
+            ))
+            .execute(conn)?;
+            let message =
+                NewMessage::new("order.paid", &json!({ "order_id": id, "euro": id * 10 }))?
+                    .idempotency_key(format!("order-{id}-paid"));
             let enqueued = outbox.enqueue(conn, message)?;
             if id.is_multiple_of(ROLLED_BACK) {
                 bail!(RolledBack);
@@ -138,10 +162,15 @@ fn take_orders(orders: u32, config: &Config, conn: &mut PgConnection) -> Result<
         match result {
             Ok(enqueued) => {
                 committed += 1;
-                output::line(format!("   order {id} committed with message {}", enqueued.sequence))?;
+                output::line(format!(
+                    "   order {id} committed with message {}",
+                    enqueued.sequence
+                ))?;
             }
             Err(error) if error.is::<RolledBack>() => {
-                output::line(format!("   order {id} rolled back, and its message with it"))?;
+                output::line(format!(
+                    "   order {id} rolled back, and its message with it"
+                ))?;
             }
             Err(error) => return Err(error),
         }
@@ -158,7 +187,10 @@ fn wait_until_settled(conn: &mut PgConnection, name: &OutboxName) -> Result<bool
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         let overview = admin::overview(conn, name)?;
-        let live = overview.counts.iter().any(|row| !matches!(row.status.as_str(), "delivered" | "dead"));
+        let live = overview
+            .counts
+            .iter()
+            .any(|row| !matches!(row.status.as_str(), "delivered" | "dead"));
         if !live {
             return Ok(true);
         }

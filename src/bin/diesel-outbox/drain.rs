@@ -91,7 +91,11 @@ fn report(options: &Options, stats: Stats, elapsed: Duration) -> Result<()> {
     let seconds = elapsed.as_secs_f64();
     let processed = stats.processed() + stats.retried;
     let failed = stats.dead + stats.retried;
-    let rate = if seconds > 0.0 { processed as f64 / seconds } else { 0.0 };
+    let rate = if seconds > 0.0 {
+        processed as f64 / seconds
+    } else {
+        0.0
+    };
     if options.json {
         return output::json(&json!({
             "processed": processed,

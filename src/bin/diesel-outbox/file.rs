@@ -6,8 +6,9 @@ use toml::{Table, Value};
 
 /// Reads the file at `path` into `config`.
 pub(crate) fn apply(path: &str, config: &mut Config) -> Result<(), ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| ConfigError::new("OUTBOX_CONFIG", format!("cannot read {path:?}: {error}")))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        ConfigError::new("OUTBOX_CONFIG", format!("cannot read {path:?}: {error}"))
+    })?;
     apply_text(&text, config)
         .map_err(|error| ConfigError::new(path, error.to_string().trim_end().to_owned()))
 }
@@ -29,7 +30,10 @@ fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
                 }
             }
             ("destinations", _) => {
-                return Err(ConfigError::new("destinations", "write [destinations.NAME] tables"));
+                return Err(ConfigError::new(
+                    "destinations",
+                    "write [destinations.NAME] tables",
+                ));
             }
             ("routes", _) => return Err(ConfigError::new("routes", "write [[routes]] tables")),
             ("config", _) => return Err(ConfigError::new("config", "a file names no other file")),
@@ -65,7 +69,10 @@ fn scalar(key: &str, value: Value) -> Result<String, ConfigError> {
         Value::Boolean(switch) => Ok(switch.to_string()),
         other => Err(ConfigError::new(
             key,
-            format!("it is of type {}; text, a number or a switch is needed", other.type_str()),
+            format!(
+                "it is of type {}; text, a number or a switch is needed",
+                other.type_str()
+            ),
         )),
     }
 }
@@ -154,8 +161,14 @@ mod tests {
             ("bacth = 5", "bacth"),
             ("batch = 1.5", "batch"),
             ("lease = \"soon\"", "lease"),
-            ("[destinations.a]\nurll = \"http://a\"", "destinations.a.url"),
-            ("[destinations.a]\nurl = \"http://a\"\nsecret = \"x\"", "destinations.a.secret"),
+            (
+                "[destinations.a]\nurll = \"http://a\"",
+                "destinations.a.url",
+            ),
+            (
+                "[destinations.a]\nurl = \"http://a\"\nsecret = \"x\"",
+                "destinations.a.secret",
+            ),
             ("[destinations.a]\nurl = \"a\"", "destinations.a.url"),
             ("[[routes]]\ntopic = \"a\"", "routes[0].to"),
             ("[routes]\ntopic = \"a\"", "routes"),

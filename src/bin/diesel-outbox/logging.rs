@@ -42,13 +42,17 @@ fn text(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
 }
 
 fn is_plain(text: &str) -> bool {
-    text.chars().all(|c| c.is_alphanumeric() || "-_.:/@*".contains(c))
+    text.chars()
+        .all(|c| c.is_alphanumeric() || "-_.:/@*".contains(c))
 }
 
 fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
     let mut line = Map::new();
     line.insert("time".to_owned(), out.timestamp_millis().to_string().into());
-    line.insert("level".to_owned(), record.level().as_str().to_lowercase().into());
+    line.insert(
+        "level".to_owned(),
+        record.level().as_str().to_lowercase().into(),
+    );
     line.insert("target".to_owned(), record.target().into());
     line.insert("message".to_owned(), record.args().to_string().into());
     line.extend(pairs(record));

@@ -21,7 +21,11 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if options.print {
-        let direction = if options.down { Direction::Down } else { Direction::Up };
+        let direction = if options.down {
+            Direction::Down
+        } else {
+            Direction::Up
+        };
         return output::line(admin::migration_sql(direction).trim_end());
     }
     let config = settings.load()?;

@@ -48,21 +48,23 @@ pub(crate) fn start(
     let listener = TcpListener::bind(("127.0.0.1", port)).context("cannot listen")?;
     let address = listener.local_addr()?;
     let answer = Arc::new(answer);
-    std::thread::Builder::new().name("receiver".to_owned()).spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let answer = Arc::clone(&answer);
-            let spawned = std::thread::Builder::new()
-                .name("receive".to_owned())
-                .spawn(move || {
-                    if let Err(error) = serve(stream, &*answer) {
-                        log::debug!("receiver: {error:#}");
-                    }
-                });
-            if let Err(error) = spawned {
-                log::error!("receiver: cannot start a thread: {error}");
+    std::thread::Builder::new()
+        .name("receiver".to_owned())
+        .spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let answer = Arc::clone(&answer);
+                let spawned = std::thread::Builder::new()
+                    .name("receive".to_owned())
+                    .spawn(move || {
+                        if let Err(error) = serve(stream, &*answer) {
+                            log::debug!("receiver: {error:#}");
+                        }
+                    });
+                if let Err(error) = spawned {
+                    log::error!("receiver: cannot start a thread: {error}");
+                }
             }
-        }
-    })?;
+        })?;
     Ok(address)
 }
 
@@ -74,7 +76,9 @@ fn serve(stream: TcpStream, answer: &(impl Fn(&Received) -> u16 + ?Sized)) -> Re
     while let Some(request) = read(&mut reader, &mut head)? {
         let status = answer(&request);
         let reason = if status == 200 { "OK" } else { "No" };
-        writer.write_all(format!("HTTP/1.1 {status} {reason}\r\ncontent-length: 0\r\n\r\n").as_bytes())?;
+        writer.write_all(
+            format!("HTTP/1.1 {status} {reason}\r\ncontent-length: 0\r\n\r\n").as_bytes(),
+        )?;
     }
     Ok(())
 }
@@ -83,7 +87,10 @@ fn read(reader: &mut BufReader<TcpStream>, head: &mut Vec<u8>) -> Result<Option<
     head.clear();
     loop {
         let before = head.len();
-        let read = reader.by_ref().take(MOST_HEAD_BYTES as u64).read_until(b'\n', head)?;
+        let read = reader
+            .by_ref()
+            .take(MOST_HEAD_BYTES as u64)
+            .read_until(b'\n', head)?;
         if read == 0 {
             return Ok(None);
         }

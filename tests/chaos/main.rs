@@ -1,0 +1,4 @@
+//! What kills relays and databases, one after the other: each test has the machine to itself.
+
+#[path = "../support.rs"]
+mod support;

@@ -1,0 +1,454 @@
+//! The acceptance scenarios W-101 to W-105 and T-1 to T-7, each a test of its name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use diesel::{Connection, RunQueryDsl, sql_query};
+use diesel_outbox::{Dispatcher, Message, NewMessage, Outcome, Response};
+use serde_json::json;
+
+use crate::support::{Database, Receiver, Running, eventually, finish};
+
+#[test]
+fn w_101_pending_then_sending_then_delivered() {
+    let database = Database::new();
+    let sequence = database.enqueue("order.paid", json!({ "n": 1 }));
+    assert_eq!(database.count("pending"), 1);
+
+    // The receiver holds its answer until the test has seen the message being sent.
+    let (go, gone) = crossbeam_channel::bounded::<()>(0);
+    let receiver = Receiver::start(move |_, stream| {
+        let _ = gone.recv();
+        std::io::Write::write_all(stream, &crate::support::status(200))
+    });
+    let relay = database
+        .relay()
+        .lease(Duration::from_secs(60))
+        .send_timeout(Duration::from_secs(20))
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    receiver.wait_for(1);
+    assert_eq!(database.count("sending"), 1);
+    go.send(()).expect("the receiver waits");
+    eventually("it is delivered", || database.count("delivered") == 1);
+
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+    assert_eq!(database.number("SELECT sequence FROM {o}_ledger"), sequence);
+    assert_eq!(database.number("SELECT http_status FROM {o}_ledger"), 200);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+}
+
+#[test]
+fn w_102_a_timeout_then_success_on_the_second_attempt() {
+    let database = Database::new();
+    let calls = AtomicUsize::new(0);
+    let receiver = Receiver::start(move |_, stream| {
+        if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        std::io::Write::write_all(stream, &crate::support::status(200))
+    });
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let relay = database
+        .relay()
+        .send_timeout(Duration::from_millis(300))
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("the first attempt fails", || {
+        database
+            .text("SELECT max(last_error_code) FROM {o}")
+            .as_deref()
+            == Some("TIMEOUT")
+            || database.count("delivered") == 1
+    });
+    eventually("it is delivered", || database.count("delivered") == 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
+    let requests = receiver.requests();
+    assert_eq!(requests[0].header("outbox-attempt"), Some("1"));
+    assert_eq!(requests[1].header("outbox-attempt"), Some("2"));
+    assert_eq!(requests[0].id(), requests[1].id());
+    drop(relay);
+}
+
+#[test]
+fn w_103_the_relay_is_killed_and_another_delivers_after_its_lease() {
+    let database = Database::new();
+    let hangs = Receiver::start(|_, _| {
+        std::thread::sleep(Duration::from_secs(600));
+        Ok(())
+    });
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let mut first = database.binary(&["run"]);
+    first
+        .env("OUTBOX_URL", hangs.url())
+        .env("OUTBOX_LEASE", "2500ms");
+    let first = Running::start(first);
+    hangs.wait_for(1);
+    first.kill();
+    assert_eq!(database.count("sending"), 1);
+
+    let receiver = Receiver::ok();
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("it is delivered", || database.count("delivered") == 1);
+    // One attempt for the relay that died, one for the one that delivered.
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
+    assert_eq!(relay.stats().taken_over, 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+}
+
+#[test]
+fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
+    let database = Database::new();
+    let failing = Receiver::answering(|_| 500);
+    let sequence = database.enqueue("order.paid", json!({ "n": 1 }));
+    let relay = database
+        .relay()
+        .max_attempts(3)
+        .url(&failing.url())
+        .start()
+        .expect("a relay");
+    eventually("it is dead", || database.count("dead") == 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(failing.count(), 3);
+    assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
+    assert_eq!(
+        database.text("SELECT reason FROM {o}_dead").as_deref(),
+        Some("SERVER_ERROR")
+    );
+    assert_eq!(
+        database.text("SELECT status FROM {o}_ledger").as_deref(),
+        Some("dead")
+    );
+
+    finish(database.binary(&["dead", "requeue", &sequence.to_string()])).code(0);
+    assert_eq!(database.count("pending"), 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
+    assert_eq!(database.number("SELECT sequence FROM {o}"), sequence);
+
+    let receiver = Receiver::ok();
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("it is delivered", || database.count("delivered") == 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(database.count("dead"), 0);
+    assert_eq!(
+        database.text("SELECT status FROM {o}_ledger").as_deref(),
+        Some("delivered")
+    );
+}
+
+#[test]
+fn w_105_what_the_ledger_has_as_delivered_is_settled_without_sending() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let message = |n: i32| {
+        NewMessage::new("order.paid", &json!({ "n": n }))
+            .expect("JSON")
+            .idempotency_key("order-1")
+    };
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    database.enqueue_message(message(1));
+    eventually("it is delivered", || database.count("delivered") == 1);
+
+    // The same key and content again, by the library and by plain SQL.
+    database.enqueue_message(message(1));
+    eventually("it is settled", || relay.stats().deduplicated == 1);
+    database.execute("INSERT INTO {o} (topic, payload, idempotency_key) VALUES ('order.paid', '{\"n\":1}', 'order-1')");
+    eventually("it is settled", || relay.stats().deduplicated == 2);
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+
+    // The same key with other content.
+    database.enqueue_message(message(2));
+    eventually("it is dead", || database.count("dead") == 1);
+    assert_eq!(
+        database.text("SELECT reason FROM {o}_dead").as_deref(),
+        Some("IDEMPOTENCY_CONFLICT")
+    );
+    assert_eq!(
+        database.text("SELECT status FROM {o}_ledger").as_deref(),
+        Some("delivered")
+    );
+    assert_eq!(receiver.count(), 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+}
+
+#[test]
+fn t_1_a_rollback_leaves_nothing() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    let outbox = database.outbox();
+    database.execute(&format!(
+        "CREATE TABLE {}.orders (id int)",
+        database.schema()
+    ));
+    let result = database
+        .connect()
+        .transaction::<(), diesel::result::Error, _>(|conn| {
+            sql_query(format!(
+                "INSERT INTO {}.orders VALUES (1)",
+                database.schema()
+            ))
+            .execute(conn)?;
+            let message = NewMessage::new("order.paid", &1).expect("JSON");
+            outbox.enqueue(conn, message).expect("enqueued");
+            Err(diesel::result::Error::RollbackTransaction)
+        });
+    assert!(result.is_err());
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+    assert_eq!(
+        database.number(&format!(
+            "SELECT count(*) FROM {}.orders",
+            database.schema()
+        )),
+        0
+    );
+    // What was committed after it arrives, and it alone.
+    database.enqueue("order.shipped", json!(2));
+    let requests = receiver.wait_for(1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(requests[0].header("ce-type"), Some("order.shipped"));
+    assert_eq!(receiver.count(), 1);
+}
+
+#[test]
+fn t_2_two_relays_never_claim_one_message_twice() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.enqueue_many(3000);
+    let relays: Vec<_> = (0..2)
+        .map(|_| {
+            database
+                .relay()
+                .batch(50)
+                .url(&receiver.url())
+                .start()
+                .expect("a relay")
+        })
+        .collect();
+    eventually("all are delivered", || database.count("delivered") == 3000);
+    let delivered: Vec<u64> = relays.iter().map(|relay| relay.stats().delivered).collect();
+    for relay in relays {
+        relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+        assert_eq!(relay.stats().conflicts, 0);
+    }
+    assert_eq!(receiver.count(), 3000, "no message was sent twice");
+    assert_eq!(receiver.ids().len(), 3000);
+    assert_eq!(delivered.iter().sum::<u64>(), 3000);
+    assert!(
+        delivered.iter().all(|count| *count > 0),
+        "both had a share: {delivered:?}"
+    );
+}
+
+#[test]
+fn t_3_a_lease_that_is_over_gives_its_messages_back() {
+    let database = Database::new();
+    // A relay that died: its lease is over, and it had claimed two messages; one it had tried
+    // before, in the same way.
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() - interval '1 s')",
+    );
+    let lease = database.number("SELECT id FROM {o}_lease");
+    for (n, code) in [(1, "NULL"), (2, "'ABANDONED'")] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, locked_by, locked_at, last_error_code) VALUES ('order.paid', '{n}', {lease}, now(), {code})"
+        ));
+    }
+    let receiver = Receiver::ok();
+    let relay = database
+        .relay()
+        .backoff(diesel_outbox::Backoff::Table(vec![Duration::from_secs(
+            3600,
+        )]))
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("the first is delivered at once", || {
+        database.count("delivered") == 1
+    });
+    // The second was abandoned before: it waits as after any failed attempt.
+    eventually("the second waits", || database.count("retrying") == 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(receiver.requests()[0].body, b"1");
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}"), 1);
+    assert_eq!(
+        database.text("SELECT last_error_code FROM {o}").as_deref(),
+        Some("ABANDONED")
+    );
+}
+
+#[test]
+fn t_4_backoff_then_dead_and_still_readable() {
+    let database = Database::new();
+    let receiver = Receiver::start(|_, stream| {
+        std::io::Write::write_all(
+            stream,
+            b"HTTP/1.1 500 No\r\ncontent-length: 8\r\n\r\nnot\0now\n",
+        )
+    });
+    let sequence = database.enqueue("order.paid", json!({ "secret": "sauce" }));
+    let delays = [100, 300].map(Duration::from_millis).to_vec();
+    let relay = database
+        .relay()
+        .max_attempts(3)
+        .backoff(diesel_outbox::Backoff::Table(delays))
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("it is dead", || database.count("dead") == 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    let at: Vec<_> = receiver
+        .requests()
+        .iter()
+        .map(|request| request.at)
+        .collect();
+    assert_eq!(at.len(), 3);
+    assert!(at[1] - at[0] >= Duration::from_millis(100));
+    assert!(at[2] - at[1] >= Duration::from_millis(300));
+
+    let shown = finish(database.binary(&["dead", "show", &sequence.to_string(), "--json"]))
+        .code(0)
+        .json();
+    assert_eq!(shown["payload"]["secret"], "sauce");
+    assert_eq!(shown["reason"], "SERVER_ERROR");
+    assert_eq!(shown["http_status"], 500);
+    assert_eq!(shown["attempts"], 3);
+    // What PostgreSQL cannot store, or a terminal would obey, is not stored.
+    assert_eq!(shown["response"], "not\u{fffd}now\n");
+    assert!(!shown["last_error"].to_string().contains("sauce"));
+}
+
+#[test]
+fn t_5_the_cleaner_removes_only_old_settled_rows() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+             status, attempts, created_at, settled_at)
+         SELECT n::text, '', n, gen_random_uuid(), 't', '', 'delivered', 1, now(),
+                CASE WHEN n <= 2500 THEN now() - interval '2 h' ELSE now() END
+           FROM generate_series(1, 2600) n",
+    );
+    // As old, and not settled: one waits, one is dead.
+    database.execute(
+        "INSERT INTO {o} (topic, payload, created_at, available_at)
+         VALUES ('t', '1', now() - interval '2 h', now() + interval '1 h')",
+    );
+    database.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
+             available_at, created_at, attempts, reason, died_at)
+         VALUES (1000000, gen_random_uuid(), 't', '', '1', 'k', now(), now(), 1, 'GONE', now() - interval '2 h')",
+    );
+    let relay = database.relay().retention(None).start().expect("a relay");
+    assert!(relay.wait_until_idle(Duration::from_secs(10)));
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger"),
+        2600,
+        "a cleaner that is off removes nothing"
+    );
+
+    let relay = database
+        .relay()
+        .retention(Some(Duration::from_secs(3600)))
+        .start()
+        .expect("a relay");
+    eventually("old rows are removed", || {
+        database.number("SELECT count(*) FROM {o}_ledger") == 100
+    });
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(database.number("SELECT count(*) FROM {o}_ledger"), 100);
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 1);
+}
+
+/// Claims, and dies before it sends.
+struct Stuck(Arc<AtomicUsize>);
+
+impl Dispatcher for Stuck {
+    fn dispatch(&self, _: &Message) -> Outcome {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_secs(5));
+        Outcome::Delivered(Response::default())
+    }
+}
+
+#[test]
+fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    // Claimed by a process that was killed between the claim and the send: so much the database
+    // knows of it.
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() + interval '1 s')",
+    );
+    database
+        .execute("UPDATE {o} SET locked_by = (SELECT max(id) FROM {o}_lease), locked_at = now()");
+    let receiver = Receiver::ok();
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    let requests = receiver.wait_for(1);
+    assert_eq!(requests[0].json(), json!({ "n": 1 }));
+    eventually("it is delivered", || database.count("delivered") == 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(receiver.count(), 1);
+}
+
+#[test]
+fn t_7_a_stale_relays_settle_changes_nothing() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let calls = Arc::new(AtomicUsize::new(0));
+    let stale = database
+        .relay()
+        .dispatcher(Stuck(Arc::clone(&calls)))
+        .start()
+        .expect("a relay");
+    eventually("the stale relay sends", || {
+        calls.load(Ordering::SeqCst) == 1
+    });
+    // Its lease is over, as after a long pause of its process, and another relay takes over.
+    database.execute("UPDATE {o}_lease SET expires_at = now() - interval '1 s'");
+    let failing = Receiver::answering(|_| 400);
+    let relay = database
+        .relay()
+        .url(&failing.url())
+        .start()
+        .expect("a relay");
+    eventually("the other relay has settled it", || {
+        database.count("dead") == 1
+    });
+    eventually("the stale relay's settle is refused", || {
+        stale.stats().conflicts == 1
+    });
+    assert_eq!(database.count("dead"), 1);
+    assert_eq!(database.count("delivered"), 0);
+    assert_eq!(stale.stats().delivered, 0);
+    assert_eq!(stale.stats().leases_lost, 1);
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    stale.shutdown(Duration::from_secs(5)).expect("a clean end");
+}

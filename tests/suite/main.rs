@@ -1,0 +1,6 @@
+//! Tests against a real PostgreSQL and real sockets. Each module is a part of the contract.
+
+#[path = "../support.rs"]
+mod support;
+
+mod acceptance;

@@ -1,0 +1,536 @@
+//! What the tests share: a schema of PostgreSQL for each, receivers on real sockets, the binary,
+//! and waiting for conditions instead of time.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses a part of it"
+)]
+
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use diesel::connection::SimpleConnection;
+use diesel::sql_types::{BigInt, Nullable, Text};
+use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
+use diesel_outbox::{Backoff, NewMessage, Outbox, Relay, RelayBuilder};
+
+/// By then a condition holds, or the test fails. Machines differ; no test waits for as long as this.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds. Fails with `what`.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(
+            Instant::now() < until,
+            "this did not happen within {PATIENCE:?}: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The database that `scripts/with-postgres` has started.
+pub fn database_url() -> String {
+    std::env::var("DATABASE_URL").unwrap_or_else(|_| {
+        panic!("DATABASE_URL is not set: run `make test`, or `scripts/with-postgres cargo test --features cli`")
+    })
+}
+
+/// An outbox in a schema of its own, removed when dropped.
+pub struct Database {
+    pub url: String,
+    schema: String,
+}
+
+impl Database {
+    pub fn new() -> Self {
+        Self::at(&database_url())
+    }
+
+    /// In the database at `url`.
+    pub fn at(url: &str) -> Self {
+        static MIGRATED: Once = Once::new();
+        let mut conn = PgConnection::establish(url).expect("PostgreSQL is there");
+        if url == database_url() {
+            MIGRATED.call_once(|| {
+                let mut conn = PgConnection::establish(url).expect("PostgreSQL is there");
+                diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name"))
+                    .expect("migrations run");
+            });
+        } else {
+            diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name"))
+                .expect("migrations run");
+        }
+        let schema = format!("t_{}", uuid::Uuid::now_v7().simple());
+        conn.batch_execute(&format!(
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
+        ))
+        .expect("an outbox");
+        Self {
+            url: url.to_owned(),
+            schema,
+        }
+    }
+
+    pub fn connect(&self) -> PgConnection {
+        PgConnection::establish(&self.url).expect("PostgreSQL is there")
+    }
+
+    /// `schema.outbox`
+    pub fn name(&self) -> String {
+        format!("{}.outbox", self.schema)
+    }
+
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    pub fn outbox(&self) -> Outbox {
+        Outbox::new(&self.name()).expect("a name")
+    }
+
+    /// A relay with short times, so that tests are quick.
+    pub fn relay(&self) -> RelayBuilder {
+        Relay::builder(&self.url)
+            .outbox(&self.name())
+            .concurrency(4)
+            .poll_interval(Duration::from_millis(20))
+            .send_timeout(Duration::from_millis(1000))
+            .lease(Duration::from_secs(3))
+            .backoff(Backoff::Table(vec![Duration::from_millis(50)]))
+    }
+
+    /// The binary with settings for this outbox and short times.
+    pub fn binary(&self, arguments: &[&str]) -> Command {
+        let mut command = binary(arguments);
+        command
+            .env("DATABASE_URL", &self.url)
+            .env("OUTBOX_TABLE", self.name())
+            .env("OUTBOX_POLL_INTERVAL", "50ms")
+            .env("OUTBOX_SEND_TIMEOUT", "1s")
+            .env("OUTBOX_LEASE", "3s")
+            .env("OUTBOX_BACKOFF", "100ms");
+        command
+    }
+
+    /// Runs SQL in which `{o}` stands for the outbox's name: `SELECT … FROM {o}_ledger`.
+    pub fn execute(&self, sql: &str) -> usize {
+        sql_query(sql.replace("{o}", &self.name()))
+            .execute(&mut self.connect())
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The error of SQL that has to fail.
+    pub fn refused(&self, sql: &str) -> String {
+        sql_query(sql.replace("{o}", &self.name()))
+            .execute(&mut self.connect())
+            .expect_err(sql)
+            .to_string()
+    }
+
+    /// One number, for example of `SELECT count(*) FROM {o}`.
+    pub fn number(&self, select: &str) -> i64 {
+        sql_query(format!(
+            "SELECT ({})::bigint AS value",
+            select.replace("{o}", &self.name())
+        ))
+        .get_result::<NumberRow>(&mut self.connect())
+        .unwrap_or_else(|error| panic!("{select}: {error}"))
+        .value
+    }
+
+    /// One text, or none.
+    pub fn text(&self, select: &str) -> Option<String> {
+        sql_query(format!(
+            "SELECT ({})::text AS value",
+            select.replace("{o}", &self.name())
+        ))
+        .get_result::<TextRow>(&mut self.connect())
+        .unwrap_or_else(|error| panic!("{select}: {error}"))
+        .value
+    }
+
+    /// How many messages are in this state, by the view.
+    pub fn count(&self, status: &str) -> i64 {
+        self.number(&format!(
+            "SELECT count(*) FROM {{o}}_messages WHERE status = '{status}'"
+        ))
+    }
+
+    /// Enqueues one message in a transaction of its own; returns its sequence.
+    pub fn enqueue(&self, topic: &str, payload: serde_json::Value) -> i64 {
+        self.enqueue_message(NewMessage::new(topic, &payload).expect("JSON"))
+    }
+
+    pub fn enqueue_message(&self, message: NewMessage) -> i64 {
+        let outbox = self.outbox();
+        self.connect()
+            .transaction(|conn| outbox.enqueue(conn, message))
+            .expect("enqueued")
+            .sequence
+            .0
+    }
+
+    /// Enqueues `count` messages of the topic `order.paid`: `{"n":0}`, `{"n":1}`, …
+    pub fn enqueue_many(&self, count: usize) {
+        let outbox = self.outbox();
+        let mut conn = self.connect();
+        let numbers: Vec<usize> = (0..count).collect();
+        for chunk in numbers.chunks(1000) {
+            let batch = chunk.iter().map(|n| {
+                NewMessage::new("order.paid", &serde_json::json!({ "n": n })).expect("JSON")
+            });
+            outbox.enqueue_batch(&mut conn, batch).expect("enqueued");
+        }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // A test that took the server down has nothing to clean.
+        if let Ok(mut conn) = PgConnection::establish(&self.url) {
+            let _ = conn.batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema));
+        }
+    }
+}
+
+#[derive(QueryableByName)]
+struct NumberRow {
+    #[diesel(sql_type = BigInt)]
+    value: i64,
+}
+
+#[derive(QueryableByName)]
+struct TextRow {
+    #[diesel(sql_type = Nullable<Text>)]
+    value: Option<String>,
+}
+
+/// A request that a receiver got.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Method, target and version.
+    pub line: String,
+    headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+    pub at: Instant,
+}
+
+impl Request {
+    /// The value of the header of this name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    pub fn id(&self) -> String {
+        self.header("webhook-id")
+            .expect("every request has an id")
+            .to_owned()
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).expect("JSON")
+    }
+}
+
+/// An HTTP receiver on a real socket. It writes what `answer` says, byte for byte.
+pub struct Receiver {
+    pub address: SocketAddr,
+    state: Arc<ReceiverState>,
+}
+
+type Answer = dyn Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync;
+
+struct ReceiverState {
+    requests: Mutex<Vec<Request>>,
+    arrived: Condvar,
+    stopping: AtomicBool,
+    answer: Box<Answer>,
+}
+
+/// The bytes of an answer without a body.
+pub fn status(code: u16) -> Vec<u8> {
+    format!("HTTP/1.1 {code} Reason\r\ncontent-length: 0\r\n\r\n").into_bytes()
+}
+
+impl Receiver {
+    /// Answers each request with a status.
+    pub fn answering(status_of: impl Fn(&Request) -> u16 + Send + Sync + 'static) -> Self {
+        Self::start(move |request, stream| stream.write_all(&status(status_of(request))))
+    }
+
+    pub fn ok() -> Self {
+        Self::answering(|_| 200)
+    }
+
+    /// Answers by writing to the connection, which stays open unless `answer` fails.
+    pub fn start(
+        answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(ReceiverState {
+            requests: Mutex::default(),
+            arrived: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            answer: Box::new(answer),
+        });
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if shared.stopping.load(Ordering::Acquire) {
+                    return;
+                }
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || {
+                    // A connection's end, whoever ends it, is not the receiver's.
+                    let _ = shared.serve(stream);
+                });
+            }
+        });
+        Self { address, state }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/events", self.address)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Request>> {
+        self.state
+            .requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn requests(&self) -> Vec<Request> {
+        self.lock().clone()
+    }
+
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// The ids that arrived, each once.
+    pub fn ids(&self) -> HashSet<String> {
+        self.lock().iter().map(Request::id).collect()
+    }
+
+    /// How often each id arrived.
+    pub fn arrivals(&self) -> HashMap<String, usize> {
+        let mut arrivals = HashMap::new();
+        for request in self.lock().iter() {
+            *arrivals.entry(request.id()).or_default() += 1;
+        }
+        arrivals
+    }
+
+    /// Waits until so many requests have arrived.
+    pub fn wait_for(&self, count: usize) -> Vec<Request> {
+        let requests = self.lock();
+        let (requests, timeout) = self
+            .state
+            .arrived
+            .wait_timeout_while(requests, PATIENCE, |requests| requests.len() < count)
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(
+            !timeout.timed_out(),
+            "{} of {count} requests arrived within {PATIENCE:?}",
+            requests.len()
+        );
+        requests.clone()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.state.stopping.store(true, Ordering::Release);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl ReceiverState {
+    fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        let mut reader = BufReader::new(stream.try_clone()?);
+        while let Some(request) = read_request(&mut reader)? {
+            let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            requests.push(request.clone());
+            drop(requests);
+            self.arrived.notify_all();
+            (self.answer)(&request, &mut stream)?;
+        }
+        Ok(())
+    }
+}
+
+fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Request>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let mut headers = Vec::new();
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        let Some((name, value)) = header.trim_end().split_once(':') else {
+            break;
+        };
+        headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    let length = headers
+        .iter()
+        .find(|(name, _)| name == "content-length")
+        .map_or(0, |(_, value)| value.parse().expect("a length"));
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(Some(Request {
+        line: line.trim_end().to_owned(),
+        headers,
+        body,
+        at: Instant::now(),
+    }))
+}
+
+/// The binary, with nothing of this process's environment that concerns it.
+pub fn binary(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_diesel-outbox"));
+    for (variable, _) in std::env::vars() {
+        if variable.starts_with("OUTBOX_")
+            || variable.starts_with("DATABASE_URL")
+            || variable == "RUST_LOG"
+        {
+            command.env_remove(variable);
+        }
+    }
+    command.args(arguments);
+    command
+}
+
+/// What a finished command wrote, as text.
+pub struct Finished {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+pub fn finish(mut command: Command) -> Finished {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary runs");
+    Finished {
+        status,
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr).into_owned(),
+    }
+}
+
+impl Finished {
+    /// Fails unless the exit code is this one.
+    #[track_caller]
+    pub fn code(self, code: i32) -> Self {
+        assert_eq!(
+            self.status.code(),
+            Some(code),
+            "stdout: {}\nstderr: {}",
+            self.stdout,
+            self.stderr
+        );
+        self
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.stdout))
+    }
+}
+
+/// A binary that runs on, killed when dropped. What it logs is gathered.
+pub struct Running {
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Running {
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let log = Arc::new(Mutex::new(String::new()));
+        let stderr = child.stderr.take().expect("piped");
+        let gathered = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut log = gathered.lock().unwrap_or_else(PoisonError::into_inner);
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        Self { child, log }
+    }
+
+    pub fn log(&self) -> String {
+        self.log
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub fn wait_for_log(&self, text: &str) {
+        eventually(
+            &format!("the log says {text:?}; it says {}", self.log()),
+            || self.log().contains(text),
+        );
+    }
+
+    /// Sends a signal by its name: `TERM`, `STOP`, `CONT`, `KILL`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([format!("-{name}"), self.child.id().to_string()])
+            .status()
+            .expect("kill runs");
+        assert!(status.success(), "kill -{name} failed");
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("our child").is_none()
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        eventually("the process ends", || {
+            self.child.try_wait().expect("our child").is_some()
+        });
+        self.child.wait().expect("our child")
+    }
+
+    pub fn kill(mut self) {
+        self.signal("KILL");
+        self.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
