@@ -373,7 +373,7 @@ impl RelayHandle {
 
     /// Waits until nothing is due and nothing is on its way. `false`: the time was over first.
     pub fn wait_until_idle(&self, timeout: Duration) -> bool {
-        self.shared.idle().wait(timeout)
+        self.shared.wait_until_idle(timeout)
     }
 
     /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became

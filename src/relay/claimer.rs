@@ -64,19 +64,14 @@ impl<'a> Claimer<'a> {
     /// Claims until the relay stops. A full claim is followed at once by another.
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
+            let question = self.shared.idle().question();
             if !self.shared.config.enabled {
-                self.shared.idle().set(true);
+                self.shared.idle().answer(question);
                 self.wait(self.shared.config.poll_interval);
                 continue;
             }
             let Some(lease) = self.shared.lease.current() else {
-                self.shared.idle().set(false);
-                self.wait(
-                    self.shared
-                        .config
-                        .poll_interval
-                        .min(Duration::from_millis(100)),
-                );
+                self.wait(self.shared.config.poll_interval.min(Duration::from_millis(100)));
                 continue;
             };
             let Some(room) = self.room_or_wait() else {
@@ -85,19 +80,19 @@ impl<'a> Claimer<'a> {
             let room = self.within_limit(room);
             let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
             match self.claim(lease, room) {
-                Ok(Found::More) => self.shared.idle().set(false),
+                Ok(Found::More) => {}
                 Ok(Found::Some) => {
-                    self.shared.idle().set(false);
                     self.surveyed = None;
                     self.wait(self.shared.config.poll_interval);
                 }
                 Ok(Found::Nothing) => {
                     self.surveyed = None;
-                    self.shared.idle().set(nothing_in_flight);
+                    if nothing_in_flight {
+                        self.shared.idle().answer(question);
+                    }
                     self.wait(self.shared.config.poll_interval);
                 }
                 Err(_) => {
-                    self.shared.idle().set(false);
                     self.surveyed = None;
                     self.shared.pause(self.session.wait());
                 }

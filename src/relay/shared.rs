@@ -82,7 +82,6 @@ impl Shared {
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.ring();
-        self.idle.set(false);
     }
 
     /// Whether the deadline of a shutdown is over: what cannot be settled is left to the lease.
@@ -116,6 +115,11 @@ impl Shared {
         &self.idle
     }
 
+    /// Waits until nothing is due and nothing in flight. `false`: the time was over first.
+    pub(crate) fn wait_until_idle(&self, timeout: Duration) -> bool {
+        self.idle.wait(timeout, || self.ring())
+    }
+
     /// A session with no connection yet, for the thread that is named after `purpose`.
     pub(crate) fn session(&self, purpose: &'static str, statement_timeout: Duration) -> Session {
         Session::new(
@@ -135,27 +139,44 @@ impl Shared {
     }
 }
 
-/// Whether nothing is due: no claim found anything, and nothing is in flight.
+/// Whether nothing is due: asked by whoever waits for it, answered by the claimer after a look
+/// that began later than the question, found nothing, and had nothing in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
-    is: Mutex<bool>,
+    state: Mutex<IdleState>,
     changed: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct IdleState {
+    asked: u64,
+    answered: u64,
+}
+
 impl Idle {
-    pub(crate) fn set(&self, idle: bool) {
-        *self.is.lock().unwrap_or_else(PoisonError::into_inner) = idle;
+    /// The number of the last question, to be taken before a look.
+    pub(crate) fn question(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).asked
+    }
+
+    /// A look that began after this question found nothing.
+    pub(crate) fn answer(&self, question: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.answered = state.answered.max(question);
         self.changed.notify_all();
     }
 
-    /// Waits until the relay is idle. `false`: the time was over first.
-    pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        let is = self.is.lock().unwrap_or_else(PoisonError::into_inner);
-        let (is, _) = self
+    /// Asks, `ring`s the claimer, and waits for the answer. `false`: the time was over first.
+    fn wait(&self, timeout: Duration, ring: impl FnOnce()) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.asked += 1;
+        let question = state.asked;
+        ring();
+        let (state, _) = self
             .changed
-            .wait_timeout_while(is, timeout, |is| !*is)
+            .wait_timeout_while(state, timeout, |state| state.answered < question)
             .unwrap_or_else(PoisonError::into_inner);
-        *is
+        state.answered >= question
     }
 }
 
