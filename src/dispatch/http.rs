@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -44,9 +45,19 @@ pub struct HttpDispatcher {
 struct Target {
     name: String,
     uri: Uri,
-    agent: Agent,
+    /// One for each sender thread: each keeps its own connection, and none waits for a lock.
+    agents: Vec<Agent>,
 }
 
+/// Numbers the threads that send.
+static NEXT_SLOT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static SLOT: usize = NEXT_SLOT.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Connections that one thread keeps. More than one only where several threads share a slot.
+const IDLE_CONNECTIONS: usize = 4;
 /// Topics without a route that are remembered as logged.
 const MOST_UNROUTED: usize = 1000;
 
@@ -161,15 +172,23 @@ impl Target {
             .proxy(None)
             .no_delay(true)
             .max_response_header_size(64 * 1024)
-            .max_idle_connections(config.concurrency)
-            .max_idle_connections_per_host(config.concurrency)
+            .max_idle_connections(IDLE_CONNECTIONS)
+            .max_idle_connections_per_host(IDLE_CONNECTIONS)
             .max_idle_age(Duration::from_secs(15))
             .user_agent(concat!("diesel-outbox/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(Self {
             name: name.to_owned(),
             uri,
-            agent: Agent::with_parts(agent_config, DefaultConnector::default(), resolver.clone()),
+            agents: (0..config.concurrency)
+                .map(|_| {
+                    Agent::with_parts(
+                        agent_config.clone(),
+                        DefaultConnector::default(),
+                        resolver.clone(),
+                    )
+                })
+                .collect(),
         })
     }
 
@@ -178,7 +197,8 @@ impl Target {
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
-        match self.agent.run(request) {
+        let slot = SLOT.with(|slot| *slot);
+        match self.agents[slot % self.agents.len()].run(request) {
             Ok(answer) => {
                 let retry_after = answer.headers().get(RETRY_AFTER).cloned();
                 let retry_after = retry_after.as_ref().and_then(|value| value.to_str().ok());

@@ -71,7 +71,12 @@ impl<'a> Claimer<'a> {
                 continue;
             }
             let Some(lease) = self.shared.lease.current() else {
-                self.wait(self.shared.config.poll_interval.min(Duration::from_millis(100)));
+                self.wait(
+                    self.shared
+                        .config
+                        .poll_interval
+                        .min(Duration::from_millis(100)),
+                );
                 continue;
             };
             let Some(room) = self.room_or_wait() else {

@@ -1,9 +1,9 @@
 //! The settle thread: writes down what became of messages, many at a time.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::Receiver;
 use diesel::PgConnection;
 use diesel::result::{Error, QueryResult};
 
@@ -17,8 +17,10 @@ use crate::status::{ReasonCode, Status};
 use crate::store::lease::LeaseId;
 use crate::store::settle::{self, Delivered, Failed};
 
-/// How long outcomes are gathered when there are fewer than a batch.
+/// How long outcomes are gathered while there are many of them.
 const LINGER: Duration = Duration::from_millis(5);
+/// A batch of no more than this is of a relay with little to do: it settles at once.
+const LIGHT: usize = 16;
 /// Characters of an error that are stored.
 const ERROR_CHARS: usize = 512;
 /// A settle that takes longer than this is given up and tried again.
@@ -89,8 +91,14 @@ impl Settlement {
 /// the relay gives up at its deadline.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let mut session = shared.session("settler", STATEMENT_TIMEOUT);
+    let mut is_busy = false;
     while let Ok(first) = outcomes.recv() {
+        if is_busy {
+            // Not on the channel: each outcome would wake this thread. Ends early at shutdown.
+            let _ = shared.stop_signal().recv_timeout(LINGER);
+        }
         let mut batch = gather(first, outcomes, shared.config.batch);
+        is_busy = batch.len() > LIGHT;
         let mut isolate = false;
         while !batch.is_empty() {
             batch = settle(shared, &mut session, batch, isolate);
@@ -107,18 +115,12 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     }
 }
 
-/// The first outcome and those that come within the linger, up to a batch.
+/// The first outcome and those that wait behind it, up to a batch.
 fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Vec<Settlement> {
-    let deadline = Instant::now() + LINGER;
-    let mut batch = Vec::with_capacity(most.min(1024));
-    batch.push(first);
-    while batch.len() < most {
-        match outcomes.recv_deadline(deadline) {
-            Ok(settlement) => batch.push(settlement),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    batch
+    std::iter::once(first)
+        .chain(outcomes.try_iter())
+        .take(most)
+        .collect()
 }
 
 /// What one statement can settle.

@@ -156,7 +156,10 @@ struct IdleState {
 impl Idle {
     /// The number of the last question, to be taken before a look.
     pub(crate) fn question(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).asked
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .asked
     }
 
     /// A look that began after this question found nothing.
