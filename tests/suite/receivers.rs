@@ -1,0 +1,1025 @@
+//! Receivers of every kind: what each answer, or the lack of one, means for the message, and that
+//! none of them harms the relay or the message after it.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use diesel_outbox::{Destination, NewMessage, RelayBuilder, RelayHandle};
+use serde_json::json;
+
+use crate::support::{Database, Receiver, Request, eventually, finish, status};
+
+/// The limit of a send in these tests: what hangs costs as much.
+const SEND_TIMEOUT: Duration = Duration::from_millis(400);
+
+type Io = std::io::Result<()>;
+
+/// A relay that gives up after two attempts, so that a reason can be read and a repeat be seen.
+fn relay(database: &Database) -> RelayBuilder {
+    database.relay().send_timeout(SEND_TIMEOUT).max_attempts(2)
+}
+
+fn end(relay: &RelayHandle) {
+    assert!(relay.is_healthy(), "the relay is healthy after all that");
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}
+
+/// The first message is treated by `answer`, whatever the attempt; others are answered with 200.
+fn receiver_of(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) -> Receiver {
+    Receiver::start(move |request, stream| {
+        if request.json()["n"] == 1 {
+            answer(stream)
+        } else {
+            stream.write_all(&status(200))
+        }
+    })
+}
+
+/// Sends a message to a receiver that treats it so, and then another one. The first has to die,
+/// after two attempts, of `reason`; the second is delivered.
+#[track_caller]
+fn dies_of(reason: &str, answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) {
+    let database = Database::new();
+    let receiver = receiver_of(answer);
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("the first is dead", || database.count("dead") == 1);
+    assert_eq!(
+        database.text("SELECT reason FROM {o}_dead").as_deref(),
+        Some(reason),
+        "{:?}",
+        database.text("SELECT last_error FROM {o}_dead")
+    );
+    assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 2);
+    let attempts: Vec<_> = receiver
+        .requests()
+        .iter()
+        .map(|request| request.header("outbox-attempt").map(str::to_owned))
+        .collect();
+    assert_eq!(attempts, [Some("1".to_owned()), Some("2".to_owned())]);
+    assert_eq!(receiver.ids().len(), 1, "both attempts have one id");
+
+    database.enqueue("order.paid", json!({ "n": 2 }));
+    eventually("the second is delivered", || {
+        database.count("delivered") == 1
+    });
+    end(&relay);
+}
+
+/// Sends a message to a receiver that treats it so, and then another one. Both are delivered, the
+/// first by its first attempt.
+#[track_caller]
+fn is_delivered(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) {
+    let database = Database::new();
+    let receiver = receiver_of(answer);
+    // One sender: the second message would meet what the first one left on the connection.
+    let relay = relay(&database)
+        .concurrency(1)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    let first = database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("the first is settled", || {
+        database.number("SELECT count(*) FROM {o}_ledger") == 1
+    });
+    assert_eq!(database.count("delivered"), 1, "it is not dead");
+    let attempts = |sequence: i64| {
+        database.number(&format!(
+            "SELECT attempts FROM {{o}}_ledger WHERE sequence = {sequence}"
+        ))
+    };
+    assert_eq!(attempts(first), 1);
+    let second = database.enqueue("order.paid", json!({ "n": 2 }));
+    eventually("the second is delivered", || {
+        database.count("delivered") == 2
+    });
+    assert_eq!(
+        attempts(second),
+        1,
+        "the second meets nothing of the first one's answer"
+    );
+    assert_eq!(receiver.count(), 2);
+    end(&relay);
+}
+
+/// Answers the reader nothing until it goes away.
+fn until_it_goes(stream: &mut TcpStream) -> Io {
+    // The client's end of the connection: end of file or an error.
+    let _ = stream.read(&mut [0]);
+    Err(std::io::ErrorKind::ConnectionAborted.into())
+}
+
+/// Writes one byte after the other, slowly, for ever.
+fn drip(stream: &mut TcpStream, text: &[u8]) -> Io {
+    for byte in text.iter().cycle() {
+        stream.write_all(&[*byte])?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+// --- Receivers that do not answer ---------------------------------------------------------
+
+#[test]
+fn a_receiver_that_hangs_costs_its_message_an_attempt_by_timeout() {
+    dies_of("TIMEOUT", until_it_goes);
+}
+
+#[test]
+fn a_receiver_that_drips_its_head_costs_its_message_an_attempt_by_timeout() {
+    dies_of("TIMEOUT", |stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nx-a: ")?;
+        drip(stream, b"a")
+    });
+}
+
+#[test]
+fn a_receiver_that_drips_its_body_for_ever_has_the_message() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
+        drip(stream, b"body ")
+    });
+}
+
+#[test]
+fn a_receiver_that_closes_before_it_answers_is_tried_again() {
+    dies_of("CONNECTION_LOST", |_| {
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
+#[test]
+fn a_receiver_that_closes_in_the_middle_of_its_head_is_tried_again() {
+    dies_of("CONNECTION_LOST", |stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le")?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
+/// Accepts connections and treats each by `serve`, in a thread of its own, until the test ends.
+fn listen(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let serve = Arc::new(serve);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let serve = Arc::clone(&serve);
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+/// Sends a message to `url`, where it has to die of `reason`, and another one of another topic to
+/// a good receiver.
+#[track_caller]
+fn dies_at(url: &str, reason: &str, payload: &serde_json::Value, timeout: Duration) -> String {
+    let database = Database::new();
+    let good = Receiver::ok();
+    let relay = relay(&database)
+        .send_timeout(timeout)
+        .lease(3 * timeout)
+        .url(url)
+        .destination(Destination::new("good", &good.url()).expect("a URL"))
+        .route("order.shipped", "good")
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", payload.clone());
+    eventually("the first is dead", || database.count("dead") == 1);
+    let error = database
+        .text("SELECT last_error FROM {o}_dead")
+        .expect("an error");
+    assert_eq!(
+        database.text("SELECT reason FROM {o}_dead").as_deref(),
+        Some(reason),
+        "{error}"
+    );
+    assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 2);
+    database.enqueue("order.shipped", json!(2));
+    eventually("the second is delivered", || {
+        database.count("delivered") == 1
+    });
+    end(&relay);
+    error
+}
+
+/// More than the buffers of a connection hold: a reader that stops is noticed by the writer.
+fn large_payload() -> serde_json::Value {
+    json!("x".repeat(1_000_000))
+}
+
+#[test]
+fn a_receiver_that_closes_after_half_of_the_request_is_tried_again() {
+    let address = listen(|mut stream| {
+        let mut half = vec![0; 100_000];
+        let _ = stream.read_exact(&mut half);
+        let _ = stream.shutdown(Shutdown::Both);
+    });
+    dies_at(
+        &format!("http://{address}/"),
+        "CONNECTION_LOST",
+        &large_payload(),
+        Duration::from_secs(1),
+    );
+}
+
+#[test]
+fn a_receiver_that_resets_is_tried_again() {
+    // Closed with bytes that were not read, a connection is reset.
+    let address = listen(|mut stream| {
+        let _ = stream.read_exact(&mut [0]);
+    });
+    dies_at(
+        &format!("http://{address}/"),
+        "CONNECTION_LOST",
+        &json!(1),
+        Duration::from_secs(1),
+    );
+}
+
+#[test]
+fn a_refused_connection_is_tried_again() {
+    // A port that was free a moment ago: nobody listens there.
+    let address = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a port");
+    dies_at(
+        &format!("http://{address}/"),
+        "CONNECT",
+        &json!(1),
+        Duration::from_secs(1),
+    );
+}
+
+#[test]
+fn a_host_name_that_nobody_has_is_tried_again() {
+    // A resolver without a network needs its time to say so.
+    let error = dies_at(
+        "http://receiver.invalid/",
+        "DNS",
+        &json!(1),
+        Duration::from_secs(25),
+    );
+    assert!(error.contains("receiver.invalid"), "{error}");
+}
+
+// --- TLS ----------------------------------------------------------------------------------
+
+#[test]
+fn tls_with_a_receiver_that_speaks_plain_http_fails_as_tls() {
+    let address = listen(|mut stream| {
+        let _ = stream.read(&mut [0; 1024]);
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read(&mut [0; 1024]);
+    });
+    dies_at(
+        &format!("https://{address}/"),
+        "TLS",
+        &json!(1),
+        Duration::from_secs(1),
+    );
+}
+
+/// `openssl s_server` with a certificate that nobody has signed, killed when dropped.
+struct SelfSigned {
+    server: Child,
+    port: u16,
+}
+
+impl SelfSigned {
+    /// `None`: there is no `openssl` on this machine.
+    fn start() -> Option<Self> {
+        let folder = std::env::temp_dir().join(format!("outbox-tls-{}", uuid::Uuid::now_v7()));
+        std::fs::create_dir(&folder).expect("a folder");
+        let (key, certificate) = (folder.join("key.pem"), folder.join("certificate.pem"));
+        let made = Command::new("openssl")
+            .args([
+                "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+            ])
+            .args([
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                "subjectAltName=DNS:localhost",
+            ])
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .ok()?;
+        assert!(made.success(), "openssl makes a certificate");
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .expect("a port")
+            .port();
+        let mut server = Command::new("openssl")
+            .args(["s_server", "-www", "-accept", &port.to_string()])
+            .arg("-key")
+            .arg(&key)
+            .arg("-cert")
+            .arg(&certificate)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("openssl runs");
+        let stdout = server.stdout.take().expect("piped");
+        let accepts = BufReader::new(stdout)
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains("ACCEPT"));
+        std::fs::remove_dir_all(&folder).expect("our folder");
+        assert!(accepts, "openssl listens on {port}");
+        Some(Self { server, port })
+    }
+}
+
+impl Drop for SelfSigned {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn a_certificate_that_nobody_has_signed_is_refused() {
+    let Some(receiver) = SelfSigned::start() else {
+        eprintln!("left out: there is no openssl here");
+        return;
+    };
+    dies_at(
+        &format!("https://localhost:{}/", receiver.port),
+        "TLS",
+        &json!(1),
+        Duration::from_secs(2),
+    );
+}
+
+// --- Answers that are not HTTP ------------------------------------------------------------
+
+#[test]
+fn an_answer_that_is_not_http_is_a_protocol_failure() {
+    dies_of("PROTOCOL", |stream| {
+        stream.write_all(b"220 mail.example ESMTP ready\r\n\r\n")
+    });
+}
+
+#[test]
+fn an_answer_as_of_http_0_9_is_a_protocol_failure() {
+    dies_of("PROTOCOL", |stream| {
+        stream.write_all(b"<html>ok</html>\n")?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
+#[test]
+fn endless_headers_are_a_protocol_failure() {
+    dies_of("PROTOCOL", |stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
+        loop {
+            stream.write_all(b"x-and-so-on: and so on and so on and so on\r\n")?;
+        }
+    });
+}
+
+#[test]
+fn one_endless_header_is_a_protocol_failure() {
+    dies_of("PROTOCOL", |stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nx-a: ")?;
+        loop {
+            stream.write_all(&[b'a'; 4096])?;
+        }
+    });
+}
+
+// --- Answers with 200 and something wrong with the body -----------------------------------
+
+const TEN_MEGABYTES: usize = 10_000_000;
+
+#[test]
+fn an_answer_of_ten_megabytes_with_a_length_is_a_delivery() {
+    is_delivered(|stream| {
+        stream.write_all(
+            format!("HTTP/1.1 200 OK\r\ncontent-length: {TEN_MEGABYTES}\r\n\r\n").as_bytes(),
+        )?;
+        stream.write_all(&vec![b'x'; TEN_MEGABYTES])
+    });
+}
+
+#[test]
+fn an_answer_of_ten_megabytes_without_a_length_is_a_delivery() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
+        stream.write_all(&vec![b'x'; TEN_MEGABYTES])?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
+#[test]
+fn of_an_endless_body_a_bounded_part_is_read_and_kept() {
+    let database = Database::new();
+    let (sender, written) = mpsc::channel();
+    let sender = Mutex::new(sender);
+    let receiver = Receiver::start(move |_, stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+        let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
+        let mut count = 0;
+        while stream.write_all(&chunk).is_ok() {
+            count += chunk.len();
+        }
+        let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = sender.send(count);
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+    // Long enough that it is the relay, and not its clock, that ends this.
+    let relay = database
+        .relay()
+        .send_timeout(Duration::from_secs(100))
+        .lease(Duration::from_secs(300))
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("it is delivered", || database.count("delivered") == 1);
+    let written = written
+        .recv_timeout(Duration::from_secs(30))
+        .expect("the relay has closed the connection");
+    // What the system's buffers take, and not more.
+    assert!(written < 32 * 1024 * 1024, "{written} bytes were taken");
+    assert_eq!(
+        database.number("SELECT octet_length(response) FROM {o}_ledger"),
+        2048
+    );
+    end(&relay);
+}
+
+#[test]
+fn a_content_length_that_is_too_long_does_not_matter() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nok")?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
+#[test]
+fn a_content_length_that_is_too_long_on_an_open_connection_does_not_matter() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nok")?;
+        until_it_goes(stream)
+    });
+}
+
+#[test]
+fn a_content_length_that_is_too_short_does_not_matter() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok, thanks")
+    });
+}
+
+#[test]
+fn a_body_in_wrong_chunks_does_not_matter() {
+    is_delivered(|stream| {
+        stream.write_all(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nwhat?\r\nok\r\n0\r\n\r\n",
+        )
+    });
+}
+
+#[test]
+fn a_body_that_is_not_utf_8_does_not_matter() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n\xff\xfe\0\x1b\x80")
+    });
+}
+
+#[test]
+fn a_204_is_a_delivery() {
+    is_delivered(|stream| stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n"));
+}
+
+#[test]
+fn an_answer_of_http_1_0_is_a_delivery() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nok")?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
+#[test]
+fn interim_answers_before_the_200_are_passed_over() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        stream.write_all(b"HTTP/1.1 103 Early Hints\r\nlink: </style.css>; rel=preload\r\n\r\n")?;
+        stream.write_all(&status(200))
+    });
+}
+
+#[test]
+fn an_interim_answer_and_nothing_after_it_is_no_delivery() {
+    dies_of("TIMEOUT", |stream| {
+        stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        until_it_goes(stream)
+    });
+}
+
+// --- Statuses -----------------------------------------------------------------------------
+
+#[test]
+fn a_redirect_is_a_failed_attempt_and_never_followed() {
+    let database = Database::new();
+    let target = Receiver::ok();
+    let location = target.url();
+    let receiver = Receiver::start(move |request, stream| {
+        let status = request.json()["status"].clone();
+        if status == 200 {
+            return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        }
+        stream.write_all(
+            format!(
+                "HTTP/1.1 {status} Elsewhere\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n"
+            )
+            .as_bytes(),
+        )
+    });
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    for status in [301, 302, 303, 307, 308] {
+        database.enqueue("order.paid", json!({ "status": status }));
+    }
+    eventually("all are dead", || database.count("dead") == 5);
+    assert_eq!(
+        database.number(
+            "SELECT count(*) FROM {o}_dead WHERE reason = 'REDIRECT' AND attempts = 2
+               AND http_status = (payload->>'status')::int"
+        ),
+        5
+    );
+    assert_eq!(receiver.count(), 10);
+    assert_eq!(target.count(), 0, "nobody was led there");
+    database.enqueue("order.paid", json!({ "status": 200 }));
+    eventually("the next is delivered", || database.count("delivered") == 1);
+    end(&relay);
+}
+
+#[test]
+fn a_refusal_for_good_kills_the_message_at_once_and_others_are_tried_again() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| {
+        let status = request.json()["status"].as_u64().expect("a status");
+        u16::try_from(status).expect("a status")
+    });
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    let cases = [
+        (400, "REJECTED", 1),
+        (413, "REJECTED", 1),
+        (415, "REJECTED", 1),
+        (422, "REJECTED", 1),
+        (410, "GONE", 1),
+        (401, "CLIENT_ERROR", 2),
+        (403, "CLIENT_ERROR", 2),
+        (404, "CLIENT_ERROR", 2),
+        (409, "CLIENT_ERROR", 2),
+        (429, "RATE_LIMITED", 2),
+        (500, "SERVER_ERROR", 2),
+        (503, "SERVER_ERROR", 2),
+    ];
+    for (status, _, _) in cases {
+        database.enqueue("order.paid", json!({ "status": status }));
+    }
+    eventually("all are dead", || {
+        usize::try_from(database.count("dead")) == Ok(cases.len())
+    });
+    for (status, reason, attempts) in cases {
+        let found = database.text(&format!(
+            "SELECT reason || ' ' || attempts || ' ' || http_status FROM {{o}}_dead
+              WHERE payload->>'status' = '{status}'"
+        ));
+        assert_eq!(found, Some(format!("{reason} {attempts} {status}")));
+        let sent = receiver
+            .requests()
+            .iter()
+            .filter(|request| request.json()["status"] == status)
+            .count();
+        assert_eq!(sent, attempts, "{status}");
+    }
+    database.enqueue("order.paid", json!({ "status": 200 }));
+    eventually("the next is delivered", || database.count("delivered") == 1);
+    end(&relay);
+}
+
+#[test]
+fn the_next_attempt_is_not_before_what_retry_after_says_in_either_form() {
+    let database = Database::new();
+    let not_before: Arc<Mutex<HashMap<String, SystemTime>>> = Arc::default();
+    let (early, told) = (mpsc::channel(), Arc::clone(&not_before));
+    let (early, was_early) = (Mutex::new(early.0), early.1);
+    let receiver = Receiver::start(move |request, stream| {
+        let now = SystemTime::now();
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(not_before) = told.get(&request.id()) {
+            if now < *not_before {
+                let early = early.lock().unwrap_or_else(PoisonError::into_inner);
+                let _ = early.send(request.json());
+            }
+            return stream.write_all(&status(200));
+        }
+        let (value, until) = if request.json()["form"] == "date" {
+            // A date has no fractions.
+            let second = now
+                .duration_since(UNIX_EPOCH)
+                .expect("after 1970")
+                .as_secs()
+                + 2;
+            let until = UNIX_EPOCH + Duration::from_secs(second);
+            (httpdate(second), until)
+        } else {
+            ("1".to_owned(), now + Duration::from_secs(1))
+        };
+        told.insert(request.id(), until);
+        let status = &request.json()["status"];
+        stream.write_all(
+            format!("HTTP/1.1 {status} Later\r\nretry-after: {value}\r\ncontent-length: 0\r\n\r\n")
+                .as_bytes(),
+        )
+    });
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    for status in [408, 425, 429, 503] {
+        for form in ["seconds", "date"] {
+            database.enqueue("order.paid", json!({ "status": status, "form": form }));
+        }
+    }
+    eventually("all are delivered", || database.count("delivered") == 8);
+    assert_eq!(
+        was_early.try_iter().collect::<Vec<_>>(),
+        Vec::<serde_json::Value>::new(),
+        "these came too early"
+    );
+    assert_eq!(receiver.count(), 16);
+    end(&relay);
+}
+
+/// A date of HTTP, from the server that knows how to write one.
+fn httpdate(seconds: u64) -> String {
+    Database::new()
+        .text(&format!(
+            "SELECT to_char(to_timestamp({seconds}) AT TIME ZONE 'UTC', 'Dy, DD Mon YYYY HH24:MI:SS \"GMT\"')"
+        ))
+        .expect("a date")
+}
+
+// --- Connections --------------------------------------------------------------------------
+
+#[test]
+fn many_messages_share_few_connections() {
+    let database = Database::new();
+    let peers: Arc<Mutex<HashSet<SocketAddr>>> = Arc::default();
+    let seen = Arc::clone(&peers);
+    let receiver = Receiver::start(move |_, stream| {
+        let peer = stream.peer_addr()?;
+        seen.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(peer);
+        stream.write_all(&status(200))
+    });
+    database.enqueue_many(500);
+    let relay = relay(&database)
+        .concurrency(4)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("all are delivered", || database.count("delivered") == 500);
+    let peers = peers.lock().unwrap_or_else(PoisonError::into_inner).len();
+    assert!(peers <= 4, "{peers} connections for four senders");
+    end(&relay);
+}
+
+#[test]
+fn a_receiver_that_closes_idle_connections_loses_nothing() {
+    let database = Database::new();
+    let receiver = Receiver::start(|_, stream| {
+        // It says nothing of it beforehand.
+        stream.write_all(&status(200))?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+    let relay = database
+        .relay()
+        .concurrency(2)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    for n in 0..20 {
+        database.enqueue("order.paid", json!({ "n": n }));
+        eventually("it is delivered", || database.count("delivered") == n + 1);
+    }
+    assert_eq!(receiver.ids().len(), 20);
+    end(&relay);
+}
+
+#[test]
+fn no_proxy_is_taken_from_the_environment() {
+    let database = Database::new();
+    let proxy = Receiver::ok();
+    let receiver = Receiver::ok();
+    database.enqueue("order.paid", json!(1));
+    let mut drain = database.binary(&["drain"]);
+    drain.env("OUTBOX_URL", receiver.url());
+    for variable in [
+        "HTTP_PROXY",
+        "http_proxy",
+        "HTTPS_PROXY",
+        "https_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ] {
+        drain.env(variable, format!("http://{}", proxy.address));
+    }
+    drain.env_remove("NO_PROXY").env_remove("no_proxy");
+    finish(drain).code(0);
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(proxy.count(), 0);
+    assert_eq!(database.count("delivered"), 1);
+}
+
+// --- What a request looks like ------------------------------------------------------------
+
+/// Reads one request as its bytes: the lines of its head, and its body.
+fn read_raw(stream: &mut TcpStream) -> (Vec<String>, Vec<u8>) {
+    let mut reader = BufReader::new(stream);
+    let head: Vec<String> = (&mut reader)
+        .lines()
+        .map(|line| line.expect("a line"))
+        .take_while(|line| !line.is_empty())
+        .collect();
+    let length = head
+        .iter()
+        .find_map(|line| {
+            line.to_lowercase()
+                .strip_prefix("content-length:")
+                .map(str::to_owned)
+        })
+        .expect("a length");
+    let mut body = vec![0; length.trim().parse().expect("a number")];
+    reader.read_exact(&mut body).expect("a body");
+    (head, body)
+}
+
+#[test]
+fn a_request_has_these_headers_and_no_others() {
+    let database = Database::new();
+    let (sender, requests) = mpsc::channel();
+    let sender = Mutex::new(sender);
+    let address = listen(move |mut stream| {
+        let request = read_raw(&mut stream);
+        let sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(request).expect("the test waits");
+        let _ = stream.write_all(&status(200));
+    });
+    let message = NewMessage::new("order.paid", &json!({ "n": 1 }))
+        .expect("JSON")
+        .idempotency_key("order \"7\"\\ä")
+        .ordering_key("Straße 7")
+        .header("X-Shop", "Berlin")
+        .header("ce-region", "eu")
+        .header("authorization", "Bearer t")
+        .trace_context(
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            Some("vendor=1"),
+        );
+    let id = message.message_id().to_string();
+    let before = SystemTime::now();
+    let sequence = database.enqueue_message(message);
+    let relay = relay(&database)
+        .url(&format!("http://{address}/hooks/in?a=b"))
+        .start()
+        .expect("a relay");
+    let (head, body) = requests
+        .recv_timeout(Duration::from_secs(30))
+        .expect("a request");
+    eventually("it is delivered", || database.count("delivered") == 1);
+    end(&relay);
+
+    assert_eq!(head[0], "POST /hooks/in?a=b HTTP/1.1");
+    assert_eq!(body, br#"{"n":1}"#);
+    let mut headers: HashMap<&str, &str> = HashMap::new();
+    for line in &head[1..] {
+        let (name, value) = line.split_once(": ").expect("a header");
+        assert_eq!(headers.insert(name, value), None, "{name} is there once");
+    }
+    let mut take = |name: &str| headers.remove(name).unwrap_or_else(|| panic!("no {name}"));
+
+    // Times: this attempt's in Unix seconds, the message's in RFC 3339, by clocks of one machine.
+    let unix = |time: SystemTime| {
+        time.duration_since(UNIX_EPOCH)
+            .expect("after 1970")
+            .as_secs()
+    };
+    let timestamp: u64 = take("webhook-timestamp").parse().expect("Unix seconds");
+    assert!((unix(before)..=unix(SystemTime::now())).contains(&timestamp));
+    let time = take("ce-time");
+    assert!(
+        database.number(&format!(
+            "SELECT count(*) FROM {{o}}_ledger WHERE created_at = '{time}'::timestamptz"
+        )) == 1,
+        "{time} is when it was enqueued"
+    );
+    assert!(time.ends_with('Z') && time.contains('T'), "{time}");
+
+    let sequence = sequence.to_string();
+    let source = format!("diesel-outbox/{}", database.name());
+    let agent = format!("diesel-outbox/{}", env!("CARGO_PKG_VERSION"));
+    let host = address.to_string();
+    for (name, expected) in [
+        ("host", host.as_str()),
+        ("content-type", "application/json"),
+        ("content-length", "7"),
+        ("webhook-id", &id),
+        ("idempotency-key", r#""order \"7\"\\%C3%A4""#),
+        ("outbox-attempt", "1"),
+        ("user-agent", &agent),
+        ("ce-specversion", "1.0"),
+        ("ce-id", &id),
+        ("ce-source", &source),
+        ("ce-type", "order.paid"),
+        ("ce-sequence", &sequence),
+        ("ce-partitionkey", "Stra%C3%9Fe%207"),
+        ("ce-region", "eu"),
+        ("x-shop", "Berlin"),
+        ("authorization", "Bearer t"),
+        (
+            "traceparent",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
+        ("tracestate", "vendor=1"),
+        ("accept", "*/*"),
+    ] {
+        assert_eq!(take(name), expected, "{name}");
+    }
+    assert_eq!(headers, HashMap::new(), "these were not expected");
+}
+
+#[test]
+fn the_body_is_what_was_stored_byte_for_byte() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let payload = " { \"b\" : 1.0e+2 ,\t\"a\":[ ],\n\r\n \"b\": \"\\u00e4\u{e4}\\/ \u{1f600}\" } ";
+    database.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload) VALUES ('order.paid', '{payload}')"
+    ));
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("it is delivered", || database.count("delivered") == 1);
+    end(&relay);
+    assert_eq!(
+        String::from_utf8(receiver.requests()[0].body.clone()).as_deref(),
+        Ok(payload)
+    );
+}
+
+#[test]
+fn a_topic_and_keys_in_any_language_arrive_percent_encoded() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, idempotency_key)
+         VALUES ('заказ.100%', '1', '東京', 'ключ')",
+    );
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("it is delivered", || database.count("delivered") == 1);
+    end(&relay);
+    let request: &Request = &receiver.requests()[0];
+    assert_eq!(
+        request.header("ce-type"),
+        Some("%D0%B7%D0%B0%D0%BA%D0%B0%D0%B7.100%25")
+    );
+    assert_eq!(
+        request.header("ce-partitionkey"),
+        Some("%E6%9D%B1%E4%BA%AC")
+    );
+    assert_eq!(
+        request.header("idempotency-key"),
+        Some("\"%D0%BA%D0%BB%D1%8E%D1%87\"")
+    );
+}
+
+#[test]
+fn a_repeat_has_the_same_ids_and_the_next_attempts_number() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.header("outbox-attempt") {
+        Some("1") => 500,
+        _ => 200,
+    });
+    database.enqueue("order.paid", json!(1));
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("it is delivered", || database.count("delivered") == 1);
+    end(&relay);
+    let requests = receiver.requests();
+    for name in [
+        "webhook-id",
+        "ce-id",
+        "ce-time",
+        "ce-sequence",
+        "idempotency-key",
+    ] {
+        assert_eq!(requests[0].header(name), requests[1].header(name), "{name}");
+    }
+    assert_eq!(requests[1].header("outbox-attempt"), Some("2"));
+}
+
+#[test]
+fn stored_headers_that_cannot_be_sent_kill_the_message_unsent() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for headers in [
+        r#"{"webhook-id": "1"}"#,
+        r#"{"Content-Length": "1"}"#,
+        r#"{"CE-Type": "other"}"#,
+        r#"{"outbox-attempt": "1"}"#,
+        r#"{"x-a": "1\r\nx-b: 2"}"#,
+        r#"{"x a": "1"}"#,
+        r#"{"x-a": 1}"#,
+    ] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, headers) VALUES ('order.paid', '1', '{headers}')"
+        ));
+    }
+    let relay = relay(&database)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("all are dead", || database.count("dead") == 7);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_dead WHERE reason = 'INVALID_HEADER'"),
+        7
+    );
+    assert_eq!(receiver.count(), 0);
+    database.execute(
+        r#"INSERT INTO {o} (topic, payload, headers) VALUES ('order.paid', '1', '{"X-A": "1"}')"#,
+    );
+    eventually("the next is delivered", || database.count("delivered") == 1);
+    assert_eq!(receiver.requests()[0].header("x-a"), Some("1"));
+    end(&relay);
+}
+
+#[test]
+fn one_bad_receiver_does_not_hold_up_another() {
+    let database = Database::new();
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let bad = Receiver::start(move |_, stream| {
+        // Until the test drops its end.
+        let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        stream.write_all(&status(200))
+    });
+    let good = Receiver::ok();
+    database
+        .execute("INSERT INTO {o} (topic, payload) SELECT 'slow', '1' FROM generate_series(1, 2)");
+    let relay = database
+        .relay()
+        .send_timeout(Duration::from_secs(100))
+        .lease(Duration::from_secs(300))
+        .url(&bad.url())
+        .destination(Destination::new("good", &good.url()).expect("a URL"))
+        .route("order.*", "good")
+        .start()
+        .expect("a relay");
+    bad.wait_for(2);
+    database.enqueue_many(50);
+    eventually("the others are delivered", || {
+        database.count("delivered") == 50
+    });
+    assert_eq!(database.count("sending"), 2);
+    drop(go);
+    eventually("the two are delivered, too", || {
+        database.count("delivered") == 52
+    });
+    end(&relay);
+}
