@@ -4,4 +4,7 @@
 mod support;
 
 mod acceptance;
+mod enqueue;
+mod fresh;
 mod receivers;
+mod schema;

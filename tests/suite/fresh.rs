@@ -1,0 +1,93 @@
+//! A database of its own, for tests of what is one per database.
+
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use url::Url;
+
+use crate::support::database_url;
+
+/// An empty database, removed when dropped.
+pub(crate) struct FreshDatabase {
+    pub(crate) name: String,
+    pub(crate) url: String,
+}
+
+impl FreshDatabase {
+    pub(crate) fn new() -> Self {
+        let name = format!("t_{}", uuid::Uuid::now_v7().simple());
+        let mut url = Url::parse(&database_url()).expect("a URL");
+        url.set_path(&name);
+        admin(&format!("CREATE DATABASE {name}"));
+        Self {
+            name,
+            url: url.into(),
+        }
+    }
+
+    pub(crate) fn connect(&self) -> PgConnection {
+        PgConnection::establish(&self.url).expect("PostgreSQL is there")
+    }
+
+    /// Runs statements, as `psql` would.
+    pub(crate) fn execute(&self, sql: &str) {
+        self.connect()
+            .batch_execute(sql)
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// One number.
+    pub(crate) fn number(&self, select: &str) -> i64 {
+        diesel::select(diesel::dsl::sql::<diesel::sql_types::BigInt>(&format!(
+            "({select})::bigint"
+        )))
+        .get_result(&mut self.connect())
+        .unwrap_or_else(|error| panic!("{select}: {error}"))
+    }
+
+    /// What is there besides PostgreSQL's own: tables, views, sequences, indexes, functions.
+    pub(crate) fn objects(&self) -> i64 {
+        self.number(
+            "SELECT (SELECT count(*) FROM pg_class WHERE relnamespace NOT IN
+                        (SELECT oid FROM pg_namespace WHERE nspname ~ '^pg_|^information_schema$'))
+                  + (SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace)",
+        )
+    }
+
+    /// Lets nobody in, and throws out who is.
+    pub(crate) fn close(&self) {
+        admin(&format!(
+            "ALTER DATABASE {} WITH ALLOW_CONNECTIONS false",
+            self.name
+        ));
+        admin(&format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'",
+            self.name
+        ));
+    }
+
+    /// Lets everybody in again.
+    pub(crate) fn open(&self) {
+        admin(&format!(
+            "ALTER DATABASE {} WITH ALLOW_CONNECTIONS true",
+            self.name
+        ));
+    }
+}
+
+fn admin(statement: &str) {
+    let mut conn = PgConnection::establish(&database_url()).expect("PostgreSQL is there");
+    sql_query(statement)
+        .execute(&mut conn)
+        .unwrap_or_else(|error| panic!("{statement}: {error}"));
+}
+
+impl Drop for FreshDatabase {
+    fn drop(&mut self) {
+        if let Ok(mut conn) = PgConnection::establish(&database_url()) {
+            let _ = conn.batch_execute(&format!(
+                "DROP DATABASE IF EXISTS {} WITH (FORCE)",
+                self.name
+            ));
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Migrations, names, and what the tables have to be like.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use diesel::Connection;
+use diesel_outbox::admin::{self, Direction};
+use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError};
+use serde_json::json;
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Database, Receiver, binary, eventually, finish};
+
+/// The binary in this database.
+fn command(database: &FreshDatabase, arguments: &[&str]) -> std::process::Command {
+    let mut command = binary(arguments);
+    command.env("DATABASE_URL", &database.url);
+    command
+}
+
+/// Enqueues with the library, and delivers with the library's relay, in the outbox of this name.
+#[track_caller]
+fn works(database: &FreshDatabase, name: &str) {
+    let receiver = Receiver::ok();
+    let outbox = Outbox::new(name).expect("a name");
+    let message = NewMessage::new("order.paid", &json!({ "n": 1 })).expect("JSON");
+    database
+        .connect()
+        .transaction(|conn| outbox.enqueue(conn, message))
+        .expect("enqueued");
+    let relay = Relay::builder(&database.url)
+        .outbox(name)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    receiver.wait_for(1);
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+    assert_eq!(relay.stats().delivered, 1);
+}
+
+// --- Migrations ---------------------------------------------------------------------------
+
+#[test]
+fn migrating_again_changes_nothing() {
+    let database = FreshDatabase::new();
+    let name = "outbox".parse().expect("a name");
+    let mut conn = database.connect();
+    let done = admin::migrate(&mut conn, &name).expect("migrations run");
+    assert!(!done.is_empty());
+    database.execute("INSERT INTO outbox (topic, payload) VALUES ('t', '1')");
+    let objects = database.objects();
+    let done = admin::migrate(&mut conn, &name).expect("migrations run");
+    assert_eq!(done, Vec::<String>::new());
+    let migrate = finish(command(&database, &["migrate"])).code(0);
+    assert!(migrate.stdout.contains("up to date"), "{}", migrate.stdout);
+    assert_eq!(database.objects(), objects);
+    assert_eq!(database.number("SELECT count(*) FROM outbox"), 1);
+}
+
+#[test]
+fn eight_migrations_at_once_make_one_outbox() {
+    let database = FreshDatabase::new();
+    let migrations: Vec<_> = (0..8)
+        .map(|_| {
+            command(&database, &["migrate"])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("the binary starts")
+        })
+        .collect();
+    let mut created = 0;
+    for migration in migrations {
+        let output = migration.wait_with_output().expect("our child");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        if !String::from_utf8_lossy(&output.stdout).contains("up to date") {
+            created += 1;
+        }
+    }
+    assert_eq!(created, 1, "one of them did it");
+    works(&database, "outbox");
+}
+
+#[test]
+fn migrations_are_recorded_apart_from_the_applications_own() {
+    let database = FreshDatabase::new();
+    database.execute(
+        "CREATE TABLE __diesel_schema_migrations (version varchar(50) PRIMARY KEY, run_on timestamp NOT NULL DEFAULT now());
+         INSERT INTO __diesel_schema_migrations VALUES ('20260101000000')",
+    );
+    finish(command(&database, &["migrate"])).code(0);
+    assert_eq!(
+        database.number("SELECT count(*) FROM __diesel_schema_migrations"),
+        1
+    );
+    assert_eq!(
+        database.number("SELECT count(*) FROM outbox_migrations WHERE version LIKE '2026-%'"),
+        database.number("SELECT count(*) FROM outbox_migrations")
+    );
+    assert!(database.number("SELECT count(*) FROM outbox_migrations") > 0);
+}
+
+#[test]
+fn reverting_leaves_nothing_and_migrating_after_it_works() {
+    let database = FreshDatabase::new();
+    let name = "outbox".parse().expect("a name");
+    let before = database.objects();
+    let mut conn = database.connect();
+    admin::migrate(&mut conn, &name).expect("migrations run");
+    assert!(database.objects() > before);
+    admin::revert_migrations(&mut conn).expect("reverted");
+    assert_eq!(database.objects(), before);
+    admin::migrate(&mut conn, &name).expect("migrations run");
+    works(&database, "outbox");
+}
+
+#[test]
+fn the_printed_sql_makes_a_working_outbox_and_the_printed_down_undoes_it() {
+    let database = FreshDatabase::new();
+    let before = database.objects();
+    // Without a database: it only prints.
+    let up = finish(binary(&["migrate", "--print"])).code(0).stdout;
+    let down = finish(binary(&["migrate", "--print", "--down"]))
+        .code(0)
+        .stdout;
+    assert_eq!(
+        up.trim_end(),
+        admin::migration_sql(Direction::Up).trim_end()
+    );
+    database.execute(&up);
+    works(&database, "outbox");
+    finish(command(&database, &["status"])).code(0);
+    database.execute(&down);
+    assert_eq!(database.objects(), before);
+}
+
+#[test]
+fn psql_runs_the_printed_sql() {
+    let database = FreshDatabase::new();
+    let folder = std::env::var("PG_BINDIR").map(|folder| format!("{folder}/psql"));
+    let psql = |arguments: &[&str]| {
+        std::process::Command::new(folder.as_deref().unwrap_or("psql"))
+            .args([
+                "--no-psqlrc",
+                "--set=ON_ERROR_STOP=1",
+                "--quiet",
+                "--dbname",
+            ])
+            .arg(&database.url)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+    };
+    if psql(&["-c", "SELECT 1"]).is_err() {
+        eprintln!("left out: there is no psql here");
+        return;
+    }
+    for arguments in [
+        ["migrate", "--print"].as_slice(),
+        &["migrate", "--print", "--down"],
+        &["migrate", "--print"],
+    ] {
+        let sql = finish(binary(arguments)).code(0).stdout;
+        let output = psql(&["-c", &sql]).expect("psql runs");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+    }
+    works(&database, "outbox");
+}
+
+// --- Names --------------------------------------------------------------------------------
+
+#[test]
+fn outboxes_of_any_good_name_work_beside_each_other() {
+    let database = FreshDatabase::new();
+    database.execute("CREATE SCHEMA hrm; CREATE SCHEMA \"Select\"");
+    let receiver = Receiver::ok();
+    let names = [
+        "outbox",
+        "org_outbox",
+        "hrm.outbox",
+        "Select.Table",
+        "Order-Events",
+        "order",
+        "select",
+        "_x$1",
+    ];
+    for name in names {
+        let migrate = finish({
+            let mut migrate = command(&database, &["migrate"]);
+            migrate.env("OUTBOX_TABLE", name);
+            migrate
+        })
+        .code(0);
+        assert!(migrate.stdout.contains(name), "{}", migrate.stdout);
+        works(&database, name);
+
+        // The same with the binary, and with plain SQL.
+        let quoted = name.replace('.', "\".\"");
+        database.execute(&format!(
+            "INSERT INTO \"{quoted}\" (topic, payload) VALUES ('order.paid', '\"{name}\"')"
+        ));
+        for arguments in [
+            ["drain", "--json"],
+            ["status", "--json"],
+            ["check", "--json"],
+        ] {
+            let mut command = command(&database, &arguments);
+            command
+                .env("OUTBOX_TABLE", name)
+                .env("OUTBOX_URL", receiver.url());
+            let shown = finish(command).code(0).json();
+            match arguments[0] {
+                "drain" => assert_eq!(shown["delivered"], 1, "{name}"),
+                "status" => assert_eq!(shown["counts"]["delivered"], 2, "{name}"),
+                _ => assert_eq!(shown["ok"], true, "{name}"),
+            }
+        }
+        let requests = receiver.requests();
+        let last = requests.last().expect("a request");
+        assert_eq!(last.json(), json!(name));
+        assert_eq!(
+            last.header("ce-source"),
+            Some(format!("diesel-outbox/{name}").as_str())
+        );
+    }
+    assert_eq!(
+        receiver.count(),
+        names.len(),
+        "each outbox is one of its own"
+    );
+}
+
+#[test]
+fn a_name_that_is_not_one_never_reaches_sql() {
+    let database = FreshDatabase::new();
+    finish(command(&database, &["migrate"])).code(0);
+    let objects = database.objects();
+    let long = "x".repeat(49);
+    for name in [
+        "",
+        ".",
+        "a.",
+        "a.b.c",
+        "1a",
+        "a b",
+        "a\"b",
+        "a'b",
+        "outbox; DROP TABLE outbox",
+        "tabelle_ä",
+        "a\nb",
+        &long,
+    ] {
+        assert!(Outbox::new(name).is_err(), "{name:?}");
+        let error = Relay::builder(&database.url)
+            .outbox(name)
+            .start()
+            .expect_err("not a name");
+        assert!(matches!(error, StartError::Config(_)), "{error:?}");
+        for arguments in [["migrate"], ["status"]] {
+            let mut command = command(&database, &arguments);
+            command.env("OUTBOX_TABLE", name);
+            let refused = finish(command).code(2);
+            assert!(
+                refused.stderr.contains("OUTBOX_TABLE"),
+                "{}",
+                refused.stderr
+            );
+        }
+        let literal = name.replace('\'', "''");
+        for function in ["outbox_create", "outbox_drop"] {
+            let error = diesel::connection::SimpleConnection::batch_execute(
+                &mut database.connect(),
+                &format!("SELECT {function}('{literal}')"),
+            )
+            .expect_err("not a name");
+            assert!(error.to_string().contains("bad outbox name"), "{error}");
+        }
+    }
+    assert_eq!(database.objects(), objects);
+}
+
+#[test]
+fn outbox_drop_removes_everything_of_its_outbox_and_nothing_else() {
+    let database = FreshDatabase::new();
+    database.execute("CREATE SCHEMA hrm");
+    finish(command(&database, &["migrate"])).code(0);
+    let before = database.objects();
+    database.execute("SELECT outbox_create('hrm.Events')");
+    assert!(database.objects() > before);
+    works(&database, "hrm.Events");
+    database.execute("SELECT outbox_drop('hrm.Events')");
+    assert_eq!(database.objects(), before);
+    works(&database, "outbox");
+}
+
+// --- The tables ---------------------------------------------------------------------------
+
+#[test]
+fn no_index_and_no_index_predicate_names_what_a_claim_changes() {
+    let database = Database::new();
+    assert!(
+        database.number(
+            "SELECT count(*) FROM pg_index WHERE indrelid = '{o}'::regclass AND indisvalid"
+        ) >= 3
+    );
+    assert_eq!(
+        database.number(
+            "SELECT count(*) FROM pg_index
+              WHERE indrelid = '{o}'::regclass
+                AND pg_get_indexdef(indexrelid) ~ 'locked_by|locked_at|attempts|last_error'"
+        ),
+        0
+    );
+}
+
+#[test]
+fn a_claim_is_a_hot_update() {
+    let database = Database::new();
+    database.enqueue_many(500);
+    let receiver = Receiver::ok();
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("all are delivered", || database.count("delivered") == 500);
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+    let updates = |column: &str| {
+        database.number(&format!(
+            "SELECT {column} FROM pg_stat_all_tables WHERE relid = '{{o}}'::regclass"
+        ))
+    };
+    eventually("the updates are counted", || updates("n_tup_upd") >= 500);
+    assert_eq!(updates("n_tup_hot_upd"), updates("n_tup_upd"));
+}
+
+#[test]
+fn the_view_shows_every_state() {
+    let database = Database::new();
+    let (go, gone) = crossbeam_channel::bounded::<()>(0);
+    let receiver = Receiver::start(move |request, stream| {
+        let status = match request.json().as_str() {
+            Some("sending") => {
+                // Until the test drops its end.
+                let _ = gone.recv();
+                200
+            }
+            Some("dead") => 400,
+            Some("retrying") => 500,
+            _ => 200,
+        };
+        std::io::Write::write_all(stream, &crate::support::status(status))
+    });
+    for state in ["delivered", "dead", "retrying", "sending"] {
+        database.enqueue("order.paid", json!(state));
+    }
+    database.execute(
+        "INSERT INTO {o} (topic, payload, available_at)
+         VALUES ('order.paid', '\"pending\"', now() + interval '1 day')",
+    );
+    let relay = database
+        .relay()
+        .send_timeout(Duration::from_secs(100))
+        .lease(Duration::from_secs(300))
+        .backoff("1h".parse().expect("a backoff"))
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    receiver.wait_for(4);
+    eventually("three are settled", || {
+        ["delivered", "dead", "retrying"]
+            .iter()
+            .all(|state| database.count(state) == 1)
+    });
+    assert_eq!(
+        database
+            .text("SELECT string_agg(status, ' ' ORDER BY status) FROM {o}_messages")
+            .as_deref(),
+        Some("dead delivered pending retrying sending")
+    );
+    drop(go);
+    eventually("it is delivered", || database.count("delivered") == 2);
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}
+
+#[test]
+fn a_table_that_is_not_as_needed_is_named_and_nothing_starts() {
+    for (change, named) in [
+        ("ALTER TABLE {o} DROP COLUMN digest", "no column digest"),
+        (
+            "ALTER TABLE {o}_ledger DROP COLUMN response",
+            "no column response",
+        ),
+        (
+            "ALTER TABLE {o} ALTER COLUMN digest TYPE text",
+            "column digest",
+        ),
+        ("DROP TABLE {o}_pause", "_pause"),
+        ("DROP VIEW {o}_messages", "_messages"),
+        (
+            "ALTER TABLE {o} DROP CONSTRAINT outbox_idempotency",
+            "no unique index",
+        ),
+        ("SELECT public.outbox_drop('{o}')", "there is no outbox"),
+    ] {
+        let database = Database::new();
+        database.execute(change);
+        let error = database.relay().start().expect_err(change);
+        assert!(
+            matches!(&error, StartError::Database(DatabaseError::Schema(text)) if text.contains(named)),
+            "{change}: {error:?}"
+        );
+        for arguments in [["run"], ["drain"], ["status"], ["check"]] {
+            let mut command = database.binary(&arguments);
+            command.env("OUTBOX_URL", "http://127.0.0.1:9/");
+            let failed = finish(command).code(1);
+            let shown = failed.stdout + &failed.stderr;
+            assert!(shown.contains(named), "{change}: {shown}");
+        }
+    }
+}
