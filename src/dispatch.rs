@@ -1,5 +1,6 @@
 //! One message out, one outcome back.
 
+mod connection;
 mod headers;
 mod http;
 mod resolver;

@@ -10,8 +10,9 @@ use ::http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use ::http::{Method, Request, Uri};
 use ureq::Agent;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::unversioned::transport::{Connector, DefaultConnector, NextTimeout};
 
+use super::connection::OneWriteConnector;
 use super::resolver::{CachingResolver, LookupFailed};
 use super::routes::Routes;
 use super::{Dispatcher, Failure, Outcome, Response, headers, response};
@@ -184,7 +185,7 @@ impl Target {
                 .map(|_| {
                     Agent::with_parts(
                         agent_config.clone(),
-                        DefaultConnector::default(),
+                        DefaultConnector::default().chain(OneWriteConnector),
                         resolver.clone(),
                     )
                 })

@@ -27,8 +27,10 @@ pub(crate) fn connect(
     statement_timeout: Duration,
 ) -> Result<PgConnection, DatabaseError> {
     let url = with_parameters(database_url.expose_secret());
-    let mut conn = PgConnection::establish(&url)
-        .map_err(|error| DatabaseError::Connect(error.to_string().trim().replace('\n', "; ")))?;
+    let mut conn = PgConnection::establish(&url).map_err(|error| {
+        let error = without_password(&error.to_string(), database_url.expose_secret());
+        DatabaseError::Connect(error.trim().replace('\n', "; "))
+    })?;
     let timeout = super::millis(statement_timeout).max(1);
     // Without merge joins: they would read the primary key from the first to the last of a few
     // scattered sequences.
@@ -64,9 +66,84 @@ fn with_parameters(database_url: &str) -> String {
     }
 }
 
+/// libpq quotes what it cannot read, and a password with a `/` or an `@` that is not encoded makes
+/// it read a piece of the password as something else. Every piece that may be one is hidden.
+fn without_password(error: &str, database_url: &str) -> String {
+    let secret = password_of(database_url);
+    let touches_secret = |piece: &str| {
+        !secret.is_empty()
+            && database_url
+                .match_indices(piece)
+                .any(|(at, _)| at < secret.end && at + piece.len() > secret.start)
+    };
+    error
+        .split('"')
+        .map(|piece| {
+            let is_secret = !piece.is_empty() && (piece.contains('@') || touches_secret(piece));
+            if is_secret { "***" } else { piece }
+        })
+        .collect::<Vec<_>>()
+        .join("\"")
+}
+
+/// Where the password stands, or more: of a URL from the user's end to the last `@`, of pairs
+/// from `password` to the end, of anything else all.
+fn password_of(database_url: &str) -> std::ops::Range<usize> {
+    if let Some((scheme, rest)) = database_url.split_once("://") {
+        let begin = scheme.len() + "://".len();
+        let user = rest.find(':').unwrap_or(rest.len());
+        let at = rest.rfind('@').unwrap_or(0);
+        return begin + user..begin + at.max(user);
+    }
+    let begin = match database_url.find("password") {
+        Some(begin) => begin,
+        None if database_url.contains('=') => database_url.len(),
+        None => 0,
+    };
+    begin..database_url.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_piece_of_the_password_is_hidden_and_other_pieces_are_shown() {
+        for (url, error, shown) in [
+            (
+                "postgres://u:se/kret@db/shop",
+                r#"invalid integer value "se" for connection option "port""#,
+                r#"invalid integer value "***" for connection option "port""#,
+            ),
+            (
+                "postgres://u:se@kret@db/shop",
+                r#"could not translate host name "kret@db" to address"#,
+                r#"could not translate host name "***" to address"#,
+            ),
+            (
+                "host=db password=se kret",
+                r#"missing "=" after "kret" in connection info string"#,
+                r#"missing "***" after "***" in connection info string"#,
+            ),
+            (
+                "postgres://u:sekret@db/shop",
+                r#"connection to server at "db", port 5432 failed: FATAL: role "u" does not exist"#,
+                r#"connection to server at "db", port 5432 failed: FATAL: role "u" does not exist"#,
+            ),
+            (
+                "sekret",
+                r#"missing "=" after "sekret" in connection info string"#,
+                r#"missing "=" after "***" in connection info string"#,
+            ),
+            (
+                "postgres://db/shop",
+                r#"could not translate host name "db" to address"#,
+                r#"could not translate host name "db" to address"#,
+            ),
+        ] {
+            assert_eq!(without_password(error, url), shown);
+        }
+    }
 
     #[test]
     fn the_users_parameters_come_last_and_win() {

