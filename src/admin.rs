@@ -177,5 +177,5 @@ pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>,
 /// # Errors
 /// A [`DatabaseError`].
 pub fn server_version(conn: &mut PgConnection) -> Result<String, DatabaseError> {
-    Ok(inspect::server_version(conn)?)
+    Ok(inspect::setting(conn, "server_version")?)
 }

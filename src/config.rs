@@ -287,6 +287,12 @@ pub fn from_env() -> Result<Config, ConfigError> {
     for (variable, value) in relevant_variables()? {
         config.set_variable(&variable, &value)?;
     }
+    if config.config.is_some() {
+        return Err(bad(
+            "OUTBOX_CONFIG",
+            "the library reads no file: set destinations and routes by Relay::builder, or unset it",
+        ));
+    }
     config.validate()?;
     Ok(config)
 }
@@ -725,6 +731,22 @@ mod tests {
             error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_readme_lists_every_setting_with_its_default() {
+        let readme = include_str!("../README.md");
+        for setting in SETTINGS {
+            let default = match setting.default {
+                "" => String::new(),
+                default => format!("`{default}`"),
+            };
+            let row = format!(
+                "| `{}` | {default} | {} |",
+                setting.variable, setting.summary
+            );
+            assert!(readme.contains(&row), "the README has no row {row}");
+        }
     }
 
     #[test]

@@ -63,3 +63,8 @@ pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox};
 pub use crate::relay::{Relay, RelayBuilder, RelayHandle, ShutdownError, StartError, Stats};
 pub use crate::status::{ReasonCode, Status, UnknownWord};
+
+/// The README's examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -396,7 +396,11 @@ impl RelayHandle {
             .shared
             .in_flight
             .load(std::sync::atomic::Ordering::Acquire);
-        let ending = if left == 0 {
+        let keep_lease = self
+            .shared
+            .keep_lease
+            .load(std::sync::atomic::Ordering::Acquire);
+        let ending = if left == 0 && !keep_lease {
             Ending::Clean
         } else {
             Ending::LeaveLease

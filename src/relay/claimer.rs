@@ -16,6 +16,7 @@ use crate::error::DatabaseError;
 use crate::status::ReasonCode;
 use crate::store::claim::{self, Claim, Claimed, Known, TakenOver};
 use crate::store::lease::{self, LeaseId};
+use crate::store::settle;
 
 /// How often, at least, topics and expired leases are looked for.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
@@ -36,6 +37,8 @@ pub(crate) struct Claimer<'a> {
     expired: Vec<i64>,
     announced: HashSet<i64>,
     surveyed: Option<Instant>,
+    /// The lease of a claim that failed: it may have worked, and only its answer been lost.
+    doubtful: Option<LeaseId>,
     /// The largest mean of payload bytes that a claim has shown lately.
     payload_bytes: Option<usize>,
 }
@@ -57,12 +60,21 @@ impl<'a> Claimer<'a> {
             expired: Vec::new(),
             announced: HashSet::new(),
             surveyed: None,
+            doubtful: None,
             payload_bytes: None,
         }
     }
 
     /// Claims until the relay stops. A full claim is followed at once by another.
     pub(crate) fn run(mut self) {
+        self.claim_until_stop();
+        if self.doubtful.is_some() {
+            // The lease has to expire by itself, so that others find what it may hold.
+            self.shared.keep_lease.store(true, Ordering::Release);
+        }
+    }
+
+    fn claim_until_stop(&mut self) {
         while !self.shared.is_stopping() {
             let question = self.shared.idle().question();
             if !self.shared.config.enabled {
@@ -79,6 +91,9 @@ impl<'a> Claimer<'a> {
                 );
                 continue;
             };
+            if self.doubtful.is_some() && !self.resolve_doubt(lease) {
+                continue;
+            }
             let Some(room) = self.room_or_wait() else {
                 continue;
             };
@@ -101,6 +116,38 @@ impl<'a> Claimer<'a> {
                     self.surveyed = None;
                     self.shared.pause(self.session.wait());
                 }
+            }
+        }
+    }
+
+    /// After a claim without an answer the lease may hold messages that nobody here knows of.
+    /// Once everything known is settled, what the lease still holds are those: they are given
+    /// back. `false`: not yet.
+    fn resolve_doubt(&mut self, lease: LeaseId) -> bool {
+        if self.doubtful != Some(lease) {
+            // That lease is over: what it held is taken over.
+            self.doubtful = None;
+            return true;
+        }
+        if self.shared.in_flight.load(Ordering::Acquire) > 0 {
+            self.wait(self.shared.config.poll_interval);
+            return false;
+        }
+        let name = &self.shared.config.table;
+        match self
+            .session
+            .run(|conn| settle::release_all(conn, name, lease))
+        {
+            Ok(count) => {
+                if count > 0 {
+                    log::warn!(event = "claim_undone", lease = lease.0, messages = count; "a claim had worked whose answer was lost: its messages were given back");
+                }
+                self.doubtful = None;
+                true
+            }
+            Err(_) => {
+                self.shared.pause(self.session.wait());
+                false
             }
         }
     }
@@ -180,7 +227,11 @@ impl<'a> Claimer<'a> {
             max_attempts: self.shared.config.max_attempts,
         };
         let name = &self.shared.config.table;
-        let mut claimed = self.session.run(|conn| claim::claim(conn, name, &claim))?;
+        let result = self.session.run(|conn| claim::claim(conn, name, &claim));
+        if result.is_err() {
+            self.doubtful = Some(lease);
+        }
+        let mut claimed = result?;
         let count = claimed.len();
         self.lanes.learn(&lanes, &claimed, count >= room);
         let all_short = lanes.iter().all(|lane| {
@@ -194,6 +245,14 @@ impl<'a> Claimer<'a> {
         if count > 0 {
             add(&self.shared.stats.claims, 1);
             add(&self.shared.stats.claimed, count);
+            let taken_over = claimed
+                .iter()
+                .filter(|c| c.taken_over != TakenOver::No)
+                .count();
+            if taken_over > 0 {
+                add(&self.shared.stats.taken_over, taken_over);
+                log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
+            }
             self.shared.in_flight.fetch_add(count, Ordering::AcqRel);
             let bytes = claimed
                 .iter()
@@ -259,8 +318,7 @@ impl<'a> Claimer<'a> {
             taken_over,
         } = claimed;
         if taken_over != TakenOver::No {
-            add(&self.shared.stats.taken_over, 1);
-            log::warn!(event = "takeover", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
+            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
         }
         let verdict = if known == Known::Delivered {
             Verdict::Deduplicated

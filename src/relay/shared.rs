@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) stats: Counters,
     /// Claimed and not settled yet.
     pub(crate) in_flight: AtomicUsize,
+    /// The lease may hold messages that nobody here knows of.
+    pub(crate) keep_lease: AtomicBool,
     /// Leases whose rows are gone while messages name them.
     pub(crate) vanished: Mutex<Vec<i64>>,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
@@ -65,6 +67,7 @@ impl Shared {
             outage: Arc::default(),
             stats: Counters::default(),
             in_flight: AtomicUsize::new(0),
+            keep_lease: AtomicBool::new(false),
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
             stop,

@@ -115,6 +115,12 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             "there is no outbox {name} in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours"
         )));
     }
+    let encoding = setting(conn, "server_encoding")?;
+    if encoding == "SQL_ASCII" {
+        return Err(DatabaseError::Schema(
+            "the database has the encoding SQL_ASCII, in which text can be anything: UTF8 is needed".to_owned(),
+        ));
+    }
     for (suffix, columns) in COLUMNS {
         let table = name.suffixed(suffix);
         let found: Vec<ColumnRow> = sql_query(
@@ -298,8 +304,10 @@ struct TextRow {
     text: String,
 }
 
-pub(crate) fn server_version(conn: &mut PgConnection) -> QueryResult<String> {
-    sql_query("SELECT current_setting('server_version') AS text")
+/// A setting of the server, such as `server_version`.
+pub(crate) fn setting(conn: &mut PgConnection, name: &str) -> QueryResult<String> {
+    sql_query("SELECT current_setting($1) AS text")
+        .bind::<Text, _>(name)
         .get_result::<TextRow>(conn)
         .map(|row| row.text)
 }

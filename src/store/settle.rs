@@ -212,6 +212,21 @@ pub(crate) fn release(
     .map(only_sequences)
 }
 
+/// Gives everything back that a lease holds: for a relay that knows of nothing it holds. Reads
+/// the whole outbox. Returns how many.
+pub(crate) fn release_all(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+) -> QueryResult<usize> {
+    sql_query(format!(
+        "UPDATE {} SET (locked_by, locked_at) = (NULL, NULL) WHERE locked_by = $1",
+        name.outbox()
+    ))
+    .bind::<BigInt, _>(lease.0)
+    .execute(conn)
+}
+
 /// Which of these messages the ledger has as settled: asked when a settle was repeated because
 /// its answer was lost, to tell "it had worked" from "another relay has them".
 pub(crate) fn settled(
