@@ -20,7 +20,7 @@ pub use self::shared::Stats;
 
 use self::claimer::Claimer;
 use self::heartbeat::Ending;
-use self::shared::{LeaseClock, Shared};
+use self::shared::{LeaseClock, Shared, Signals};
 use crate::backoff::Backoff;
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
@@ -309,9 +309,11 @@ impl RelayHandle {
             dispatcher,
             limit,
             clock,
-            stop_signal,
-            abandon_signal,
-            doorbell,
+            Signals {
+                stop: stop_signal,
+                abandon: abandon_signal,
+                doorbell,
+            },
         ));
         let (ending, ending_signal) = bounded(1);
         let (exit, exits) = bounded(shared.config.concurrency + 8);

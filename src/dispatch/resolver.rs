@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -108,11 +108,15 @@ fn look_up(target: &Target) -> Answer {
         host: target.0.clone(),
         reason,
     };
-    let found: Vec<SocketAddr> = (target.0.as_str(), target.1)
-        .to_socket_addrs()
-        .map_err(|error| failed(error.to_string()))?
-        .take(MOST_ADDRESSES)
-        .collect();
+    let found: Vec<SocketAddr> = match (target.0.as_str(), target.1).to_socket_addrs() {
+        Ok(found) => found.take(MOST_ADDRESSES).collect(),
+        // Known without a lookup (RFC 6761), also where there is no /etc/hosts.
+        Err(_) if target.0.eq_ignore_ascii_case("localhost") => vec![
+            SocketAddr::from((Ipv4Addr::LOCALHOST, target.1)),
+            SocketAddr::from((Ipv6Addr::LOCALHOST, target.1)),
+        ],
+        Err(error) => return Err(failed(error.to_string())),
+    };
     if found.is_empty() {
         return Err(failed("it has no address".to_owned()));
     }

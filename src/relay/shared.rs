@@ -36,15 +36,20 @@ pub(crate) struct Shared {
     pub(crate) vanished: Mutex<Vec<i64>>,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
-    /// Disconnected at shutdown: whoever waits on it wakes.
-    stop: Receiver<()>,
-    /// Disconnected at the deadline of a shutdown.
-    abandon: Receiver<()>,
-    /// Rings the claimer.
-    doorbell: Sender<()>,
+    signals: Signals,
     /// The claimer waits until the queue has room.
     pub(crate) wants_room: AtomicBool,
     idle: Idle,
+}
+
+/// How threads are told something.
+pub(crate) struct Signals {
+    /// Disconnected at shutdown: whoever waits on it wakes.
+    pub(crate) stop: Receiver<()>,
+    /// Disconnected at the deadline of a shutdown.
+    pub(crate) abandon: Receiver<()>,
+    /// Rings the claimer.
+    pub(crate) doorbell: Sender<()>,
 }
 
 impl Shared {
@@ -54,9 +59,7 @@ impl Shared {
         dispatcher: Arc<dyn Dispatcher>,
         limit: Option<u64>,
         lease: LeaseClock,
-        stop: Receiver<()>,
-        abandon: Receiver<()>,
-        doorbell: Sender<()>,
+        signals: Signals,
     ) -> Self {
         Self {
             config,
@@ -70,9 +73,7 @@ impl Shared {
             keep_lease: AtomicBool::new(false),
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
-            stop,
-            abandon,
-            doorbell,
+            signals,
             wants_room: AtomicBool::new(false),
             idle: Idle::default(),
         }
@@ -89,15 +90,15 @@ impl Shared {
 
     /// Whether the deadline of a shutdown is over: what cannot be settled is left to the lease.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.abandon.try_recv() == Err(TryRecvError::Disconnected)
+        self.signals.abandon.try_recv() == Err(TryRecvError::Disconnected)
     }
 
     /// Waits between tries, or less when the relay stops or, while it does, gives up.
     pub(crate) fn pause(&self, duration: Duration) {
         let signal = if self.is_stopping() {
-            &self.abandon
+            &self.signals.abandon
         } else {
-            &self.stop
+            &self.signals.stop
         };
         // Nothing is ever sent: this ends by time or by disconnection.
         let _ = signal.recv_timeout(duration);
@@ -105,13 +106,13 @@ impl Shared {
 
     /// The channel that is disconnected at shutdown.
     pub(crate) fn stop_signal(&self) -> &Receiver<()> {
-        &self.stop
+        &self.signals.stop
     }
 
     /// Wakes the claimer. It looks again; nothing more.
     pub(crate) fn ring(&self) {
         // A full doorbell rings already.
-        let _ = self.doorbell.try_send(());
+        let _ = self.signals.doorbell.try_send(());
     }
 
     pub(crate) fn idle(&self) -> &Idle {
