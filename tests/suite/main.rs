@@ -4,6 +4,7 @@
 mod support;
 
 mod acceptance;
+mod commands;
 mod enqueue;
 mod fresh;
 mod receivers;

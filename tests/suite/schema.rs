@@ -140,16 +140,10 @@ fn the_printed_sql_makes_a_working_outbox_and_the_printed_down_undoes_it() {
 #[test]
 fn psql_runs_the_printed_sql() {
     let database = FreshDatabase::new();
-    let folder = std::env::var("PG_BINDIR").map(|folder| format!("{folder}/psql"));
     let psql = |arguments: &[&str]| {
-        std::process::Command::new(folder.as_deref().unwrap_or("psql"))
-            .args([
-                "--no-psqlrc",
-                "--set=ON_ERROR_STOP=1",
-                "--quiet",
-                "--dbname",
-            ])
-            .arg(&database.url)
+        std::process::Command::new("psql")
+            .args(["--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet"])
+            .arg(format!("--dbname={}", database.url))
             .args(arguments)
             .stdin(Stdio::null())
             .output()

@@ -12,11 +12,15 @@ pub(crate) fn channel() -> Result<Receiver<i32>> {
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
+            let mut asked = false;
             for signal in signals.forever() {
-                if first.try_send(signal).is_err() {
+                if asked {
                     log::warn!(event = "exit_now", signal = signal; "second signal: exiting now; what is not settled is taken over when the lease is over");
                     std::process::exit(1);
                 }
+                asked = true;
+                // There is room for one, and whoever is asked may be gone.
+                let _ = first.try_send(signal);
                 log::info!(event = "signal", signal = signal; "signal received: shutting down; a second one exits at once");
             }
         })

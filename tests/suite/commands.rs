@@ -1,0 +1,1078 @@
+//! The binary: exit codes, what it says, where settings come from, and what its logs never show.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use diesel_outbox::NewMessage;
+use serde_json::{Value, json};
+
+use crate::support::{
+    Database, Finished, Receiver, Running, binary, database_url, eventually, finish, status,
+};
+
+/// Commands that need settings and a database, each with the arguments that it needs.
+const COMMANDS: &[&[&str]] = &[
+    &["migrate"],
+    &["run"],
+    &["drain"],
+    &["status"],
+    &["dead", "list"],
+    &["check"],
+];
+
+/// A file with this text, removed when dropped.
+struct File(PathBuf);
+
+impl File {
+    fn new(text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("outbox-test-{}", uuid::Uuid::now_v7()));
+        std::fs::write(&path, text).expect("a file");
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+trait With {
+    /// With this variable in its environment.
+    fn with(self, variable: &str, value: &str) -> Self;
+}
+
+impl With for Command {
+    fn with(mut self, variable: &str, value: &str) -> Self {
+        self.env(variable, value);
+        self
+    }
+}
+
+/// Fails unless the command ends with exit code 2 and names what is wrong.
+#[track_caller]
+fn refused(command: Command, named: &[&str]) {
+    let finished = finish(command).code(2);
+    for name in named {
+        assert!(
+            finished.stderr.contains(name),
+            "{name} is not named: {}",
+            finished.stderr
+        );
+    }
+    assert_eq!(finished.stdout, "");
+}
+
+// --- Settings -----------------------------------------------------------------------------
+
+#[test]
+fn an_unknown_setting_is_named_wherever_it_stands() {
+    let database = Database::new();
+    for arguments in COMMANDS {
+        refused(
+            database.binary(arguments).with("OUTBOX_FOO", "1"),
+            &["OUTBOX_FOO"],
+        );
+        refused(
+            database.binary(arguments).with("OUTBOX_BACTH", "1"),
+            &["OUTBOX_BACTH", "OUTBOX_BATCH"],
+        );
+        refused(
+            database.binary(&[arguments, ["--foo"].as_slice()].concat()),
+            &["--foo"],
+        );
+        let file = File::new("batch = 5\nfoo = 1\n");
+        refused(
+            database
+                .binary(arguments)
+                .with("OUTBOX_CONFIG", file.path()),
+            &[file.path(), "foo"],
+        );
+    }
+}
+
+#[test]
+fn a_setting_that_this_version_does_not_serve_is_refused_and_not_ignored() {
+    let database = Database::new();
+    for variable in ["OUTBOX_SECRET", "OUTBOX_SINGLE_ACTIVE", "OUTBOX_ADMIN_ADDR"] {
+        refused(
+            database.binary(&["run"]).with(variable, "true"),
+            &[variable],
+        );
+    }
+}
+
+#[test]
+fn links_that_a_cluster_sets_for_a_service_called_outbox_are_no_settings() {
+    let database = Database::new();
+    let status = database
+        .binary(&["status"])
+        .with("OUTBOX_SERVICE_HOST", "10.0.0.1")
+        .with("OUTBOX_PORT", "tcp://10.0.0.1:80")
+        .with("OUTBOX_PORT_80_TCP_ADDR", "10.0.0.1");
+    finish(status).code(0);
+}
+
+#[test]
+fn a_bad_value_is_named_wherever_it_stands() {
+    let database = Database::new();
+    for (variable, value) in [
+        ("OUTBOX_LEASE", "soon"),
+        ("OUTBOX_LEASE", "60"),
+        ("OUTBOX_POLL_INTERVAL", "-1s"),
+        ("OUTBOX_SEND_TIMEOUT", ""),
+        ("OUTBOX_RETENTION", "1000000y"),
+        ("OUTBOX_BACKOFF", "exponential(5s)"),
+        ("OUTBOX_BATCH", "0"),
+        ("OUTBOX_BATCH", "1e9"),
+        ("OUTBOX_CONCURRENCY", "many"),
+        ("OUTBOX_MAX_ATTEMPTS", "0"),
+        ("OUTBOX_ENABLED", "yes"),
+        ("OUTBOX_URL", "receiver.example"),
+        ("OUTBOX_URL", "ftp://receiver.example"),
+        ("OUTBOX_LOG_FORMAT", "xml"),
+        ("OUTBOX_MODE", "batched"),
+        ("DATABASE_URL", ""),
+    ] {
+        refused(
+            database.binary(&["status"]).with(variable, value),
+            &[variable],
+        );
+        let key = variable.to_lowercase();
+        let key = key.strip_prefix("outbox_").unwrap_or(&key);
+        let file = File::new(&format!("{key} = '{value}'"));
+        let mut from_file = binary(&["status"]);
+        from_file.env("OUTBOX_CONFIG", file.path());
+        refused(from_file, &[file.path(), key]);
+        let flag = format!("--{}={value}", key.replace('_', "-"));
+        let flag_name = format!("--{}", key.replace('_', "-"));
+        refused(database.binary(&["status", &flag]), &[&flag_name]);
+    }
+}
+
+#[test]
+fn a_duration_of_nothing_is_refused() {
+    let database = Database::new();
+    for variable in [
+        "OUTBOX_POLL_INTERVAL",
+        "OUTBOX_LEASE",
+        "OUTBOX_SEND_TIMEOUT",
+    ] {
+        refused(database.binary(&["run"]).with(variable, "0s"), &[variable]);
+    }
+}
+
+#[test]
+fn a_lease_too_short_for_two_sends_is_refused() {
+    let database = Database::new();
+    let command = |lease: &str| {
+        database
+            .binary(&["check"])
+            .with("OUTBOX_URL", "http://127.0.0.1:9/")
+            .with("OUTBOX_SEND_TIMEOUT", "2s")
+            .with("OUTBOX_LEASE", lease)
+    };
+    refused(command("4s"), &["OUTBOX_LEASE", "OUTBOX_SEND_TIMEOUT"]);
+    finish(command("5s")).code(0);
+    // A destination's own limit counts, too.
+    let file = File::new("[destinations.slow]\nurl = 'http://127.0.0.1:9/'\ntimeout = '20s'");
+    refused(
+        command("30s").with("OUTBOX_CONFIG", file.path()),
+        &["OUTBOX_LEASE", "20s"],
+    );
+}
+
+#[test]
+fn malformed_toml_is_shown_by_file_and_line() {
+    let database = Database::new();
+    let file = File::new("batch = 5\n\nlease = = 60\n");
+    refused(
+        database
+            .binary(&["status"])
+            .with("OUTBOX_CONFIG", file.path()),
+        &[file.path(), "line 3", "lease = = 60"],
+    );
+}
+
+#[test]
+fn routes_that_lead_nowhere_are_refused() {
+    let database = Database::new();
+    for (text, named) in [
+        ("[[routes]]\ntopic = 'a'\nto = 'nobody'", "nobody"),
+        (
+            "[destinations.a]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'x'\nto = 'a'\n[[routes]]\ntopic = 'x'\nto = 'a'",
+            "routes[1].topic",
+        ),
+        ("[destinations.a]\nurl = 'no url'", "destinations.a.url"),
+    ] {
+        let file = File::new(text);
+        refused(
+            database
+                .binary(&["status"])
+                .with("OUTBOX_CONFIG", file.path()),
+            &[named],
+        );
+    }
+}
+
+#[test]
+fn a_config_file_that_is_not_there_is_named() {
+    let database = Database::new();
+    let missing = "/nowhere/outbox.toml";
+    refused(
+        database.binary(&["run"]).with("OUTBOX_CONFIG", missing),
+        &["OUTBOX_CONFIG", missing],
+    );
+    refused(
+        database.binary(&["run", "--config", missing]),
+        &["OUTBOX_CONFIG", missing],
+    );
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+    let database = Database::new();
+    let file = File::new("batch = 7\nconcurrency = 7\nmax_attempts = 7\n");
+    let shown = finish(
+        database
+            .binary(&["check", "--json", "--batch", "9"])
+            .with("OUTBOX_URL", "http://127.0.0.1:9/")
+            .with("OUTBOX_CONFIG", file.path())
+            .with("OUTBOX_BATCH", "8")
+            .with("OUTBOX_CONCURRENCY", "8"),
+    )
+    .code(0)
+    .json();
+    let settings = shown["findings"][0]["detail"].as_str().expect("a text");
+    for expected in [
+        "batch=9",
+        "concurrency=8",
+        "max_attempts=7",
+        "shutdown_timeout=30s",
+    ] {
+        assert!(
+            settings.split(' ').any(|pair| pair == expected),
+            "{settings}"
+        );
+    }
+
+    // So does the path of the file itself, and the outbox.
+    let other = File::new("batch = 6\n");
+    let shown = finish(
+        database
+            .binary(&[
+                "--config",
+                other.path(),
+                "check",
+                "--json",
+                "--table",
+                "other",
+            ])
+            .with("OUTBOX_URL", "http://127.0.0.1:9/")
+            .with("OUTBOX_CONFIG", file.path()),
+    )
+    .code(1)
+    .json();
+    let settings = shown["findings"][0]["detail"].as_str().expect("a text");
+    assert!(
+        settings.contains("batch=6") && settings.contains("table=other "),
+        "{settings}"
+    );
+}
+
+// --- The database -------------------------------------------------------------------------
+
+#[test]
+fn without_a_database_url_nothing_begins() {
+    for arguments in COMMANDS {
+        let command = binary(arguments).with("OUTBOX_URL", "http://127.0.0.1:9/");
+        refused(command, &["DATABASE_URL"]);
+    }
+}
+
+#[test]
+fn the_database_url_may_stand_in_a_file() {
+    let database = Database::new();
+    let file = File::new(&format!("{}\n", database.url));
+    let status = binary(&["status"])
+        .with("DATABASE_URL_FILE", file.path())
+        .with("OUTBOX_TABLE", &database.name());
+    finish(status).code(0);
+    let missing = "/nowhere/database-url";
+    refused(
+        binary(&["status"]).with("DATABASE_URL_FILE", missing),
+        &["DATABASE_URL_FILE", missing],
+    );
+}
+
+#[test]
+fn a_database_that_cannot_be_reached_is_a_failure_without_the_password() {
+    for url in [
+        "postgres://shop:sekret@127.0.0.1:1/shop",
+        "host=127.0.0.1 port=1 user=shop password=sekret",
+        // Not well-formed, or with a password that is not encoded.
+        "postgres://shop:sekret@[::1/shop",
+        "postgres://shop:sek%ret@127.0.0.1/shop",
+        "postgres://shop:sekret/x@127.0.0.1/shop",
+        "postgres://shop:x@sekret@127.0.0.1:1/shop",
+        "host=127.0.0.1 password=x sekret",
+    ] {
+        for arguments in COMMANDS {
+            let command = binary(arguments)
+                .with("DATABASE_URL", url)
+                .with("OUTBOX_URL", "http://127.0.0.1:9/")
+                .with("RUST_LOG", "debug");
+            let Finished { stdout, stderr, .. } = finish(command).code(1);
+            let shown = stdout + &stderr;
+            assert!(shown.contains("cannot connect to the database"), "{shown}");
+            for part in ["sekret", "sek%ret"] {
+                assert!(!shown.contains(part), "{url}: {shown}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_database_that_does_not_exist_is_named() {
+    let mut url = url::Url::parse(&database_url()).expect("a URL");
+    url.set_path("no_such_database");
+    for arguments in COMMANDS {
+        let command = binary(arguments)
+            .with("DATABASE_URL", url.as_str())
+            .with("OUTBOX_URL", "http://127.0.0.1:9/");
+        let Finished { stdout, stderr, .. } = finish(command).code(1);
+        assert!((stdout + &stderr).contains("no_such_database"));
+    }
+}
+
+// --- status and check ---------------------------------------------------------------------
+
+#[test]
+fn a_topic_without_a_route_is_visible_at_once() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!(1));
+    // Before any relay has met it.
+    let check = finish(database.binary(&["check"])).code(1);
+    assert!(check.stdout.contains("NO_ROUTE"), "{}", check.stdout);
+    let mut relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("OUTBOX_BACKOFF", "1h")
+            .with("OUTBOX_LOG_FORMAT", "json"),
+    );
+    relay.wait_for_log("\"event\":\"no_route\"");
+    eventually("it waits", || database.count("retrying") == 1);
+
+    let shown = finish(database.binary(&["status", "--json"]))
+        .code(0)
+        .json();
+    assert_eq!(shown["counts"]["retrying"], 1);
+    assert_eq!(shown["troubles"][0]["reason"], "NO_ROUTE");
+    assert_eq!(shown["troubles"][0]["topic"], "order.paid");
+    assert_eq!(shown["troubles"][0]["count"], 1);
+    assert_eq!(shown["relays"][0]["expired"], false);
+    let shown = finish(database.binary(&["status"])).code(0).stdout;
+    for part in ["retrying", "NO_ROUTE", "order.paid", "alive"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0));
+    let shown = finish(database.binary(&["status"])).code(0).stdout;
+    assert!(shown.contains("no relay is registered"), "{shown}");
+}
+
+#[test]
+fn status_counts_every_state() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.json().as_str() {
+        Some("dead") => 400,
+        Some("retrying") => 500,
+        _ => 200,
+    });
+    for state in ["dead", "retrying", "delivered", "delivered"] {
+        database.enqueue("order.paid", json!(state));
+    }
+    finish(
+        database
+            .binary(&["drain"])
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_BACKOFF", "1h"),
+    )
+    .code(0);
+    database.enqueue("order.paid", json!("pending"));
+    let shown = finish(database.binary(&["status", "--json"]))
+        .code(0)
+        .json();
+    assert_eq!(
+        shown["counts"],
+        json!({ "pending": 1, "sending": 0, "retrying": 1, "delivered": 2, "dead": 1 })
+    );
+    assert!(shown["oldest_due_seconds"].as_f64().is_some());
+    assert_eq!(shown["relays"], json!([]), "the drain has ended its lease");
+}
+
+#[test]
+fn check_says_what_run_would_do() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!(1));
+    database.enqueue("invoice.sent", json!(1));
+    let file = File::new(
+        "[destinations.billing]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'invoice.*'\nto = 'billing'\n",
+    );
+    let check = |json: &[&str]| {
+        database
+            .binary(&[&["check"], json].concat())
+            .with("OUTBOX_CONFIG", file.path())
+    };
+    // One topic has no route: a failure, and the rest is told all the same.
+    let text = finish(check(&[])).code(1);
+    assert!(
+        text.stdout.contains("invoice.sent -> billing"),
+        "{}",
+        text.stdout
+    );
+    let shown = finish(check(&["--json"])).code(1).json();
+    assert_eq!(shown["ok"], false);
+    let bad: Vec<&Value> = shown["findings"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .filter(|finding| finding["ok"] == false)
+        .collect();
+    assert_eq!(bad.len(), 1);
+    assert!(
+        bad[0]["detail"]
+            .as_str()
+            .expect("a text")
+            .contains("order.paid")
+    );
+
+    let url = "http://shop:sauce@127.0.0.1:9/?token=sauce";
+    let good = finish(check(&["--json"]).with("OUTBOX_URL", url)).code(0);
+    assert_eq!(good.json()["ok"], true);
+    let text = finish(check(&[]).with("OUTBOX_URL", url)).code(0);
+    assert!(
+        text.stdout.contains("order.paid -> default"),
+        "{}",
+        text.stdout
+    );
+    assert!(!(good.stdout + &text.stdout).contains("sauce"));
+    assert_eq!(database.count("pending"), 2, "it has changed nothing");
+}
+
+// --- dead ---------------------------------------------------------------------------------
+
+/// Dead letters: two of the topic `a` with the reason `REJECTED`, one of `b` with `REJECTED` and
+/// one of `b` with `GONE`. Returns their ids.
+fn dead_letters(database: &Database) -> [i64; 4] {
+    let receiver = Receiver::answering(|request| match request.json().as_str() {
+        Some("gone") => 410,
+        _ => 400,
+    });
+    let ids = [
+        database.enqueue("a", json!("bad")),
+        database.enqueue("a", json!("bad")),
+        database.enqueue("b", json!("bad")),
+        database.enqueue("b", json!("gone")),
+    ];
+    finish(
+        database
+            .binary(&["drain"])
+            .with("OUTBOX_URL", &receiver.url()),
+    )
+    .code(0);
+    assert_eq!(database.count("dead"), 4);
+    ids
+}
+
+fn dead(database: &Database, arguments: &[&str]) -> Finished {
+    finish(database.binary(&[&["dead"], arguments].concat()))
+}
+
+/// Which dead letters there are.
+fn left(database: &Database) -> Vec<i64> {
+    let ids = database
+        .text("SELECT string_agg(sequence::text, ' ' ORDER BY sequence) FROM {o}_dead")
+        .unwrap_or_default();
+    ids.split_whitespace()
+        .map(|id| id.parse().expect("a number"))
+        .collect()
+}
+
+#[test]
+fn dead_letters_are_listed_by_id_topic_and_reason() {
+    let database = Database::new();
+    let [a1, a2, b1, b2] = dead_letters(&database);
+    let list = |arguments: &[&str]| -> Vec<i64> {
+        let shown = dead(&database, &[&["list", "--json"], arguments].concat())
+            .code(0)
+            .json();
+        let mut ids: Vec<i64> = shown
+            .as_array()
+            .expect("an array")
+            .iter()
+            .map(|letter| letter["id"].as_i64().expect("an id"))
+            .collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(list(&[]), [a1, a2, b1, b2]);
+    assert_eq!(list(&["--topic", "a"]), [a1, a2]);
+    assert_eq!(list(&["--reason", "GONE"]), [b2]);
+    assert_eq!(list(&["--reason", "rejected", "--topic", "b"]), [b1]);
+    assert_eq!(list(&[&a2.to_string(), &b2.to_string()]), [a2, b2]);
+    assert_eq!(list(&["--topic", "c"]), Vec::<i64>::new());
+    assert_eq!(list(&["--limit", "3"]).len(), 3);
+    let text = dead(&database, &["list"]).code(0).stdout;
+    for part in ["REJECTED", "GONE", &a1.to_string()] {
+        assert!(text.contains(part), "{text}");
+    }
+    let unknown = dead(&database, &["list", "--reason", "TIRED"]).code(2);
+    assert!(unknown.stderr.contains("TIRED"), "{}", unknown.stderr);
+}
+
+#[test]
+fn a_dead_letter_is_shown_whole() {
+    let database = Database::new();
+    let [_, _, _, gone] = dead_letters(&database);
+    let id = gone.to_string();
+    let shown = dead(&database, &["show", &id, "--json"]).code(0).json();
+    assert_eq!(shown["id"], gone);
+    assert_eq!(shown["payload"], "gone");
+    assert_eq!(shown["reason"], "GONE");
+    assert_eq!(shown["http_status"], 410);
+    let text = dead(&database, &["show", &id]).code(0).stdout;
+    assert!(text.contains("GONE") && text.contains("\"gone\""), "{text}");
+    let missing = dead(&database, &["show", "999999"]).code(1);
+    assert!(missing.stderr.contains("999999"), "{}", missing.stderr);
+    dead(&database, &["show", "first"]).code(2);
+}
+
+#[test]
+fn dead_letters_are_requeued_by_id_topic_and_reason() {
+    let database = Database::new();
+    let [a1, a2, b1, b2] = dead_letters(&database);
+    dead(&database, &["requeue", &a1.to_string()]).code(0);
+    assert_eq!(left(&database), [a2, b1, b2]);
+    let shown = dead(&database, &["requeue", "--reason", "GONE", "--json"])
+        .code(0)
+        .json();
+    assert_eq!(shown, json!({ "matched": 1, "changed": 1 }));
+    assert_eq!(left(&database), [a2, b1]);
+    let text = dead(&database, &["requeue", "--topic", "a"]).code(0).stdout;
+    assert_eq!(text, "requeued 1\n");
+    assert_eq!(left(&database), [b1]);
+    assert_eq!(database.count("pending"), 3);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o} WHERE attempts = 0 AND available_at <= now()"),
+        3
+    );
+}
+
+#[test]
+fn dead_letters_are_discarded_by_id_topic_and_reason() {
+    let database = Database::new();
+    let [a1, a2, b1, b2] = dead_letters(&database);
+    dead(&database, &["discard", &a1.to_string(), &a2.to_string()]).code(0);
+    assert_eq!(left(&database), [b1, b2]);
+    dead(&database, &["discard", "--topic", "b", "--reason", "GONE"]).code(0);
+    assert_eq!(left(&database), [b1]);
+    let text = dead(&database, &["discard", "--topic", "b"]).code(0).stdout;
+    assert_eq!(text, "discarded 1\n");
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'dead'"),
+        4,
+        "the ledger keeps that they died"
+    );
+}
+
+#[test]
+fn an_id_that_is_not_there_changes_nothing() {
+    let database = Database::new();
+    let ids = dead_letters(&database);
+    for verb in ["requeue", "discard"] {
+        let failed = dead(&database, &[verb, &ids[0].to_string(), "999999"]).code(1);
+        assert!(failed.stderr.contains("999999"), "{}", failed.stderr);
+    }
+    assert_eq!(left(&database), ids);
+}
+
+#[test]
+fn all_has_to_be_said_and_without_a_terminal_confirmed_beforehand() {
+    let database = Database::new();
+    let ids = dead_letters(&database);
+    for verb in ["requeue", "discard"] {
+        // Nothing said.
+        dead(&database, &[verb]).code(2);
+        // Two things said.
+        dead(&database, &[verb, "--all", "--topic", "a", "--yes"]).code(2);
+        // Not confirmed.
+        let failed = dead(&database, &[verb, "--all"]).code(1);
+        assert!(failed.stderr.contains("--yes"), "{}", failed.stderr);
+        assert!(failed.stderr.contains("nothing was changed"));
+        assert_eq!(left(&database), ids);
+    }
+    let text = dead(&database, &["requeue", "--all", "--yes"])
+        .code(0)
+        .stdout;
+    assert_eq!(text, "requeued 4\n");
+    assert_eq!(left(&database), Vec::<i64>::new());
+    assert_eq!(database.count("pending"), 4);
+    // With nothing there it has nothing to ask.
+    let text = dead(&database, &["discard", "--all"]).code(0).stdout;
+    assert_eq!(text, "discarded 0\n");
+    assert_eq!(database.count("pending"), 4);
+}
+
+#[test]
+fn discard_all_with_yes_leaves_no_dead_letter() {
+    let database = Database::new();
+    dead_letters(&database);
+    let shown = dead(&database, &["discard", "--all", "--yes", "--json"])
+        .code(0)
+        .json();
+    assert_eq!(shown, json!({ "matched": 4, "changed": 4 }));
+    assert_eq!(left(&database), Vec::<i64>::new());
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let database = Database::new();
+    let ids = dead_letters(&database);
+    for arguments in [
+        ["dead", "list"].as_slice(),
+        &["dead", "list", "--json"],
+        &["dead", "show", &ids[0].to_string()],
+        &["status"],
+        &["migrate", "--print"],
+        &["--help"],
+    ] {
+        let mut child = database
+            .binary(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        // Nobody reads any more before it writes anything, or soon after.
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("our child");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{arguments:?}: {stderr}");
+    }
+}
+
+// --- drain --------------------------------------------------------------------------------
+
+/// Two messages that are delivered, one that waits for its next attempt, one that dies.
+fn four_messages(database: &Database) -> Receiver {
+    for status in [200, 200, 500, 400] {
+        database.enqueue("order.paid", json!(status));
+    }
+    Receiver::answering(|request| {
+        let status = request.json().as_u64().expect("a status");
+        u16::try_from(status).expect("a status")
+    })
+}
+
+fn drain(database: &Database, receiver: &Receiver, arguments: &[&str]) -> Finished {
+    finish(
+        database
+            .binary(&[&["drain"], arguments].concat())
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_BACKOFF", "1h"),
+    )
+}
+
+#[test]
+fn drain_says_what_it_did() {
+    let database = Database::new();
+    let receiver = four_messages(&database);
+    let text = drain(&database, &receiver, &[]).code(0).stdout;
+    assert!(
+        text.starts_with("processed 4, failed 2 (1 will be retried, 1 dead), "),
+        "{text}"
+    );
+    assert!(text.contains(" messages/s in "), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let text = drain(&database, &receiver, &[]).code(0).stdout;
+    assert!(text.starts_with("processed 0, failed 0 "), "{text}");
+}
+
+#[test]
+fn drain_says_what_it_did_as_json() {
+    let database = Database::new();
+    let receiver = four_messages(&database);
+    let shown = drain(&database, &receiver, &["--json"]).code(0).json();
+    for (key, count) in [
+        ("processed", 4),
+        ("delivered", 2),
+        ("deduplicated", 0),
+        ("failed", 2),
+        ("retrying", 1),
+        ("dead", 1),
+    ] {
+        assert_eq!(shown[key], count, "{key}: {shown}");
+    }
+    assert!(shown["seconds"].as_f64().is_some_and(|s| s > 0.0));
+    assert!(
+        shown["messages_per_second"]
+            .as_f64()
+            .is_some_and(|m| m > 0.0)
+    );
+}
+
+#[test]
+fn drain_stops_after_max_messages_and_leaves_the_others() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.enqueue_many(10);
+    for (most, left) in [("3", 7), ("0", 7), ("7", 0)] {
+        let shown = drain(&database, &receiver, &["--max-messages", most, "--json"])
+            .code(0)
+            .json();
+        assert_eq!(shown["processed"].to_string(), most);
+        assert_eq!(database.count("pending"), left);
+    }
+    assert_eq!(receiver.count(), 10);
+}
+
+#[test]
+fn drain_does_not_wait_for_what_is_not_due() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let later = NewMessage::new("order.paid", &1)
+        .expect("JSON")
+        .delay(Duration::from_secs(3600));
+    database.enqueue_message(later);
+    database.enqueue("order.paid", json!(2));
+    let shown = drain(&database, &receiver, &["--json"]).code(0).json();
+    assert_eq!(shown["delivered"], 1);
+    assert_eq!(database.count("pending"), 1);
+}
+
+#[test]
+fn a_relay_that_is_not_enabled_sends_nothing() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.enqueue("order.paid", json!(1));
+    let disabled = |arguments: &[&str]| {
+        database
+            .binary(arguments)
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_ENABLED", "false")
+    };
+    let text = finish(disabled(&["drain"])).code(0).stdout;
+    assert!(text.contains("OUTBOX_ENABLED is false"), "{text}");
+
+    let mut relay = Running::start(disabled(&["run"]));
+    relay.wait_for_log("relay_disabled");
+    // It lives, and has polled many times: a renewal comes after a second, a poll each 50 ms.
+    eventually("it has renewed its lease", || {
+        database.number("SELECT count(*) FROM {o}_lease WHERE renewed_at > started_at") == 1
+    });
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0));
+    assert_eq!(receiver.count(), 0);
+    assert_eq!(database.count("pending"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+}
+
+// --- Signals ------------------------------------------------------------------------------
+
+/// A relay with a send under way that does not end before the returned sender is dropped.
+fn sending(database: &Database) -> (Running, Receiver, mpsc::Sender<()>) {
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let receiver = Receiver::start(move |_, stream| {
+        let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        stream.write_all(&status(200))
+    });
+    database.enqueue("order.paid", json!(1));
+    let relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_SEND_TIMEOUT", "100s")
+            .with("OUTBOX_LEASE", "300s")
+            .with("OUTBOX_SHUTDOWN_TIMEOUT", "100s"),
+    );
+    receiver.wait_for(1);
+    (relay, receiver, go)
+}
+
+#[test]
+fn the_first_signal_lets_sends_finish() {
+    for signal in ["TERM", "INT"] {
+        let database = Database::new();
+        let (mut relay, _receiver, go) = sending(&database);
+        relay.signal(signal);
+        relay.wait_for_log("event=signal");
+        assert!(relay.is_running());
+        drop(go);
+        assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+        assert_eq!(database.count("delivered"), 1);
+        assert!(relay.log().contains("relay_stopped"), "{}", relay.log());
+    }
+}
+
+#[test]
+fn the_second_signal_ends_it_at_once() {
+    let database = Database::new();
+    let (mut relay, _receiver, _go) = sending(&database);
+    relay.signal("TERM");
+    relay.wait_for_log("event=signal");
+    let began = Instant::now();
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(1), "{}", relay.log());
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "it did not wait for the send"
+    );
+    assert_eq!(database.count("sending"), 1);
+}
+
+#[test]
+fn a_shutdown_that_does_not_come_to_its_end_in_time_is_a_failure() {
+    let database = Database::new();
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let receiver = Receiver::start(move |_, stream| {
+        let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        stream.write_all(&status(200))
+    });
+    database.enqueue("order.paid", json!(1));
+    let mut relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_SEND_TIMEOUT", "100s")
+            .with("OUTBOX_LEASE", "300s")
+            .with("OUTBOX_SHUTDOWN_TIMEOUT", "300ms"),
+    );
+    receiver.wait_for(1);
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(1), "{}", relay.log());
+    assert!(
+        relay.log().contains("1 messages were not settled"),
+        "{}",
+        relay.log()
+    );
+    drop(go);
+}
+
+// --- Logs ---------------------------------------------------------------------------------
+
+#[test]
+fn json_logs_carry_the_event_names_and_never_what_is_private() {
+    let database = Database::new();
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let receiver = Receiver::start(move |request, stream| {
+        let is_first = request.header("outbox-attempt") == Some("1");
+        let code = match request.json()["case"].as_str() {
+            Some("retry") if is_first => 500,
+            Some("dead") => 400,
+            Some("conflict") => {
+                // Until the test has given it to somebody else.
+                let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                200
+            }
+            _ => 200,
+        };
+        stream.write_all(&status(code))
+    });
+    let mut database_url = url::Url::parse(&database.url).expect("a URL");
+    database_url
+        .set_password(Some("sauce-database"))
+        .expect("it has a host");
+    let url = receiver
+        .url()
+        .replace("http://", "http://shop:sauce-password@")
+        + "?t=sauce-query";
+    let mut relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("DATABASE_URL", database_url.as_str())
+            .with("OUTBOX_URL", &url)
+            .with("OUTBOX_LOG_FORMAT", "json")
+            .with("OUTBOX_SEND_TIMEOUT", "50s")
+            .with("OUTBOX_LEASE", "150s")
+            .with("RUST_LOG", "debug"),
+    );
+    let message = |case: &str, key: &str| {
+        let payload = json!({ "case": case, "private": "sauce-payload" });
+        NewMessage::new("order.paid", &payload)
+            .expect("JSON")
+            .idempotency_key(key)
+            .header("x-token", "sauce-header")
+    };
+    for case in ["delivered", "retry", "dead"] {
+        database.enqueue_message(message(case, &format!("sauce-key-{case}")));
+    }
+    eventually("they are settled", || {
+        database.count("delivered") == 2 && database.count("dead") == 1
+    });
+    database.enqueue_message(message("delivered", "sauce-key-delivered"));
+    relay.wait_for_log("\"event\":\"dedup_hit\"");
+    database.enqueue_message(message("conflict", "sauce-key-conflict"));
+    receiver.wait_for(5);
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('other:1', now() + interval '1 h')",
+    );
+    database.execute("UPDATE {o} SET locked_by = (SELECT max(id) FROM {o}_lease)");
+    drop(go);
+    relay.wait_for_log("\"event\":\"conflict\"");
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    eventually("the log is read to its end", || {
+        relay.log().contains("relay_stopped")
+    });
+
+    let log = relay.log();
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    for event in [
+        "relay_started",
+        "delivered",
+        "retry",
+        "dead",
+        "dedup_hit",
+        "conflict",
+        "signal",
+        "relay_stopped",
+    ] {
+        assert!(
+            lines.iter().any(|line| line["event"] == event),
+            "{event}: {log}"
+        );
+    }
+    for line in &lines {
+        for key in ["time", "level", "message", "target"] {
+            assert!(line[key].is_string(), "{line}");
+        }
+    }
+    let line = |event: &str| {
+        lines
+            .iter()
+            .find(|line| line["event"] == event)
+            .expect("it is there")
+    };
+    assert_eq!(line("delivered")["status"], "delivered");
+    assert_eq!(line("delivered")["topic"], "order.paid");
+    assert_eq!(line("delivered")["attempts"], 1);
+    assert_eq!(line("delivered")["key"].as_str().map(str::len), Some(16));
+    assert_eq!(line("retry")["reason"], "SERVER_ERROR");
+    assert_eq!(line("retry")["status"], "retrying");
+    assert_eq!(line("dead")["reason"], "REJECTED");
+    assert_eq!(line("dead")["status"], "dead");
+    for private in lines
+        .iter()
+        .filter(|line| line.to_string().contains("sauce"))
+    {
+        panic!("this line shows too much: {private}");
+    }
+}
+
+#[test]
+fn text_logs_have_one_line_for_each_event() {
+    let database = Database::new();
+    // What it answers tries to begin a line of its own.
+    let receiver = Receiver::start(|_, stream| {
+        stream.write_all(b"HTTP/1.1 500 No\r\ncontent-length: 22\r\n\r\n\nforged event=delivered")
+    });
+    database.enqueue("order.paid", json!(1));
+    let relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_BACKOFF", "1h"),
+    );
+    relay.wait_for_log("event=retry");
+    let log = relay.log();
+    assert!(
+        log.lines().all(|line| line.contains(" event=")),
+        "a line without an event: {log}"
+    );
+    assert!(!log.contains("event=delivered"), "{log}");
+}
+
+// --- Help ---------------------------------------------------------------------------------
+
+#[test]
+fn the_help_of_each_command_mentions_its_options() {
+    let which = ["--topic", "--reason", "--json"];
+    for (arguments, options) in [
+        (["migrate"].as_slice(), ["--print", "--down"].as_slice()),
+        (&["run"], &[]),
+        (&["drain"], &["--max-messages", "--json", "--quiet"]),
+        (&["demo"], &[]),
+        (&["bench"], &["--json"]),
+        (&["status"], &["--json"]),
+        (&["check"], &["--json"]),
+        (
+            &["dead", "list"],
+            &[which.as_slice(), &["--limit"]].concat(),
+        ),
+        (&["dead", "show"], &["--json"]),
+        (
+            &["dead", "requeue"],
+            &[which.as_slice(), &["--all", "--yes"]].concat(),
+        ),
+        (
+            &["dead", "discard"],
+            &[which.as_slice(), &["--all", "--yes"]].concat(),
+        ),
+    ] {
+        let help = finish(binary(&[arguments, ["--help"].as_slice()].concat()))
+            .code(0)
+            .stdout;
+        for option in options {
+            assert!(help.contains(option), "{arguments:?} {option}: {help}");
+        }
+        for setting in diesel_outbox::config::SETTINGS {
+            assert!(
+                help.contains(setting.variable) && help.contains(setting.default),
+                "{arguments:?} {}: {help}",
+                setting.variable
+            );
+        }
+    }
+    let help = finish(binary(&["--help"])).code(0).stdout;
+    for command in [
+        "migrate", "run", "drain", "demo", "bench", "status", "dead", "check",
+    ] {
+        assert!(help.contains(&format!("  {command} ")), "{command}: {help}");
+    }
+    assert!(help.contains("Exit codes: 0 done; 1 failed while running; 2 bad settings or usage"));
+}
+
+#[test]
+fn bad_usage_is_exit_code_2() {
+    for arguments in [
+        [].as_slice(),
+        &["fly"],
+        &["dead"],
+        &["dead", "revive"],
+        &["migrate", "--down"],
+        &["drain", "--max-messages", "-1"],
+    ] {
+        let usage = finish(binary(arguments)).code(2);
+        assert!(!usage.stderr.is_empty());
+    }
+    let version = finish(binary(&["--version"])).code(0).stdout;
+    assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+}
