@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::lanes::Lanes;
+use super::lanes::{Given, Lanes};
 use super::session::Session;
 use super::settler::{Settlement, Verdict};
 use super::shared::{Job, Shared, add};
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
 use crate::status::ReasonCode;
-use crate::store::claim::{self, Claim, Claimed, Known, TakenOver};
+use crate::store::claim::{self, Claim, Claimed, Known, Lane, TakenOver};
 use crate::store::lease::{self, LeaseId};
 use crate::store::settle;
 
@@ -31,12 +31,14 @@ pub(crate) struct Claimer<'a> {
     shared: &'a Shared,
     session: Session,
     jobs: Sender<Job>,
+    job_queue: Receiver<Job>,
     outcomes: Sender<Settlement>,
     doorbell: Receiver<()>,
     lanes: Lanes,
     expired: Vec<i64>,
     announced: HashSet<i64>,
     surveyed: Option<Instant>,
+    sweep: Option<Sweep>,
     /// The lease of a claim that failed: it may have worked, and only its answer been lost.
     doubtful: Option<LeaseId>,
     /// The largest mean of payload bytes that a claim has shown lately.
@@ -47,6 +49,7 @@ impl<'a> Claimer<'a> {
     pub(crate) fn new(
         shared: &'a Shared,
         jobs: Sender<Job>,
+        job_queue: Receiver<Job>,
         outcomes: Sender<Settlement>,
         doorbell: Receiver<()>,
     ) -> Self {
@@ -54,12 +57,14 @@ impl<'a> Claimer<'a> {
             shared,
             session: shared.session("claimer", STATEMENT_TIMEOUT),
             jobs,
+            job_queue,
             outcomes,
             doorbell,
             lanes: Lanes::default(),
             expired: Vec::new(),
             announced: HashSet::new(),
             surveyed: None,
+            sweep: None,
             doubtful: None,
             payload_bytes: None,
         }
@@ -68,6 +73,11 @@ impl<'a> Claimer<'a> {
     /// Claims until the relay stops. A full claim is followed at once by another.
     pub(crate) fn run(mut self) {
         self.claim_until_stop();
+        // The senders may be busy for long: what waits for them goes back now.
+        for Job { message, lease } in self.job_queue.try_iter() {
+            let settlement = Settlement::unsent(message, lease, Verdict::Released);
+            let _ = self.outcomes.send(settlement);
+        }
         if self.doubtful.is_some() {
             // The lease has to expire by itself, so that others find what it may hold.
             self.shared.keep_lease.store(true, Ordering::Release);
@@ -98,22 +108,15 @@ impl<'a> Claimer<'a> {
                 continue;
             };
             let room = self.within_limit(room);
-            let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
-            match self.claim(lease, room) {
+            match self.look(lease, room, question) {
                 Ok(Found::More) => {}
-                Ok(Found::Some) => {
-                    self.surveyed = None;
-                    self.wait(self.shared.config.poll_interval);
-                }
                 Ok(Found::Nothing) => {
                     self.surveyed = None;
-                    if nothing_in_flight {
-                        self.shared.idle().answer(question);
-                    }
                     self.wait(self.shared.config.poll_interval);
                 }
                 Err(_) => {
                     self.surveyed = None;
+                    self.sweep = None;
                     self.shared.pause(self.session.wait());
                 }
             }
@@ -202,26 +205,44 @@ impl<'a> Claimer<'a> {
         }
     }
 
-    fn claim(&mut self, lease: LeaseId, room: usize) -> Result<Found, DatabaseError> {
+    /// Claims once, from as many topics as one claim takes.
+    fn look(&mut self, lease: LeaseId, room: usize, question: u64) -> Result<Found, DatabaseError> {
         if room == 0 {
+            if self.shared.in_flight.load(Ordering::Acquire) == 0 {
+                self.shared.idle().answer(question);
+            }
             return Ok(Found::Nothing);
         }
-        let is_fresh = self.survey()?;
+        self.survey(question)?;
         if self.expired.contains(&lease.0) {
             // The heartbeat is about to find out.
-            return Ok(Found::Some);
-        }
-        if self.lanes.is_empty() {
-            return Ok(if is_fresh {
-                Found::Nothing
-            } else {
-                Found::Some
-            });
+            return Ok(Found::Nothing);
         }
         let lanes = self.lanes.allot(room);
+        let claimed = if lanes.is_empty() {
+            Vec::new()
+        } else {
+            self.claim(lease, room, &lanes)?
+        };
+        if claimed.is_empty() {
+            return Ok(self.found_nothing(lanes.len()));
+        }
+        self.sweep = None;
+        let given = self.lanes.learn(&lanes, &claimed, room);
+        let is_all = given == Given::LessThanAsked && self.lanes.are_all(&lanes);
+        self.hand_over_all(claimed, lease);
+        Ok(if is_all { Found::Nothing } else { Found::More })
+    }
+
+    fn claim(
+        &mut self,
+        lease: LeaseId,
+        room: usize,
+        lanes: &[Lane],
+    ) -> Result<Vec<Claimed>, DatabaseError> {
         let claim = Claim {
             lease,
-            lanes: &lanes,
+            lanes,
             room,
             expired: &self.expired,
             max_attempts: self.shared.config.max_attempts,
@@ -231,63 +252,36 @@ impl<'a> Claimer<'a> {
         if result.is_err() {
             self.doubtful = Some(lease);
         }
-        let mut claimed = result?;
-        let count = claimed.len();
-        self.lanes.learn(&lanes, &claimed, count >= room);
-        let all_short = lanes.iter().all(|lane| {
-            claimed
-                .iter()
-                .filter(|c| c.message.topic == lane.topic)
-                .count()
-                < lane.room
-        });
-        let looked_everywhere = self.lanes.are_all(&lanes);
-        if count > 0 {
-            add(&self.shared.stats.claims, 1);
-            add(&self.shared.stats.claimed, count);
-            let taken_over = claimed
-                .iter()
-                .filter(|c| c.taken_over != TakenOver::No)
-                .count();
-            if taken_over > 0 {
-                add(&self.shared.stats.taken_over, taken_over);
-                log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
-            }
-            self.shared.in_flight.fetch_add(count, Ordering::AcqRel);
-            let bytes = claimed
-                .iter()
-                .map(|c| c.message.payload.len())
-                .sum::<usize>()
-                / count;
-            // Up at once, down slowly.
-            let before = self.payload_bytes.unwrap_or_default();
-            self.payload_bytes = Some(bytes.max(before - before / 8));
-            claimed.sort_unstable_by_key(|c| c.message.sequence);
-            for one in claimed {
-                self.hand_over(one, lease);
-            }
-        }
-        Ok(match count {
-            _ if !looked_everywhere => Found::More,
-            0 if is_fresh => Found::Nothing,
-            0 => {
-                self.surveyed = None;
-                Found::More
-            }
-            _ if all_short && count < room => Found::Some,
-            _ => Found::More,
-        })
+        result
     }
 
-    /// Looks for topics and for leases that are over, where that was not done lately. Returns
-    /// whether it was done now.
-    fn survey(&mut self) -> Result<bool, DatabaseError> {
-        if self
-            .surveyed
-            .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL)
-        {
-            return Ok(false);
+    /// These lanes had nothing. When that holds for all topics since a survey, nothing is due.
+    fn found_nothing(&mut self, lanes: usize) -> Found {
+        let Some(sweep) = &mut self.sweep else {
+            // Something was found since: begin anew.
+            self.surveyed = None;
+            return Found::More;
+        };
+        sweep.topics_left = sweep.topics_left.saturating_sub(lanes);
+        if sweep.topics_left > 0 {
+            return Found::More;
         }
+        if sweep.nothing_in_flight {
+            self.shared.idle().answer(sweep.question);
+        }
+        self.sweep = None;
+        Found::Nothing
+    }
+
+    /// Looks for topics and for leases that are over, where that was not done lately.
+    fn survey(&mut self, question: u64) -> Result<(), DatabaseError> {
+        let is_recent = self
+            .surveyed
+            .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL);
+        if is_recent || (self.sweep.is_some() && self.surveyed.is_some()) {
+            return Ok(());
+        }
+        let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
         let name = &self.shared.config.table;
         let (topics, mut expired) = self
             .session
@@ -304,10 +298,36 @@ impl<'a> Claimer<'a> {
             .unwrap_or_else(PoisonError::into_inner);
         expired.extend(vanished.iter());
         drop(vanished);
+        self.sweep = Some(Sweep {
+            question,
+            nothing_in_flight,
+            topics_left: topics.len(),
+        });
         self.lanes.set_topics(topics);
         self.expired = expired;
         self.surveyed = Some(Instant::now());
-        Ok(true)
+        Ok(())
+    }
+
+    fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
+        let count = claimed.len();
+        add(&self.shared.stats.claims, 1);
+        add(&self.shared.stats.claimed, count);
+        self.shared.in_flight.fetch_add(count, Ordering::AcqRel);
+        let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
+        let taken_over = claimed.iter().filter(is_taken_over).count();
+        if taken_over > 0 {
+            add(&self.shared.stats.taken_over, taken_over);
+            log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
+        }
+        let bytes: usize = claimed.iter().map(|c| c.message.payload.len()).sum();
+        // Up at once, down slowly.
+        let before = self.payload_bytes.unwrap_or_default();
+        self.payload_bytes = Some((bytes / count.max(1)).max(before - before / 8));
+        claimed.sort_unstable_by_key(|c| c.message.sequence);
+        for one in claimed {
+            self.hand_over(one, lease);
+        }
     }
 
     /// To a sender, or straight to the settler where nothing has to be sent.
@@ -342,10 +362,16 @@ impl<'a> Claimer<'a> {
 
 /// What a claim leaves to be claimed.
 enum Found {
-    /// More is due, as far as is known.
+    /// More may be due.
     More,
-    /// Something was due; now nothing is.
-    Some,
-    /// Nothing is due.
+    /// Nothing is due now.
     Nothing,
+}
+
+/// A look at all topics, which may take several claims, as long as it finds nothing.
+struct Sweep {
+    /// The last question when it began.
+    question: u64,
+    nothing_in_flight: bool,
+    topics_left: usize,
 }

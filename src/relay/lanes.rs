@@ -1,6 +1,6 @@
 //! How a claim's room is shared between topics.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::store::claim::{Claimed, Lane};
 
@@ -24,10 +24,6 @@ impl Lanes {
     pub(crate) fn set_topics(&mut self, topics: Vec<String>) {
         self.quiet.retain(|topic| topics.contains(topic));
         self.topics = topics;
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.topics.is_empty()
     }
 
     /// Shares `room` out. Together the lanes may ask for more: the claim stops at the room.
@@ -54,18 +50,28 @@ impl Lanes {
         quiet.chain(busy).collect()
     }
 
-    /// Learns from a claim which lanes are busy. `cut`: the room ended before the lanes did.
-    pub(crate) fn learn(&mut self, lanes: &[Lane], claimed: &[Claimed], cut: bool) {
+    /// Learns from a claim which lanes are busy.
+    pub(crate) fn learn(&mut self, lanes: &[Lane], claimed: &[Claimed], room: usize) -> Given {
+        let mut counts: HashMap<&str, usize> = HashMap::with_capacity(lanes.len());
+        for one in claimed {
+            *counts.entry(&one.message.topic).or_default() += 1;
+        }
+        // Where the room ended before the lanes did, the last ones were not heard.
+        let was_cut = claimed.len() >= room;
+        let mut given = Given::LessThanAsked;
         for lane in lanes {
-            let given = claimed
-                .iter()
-                .filter(|c| c.message.topic == lane.topic)
-                .count();
-            if given >= lane.room {
+            let count = counts.get(lane.topic.as_str()).copied().unwrap_or_default();
+            if count >= lane.room {
+                given = Given::AllThatWasAsked;
                 self.quiet.remove(&lane.topic);
-            } else if !cut {
+            } else if !was_cut {
                 self.quiet.insert(lane.topic.clone());
             }
+        }
+        if was_cut {
+            Given::AllThatWasAsked
+        } else {
+            given
         }
     }
 
@@ -73,6 +79,15 @@ impl Lanes {
     pub(crate) fn are_all(&self, lanes: &[Lane]) -> bool {
         lanes.len() == self.topics.len()
     }
+}
+
+/// Whether some lane of a claim may have more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// A lane, or the claim, was full.
+    AllThatWasAsked,
+    /// Every lane came to its end.
+    LessThanAsked,
 }
 
 #[cfg(test)]

@@ -7,5 +7,7 @@ mod acceptance;
 mod commands;
 mod enqueue;
 mod fresh;
+mod handle;
 mod receivers;
 mod schema;
+mod topics;
