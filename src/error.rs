@@ -41,6 +41,22 @@ pub enum DatabaseError {
 }
 
 impl DatabaseError {
+    /// Whether a statement was sent and no answer came: it may have worked.
+    pub(crate) fn is_without_answer(&self) -> bool {
+        use diesel::result::{DatabaseErrorKind, Error};
+        match self {
+            Self::Statement(Error::DatabaseError(kind, _)) => matches!(
+                kind,
+                DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand
+            ),
+            // Nothing was sent.
+            Self::Statement(Error::QueryBuilderError(_)) => false,
+            // An answer that could not be read is none.
+            Self::Statement(_) => true,
+            Self::Connect(_) | Self::Schema(_) => false,
+        }
+    }
+
     /// Whether a statement or a lock took longer than its limit.
     pub(crate) fn is_timeout(&self) -> bool {
         match self {

@@ -29,6 +29,8 @@ use crate::store::connection::connect;
 use crate::store::lease::LeaseId;
 use crate::store::{inspect, lease};
 
+/// The thread that ends last, told how.
+const HEARTBEAT: &str = "relay-heartbeat";
 /// The limit of each statement at the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -240,6 +242,8 @@ struct Exit {
 /// A running relay. It owns every thread; dropping it shuts the relay down.
 pub struct RelayHandle {
     shared: Arc<Shared>,
+    /// Looked at, and emptied by a shutdown only: what asks for it waits for no lock.
+    exits: Receiver<Exit>,
     running: Mutex<Running>,
 }
 
@@ -331,6 +335,7 @@ impl RelayHandle {
             drop(exit);
             let handle = Self {
                 shared,
+                exits: running.exits.clone(),
                 running: Mutex::new(running),
             };
             // The threads that did start end; the error that counts is the one at hand.
@@ -340,6 +345,7 @@ impl RelayHandle {
         log::info!(event = "relay_started", outbox:% = shared.config.table, lease = lease_id.0, relay = relay_name; "relay started: {}", shared.config.summary());
         Ok(Self {
             shared,
+            exits: running.exits.clone(),
             running: Mutex::new(running),
         })
     }
@@ -352,9 +358,7 @@ impl RelayHandle {
 
     /// Whether all threads are at work, a lease is held and the database answers.
     pub fn is_healthy(&self) -> bool {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.note_exits();
-        running.ended.is_empty()
+        self.exits.is_empty()
             && !self.shared.is_stopping()
             && self.shared.lease.current().is_some()
             && !self.shared.outage.is_on()
@@ -363,9 +367,8 @@ impl RelayHandle {
     /// Whether a thread has ended while nobody had asked it to, which only a defect can cause.
     /// The rest of the relay should then be shut down.
     pub fn has_failed(&self) -> bool {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.note_exits();
-        !running.ended.is_empty() && !self.shared.is_stopping()
+        // In this order: whatever has ended since the stop is seen after it.
+        !self.exits.is_empty() && !self.shared.is_stopping()
     }
 
     /// What the relay has done since it started.
@@ -391,9 +394,9 @@ impl RelayHandle {
         running.stop = None;
         // A part of the time is kept for the last settle to notice that it has to give up.
         let reserve = (deadline / 10).min(Duration::from_millis(500));
-        running.wait_for_exits(until.and_then(|at| at.checked_sub(reserve)), 1);
+        running.wait_for_exits(until.and_then(|at| at.checked_sub(reserve)), Some(HEARTBEAT));
         running.abandon = None;
-        running.wait_for_exits(until, 1);
+        running.wait_for_exits(until, Some(HEARTBEAT));
         let left = self
             .shared
             .in_flight
@@ -402,14 +405,17 @@ impl RelayHandle {
             .shared
             .keep_lease
             .load(std::sync::atomic::Ordering::Acquire);
-        let ending = if left == 0 && !keep_lease {
+        // A claim under way may still work: then the lease has to be there, or its messages name
+        // one that nobody looks for.
+        let has_stopped = !running.is_at_work(Some(HEARTBEAT));
+        let ending = if left == 0 && has_stopped && !keep_lease {
             Ending::Clean
         } else {
             Ending::LeaveLease
         };
         // Full: it was told before.
         let _ = running.ending.try_send(ending);
-        running.wait_for_exits(until, 0);
+        running.wait_for_exits(until, None);
         running.join_ended();
         self.report(&running, left)
     }
@@ -474,7 +480,7 @@ impl Running {
         let (outcomes, outcome_queue) = bounded(2 * config.batch + config.concurrency);
 
         let (state, name, ending) = (Arc::clone(shared), relay_name.to_owned(), ending.clone());
-        self.spawn("relay-heartbeat", exit, move || {
+        self.spawn(HEARTBEAT, exit, move || {
             heartbeat::run(&state, &name, lease_id, &ending);
         })?;
         let state = Arc::clone(shared);
@@ -493,7 +499,7 @@ impl Running {
         })?;
         let (state, ring) = (Arc::clone(shared), ring.clone());
         self.spawn("relay-claimer", exit, move || {
-            Claimer::new(&state, jobs, outcomes, ring).run();
+            Claimer::new(&state, jobs, job_queue, outcomes, ring).run();
         })
     }
 
@@ -517,14 +523,10 @@ impl Running {
         Ok(())
     }
 
-    fn note_exits(&mut self) {
+    /// Waits until every thread has ended, but for the one named `but`, or `until`.
+    fn wait_for_exits(&mut self, until: Option<Instant>, but: Option<&str>) {
         self.ended.extend(self.exits.try_iter());
-    }
-
-    /// Waits until only `but` threads are left, or `until`.
-    fn wait_for_exits(&mut self, until: Option<Instant>, but: usize) {
-        self.note_exits();
-        while self.threads.len() - self.joined_or_ended() > but {
+        while self.is_at_work(but) {
             let exit = match until {
                 Some(until) => self.exits.recv_deadline(until).ok(),
                 None => self.exits.recv().ok(),
@@ -536,12 +538,11 @@ impl Running {
         }
     }
 
-    fn joined_or_ended(&self) -> usize {
-        let has_ended = |name: &str| self.ended.iter().any(|exit| exit.thread == name);
-        self.threads
-            .iter()
-            .filter(|(name, _)| has_ended(name))
-            .count()
+    /// Whether a thread has not ended, other than the one named `but`.
+    fn is_at_work(&self, but: Option<&str>) -> bool {
+        self.threads.iter().any(|(name, _)| {
+            Some(name.as_str()) != but && !self.ended.iter().any(|exit| exit.thread == *name)
+        })
     }
 
     /// Joins the threads that have ended; the others stay.

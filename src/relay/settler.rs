@@ -181,7 +181,7 @@ fn is_of_the_data(error: &DatabaseError) -> bool {
     matches!(
         error,
         DatabaseError::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_))
-    )
+    ) && !error.is_without_answer()
 }
 
 /// One after the other, with texts in plain ASCII, which every encoding can store: so one
@@ -194,7 +194,8 @@ fn settle_singly(
     group: Vec<Settlement>,
 ) -> Vec<Settlement> {
     let mut failed = Vec::new();
-    for mut settlement in group {
+    let mut group = group.into_iter();
+    while let Some(mut settlement) = group.next() {
         match &mut settlement.verdict {
             Verdict::Delivered(response) => make_ascii(&mut response.body),
             Verdict::Retry(failure, _) | Verdict::Dead(failure, _) => {
@@ -205,6 +206,11 @@ fn settle_singly(
         }
         let one = std::slice::from_ref(&settlement);
         if let Err(error) = settle_group(shared, session, lease, kind, one) {
+            if !is_of_the_data(&error) {
+                failed.push(settlement);
+                failed.extend(group);
+                break;
+            }
             log::error!(event = "settle_failed", sequence = settlement.sequence(), error:% = error; "a message cannot be settled; it is tried again");
             failed.push(settlement);
         }
@@ -314,6 +320,7 @@ fn failed(settlement: &Settlement) -> Option<Failed> {
         http_status: failure.response.status.map(i32::from),
         response: failure.response.body.as_deref().map(storable),
         delay,
+        before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,
     })
 }

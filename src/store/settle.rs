@@ -32,6 +32,8 @@ pub(crate) struct Failed {
     pub(crate) response: Option<String>,
     /// Until the next attempt. Not used where the message dies.
     pub(crate) delay: Duration,
+    /// Attempts before this one.
+    pub(crate) before: i32,
     /// 1, or 0 where nothing was sent.
     pub(crate) counted: i32,
 }
@@ -102,6 +104,9 @@ pub(crate) fn deduplicated(
 }
 
 /// Counts the attempts and lets the messages wait for their next one.
+///
+/// An attempt that was counted by a settle whose answer was lost is not counted again, even where
+/// the same lease has claimed the message anew meanwhile.
 pub(crate) fn retry(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -116,9 +121,10 @@ pub(crate) fn retry(
                 attempts = o.attempts + f.counted,
                 last_error_code = f.code, last_error = f.error,
                 locked_by = NULL, locked_at = NULL
-           FROM unnest($1::bigint[], $3::bigint[], $4::int[], $5::text[], $6::text[])
-                AS f(sequence, delay, counted, code, error)
+           FROM unnest($1::bigint[], $3::bigint[], $4::int[], $5::text[], $6::text[], $7::int[])
+                AS f(sequence, delay, counted, code, error, before)
           WHERE o.sequence = ANY($1) AND o.sequence = f.sequence AND o.locked_by = $2
+            AND o.attempts <= f.before
         RETURNING o.sequence",
         outbox = name.outbox()
     ))
@@ -133,6 +139,7 @@ pub(crate) fn retry(
             .map(|m| m.error.as_str())
             .collect::<Vec<_>>(),
     )
+    .bind::<Array<Integer>, _>(messages.iter().map(|m| m.before).collect::<Vec<_>>())
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }
