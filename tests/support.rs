@@ -509,6 +509,10 @@ impl Running {
         assert!(status.success(), "kill -{name} failed");
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("our child").is_none()
     }

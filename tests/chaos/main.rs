@@ -2,3 +2,11 @@
 
 #[path = "../support.rs"]
 mod support;
+
+mod ground;
+mod kill;
+mod lost_answers;
+mod memory;
+mod outage;
+mod shutdown;
+mod stop;

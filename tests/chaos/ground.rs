@@ -1,0 +1,195 @@
+//! What the tests of this binary stand on: one at a time, many messages at once, a receiver that
+//! can be held, the server's life, and what must be true in the end.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+
+use crate::support::{Database, Receiver, Running, status};
+
+/// Held by each test while it runs.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A test that failed has nothing that the next one could trip over.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Enqueues messages with the keys `key-<from>` to `key-<to>`, by one statement.
+pub(crate) fn enqueue(database: &Database, from: usize, to: usize) {
+    let enqueued = database.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload, idempotency_key)
+         SELECT 'order.paid', json_build_object('n', n), 'key-' || n
+           FROM generate_series({from}, {to}) AS n ORDER BY n"
+    ));
+    assert_eq!(enqueued, to + 1 - from);
+}
+
+/// `run` with these settings, and with retries that a test can wait for.
+pub(crate) fn relay(
+    database: &Database,
+    receiver: &Receiver,
+    settings: &[(&str, &str)],
+) -> Command {
+    let mut command = database.binary(&["run"]);
+    command
+        .env("OUTBOX_URL", receiver.url())
+        .envs(settings.iter().copied());
+    command
+}
+
+/// The lease that this process has now, if it has one.
+pub(crate) fn leases_of(database: &Database, process: u32) -> String {
+    let leases = database
+        .text(&format!(
+            "SELECT string_agg(id::text, ',') FROM {{o}}_lease WHERE relay LIKE '%:{process}'"
+        ))
+        .unwrap_or_default();
+    format!("'{{{leases}}}'::bigint[]")
+}
+
+/// Answers with 200 once the gate is open: each connection waits for it.
+pub(crate) fn held() -> (Receiver, Gate) {
+    let (gate, open) = bounded::<()>(0);
+    let receiver = Receiver::start(move |_, stream| {
+        // Nothing is ever sent: this ends when the gate is dropped.
+        let _ = open.recv();
+        std::io::Write::write_all(stream, &status(200))
+    });
+    (receiver, Gate(gate))
+}
+
+/// Closed until it is opened, or dropped.
+pub(crate) struct Gate(Sender<()>);
+
+impl Gate {
+    pub(crate) fn open(self) {
+        drop(self.0);
+    }
+}
+
+/// How many lines of the log have this text.
+pub(crate) fn lines_with(relay: &Running, text: &str) -> usize {
+    relay
+        .log()
+        .lines()
+        .filter(|line| line.contains(text))
+        .count()
+}
+
+/// Fails unless the outbox is empty and the ledger has the keys `key-1` to `key-<count>`, each
+/// delivered, and nothing else.
+#[track_caller]
+pub(crate) fn all_are_delivered(database: &Database, count: usize) {
+    let count = i64::try_from(count).expect("a small number");
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_ledger"), count);
+    let with_keys = format!(
+        "SELECT count(*) FROM generate_series(1, {count}) AS n
+           JOIN {{o}}_ledger ON idempotency_key = 'key-' || n WHERE status = 'delivered'"
+    );
+    assert_eq!(database.number(&with_keys), count);
+}
+
+/// The attempts that the ledger counts, by message id.
+pub(crate) fn attempts(database: &Database) -> HashMap<String, usize> {
+    let rows = database
+        .text("SELECT string_agg(message_id || ' ' || attempts, E'\\n') FROM {o}_ledger")
+        .unwrap_or_default();
+    rows.lines()
+        .map(|row| {
+            let (id, attempts) = row.split_once(' ').expect("two words");
+            (id.to_owned(), attempts.parse().expect("a number"))
+        })
+        .collect()
+}
+
+/// Fails unless every message of the ledger has arrived, and nothing else has.
+#[track_caller]
+pub(crate) fn all_have_arrived(database: &Database, receivers: &[&Receiver]) {
+    let arrived: HashSet<String> = receivers
+        .iter()
+        .flat_map(|receiver| receiver.ids())
+        .collect();
+    let settled: HashSet<String> = attempts(database).into_keys().collect();
+    let lost: Vec<_> = settled.difference(&arrived).take(3).collect();
+    assert!(lost.is_empty(), "never arrived: {lost:?} and maybe more");
+    assert_eq!(arrived.len(), settled.len(), "more arrived than is settled");
+}
+
+/// Requests beyond the first of each message.
+pub(crate) fn duplicates(receivers: &[&Receiver]) -> usize {
+    let mut ids = HashSet::new();
+    let mut requests = 0;
+    for receiver in receivers {
+        requests += receiver.count();
+        ids.extend(receiver.ids());
+    }
+    requests - ids.len()
+}
+
+/// The server that `scripts/with-postgres` has started. It runs again when this is dropped.
+pub(crate) struct Server {
+    pg_ctl: PathBuf,
+    data: PathBuf,
+}
+
+impl Server {
+    pub(crate) fn new() -> Self {
+        let folder = |variable| {
+            PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| {
+                panic!("{variable} is not set: this test restarts the server; run it with scripts/with-postgres")
+            }))
+        };
+        Self {
+            pg_ctl: folder("PG_BINDIR").join("pg_ctl"),
+            data: folder("PGDATA"),
+        }
+    }
+
+    /// Runs `pg_ctl`. Its output goes nowhere: a started server would hold it open.
+    fn pg_ctl(&self, arguments: &[&str]) -> bool {
+        Command::new(&self.pg_ctl)
+            .arg("-D")
+            .arg(&self.data)
+            .args(["-w", "-t", "60"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .expect("pg_ctl runs")
+            .success()
+    }
+
+    pub(crate) fn restart(&self, mode: &str) {
+        assert!(self.pg_ctl(&["restart", "-m", mode]), "restart -m {mode}");
+    }
+
+    pub(crate) fn stop(&self, mode: &str) {
+        assert!(self.pg_ctl(&["stop", "-m", mode]), "stop -m {mode}");
+    }
+
+    pub(crate) fn start(&self) {
+        assert!(self.pg_ctl(&["start"]), "start");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.pg_ctl(&["status"]) {
+            // Where this fails the next test says so.
+            self.pg_ctl(&["start"]);
+        }
+    }
+}
+
+/// For as long as this nothing may happen. The only waits for time are those where time itself
+/// is what is tested: a lease that runs out.
+pub(crate) fn let_pass(time: Duration) {
+    std::thread::sleep(time);
+}

@@ -1,0 +1,129 @@
+//! kill -9, again and again.
+
+use crate::ground::{
+    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, leases_of,
+    lines_with, relay,
+};
+use crate::support::{Database, Receiver, Running, eventually};
+
+const MESSAGES: usize = 20_000;
+const KILLS: usize = 10;
+const BATCH: usize = 50;
+const CONCURRENCY: usize = 8;
+
+/// What a relay holds at most: the queue, its senders, two batches on their way to be settled,
+/// and a claim whose answer it has not seen yet.
+const MOST_HELD: usize = 2 * BATCH + CONCURRENCY + 2 * BATCH + BATCH;
+
+/// Connections that claim and settle.
+const WORKING: &str = "application_name IN ('diesel-outbox claimer', 'diesel-outbox settler')";
+
+#[test]
+fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let batch = BATCH.to_string();
+    let concurrency = CONCURRENCY.to_string();
+    let start = || {
+        Running::start(relay(
+            &database,
+            &receiver,
+            &[
+                ("OUTBOX_BATCH", &batch),
+                ("OUTBOX_CONCURRENCY", &concurrency),
+                ("OUTBOX_LEASE", "2s"),
+                ("OUTBOX_SEND_TIMEOUT", "500ms"),
+            ],
+        ))
+    };
+
+    // Both relays that live on have their connections before the first one is killed: so all
+    // other connections are those of the one that is killed.
+    let mut beside = [start(), start()];
+    let warm_up = MESSAGES / 20;
+    enqueue(&database, 1, warm_up);
+    let working = format!("SELECT count(*) FROM pg_stat_activity WHERE {WORKING}");
+    eventually("two relays claim and settle", || {
+        database.number(&working) == 4
+    });
+    let stable = database
+        .text(&format!(
+            "SELECT array_agg(pid) FROM pg_stat_activity WHERE {WORKING}"
+        ))
+        .expect("four connections");
+    let of_the_victim = format!("{working} AND pid <> ALL('{stable}'::int[])");
+    enqueue(&database, warm_up + 1, MESSAGES);
+
+    let mut victim = start();
+    let mut held_at_kills = 0;
+    for kill in 0..KILLS {
+        let part = MESSAGES / (KILLS + 2);
+        let moment = part * (kill + 1) + fastrand::usize(..part / 2);
+        eventually("messages arrive", || receiver.count() >= moment);
+        eventually("the victim is at work", || {
+            database.number(&of_the_victim) == 2
+        });
+        let process = victim.pid();
+        let leases = leases_of(&database, process);
+        victim.kill();
+
+        // What the server had of its statements still runs to its end.
+        let held = format!("SELECT count(*) FROM {{o}} WHERE locked_by = ANY({leases})");
+        let mut most_held = 0;
+        eventually("the victim's statements are over", || {
+            let is_over = database.number(&of_the_victim) == 0;
+            most_held = most_held.max(database.number(&held));
+            is_over
+        });
+        let most_held = usize::try_from(most_held).expect("a count");
+        assert!(
+            most_held <= MOST_HELD,
+            "the victim held {most_held} messages"
+        );
+        held_at_kills += most_held;
+        victim = start();
+    }
+    eventually("all are settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    for relay in beside.iter_mut().chain([&mut victim]) {
+        assert_eq!(
+            (
+                lines_with(relay, "lease_lost"),
+                lines_with(relay, "conflict")
+            ),
+            (0, 0),
+            "a relay that lives has lost nothing: {}",
+            relay.log()
+        );
+        relay.signal("TERM");
+        assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    }
+
+    assert!(held_at_kills > 0, "no kill hit a relay with messages");
+    all_are_delivered(&database, MESSAGES);
+    all_have_arrived(&database, &[&receiver]);
+    let duplicates = duplicates(&[&receiver]);
+    assert!(
+        duplicates <= held_at_kills,
+        "{duplicates} duplicates, {held_at_kills} messages held at kills"
+    );
+    let attempts = attempts(&database);
+    let extra: usize = attempts.values().map(|made| made - 1).sum();
+    assert!(
+        extra <= held_at_kills,
+        "{extra} extra attempts, {held_at_kills} messages held at kills"
+    );
+    for (id, arrivals) in receiver.arrivals() {
+        assert!(
+            arrivals <= attempts[&id],
+            "{id} arrived {arrivals} times and counts {} attempts",
+            attempts[&id]
+        );
+    }
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_lease WHERE expires_at > clock_timestamp()"),
+        0
+    );
+}

@@ -1,0 +1,334 @@
+//! A statement commits, and its answer does not come: the connection breaks in between.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use url::Url;
+
+use crate::ground::{
+    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, held, lines_with,
+    relay,
+};
+use crate::support::{Database, Receiver, Running, eventually};
+
+/// In every claim, and in nothing else.
+const CLAIM: &str = "candidate AS MATERIALIZED";
+/// In the settle of deliveries.
+const DELIVERED: &str = "g.ordering_key, g.tenant_id";
+/// In the settle of failed attempts.
+const RETRY: &str = "attempts = o.attempts + f.counted";
+/// In the settle of what was not sent.
+const RELEASE: &str = "SET locked_by = NULL, locked_at = NULL";
+
+/// Stands between a relay and PostgreSQL, and loses the answer to one statement.
+struct Proxy {
+    address: SocketAddr,
+    state: Arc<ProxyState>,
+}
+
+#[derive(Default)]
+struct ProxyState {
+    /// The next statement with this text loses its answer.
+    victim: Mutex<Option<&'static str>>,
+    lost: AtomicUsize,
+}
+
+impl Proxy {
+    fn new(database: &Database) -> Self {
+        let url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
+        let host = url.host_str().expect("DATABASE_URL has a host").to_owned();
+        let port = url.port().unwrap_or(5432);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(ProxyState::default());
+        let shared = Arc::clone(&state);
+        // Ends with the process, as do its connections.
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect((host.as_str(), port)) else {
+                    continue;
+                };
+                Link::start(&shared, client, server);
+            }
+        });
+        Self { address, state }
+    }
+
+    fn lose_the_answer_to(&self, statement: &'static str) {
+        *self
+            .state
+            .victim
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(statement);
+    }
+
+    fn lost(&self) -> usize {
+        self.state.lost.load(Ordering::Acquire)
+    }
+
+    /// The same command, by way of this.
+    fn between(&self, database: &Database, mut command: Command) -> Command {
+        let mut url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
+        url.set_ip_host(self.address.ip())
+            .expect("a URL with a host");
+        url.set_port(Some(self.address.port()))
+            .expect("a URL with a port");
+        url.query_pairs_mut().append_pair("sslmode", "disable");
+        command.env("DATABASE_URL", url.as_str());
+        command
+    }
+}
+
+/// One connection through the proxy.
+struct Link {
+    proxy: Arc<ProxyState>,
+    client: TcpStream,
+    server: TcpStream,
+    /// From here on nothing reaches the client.
+    is_lost: AtomicBool,
+}
+
+impl Link {
+    fn start(proxy: &Arc<ProxyState>, client: TcpStream, server: TcpStream) {
+        let link = Arc::new(Self {
+            proxy: Arc::clone(proxy),
+            client,
+            server,
+            is_lost: AtomicBool::new(false),
+        });
+        let other = Arc::clone(&link);
+        std::thread::spawn(move || {
+            let _ = other.statements();
+            other.end();
+        });
+        std::thread::spawn(move || {
+            let _ = link.answers();
+            link.end();
+        });
+    }
+
+    fn end(&self) {
+        // One side may be gone already.
+        let _ = self.client.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+
+    /// Diesel sends a statement that it does not keep, its parameters, and the word to execute
+    /// it all at once.
+    fn statements(&self) -> std::io::Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let length = (&self.client).read(&mut buffer)?;
+            if length == 0 {
+                return Ok(());
+            }
+            let message = &buffer[..length];
+            let mut victim = self
+                .proxy
+                .victim
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if message[0] == b'P' && victim.is_some_and(|text| contains(message, text.as_bytes())) {
+                *victim = None;
+                self.is_lost.store(true, Ordering::Release);
+            }
+            drop(victim);
+            (&self.server).write_all(message)?;
+        }
+    }
+
+    fn answers(&self) -> std::io::Result<()> {
+        /// `ReadyForQuery`, outside of a transaction: what was executed has committed.
+        const READY: &[u8] = b"Z\0\0\0\x05I";
+        let mut buffer = vec![0; 1 << 20];
+        let mut kept = Vec::new();
+        loop {
+            let length = (&self.server).read(&mut buffer)?;
+            if length == 0 {
+                return Ok(());
+            }
+            if self.is_lost.load(Ordering::Acquire) {
+                kept.extend_from_slice(&buffer[..length]);
+                if kept.ends_with(READY) {
+                    self.proxy.lost.fetch_add(1, Ordering::AcqRel);
+                    return Ok(());
+                }
+            } else {
+                (&self.client).write_all(&buffer[..length])?;
+            }
+        }
+    }
+}
+
+fn contains(message: &[u8], text: &[u8]) -> bool {
+    message.windows(text.len()).any(|window| window == text)
+}
+
+#[test]
+fn a_claim_whose_answer_was_lost_strands_no_message() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let proxy = Proxy::new(&database);
+    let mut relay = Running::start(proxy.between(&database, relay(&database, &receiver, &[])));
+    relay.wait_for_log("event=relay_started");
+    proxy.lose_the_answer_to(CLAIM);
+    enqueue(&database, 1, 20);
+    eventually("an answer is lost", || proxy.lost() == 1);
+    eventually("all are settled", || database.count("delivered") == 20);
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    all_are_delivered(&database, 20);
+    all_have_arrived(&database, &[&receiver]);
+    assert_eq!(duplicates(&[&receiver]), 0);
+    assert!(attempts(&database).values().all(|made| *made == 1));
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+}
+
+#[test]
+fn a_claim_whose_answer_was_lost_before_a_shutdown_strands_no_message() {
+    let _alone = alone();
+    let database = Database::new();
+    let (held, gate) = held();
+    let quick = Receiver::ok();
+    let proxy = Proxy::new(&database);
+    let settings = [("OUTBOX_LEASE", "60s")];
+    // Its janitor has looked for vanished leases already, and will not soon again. It sleeps
+    // until the first relay is gone.
+    let mut other = Running::start(relay(&database, &quick, &settings));
+    eventually("the other relay has looked for work", || {
+        database.number(
+            "SELECT count(*) FROM pg_stat_activity
+              WHERE application_name IN ('diesel-outbox janitor', 'diesel-outbox claimer')
+                AND state = 'idle'",
+        ) == 2
+    });
+    other.signal("STOP");
+
+    let mut first = Running::start(proxy.between(
+        &database,
+        relay(
+            &database,
+            &held,
+            &[
+                ("OUTBOX_BATCH", "4"),
+                ("OUTBOX_CONCURRENCY", "1"),
+                ("OUTBOX_LEASE", "10s"),
+                ("OUTBOX_SEND_TIMEOUT", "4s"),
+            ],
+        ),
+    ));
+    first.wait_for_log("event=relay_started");
+    enqueue(&database, 1, 1);
+    held.wait_for(1);
+    proxy.lose_the_answer_to(CLAIM);
+    enqueue(&database, 2, 5);
+    eventually("an answer is lost", || proxy.lost() == 1);
+    first.signal("TERM");
+    first.wait_for_log("event=signal");
+    gate.open();
+    let code = first.wait().code();
+    assert_eq!(code, Some(0), "{}", first.log());
+    other.signal("CONT");
+    eventually("the other relay delivers the rest", || {
+        database.count("delivered") == 5
+    });
+    other.signal("TERM");
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
+    all_are_delivered(&database, 5);
+    all_have_arrived(&database, &[&held, &quick]);
+}
+
+#[test]
+fn a_delivery_whose_settle_was_not_answered_is_settled_once_and_not_sent_again() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let proxy = Proxy::new(&database);
+    let mut relay = Running::start(proxy.between(&database, relay(&database, &receiver, &[])));
+    relay.wait_for_log("event=relay_started");
+    proxy.lose_the_answer_to(DELIVERED);
+    enqueue(&database, 1, 50);
+    eventually("an answer is lost", || proxy.lost() == 1);
+    eventually("all are settled", || database.count("delivered") == 50);
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    assert_eq!(lines_with(&relay, "event=conflict"), 0, "{}", relay.log());
+    all_are_delivered(&database, 50);
+    all_have_arrived(&database, &[&receiver]);
+    assert_eq!(duplicates(&[&receiver]), 0);
+    assert!(attempts(&database).values().all(|made| *made == 1));
+}
+
+#[test]
+fn a_failed_attempt_whose_settle_was_not_answered_is_counted_once() {
+    let _alone = alone();
+    let database = Database::new();
+    // The first attempt fails; the second takes so long that a repeated settle of the first one
+    // would come in the middle of it.
+    let receiver = Receiver::start(|request, stream| {
+        if request.header("outbox-attempt") == Some("1") {
+            return stream.write_all(&crate::support::status(500));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        stream.write_all(&crate::support::status(200))
+    });
+    let proxy = Proxy::new(&database);
+    let settings = [
+        ("OUTBOX_BACKOFF", "1ms"),
+        ("OUTBOX_POLL_INTERVAL", "5ms"),
+        ("OUTBOX_CONCURRENCY", "4"),
+    ];
+    let mut relay =
+        Running::start(proxy.between(&database, relay(&database, &receiver, &settings)));
+    relay.wait_for_log("event=relay_started");
+    proxy.lose_the_answer_to(RETRY);
+    enqueue(&database, 1, 4);
+    eventually("an answer is lost", || proxy.lost() == 1);
+    eventually("all are settled", || database.count("delivered") == 4);
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    all_are_delivered(&database, 4);
+    let attempts = attempts(&database);
+    assert!(attempts.values().all(|made| *made == 2), "{attempts:?}");
+    let arrivals = receiver.arrivals();
+    assert!(arrivals.values().all(|times| *times == 2), "{arrivals:?}");
+}
+
+#[test]
+fn a_release_that_was_not_answered_ends_the_relay_cleanly() {
+    let _alone = alone();
+    let database = Database::new();
+    let (held, gate) = held();
+    enqueue(&database, 1, 50);
+    let proxy = Proxy::new(&database);
+    let mut relay = Running::start(proxy.between(
+        &database,
+        relay(
+            &database,
+            &held,
+            &[
+                ("OUTBOX_CONCURRENCY", "4"),
+                ("OUTBOX_LEASE", "60s"),
+                ("OUTBOX_SEND_TIMEOUT", "20s"),
+            ],
+        ),
+    ));
+    held.wait_for(4);
+    eventually("all are claimed", || database.count("sending") == 50);
+    proxy.lose_the_answer_to(RELEASE);
+    relay.signal("TERM");
+    relay.wait_for_log("event=signal");
+    gate.open();
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    assert_eq!(proxy.lost(), 1);
+    let sent = i64::try_from(held.count()).expect("a small number");
+    assert_eq!(database.count("delivered"), sent);
+    assert_eq!(database.count("pending"), 50 - sent);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+    assert_eq!(lines_with(&relay, "event=conflict"), 0, "{}", relay.log());
+}

@@ -1,0 +1,72 @@
+//! A backlog costs disk, not memory.
+
+use std::time::Duration;
+
+use crate::ground::{all_are_delivered, alone, enqueue};
+use crate::support::{Database, Receiver, Running};
+
+const MIB: usize = 1024 * 1024;
+
+/// The largest memory that a process has used until now, or `None` once it has ended.
+fn peak_bytes(process: u32) -> Option<usize> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Drains, and returns the most memory that it used.
+fn peak_of_drain(database: &Database, receiver: &Receiver) -> usize {
+    let mut command = database.binary(&["drain", "--quiet"]);
+    command
+        .env("OUTBOX_URL", receiver.url())
+        .env("OUTBOX_LEASE", "60s")
+        .env("OUTBOX_SEND_TIMEOUT", "10s");
+    let mut drain = Running::start(command);
+    let mut peak = 0;
+    while drain.is_running() {
+        peak = peak.max(peak_bytes(drain.pid()).unwrap_or_default());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
+    assert!(peak > MIB, "it was looked at while it ran: {peak}");
+    println!("peak: {} MiB", peak / MIB);
+    peak
+}
+
+#[test]
+fn a_hundred_thousand_waiting_messages_drain_in_64_mib() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    enqueue(&database, 1, 100_000);
+    let peak = peak_of_drain(&database, &receiver);
+    assert!(peak < 64 * MIB, "{} MiB", peak / MIB);
+    all_are_delivered(&database, 100_000);
+}
+
+#[test]
+fn two_hundred_megabytes_of_payloads_drain_in_200_mib() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    // Not 1 MB that compresses to nothing.
+    let enqueued = database.execute(
+        "INSERT INTO {o} (topic, payload, idempotency_key)
+         SELECT 'order.paid',
+                to_json((SELECT string_agg(md5(n || '-' || part), '') FROM generate_series(1, 31250) AS part)),
+                'key-' || n
+           FROM generate_series(1, 200) AS n",
+    );
+    assert_eq!(enqueued, 200);
+    let peak = peak_of_drain(&database, &receiver);
+    assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
+    all_are_delivered(&database, 200);
+    let requests = receiver.requests();
+    assert_eq!(requests.len(), 200);
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.body.len() == 1_000_002)
+    );
+}

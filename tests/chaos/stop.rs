@@ -1,0 +1,165 @@
+//! SIGSTOP: relays that sleep through the end of their lease and then go on.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::unbounded;
+
+use crate::ground::{
+    all_are_delivered, all_have_arrived, alone, duplicates, enqueue, held, leases_of, let_pass,
+    lines_with, relay,
+};
+use crate::support::{Database, Receiver, Running, eventually, status};
+
+const LEASE: Duration = Duration::from_secs(3);
+const SETTINGS: &[(&str, &str)] = &[
+    ("OUTBOX_CONCURRENCY", "4"),
+    ("OUTBOX_BATCH", "100"),
+    ("OUTBOX_LEASE", "3s"),
+    ("OUTBOX_SEND_TIMEOUT", "1s"),
+];
+
+/// Whatever a settle writes, as one text.
+fn ledger(database: &Database) -> String {
+    database
+        .text("SELECT string_agg(l::text, E'\\n' ORDER BY sequence) FROM {o}_ledger l")
+        .unwrap_or_default()
+}
+
+#[test]
+fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled() {
+    let _alone = alone();
+    let database = Database::new();
+    let (first, gate) = held();
+    let second = Receiver::ok();
+    enqueue(&database, 1, 40);
+    let mut sleeper = Running::start(relay(&database, &first, SETTINGS));
+    first.wait_for(4);
+    eventually("all are claimed", || database.count("sending") == 40);
+    sleeper.signal("STOP");
+    // The answers come while it sleeps: it will have four deliveries to settle.
+    gate.open();
+
+    let mut other = Running::start(relay(&database, &second, SETTINGS));
+    eventually("the other has settled all", || {
+        database.count("delivered") == 40
+    });
+    assert_eq!(first.count(), 4, "the sleeper was stopped in time");
+    let before = ledger(&database);
+    other.signal("TERM");
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
+
+    sleeper.signal("CONT");
+    sleeper.wait_for_log("event=lease_lost");
+    eventually("each of its settles is refused", || {
+        lines_with(&sleeper, "event=conflict") == 40
+    });
+    sleeper.wait_for_log("event=lease_registered");
+    assert_eq!(ledger(&database), before);
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE attempts = 2"),
+        40
+    );
+    assert_eq!(first.count(), 4, "nothing queued was sent after the lease");
+    assert_eq!(second.count(), 40);
+
+    enqueue(&database, 41, 60);
+    eventually("it works on under a new lease", || {
+        database.count("delivered") == 60
+    });
+    assert_eq!(first.count(), 4 + 20);
+    sleeper.signal("TERM");
+    assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
+    all_are_delivered(&database, 60);
+    all_have_arrived(&database, &[&first, &second]);
+}
+
+#[test]
+fn a_relay_that_wakes_after_its_lease_leaves_a_message_to_the_one_that_sends_it_now() {
+    let _alone = alone();
+    let database = Database::new();
+    let (first, first_gate) = held();
+    let (second, second_gate) = held();
+    enqueue(&database, 1, 1);
+    let sleeper = Running::start(relay(&database, &first, SETTINGS));
+    first.wait_for(1);
+    sleeper.signal("STOP");
+    first_gate.open();
+    let other = Running::start(relay(
+        &database,
+        &second,
+        &[("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "20s")],
+    ));
+    second.wait_for(1);
+
+    sleeper.signal("CONT");
+    sleeper.wait_for_log("event=conflict");
+    let leases = leases_of(&database, other.pid());
+    let its_own = format!("SELECT count(*) FROM {{o}} WHERE locked_by = ANY({leases})");
+    assert_eq!(database.number(&its_own), 1);
+    assert_eq!(database.count("delivered"), 0);
+
+    second_gate.open();
+    eventually("the other settles it", || database.count("delivered") == 1);
+    all_are_delivered(&database, 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
+    assert_eq!((first.count(), second.count()), (1, 1));
+    assert_eq!(lines_with(&other, "event=conflict"), 0, "{}", other.log());
+}
+
+#[test]
+fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
+    let _alone = alone();
+    let database = Database::new();
+    let (gate, open) = unbounded::<()>();
+    let (arrival, arrivals) = unbounded();
+    let receiver = Receiver::start(move |_, stream| {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("after 1970");
+        arrival.send(now).expect("the test listens");
+        // Nothing is ever sent: this ends when the gate is dropped.
+        let _ = open.recv();
+        std::io::Write::write_all(stream, &status(200))
+    });
+    enqueue(&database, 1, 100);
+    let mut sleeper = Running::start(relay(&database, &receiver, SETTINGS));
+    receiver.wait_for(4);
+    eventually("all are claimed", || database.count("sending") == 100);
+    sleeper.signal("STOP");
+    let old = database.number("SELECT id FROM {o}_lease");
+    drop(gate);
+    let_pass(LEASE + Duration::from_millis(200));
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_lease WHERE expires_at > clock_timestamp()"),
+        0
+    );
+    assert_eq!(receiver.count(), 4, "the sleeper was stopped in time");
+
+    sleeper.signal("CONT");
+    eventually("all are settled", || database.count("delivered") == 100);
+    sleeper.wait_for_log("event=lease_lost");
+    let new_lease_micros = database.number(&format!(
+        "SELECT min(extract(epoch FROM started_at) * 1000000) FROM {{o}}_lease WHERE id <> {old}"
+    ));
+    let late: Vec<i64> = arrivals
+        .try_iter()
+        .skip(4)
+        .map(|at| i64::try_from(at.as_micros()).expect("this millennium"))
+        .collect();
+    assert!(late.len() >= 96, "{} arrived after the sleep", late.len());
+    for at in late {
+        assert!(
+            at >= new_lease_micros,
+            "sent {} µs before the new lease began",
+            new_lease_micros - at
+        );
+    }
+    all_are_delivered(&database, 100);
+    all_have_arrived(&database, &[&receiver]);
+    // The four whose answers came during the sleep may be sent again, and no other.
+    assert!(duplicates(&[&receiver]) <= 4);
+    assert!(database.number("SELECT max(attempts) FROM {o}_ledger") <= 2);
+    sleeper.signal("TERM");
+    assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
+}
