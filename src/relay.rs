@@ -394,7 +394,10 @@ impl RelayHandle {
         running.stop = None;
         // A part of the time is kept for the last settle to notice that it has to give up.
         let reserve = (deadline / 10).min(Duration::from_millis(500));
-        running.wait_for_exits(until.and_then(|at| at.checked_sub(reserve)), Some(HEARTBEAT));
+        running.wait_for_exits(
+            until.and_then(|at| at.checked_sub(reserve)),
+            Some(HEARTBEAT),
+        );
         running.abandon = None;
         running.wait_for_exits(until, Some(HEARTBEAT));
         let left = self
