@@ -4,6 +4,8 @@
 //! scripts/with-postgres cargo run --example quickstart
 //! ```
 
+#![allow(clippy::print_stdout, reason = "it is what the example shows")]
+
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;

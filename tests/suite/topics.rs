@@ -11,7 +11,11 @@ fn more_topics_than_one_claim_takes_are_all_served() {
         "INSERT INTO {o} (topic, payload) SELECT 't' || n % 150, '1' FROM generate_series(1, 450) n",
     );
     let receiver = Receiver::ok();
-    let relay = database.relay().url(&receiver.url()).start().expect("a relay");
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(30)));
     relay.shutdown(Duration::from_secs(5)).expect("a clean end");
     assert_eq!(database.count("delivered"), 450);
@@ -25,7 +29,11 @@ fn a_relay_with_many_topics_and_nothing_due_is_idle_and_does_not_spin() {
         "INSERT INTO {o} (topic, payload, available_at)
          SELECT 't' || n, '1', now() + interval '1 h' FROM generate_series(1, 200) n",
     );
-    let relay = database.relay().poll_interval(Duration::from_secs(20)).start().expect("a relay");
+    let relay = database
+        .relay()
+        .poll_interval(Duration::from_secs(20))
+        .start()
+        .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));
     // Its claimer waits for the next poll: the connection that it claims with is idle, for long.
     let idle_since = "SELECT count(*) FROM pg_stat_activity
@@ -44,7 +52,12 @@ fn a_quiet_topic_does_not_wait_behind_a_busy_one() {
          SELECT 'busy', '1', now() - interval '1 h' FROM generate_series(1, 20000)",
     );
     let receiver = Receiver::ok();
-    let relay = database.relay().batch(100).url(&receiver.url()).start().expect("a relay");
+    let relay = database
+        .relay()
+        .batch(100)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
     receiver.wait_for(500);
     database.execute("INSERT INTO {o} (topic, payload) VALUES ('quiet', '1')");
     eventually("the quiet message arrives", || {
