@@ -17,7 +17,7 @@ use diesel_outbox::{
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-use crate::cli::SettingFlags;
+use crate::settings::SettingFlags;
 use crate::{logging, output, signals};
 
 /// Options of `bench`. `--batch` and `--url` are settings.

@@ -7,8 +7,8 @@ use diesel_outbox::admin;
 use diesel_outbox::{Config, HttpDispatcher};
 use serde_json::json;
 
-use crate::cli::SettingFlags;
 use crate::output;
+use crate::settings::SettingFlags;
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]

@@ -9,8 +9,8 @@ use diesel_outbox::admin::{self, DeadFilter, DeadLetter};
 use diesel_outbox::{Config, ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
-use crate::cli::SettingFlags;
 use crate::output;
+use crate::settings::SettingFlags;
 
 /// Options of `dead`.
 #[derive(Debug, clap::Args)]

@@ -11,7 +11,7 @@ use diesel_outbox::admin;
 use diesel_outbox::{Config, NewMessage, Outbox, OutboxName, Relay};
 use serde_json::json;
 
-use crate::cli::SettingFlags;
+use crate::settings::SettingFlags;
 use crate::{logging, output, receiver};
 
 /// Options of `demo`.

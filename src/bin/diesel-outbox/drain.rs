@@ -8,7 +8,7 @@ use diesel_outbox::{Relay, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::cli::SettingFlags;
+use crate::settings::SettingFlags;
 use crate::{logging, output, signals};
 
 /// Options of `drain`.

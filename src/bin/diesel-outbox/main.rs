@@ -12,6 +12,7 @@ mod migrate;
 mod output;
 mod receiver;
 mod run;
+mod settings;
 mod signals;
 mod status;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::Result;
 use diesel_outbox::admin::{self, Direction};
 
-use crate::cli::SettingFlags;
 use crate::output;
+use crate::settings::SettingFlags;
 
 /// Options of `migrate`.
 #[derive(Debug, clap::Args)]

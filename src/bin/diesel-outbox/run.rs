@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use crossbeam_channel::RecvTimeoutError;
 use diesel_outbox::Relay;
 
-use crate::cli::SettingFlags;
+use crate::settings::SettingFlags;
 use crate::{logging, signals};
 
 /// How often the relay is asked whether a thread has ended by a defect.

@@ -7,8 +7,8 @@ use diesel_outbox::Status;
 use diesel_outbox::admin::{self, Overview};
 use serde_json::json;
 
-use crate::cli::SettingFlags;
 use crate::output;
+use crate::settings::SettingFlags;
 
 /// Options of `status`.
 #[derive(Debug, clap::Args)]

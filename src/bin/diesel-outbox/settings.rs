@@ -1,0 +1,120 @@
+//! A flag for each setting, and the order in which flags, environment and file win.
+
+use clap::builder::Str;
+use clap::{Arg, ArgMatches, Args, FromArgMatches};
+use diesel_outbox::config::{self, SETTINGS};
+use diesel_outbox::{Config, ConfigError};
+
+use crate::file;
+
+/// The settings that were given as flags: variable and value.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SettingFlags {
+    given: Vec<(&'static str, String)>,
+}
+
+impl SettingFlags {
+    /// The value of the flag for this variable.
+    pub(crate) fn get(&self, variable: &str) -> Option<&str> {
+        self.given
+            .iter()
+            .find(|(given, _)| *given == variable)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Flag > environment > file > default.
+    pub(crate) fn load(&self) -> Result<Config, ConfigError> {
+        let variables = config::relevant_variables()?;
+        let mut config = Config::default();
+        let in_environment = variables
+            .iter()
+            .find(|(variable, _)| variable == "OUTBOX_CONFIG")
+            .map(|(_, value)| value.as_str());
+        let path = self.get("OUTBOX_CONFIG").or(in_environment);
+        if let Some(path) = path {
+            file::apply(path, &mut config)?;
+        }
+        for (variable, value) in &variables {
+            config.set_variable(variable, value)?;
+        }
+        for (variable, value) in &self.given {
+            config.set(variable, value).map_err(|error| {
+                let reason = error.to_string();
+                let reason = reason
+                    .strip_prefix(&format!("{variable}: "))
+                    .unwrap_or(&reason)
+                    .to_owned();
+                ConfigError::new(format!("--{} ({variable})", flag_of(variable)), reason)
+            })?;
+        }
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+/// `OUTBOX_SEND_TIMEOUT` is `--send-timeout`.
+fn flag_of(variable: &str) -> String {
+    variable
+        .strip_prefix("OUTBOX_")
+        .unwrap_or(variable)
+        .to_lowercase()
+        .replace('_', "-")
+}
+
+impl Args for SettingFlags {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        SETTINGS.iter().fold(command, |command, setting| {
+            let default = match setting.default {
+                "" => String::new(),
+                default => format!(" [default: {default}]"),
+            };
+            command.arg(
+                Arg::new(setting.variable)
+                    .long(Str::from(flag_of(setting.variable)))
+                    .value_name(value_name(setting.variable))
+                    .help(format!(
+                        "{} [env: {}]{default}",
+                        setting.summary, setting.variable
+                    ))
+                    .help_heading("Settings")
+                    .global(true),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+fn value_name(variable: &str) -> &'static str {
+    match variable {
+        "DATABASE_URL" | "OUTBOX_URL" => "URL",
+        "OUTBOX_CONFIG" => "PATH",
+        "OUTBOX_TABLE" => "NAME",
+        "OUTBOX_ENABLED" | "OUTBOX_CLEANER" | "OUTBOX_LEDGER_PAYLOAD" => "BOOL",
+        "OUTBOX_CONCURRENCY" | "OUTBOX_BATCH" | "OUTBOX_MAX_ATTEMPTS" => "NUMBER",
+        "OUTBOX_MODE" | "OUTBOX_LOG_FORMAT" => "WORD",
+        "OUTBOX_BACKOFF" => "BACKOFF",
+        _ => "DURATION",
+    }
+}
+
+impl FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Self::default();
+        flags.update_from_arg_matches(matches)?;
+        Ok(flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.given = SETTINGS
+            .iter()
+            .filter_map(|setting| {
+                let value = matches.get_one::<String>(setting.variable)?;
+                Some((setting.variable, value.clone()))
+            })
+            .collect();
+        Ok(())
+    }
+}
