@@ -21,6 +21,7 @@ demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
 	$(CARGO) test --no-run --features $(FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(FEATURES) $(ARGS)
+	scripts/with-postgres $(CARGO) run --quiet --example quickstart
 
 test-matrix: ## Run the tests on every supported version of PostgreSQL
 	@for version in $(POSTGRES_VERSIONS); do \
