@@ -115,6 +115,7 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         extra <= held_at_kills,
         "{extra} extra attempts, {held_at_kills} messages held at kills"
     );
+    println!("held at kills: {held_at_kills}, extra attempts: {extra}, duplicates: {duplicates}");
     for (id, arrivals) in receiver.arrivals() {
         assert!(
             arrivals <= attempts[&id],

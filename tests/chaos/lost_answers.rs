@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use url::Url;
@@ -32,7 +32,7 @@ struct Proxy {
 
 #[derive(Default)]
 struct ProxyState {
-    /// The next statement with this text loses its answer.
+    /// The next statement with this text that does something loses its answer.
     victim: Mutex<Option<&'static str>>,
     lost: AtomicUsize,
 }
@@ -59,11 +59,7 @@ impl Proxy {
     }
 
     fn lose_the_answer_to(&self, statement: &'static str) {
-        *self
-            .state
-            .victim
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(statement);
+        *self.state.victim() = Some(statement);
     }
 
     fn lost(&self) -> usize {
@@ -83,13 +79,19 @@ impl Proxy {
     }
 }
 
+impl ProxyState {
+    fn victim(&self) -> MutexGuard<'_, Option<&'static str>> {
+        self.victim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// One connection through the proxy.
 struct Link {
     proxy: Arc<ProxyState>,
     client: TcpStream,
     server: TcpStream,
-    /// From here on nothing reaches the client.
-    is_lost: AtomicBool,
+    /// An answer is looked at before it reaches the client.
+    is_held: AtomicBool,
 }
 
 impl Link {
@@ -98,7 +100,7 @@ impl Link {
             proxy: Arc::clone(proxy),
             client,
             server,
-            is_lost: AtomicBool::new(false),
+            is_held: AtomicBool::new(false),
         });
         let other = Arc::clone(&link);
         std::thread::spawn(move || {
@@ -127,16 +129,10 @@ impl Link {
                 return Ok(());
             }
             let message = &buffer[..length];
-            let mut victim = self
-                .proxy
-                .victim
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let victim = *self.proxy.victim();
             if message[0] == b'P' && victim.is_some_and(|text| contains(message, text.as_bytes())) {
-                *victim = None;
-                self.is_lost.store(true, Ordering::Release);
+                self.is_held.store(true, Ordering::Release);
             }
-            drop(victim);
             (&self.server).write_all(message)?;
         }
     }
@@ -151,17 +147,36 @@ impl Link {
             if length == 0 {
                 return Ok(());
             }
-            if self.is_lost.load(Ordering::Acquire) {
-                kept.extend_from_slice(&buffer[..length]);
-                if kept.ends_with(READY) {
-                    self.proxy.lost.fetch_add(1, Ordering::AcqRel);
-                    return Ok(());
-                }
-            } else {
+            if !self.is_held.load(Ordering::Acquire) {
                 (&self.client).write_all(&buffer[..length])?;
+                continue;
             }
+            kept.extend_from_slice(&buffer[..length]);
+            if !kept.ends_with(READY) {
+                continue;
+            }
+            if has_rows(&kept) && self.proxy.victim().take().is_some() {
+                self.proxy.lost.fetch_add(1, Ordering::AcqRel);
+                return Ok(());
+            }
+            // Before the client, which then sends the next statement, has it.
+            self.is_held.store(false, Ordering::Release);
+            (&self.client).write_all(&kept)?;
+            kept.clear();
         }
     }
+}
+
+/// Whether a `DataRow` is among the messages.
+fn has_rows(mut messages: &[u8]) -> bool {
+    while let [kind, a, b, c, d, ..] = *messages {
+        if kind == b'D' {
+            return true;
+        }
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        messages = messages.get(1 + length..).unwrap_or_default();
+    }
+    false
 }
 
 fn contains(message: &[u8], text: &[u8]) -> bool {
@@ -217,8 +232,8 @@ fn a_claim_whose_answer_was_lost_before_a_shutdown_strands_no_message() {
             &[
                 ("OUTBOX_BATCH", "4"),
                 ("OUTBOX_CONCURRENCY", "1"),
-                ("OUTBOX_LEASE", "10s"),
-                ("OUTBOX_SEND_TIMEOUT", "4s"),
+                ("OUTBOX_LEASE", "4s"),
+                ("OUTBOX_SEND_TIMEOUT", "1500ms"),
             ],
         ),
     ));
