@@ -39,7 +39,7 @@ pub(crate) struct Claimer<'a> {
     announced: HashSet<i64>,
     surveyed: Option<Instant>,
     sweep: Option<Sweep>,
-    /// The lease of a claim that failed: it may have worked, and only its answer been lost.
+    /// The lease of a claim without an answer: it may have worked.
     doubtful: Option<LeaseId>,
     /// The largest mean of payload bytes that a claim has shown lately.
     payload_bytes: Option<usize>,
@@ -249,7 +249,7 @@ impl<'a> Claimer<'a> {
         };
         let name = &self.shared.config.table;
         let result = self.session.run(|conn| claim::claim(conn, name, &claim));
-        if result.is_err() {
+        if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             self.doubtful = Some(lease);
         }
         result
