@@ -315,8 +315,11 @@ impl SelfSigned {
             .arg(&certificate)
             .stdin(Stdio::null())
             .stderr(Stdio::null())
-            .status()
-            .ok()?;
+            .status();
+        let Ok(made) = made else {
+            std::fs::remove_dir_all(&folder).expect("our folder");
+            return None;
+        };
         assert!(made.success(), "openssl makes a certificate");
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|listener| listener.local_addr())
