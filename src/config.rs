@@ -315,6 +315,13 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
             Err(_) => return Err(bad(&variable, "it is not UTF-8")),
         }
     }
+    let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
+    if is_set("DATABASE_URL") && is_set("DATABASE_URL_FILE") {
+        return Err(bad(
+            "DATABASE_URL_FILE",
+            "DATABASE_URL is set, too: unset one of them",
+        ));
+    }
     found.sort();
     Ok(found)
 }

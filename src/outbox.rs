@@ -75,7 +75,9 @@ impl Outbox {
     /// Writes many messages by one statement, all or none. The outcomes are in the order of
     /// the messages; so are the sequences of the new ones.
     ///
-    /// Runs in a transaction of its own, or a savepoint inside the caller's.
+    /// Runs in a transaction of its own, or a savepoint inside the caller's. Two transactions that
+    /// enqueue the same keys in opposite order at the same moment can deadlock, as with any unique
+    /// index; PostgreSQL then aborts one of them.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue), for the first message that is bad or in conflict.

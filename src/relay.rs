@@ -8,6 +8,7 @@ mod janitor;
 mod lanes;
 mod sender;
 mod session;
+mod settlement;
 mod settler;
 mod shared;
 mod threads;

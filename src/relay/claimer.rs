@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::lanes::{Given, Lanes};
 use super::session::Session;
-use super::settler::{Settlement, Verdict};
+use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared, add};
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::settler::{Settlement, Verdict};
+use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared};
 use crate::dispatch::{Failure, Outcome};
 use crate::message::Message;

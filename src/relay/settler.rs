@@ -8,12 +8,10 @@ use diesel::PgConnection;
 use diesel::result::{Error, QueryResult};
 
 use super::session::Session;
+use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
 use super::shared::{Shared, add};
 use crate::config::Config;
-use crate::dispatch::{Failure, Response};
 use crate::error::DatabaseError;
-use crate::message::{Message, hashed_key};
-use crate::status::{ReasonCode, Status};
 use crate::store::lease::LeaseId;
 use crate::store::settle::{self, Delivered, Failed};
 
@@ -21,71 +19,8 @@ use crate::store::settle::{self, Delivered, Failed};
 const LINGER: Duration = Duration::from_millis(5);
 /// A batch of no more than this is of a relay with little to do: it settles at once.
 const LIGHT: usize = 16;
-/// Characters of an error that are stored.
-const ERROR_CHARS: usize = 512;
 /// A settle that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// What is to be written down of a message.
-#[derive(Debug, Clone)]
-pub(crate) enum Verdict {
-    Delivered(Response),
-    Deduplicated,
-    /// Waits for as long as this.
-    Retry(Failure, Duration),
-    /// Counts as so many attempts: 1, or 0 where nothing was sent.
-    Dead(Failure, i32),
-    Released,
-}
-
-impl Verdict {
-    /// After a failed attempt: another one later, or the end. `attempts` were made before it.
-    pub(crate) fn of_failure(failure: Failure, attempts: u32, config: &Config) -> Self {
-        let made = attempts.saturating_add(1);
-        if made >= config.max_attempts {
-            return Self::Dead(failure, 1);
-        }
-        let delay = config.backoff.delay(made, fastrand::f64());
-        let delay = failure.retry_after.map_or(delay, |asked| asked.max(delay));
-        Self::Retry(failure, delay)
-    }
-}
-
-/// A claimed message whose relay is done with it, whatever way.
-#[derive(Debug)]
-pub(crate) struct Settlement {
-    message: Message,
-    lease: LeaseId,
-    verdict: Verdict,
-    latency: Duration,
-    /// A settle of it was tried whose answer did not come.
-    repeated: bool,
-}
-
-impl Settlement {
-    pub(crate) fn new(
-        message: Message,
-        lease: LeaseId,
-        verdict: Verdict,
-        latency: Duration,
-    ) -> Self {
-        Self {
-            message,
-            lease,
-            verdict,
-            latency,
-            repeated: false,
-        }
-    }
-
-    pub(crate) fn unsent(message: Message, lease: LeaseId, verdict: Verdict) -> Self {
-        Self::new(message, lease, verdict, Duration::ZERO)
-    }
-
-    fn sequence(&self) -> i64 {
-        self.message.sequence.0
-    }
-}
 
 /// Settles until all senders and the claimer are gone and everything is written down, or until
 /// the relay gives up at its deadline.
@@ -121,28 +56,6 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
         .chain(outcomes.try_iter())
         .take(most)
         .collect()
-}
-
-/// What one statement can settle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Delivered,
-    Deduplicated,
-    Retry,
-    Dead,
-    Released,
-}
-
-impl Settlement {
-    fn kind(&self) -> Kind {
-        match self.verdict {
-            Verdict::Delivered(_) => Kind::Delivered,
-            Verdict::Deduplicated => Kind::Deduplicated,
-            Verdict::Retry(..) => Kind::Retry,
-            Verdict::Dead(..) => Kind::Dead,
-            Verdict::Released => Kind::Released,
-        }
-    }
 }
 
 /// Settles a batch, one statement for each lease and kind. Returns what failed.
@@ -196,14 +109,7 @@ fn settle_singly(
     let mut failed = Vec::new();
     let mut group = group.into_iter();
     while let Some(mut settlement) = group.next() {
-        match &mut settlement.verdict {
-            Verdict::Delivered(response) => make_ascii(&mut response.body),
-            Verdict::Retry(failure, _) | Verdict::Dead(failure, _) => {
-                failure.error = ascii(&failure.error);
-                make_ascii(&mut failure.response.body);
-            }
-            Verdict::Deduplicated | Verdict::Released => {}
-        }
+        settlement.make_ascii();
         let one = std::slice::from_ref(&settlement);
         if let Err(error) = settle_group(shared, session, lease, kind, one) {
             if !is_of_the_data(&error) {
@@ -216,18 +122,6 @@ fn settle_singly(
         }
     }
     failed
-}
-
-fn ascii(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_ascii() { c } else { '?' })
-        .collect()
-}
-
-fn make_ascii(text: &mut Option<String>) {
-    if let Some(text) = text {
-        *text = ascii(text);
-    }
 }
 
 fn settle_group(
@@ -296,49 +190,6 @@ fn write_down(
     }
 }
 
-fn delivered(settlement: &Settlement) -> Option<Delivered> {
-    let Verdict::Delivered(response) = &settlement.verdict else {
-        return None;
-    };
-    Some(Delivered {
-        sequence: settlement.sequence(),
-        http_status: response.status.map(i32::from),
-        response: response.body.as_deref().map(storable),
-    })
-}
-
-fn failed(settlement: &Settlement) -> Option<Failed> {
-    let (failure, delay, counted) = match &settlement.verdict {
-        Verdict::Retry(failure, delay) => (failure, *delay, 1),
-        Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
-        Verdict::Delivered(_) | Verdict::Deduplicated | Verdict::Released => return None,
-    };
-    Some(Failed {
-        sequence: settlement.sequence(),
-        code: failure.code,
-        error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
-        http_status: failure.response.status.map(i32::from),
-        response: failure.response.body.as_deref().map(storable),
-        delay,
-        before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
-        counted,
-    })
-}
-
-/// Text without control characters but line breaks and tabs: PostgreSQL takes no NUL, and a
-/// terminal obeys the others.
-fn storable(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() && !matches!(c, '\n' | '\t') {
-                '\u{fffd}'
-            } else {
-                c
-            }
-        })
-        .collect()
-}
-
 /// Of messages that a repeated settle did not find: those that the first one had settled.
 fn settled_before(
     shared: &Shared,
@@ -368,85 +219,4 @@ fn settled_before(
         before.extend(session.run(|conn| settle::settled(conn, name, &keys))?);
     }
     Ok(before)
-}
-
-/// One line for each message that was settled, with a stable event name.
-fn log_settled(settlement: &Settlement, config: &Config) {
-    let level = match settlement.kind() {
-        Kind::Delivered | Kind::Released => log::Level::Debug,
-        Kind::Deduplicated => log::Level::Info,
-        Kind::Retry => log::Level::Warn,
-        Kind::Dead => log::Level::Error,
-    };
-    if level > log::max_level() {
-        return;
-    }
-    let message = &settlement.message;
-    let key = hashed_key(&message.idempotency_key);
-    let line = Line {
-        event: "",
-        status: Status::Delivered,
-        attempts: message.attempts.saturating_add(1),
-        reason: None,
-        error: "",
-    };
-    let line = match &settlement.verdict {
-        Verdict::Delivered(_) => Line {
-            event: "delivered",
-            ..line
-        },
-        Verdict::Deduplicated => Line {
-            event: "dedup_hit",
-            attempts: message.attempts,
-            ..line
-        },
-        Verdict::Retry(failure, _) => Line {
-            event: "retry",
-            status: Status::Retrying,
-            reason: Some(failure.code),
-            error: &failure.error,
-            ..line
-        },
-        Verdict::Dead(failure, counted) => Line {
-            event: "dead",
-            status: Status::Dead,
-            attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
-            reason: Some(failure.code),
-            error: &failure.error,
-        },
-        Verdict::Released => Line {
-            event: "released",
-            status: if message.attempts > 0 {
-                Status::Retrying
-            } else {
-                Status::Pending
-            },
-            attempts: message.attempts,
-            ..line
-        },
-    };
-    let error: String = storable(line.error).chars().take(ERROR_CHARS).collect();
-    log::log!(
-        level,
-        event = line.event,
-        outbox:% = config.table,
-        sequence = settlement.sequence(),
-        message_id:% = message.message_id,
-        key = key,
-        topic = message.topic,
-        destination = message.destination,
-        status = line.status.as_str(),
-        attempts = line.attempts,
-        reason = line.reason.map_or("", ReasonCode::as_str),
-        latency_ms = u64::try_from(settlement.latency.as_millis()).unwrap_or(u64::MAX);
-        "{}{}", line.event, if error.is_empty() { String::new() } else { format!(": {error}") }
-    );
-}
-
-struct Line<'a> {
-    event: &'static str,
-    status: Status,
-    attempts: u32,
-    reason: Option<ReasonCode>,
-    error: &'a str,
 }

@@ -14,9 +14,7 @@ pub(crate) fn apply(path: &str, config: &mut Config) -> Result<(), ConfigError> 
 }
 
 fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
-    let table: Table = text
-        .parse()
-        .map_err(|error: toml::de::Error| ConfigError::new("not TOML", error.to_string()))?;
+    let table: Table = text.parse().map_err(|error| not_toml(text, &error))?;
     for (key, value) in table {
         match (key.as_str(), value) {
             ("destinations", Value::Table(destinations)) => {
@@ -49,6 +47,24 @@ fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// Where and why, but not the line itself: it may be the one with the password.
+fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
+    let at = error.span().map_or(0, |span| span.start).min(text.len());
+    let line = text.as_bytes()[..at]
+        .iter()
+        .filter(|b| **b == b'\n')
+        .count()
+        + 1;
+    let key = text
+        .lines()
+        .nth(line - 1)
+        .and_then(|line| line.split_once('='))
+        .map_or_else(String::new, |(key, _)| {
+            format!(", at the key {}", key.trim())
+        });
+    ConfigError::new("not TOML", format!("line {line}{key}: {}", error.message()))
 }
 
 /// `send_timeout` is `OUTBOX_SEND_TIMEOUT`.
@@ -152,6 +168,16 @@ mod tests {
         assert_eq!(config.destinations[0].name, "billing");
         assert_eq!(config.routes, [Route::new("order.*", "billing")]);
         assert_eq!(config.validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_line_that_is_no_toml_is_named_and_not_shown() {
+        let text = "batch = 5\ndatabase_url = \"postgres://u:hunter2@db/shop\nlease = \"5s\"";
+        let error = apply_text(text, &mut Config::default())
+            .expect_err("no quote")
+            .to_string();
+        assert!(error.contains("line 2, at the key database_url"), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
     }
 
     #[test]

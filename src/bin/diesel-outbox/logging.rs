@@ -22,7 +22,15 @@ pub(crate) fn start(config: &Config) {
     let _ = builder.try_init();
 }
 
+/// At this level the HTTP library writes down what goes over the wire, payloads and secrets.
+fn shows_the_wire(record: &Record<'_>) -> bool {
+    record.level() == log::Level::Trace && record.target().starts_with("ureq")
+}
+
 fn text(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
+    if shows_the_wire(record) {
+        return Ok(());
+    }
     let pairs = pairs(record);
     write!(
         out,
@@ -47,6 +55,9 @@ fn is_plain(text: &str) -> bool {
 }
 
 fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
+    if shows_the_wire(record) {
+        return Ok(());
+    }
     let mut line = Map::new();
     line.insert("time".to_owned(), out.timestamp_millis().to_string().into());
     line.insert(
