@@ -192,14 +192,14 @@ fn a_lease_too_short_for_two_sends_is_refused() {
 }
 
 #[test]
-fn malformed_toml_is_shown_by_file_and_line() {
+fn malformed_toml_is_named_by_file_line_and_key() {
     let database = Database::new();
     let file = File::new("batch = 5\n\nlease = = 60\n");
     refused(
         database
             .binary(&["status"])
             .with("OUTBOX_CONFIG", file.path()),
-        &[file.path(), "line 3", "lease = = 60"],
+        &[file.path(), "line 3", "the key lease"],
     );
 }
 
