@@ -533,6 +533,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("process {} has logged:\n{}", self.pid(), self.log());
+        }
         // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -204,7 +204,8 @@ fn paced(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<
     }
     let times = Arc::new(Times {
         committed: Mutex::default(),
-        latencies: Mutex::new(Histogram::new(3)?),
+        // A microsecond to an hour.
+        latencies: Mutex::new(Histogram::new_with_bounds(1, 3_600_000_000, 3)?),
     });
     let dispatcher = Timed {
         http: HttpDispatcher::new(config)?,
