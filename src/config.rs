@@ -101,6 +101,11 @@ pub const SETTINGS: &[Setting] = &[
         "Time for sends under way and the last settles",
     ),
     setting(
+        "OUTBOX_SINGLE_ACTIVE",
+        "false",
+        "One relay of an outbox works and the others stand by; not in this version",
+    ),
+    setting(
         "OUTBOX_RETENTION",
         "168h",
         "How long the ledger keeps settled messages",
@@ -122,7 +127,6 @@ pub const SETTINGS: &[Setting] = &[
 const NOT_YET: &[(&str, &str)] = &[
     ("OUTBOX_SECRET", "signing"),
     ("OUTBOX_SECRET_FILE", "signing"),
-    ("OUTBOX_SINGLE_ACTIVE", "single-active relaying"),
     ("OUTBOX_ADMIN_ADDR", "the admin page"),
 ];
 
@@ -385,6 +389,11 @@ impl Config {
                     ));
                 }
             },
+            "OUTBOX_SINGLE_ACTIVE" => {
+                if parse_bool(variable, value)? {
+                    return Err(not_yet(variable, "single-active relaying"));
+                }
+            }
             "OUTBOX_CONCURRENCY" => self.concurrency = parse_count(variable, value, 1, 1024)?,
             "OUTBOX_BATCH" => self.batch = parse_count(variable, value, 1, 10_000)?,
             "OUTBOX_POLL_INTERVAL" => self.poll_interval = parse_duration(variable, value)?,

@@ -92,7 +92,9 @@ fn value_name(variable: &str) -> &'static str {
         "DATABASE_URL" | "OUTBOX_URL" => "URL",
         "OUTBOX_CONFIG" => "PATH",
         "OUTBOX_TABLE" => "NAME",
-        "OUTBOX_ENABLED" | "OUTBOX_CLEANER" | "OUTBOX_LEDGER_PAYLOAD" => "BOOL",
+        "OUTBOX_ENABLED" | "OUTBOX_CLEANER" | "OUTBOX_LEDGER_PAYLOAD" | "OUTBOX_SINGLE_ACTIVE" => {
+            "BOOL"
+        }
         "OUTBOX_CONCURRENCY" | "OUTBOX_BATCH" | "OUTBOX_MAX_ATTEMPTS" => "NUMBER",
         "OUTBOX_MODE" | "OUTBOX_LOG_FORMAT" => "WORD",
         "OUTBOX_BACKOFF" => "BACKOFF",
