@@ -115,7 +115,7 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         extra <= held_at_kills,
         "{extra} extra attempts, {held_at_kills} messages held at kills"
     );
-    println!("held at kills: {held_at_kills}, extra attempts: {extra}, duplicates: {duplicates}");
+    eprintln!("held at kills: {held_at_kills}, extra attempts: {extra}, duplicates: {duplicates}");
     for (id, arrivals) in receiver.arrivals() {
         assert!(
             arrivals <= attempts[&id],
@@ -124,7 +124,8 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         );
     }
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_lease WHERE expires_at > clock_timestamp()"),
-        0
+        database.number("SELECT count(*) FROM {o}_lease"),
+        i64::try_from(KILLS).expect("a small number"),
+        "the killed relays' leases are left, and no other"
     );
 }

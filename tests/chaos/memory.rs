@@ -30,7 +30,7 @@ fn peak_of_drain(database: &Database, receiver: &Receiver) -> usize {
     }
     assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
     assert!(peak > MIB, "it was looked at while it ran: {peak}");
-    println!("peak: {} MiB", peak / MIB);
+    eprintln!("peak: {} MiB", peak / MIB);
     peak
 }
 
