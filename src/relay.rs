@@ -182,6 +182,9 @@ impl RelayHandle {
         );
         running.abandon = None;
         running.wait_for_exits(until, Some(HEARTBEAT));
+        // A claim under way may still work: then the lease has to be there, or its messages name
+        // one that nobody looks for. Asked first: what it claims until then counts as left.
+        let has_stopped = !running.is_at_work(Some(HEARTBEAT));
         let left = self
             .shared
             .in_flight
@@ -190,9 +193,6 @@ impl RelayHandle {
             .shared
             .keep_lease
             .load(std::sync::atomic::Ordering::Acquire);
-        // A claim under way may still work: then the lease has to be there, or its messages name
-        // one that nobody looks for.
-        let has_stopped = !running.is_at_work(Some(HEARTBEAT));
         let ending = if left == 0 && has_stopped && !keep_lease {
             Ending::Clean
         } else {
