@@ -46,9 +46,10 @@ pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     migrations::revert(conn)
 }
 
-/// The migrations as SQL, for a migration of the application's own.
-pub fn migration_sql(direction: Direction) -> String {
-    migrations::printed(direction)
+/// The migrations as SQL, for the outbox `name`, to be put into a migration of the application's
+/// own.
+pub fn migration_sql(direction: Direction, name: &OutboxName) -> String {
+    migrations::printed(direction, name)
 }
 
 /// Whether the outbox is there and as this version needs it.
@@ -109,6 +110,18 @@ pub fn dead_letter(
     sequence: i64,
 ) -> Result<Option<DeadLetter>, DatabaseError> {
     Ok(dead::find(conn, name, sequence)?)
+}
+
+/// One dead letter with its payload, by the id that receivers see.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_letter_by_message_id(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: uuid::Uuid,
+) -> Result<Option<DeadLetter>, DatabaseError> {
+    Ok(dead::find_by_message_id(conn, name, message_id)?)
 }
 
 /// The sequences of the dead letters that match, the oldest first.

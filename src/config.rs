@@ -370,7 +370,7 @@ impl Config {
     /// A [`ConfigError`] that names the variable.
     pub fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         match variable {
-            "DATABASE_URL" => self.database_url = Some(not_empty(variable, value)?.into()),
+            "DATABASE_URL" => self.database_url = Some(parse_database_url(value)?.into()),
             "OUTBOX_CONFIG" => self.config = Some(not_empty(variable, value)?.to_owned()),
             "OUTBOX_ENABLED" => self.enabled = parse_bool(variable, value)?,
             "OUTBOX_TABLE" => {
@@ -436,6 +436,12 @@ impl Config {
             if duration < Duration::from_millis(1) {
                 return Err(bad(variable, "it has to be 1ms or longer"));
             }
+        }
+        if self.cleaner && self.retention.is_zero() {
+            return Err(bad(
+                "OUTBOX_RETENTION",
+                "0 would forget at once what was delivered; to keep it for ever set OUTBOX_CLEANER=false",
+            ));
         }
         let longest_send = self
             .destinations
@@ -506,13 +512,13 @@ impl Config {
             self.routes.len(),
             self.concurrency,
             self.batch,
-            humantime::format_duration(self.poll_interval),
-            humantime::format_duration(self.lease),
-            humantime::format_duration(self.send_timeout),
+            written(self.poll_interval),
+            written(self.lease),
+            written(self.send_timeout),
             self.max_attempts,
             self.backoff.to_string(),
-            humantime::format_duration(self.shutdown_timeout),
-            humantime::format_duration(self.retention),
+            written(self.shutdown_timeout),
+            written(self.retention),
             self.enabled,
             self.cleaner,
         )
@@ -525,12 +531,22 @@ impl fmt::Debug for Config {
     }
 }
 
+/// A duration as one word.
+fn written(duration: Duration) -> String {
+    humantime::format_duration(duration)
+        .to_string()
+        .replace(' ', "")
+}
+
 /// A URL without password and query, for people's eyes.
 pub(crate) fn shown_url(url: &Url) -> String {
     let mut shown = url.clone();
+    // Neither can fail: a URL with a user has a host.
     if shown.password().is_some() {
-        // Cannot fail: a URL with a password has a host.
         let _ = shown.set_password(Some("***"));
+    } else if !shown.username().is_empty() && matches!(shown.scheme(), "http" | "https") {
+        // A user without a password is a token.
+        let _ = shown.set_username("***");
     }
     if shown.query().is_some() {
         shown.set_query(Some("***"));
@@ -559,6 +575,21 @@ fn not_empty<'a>(variable: &str, value: &'a str) -> Result<&'a str, ConfigError>
         return Err(bad(variable, "it is empty"));
     }
     Ok(value)
+}
+
+/// Only what is certainly none is refused; libpq reads the rest.
+fn parse_database_url(value: &str) -> Result<&str, ConfigError> {
+    let value = not_empty("DATABASE_URL", value)?;
+    let is_url = ["postgres://", "postgresql://"]
+        .iter()
+        .any(|scheme| value.starts_with(scheme));
+    if is_url || (value.contains('=') && !value.contains("://")) {
+        return Ok(value);
+    }
+    Err(bad(
+        "DATABASE_URL",
+        "it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop",
+    ))
 }
 
 fn parse_bool(variable: &str, value: &str) -> Result<bool, ConfigError> {

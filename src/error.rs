@@ -21,7 +21,7 @@ pub enum EnqueueError {
         sequence: Sequence,
     },
     /// The database refused or failed. The caller's transaction is aborted.
-    #[error("cannot enqueue: {0}")]
+    #[error(transparent)]
     Database(#[from] diesel::result::Error),
 }
 
@@ -33,7 +33,7 @@ pub enum DatabaseError {
     #[error("cannot connect to the database: {0}")]
     Connect(String),
     /// A statement failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Statement(#[from] diesel::result::Error),
     /// The outbox is missing, or not as this version needs it.
     #[error("{0}")]

@@ -336,7 +336,7 @@ pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
 pub enum MessageError {
     /// The payload is no JSON, or could not be made into JSON.
     #[error("the payload is not JSON: {0}")]
-    Payload(#[source] serde_json::Error),
+    Payload(serde_json::Error),
     /// The payload is too long.
     #[error(
         "the payload of a message of topic {topic:?} has {bytes} bytes; {MAX_PAYLOAD_BYTES} are allowed"

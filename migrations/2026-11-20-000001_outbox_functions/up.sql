@@ -36,6 +36,14 @@ DECLARE
     s text := parts[1];
     t text := parts[2];
 BEGIN
+    IF s IS NULL OR to_regnamespace(quote_ident(s)) IS NULL THEN
+        RAISE EXCEPTION 'cannot create outbox %: there is no schema %; CREATE SCHEMA first', name, coalesce(s, 'in the search path')
+            USING ERRCODE = 'invalid_schema_name';
+    END IF;
+    IF to_regclass(format('%I.%I', s, t)) IS NOT NULL THEN
+        RAISE EXCEPTION 'cannot create outbox %: there is a table of this name already', name
+            USING ERRCODE = 'duplicate_table';
+    END IF;
     -- Live messages only: pending, sending, retrying.
     --
     -- A claim changes locked_by, locked_at and, for a message taken over from a dead relay,

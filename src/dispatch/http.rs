@@ -46,6 +46,7 @@ pub struct HttpDispatcher {
 struct Target {
     name: String,
     uri: Uri,
+    timeout: Duration,
     /// One for each sender thread: each keeps its own connection, and none waits for a lock.
     agents: Vec<Agent>,
 }
@@ -181,6 +182,7 @@ impl Target {
         Ok(Self {
             name: name.to_owned(),
             uri,
+            timeout,
             agents: (0..config.concurrency)
                 .map(|_| {
                     Agent::with_parts(
@@ -211,7 +213,7 @@ impl Target {
                     SystemTime::now(),
                 )
             }
-            Err(error) => failed(&error),
+            Err(error) => failed(&error, self.timeout),
         }
     }
 }
@@ -240,7 +242,7 @@ fn beginning(reader: impl Read) -> Option<String> {
 }
 
 /// A request without an answer.
-fn failed(error: &ureq::Error) -> Outcome {
+fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
     use std::io::ErrorKind;
     use ureq::Error;
 
@@ -277,6 +279,8 @@ fn failed(error: &ureq::Error) -> Outcome {
     };
     let text = match error {
         Error::Other(inner) => inner.to_string(),
+        Error::Io(inner) => inner.to_string(),
+        Error::Timeout(_) => format!("no answer within {} ms", timeout.as_millis()),
         other => other.to_string(),
     };
     Outcome::Retry(Failure::new(code, text))

@@ -186,7 +186,12 @@ impl RelayBuilder {
         config.validate()?;
         let dispatcher = match self.dispatcher {
             Some(dispatcher) => dispatcher,
-            None => Arc::new(HttpDispatcher::new(&config)?),
+            None => {
+                if config.enabled && config.url.is_none() && config.destinations.is_empty() {
+                    log::error!(event = "no_destination"; "nothing can be sent: OUTBOX_URL is not set, and there is no destination");
+                }
+                Arc::new(HttpDispatcher::new(&config)?)
+            }
         };
         RelayHandle::start(config, dispatcher, self.limit)
     }

@@ -29,7 +29,8 @@ pub(crate) fn connect(
     let url = with_parameters(database_url.expose_secret());
     let mut conn = PgConnection::establish(&url).map_err(|error| {
         let error = without_password(&error.to_string(), database_url.expose_secret());
-        DatabaseError::Connect(error.trim().replace('\n', "; "))
+        let lines: Vec<&str> = error.lines().map(str::trim).collect();
+        DatabaseError::Connect(lines.join("; "))
     })?;
     let timeout = super::millis(statement_timeout).max(1);
     // Without merge joins: they would read the primary key from the first to the last of a few

@@ -138,6 +138,21 @@ pub(crate) fn find(
     .optional()
 }
 
+pub(crate) fn find_by_message_id(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+) -> QueryResult<Option<DeadLetter>> {
+    sql_query(format!(
+        "SELECT {} FROM {} d WHERE d.message_id = $1 ORDER BY d.sequence LIMIT 1",
+        columns("d.headers::text", "d.payload::text"),
+        name.dead()
+    ))
+    .bind::<SqlUuid, _>(message_id)
+    .get_result(conn)
+    .optional()
+}
+
 /// Puts these dead letters back into the outbox, due at once, with no attempts and, where their
 /// time was over, without an end. One whose key is in the outbox again stays where it is.
 /// Returns how many.

@@ -112,7 +112,7 @@ pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryR
 pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
-            "there is no outbox {name} in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours"
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours"
         )));
     }
     let encoding = setting(conn, "server_encoding")?;

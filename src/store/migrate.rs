@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use diesel::connection::SimpleConnection;
-use diesel::sql_types::Text;
+use diesel::sql_types::{Bool, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
 use super::inspect;
@@ -13,14 +13,17 @@ use crate::name::OutboxName;
 /// One step. The version is the name of its folder.
 pub(crate) struct Migration {
     pub(crate) version: &'static str,
+    /// Whether it was done by somebody's own migration, as SQL that gives `found`.
+    is_there: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
 }
 
 macro_rules! migration {
-    ($folder:literal) => {
+    ($folder:literal, $is_there:literal) => {
         Migration {
             version: $folder,
+            is_there: concat!("SELECT ", $is_there, " IS NOT NULL AS found"),
             up: include_str!(concat!("../../migrations/", $folder, "/up.sql")),
             down: include_str!(concat!("../../migrations/", $folder, "/down.sql")),
         }
@@ -29,15 +32,23 @@ macro_rules! migration {
 
 /// All steps, oldest first.
 pub(crate) const MIGRATIONS: &[Migration] = &[
-    migration!("2026-11-20-000001_outbox_functions"),
-    migration!("2026-11-20-000002_first_outbox"),
+    migration!(
+        "2026-11-20-000001_outbox_functions",
+        "to_regprocedure('outbox_create(text)')"
+    ),
+    migration!("2026-11-20-000002_first_outbox", "to_regclass('outbox')"),
 ];
+
+/// The step that creates the outbox of the default name. Who works with another one needs not
+/// have it.
+const FIRST_OUTBOX: &str = "2026-11-20-000002_first_outbox";
 
 /// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
 const MIGRATION_LOCK: i64 = 0x6469_6573_656c_6f75;
 
 /// Runs the steps that this database has not seen, and creates the outbox `name` where it is
-/// missing. Returns what was done, in words; nothing twice, even when two processes do it at once.
+/// missing. A step that an application's own migration has done is only recorded. Returns what was
+/// done, in words; nothing twice, even when two processes do it at once.
 pub(crate) fn migrate(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -58,14 +69,28 @@ pub(crate) fn migrate(
             .map(|row| row.version)
             .collect();
         for migration in MIGRATIONS {
-            if applied.iter().any(|version| version == migration.version) {
+            let is_done = applied.iter().any(|version| version == migration.version);
+            let is_unwanted = migration.version == FIRST_OUTBOX && *name != OutboxName::default();
+            if is_done || is_unwanted {
                 continue;
             }
-            conn.batch_execute(migration.up)?;
+            let found = sql_query(migration.is_there)
+                .get_result::<FoundRow>(conn)?
+                .found;
+            if !found {
+                conn.batch_execute(migration.up)?;
+            }
             sql_query("INSERT INTO outbox_migrations (version) VALUES ($1)")
                 .bind::<Text, _>(migration.version)
                 .execute(conn)?;
-            done.push(format!("applied {}", migration.version));
+            done.push(if found {
+                format!(
+                    "found {} applied by a migration of yours",
+                    migration.version
+                )
+            } else {
+                format!("applied {}", migration.version)
+            });
         }
         if !inspect::table_exists(conn, name)? {
             sql_query("SELECT outbox_create($1)")
@@ -82,23 +107,44 @@ pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     conn.transaction(|conn| {
         sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).execute(conn)?;
         for migration in MIGRATIONS.iter().rev() {
-            conn.batch_execute(migration.down)?;
+            let found = sql_query(migration.is_there)
+                .get_result::<FoundRow>(conn)?
+                .found;
+            if found {
+                conn.batch_execute(migration.down)?;
+            }
         }
         conn.batch_execute("DROP TABLE outbox_migrations")?;
         Ok(())
     })
 }
 
-/// The SQL of all steps, to be copied into a migration of the application.
-pub(crate) fn printed(direction: Direction) -> String {
+/// The SQL of all steps, for the outbox `name`, to be copied into a migration of the application.
+pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
     let mut sql = String::new();
     let mut add = |version: &str, text: &str| {
         // Writing to a string cannot fail.
         let _ = writeln!(sql, "-- {version}\n{}\n", text.trim_end());
     };
+    let (create, drop) = (
+        format!("SELECT outbox_create('{name}');"),
+        format!("SELECT outbox_drop('{name}');"),
+    );
+    let (up, down): (Vec<_>, Vec<_>) = MIGRATIONS
+        .iter()
+        .map(|m| match m.version {
+            FIRST_OUTBOX => ((m.version, create.as_str()), (m.version, drop.as_str())),
+            version => ((version, m.up), (version, m.down)),
+        })
+        .unzip();
     match direction {
-        Direction::Up => MIGRATIONS.iter().for_each(|m| add(m.version, m.up)),
-        Direction::Down => MIGRATIONS.iter().rev().for_each(|m| add(m.version, m.down)),
+        Direction::Up => up
+            .into_iter()
+            .for_each(|(version, text)| add(version, text)),
+        Direction::Down => down
+            .into_iter()
+            .rev()
+            .for_each(|(version, text)| add(version, text)),
     }
     sql
 }
@@ -110,6 +156,12 @@ pub enum Direction {
     Up,
     /// Undoing it.
     Down,
+}
+
+#[derive(diesel::QueryableByName)]
+struct FoundRow {
+    #[diesel(sql_type = Bool)]
+    found: bool,
 }
 
 #[derive(diesel::QueryableByName)]

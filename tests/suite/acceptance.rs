@@ -331,6 +331,9 @@ fn t_4_backoff_then_dead_and_still_readable() {
     let shown = finish(database.binary(&["dead", "show", &sequence.to_string(), "--json"]))
         .code(0)
         .json();
+    let by_message_id =
+        finish(database.binary(&["dead", "show", &receiver.requests()[0].id(), "--json"]));
+    assert_eq!(by_message_id.code(0).json(), shown);
     assert_eq!(shown["payload"]["secret"], "sauce");
     assert_eq!(shown["reason"], "SERVER_ERROR");
     assert_eq!(shown["http_status"], 500);

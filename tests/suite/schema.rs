@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use diesel::Connection;
+use diesel::connection::SimpleConnection;
 use diesel_outbox::admin::{self, Direction};
 use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError};
 use serde_json::json;
@@ -128,13 +129,71 @@ fn the_printed_sql_makes_a_working_outbox_and_the_printed_down_undoes_it() {
         .stdout;
     assert_eq!(
         up.trim_end(),
-        admin::migration_sql(Direction::Up).trim_end()
+        admin::migration_sql(Direction::Up, &"outbox".parse().expect("a name")).trim_end()
     );
     database.execute(&up);
     works(&database, "outbox");
     finish(command(&database, &["status"])).code(0);
     database.execute(&down);
     assert_eq!(database.objects(), before);
+}
+
+#[test]
+fn what_is_printed_is_for_the_outbox_that_is_set() {
+    let database = FreshDatabase::new();
+    database.execute("CREATE SCHEMA hrm");
+    let before = database.objects();
+    let printed = |arguments: &[&str]| finish(binary(arguments)).code(0).stdout;
+    let up = printed(&["migrate", "--print", "--table", "hrm.outbox"]);
+    let down = printed(&["migrate", "--print", "--down", "--table", "hrm.outbox"]);
+    database.execute(&up);
+    works(&database, "hrm.outbox");
+    let elsewhere = "SELECT count(*) FROM pg_class WHERE relname = 'outbox' AND relnamespace = 'public'::regnamespace";
+    assert_eq!(database.number(elsewhere), 0);
+    database.execute(&down);
+    assert_eq!(database.objects(), before);
+}
+
+#[test]
+fn an_outbox_of_an_applications_own_migration_is_adopted() {
+    let database = FreshDatabase::new();
+    database.execute(&finish(binary(&["migrate", "--print"])).code(0).stdout);
+    let first = finish(command(&database, &["migrate"])).code(0).stdout;
+    assert!(first.contains("by a migration of yours"), "{first}");
+    let again = finish(command(&database, &["migrate"])).code(0).stdout;
+    assert!(again.contains("up to date"), "{again}");
+    works(&database, "outbox");
+}
+
+#[test]
+fn migrating_for_another_outbox_makes_no_outbox_besides() {
+    let database = FreshDatabase::new();
+    database.execute("CREATE SCHEMA hrm");
+    finish(command(&database, &["migrate", "--table", "hrm.outbox"])).code(0);
+    assert_eq!(
+        database.number("SELECT count(*) FROM pg_class WHERE relname = 'outbox'"),
+        1
+    );
+    works(&database, "hrm.outbox");
+    finish(command(&database, &["migrate"])).code(0);
+    works(&database, "outbox");
+}
+
+#[test]
+fn an_outbox_that_cannot_be_created_is_named_in_one_sentence() {
+    let database = FreshDatabase::new();
+    finish(command(&database, &["migrate"])).code(0);
+    for (name, said) in [
+        ("outbox", "there is a table of this name already"),
+        ("nowhere.outbox", "there is no schema nowhere"),
+    ] {
+        let error = database
+            .connect()
+            .batch_execute(&format!("SELECT outbox_create('{name}')"))
+            .expect_err(name)
+            .to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 #[test]

@@ -34,8 +34,8 @@ enum Action {
     },
     /// Show one dead letter with its payload
     Show {
-        /// Its id, as `dead list` shows it
-        id: i64,
+        /// Its id as `dead list` shows it (the sequence), or its message id (the receiver's webhook-id)
+        id: String,
         /// Show it as JSON
         #[arg(long)]
         json: bool,
@@ -115,9 +115,18 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             list(&letters, *json)
         }
         Action::Show { id, json } => {
-            let Some(letter) = admin::dead_letter(&mut conn, &config.table, *id)? else {
+            let letter = if let Ok(sequence) = id.parse() {
+                admin::dead_letter(&mut conn, &config.table, sequence)?
+            } else if let Ok(message_id) = id.parse() {
+                admin::dead_letter_by_message_id(&mut conn, &config.table, message_id)?
+            } else {
+                return Err(
+                    ConfigError::new(id.as_str(), "it is no sequence and no message id").into(),
+                );
+            };
+            let Some(letter) = letter else {
                 bail!(
-                    "there is no dead letter with the id {id} in outbox {}",
+                    "there is no dead letter with the id {id} in the outbox \"{}\"",
                     config.table
                 );
             };

@@ -37,7 +37,17 @@ fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
             ("config", _) => return Err(ConfigError::new("config", "a file names no other file")),
             (_, value) => {
                 let variable = variable_of(&key);
-                let value = scalar(&key, value)?;
+                let is_known = SETTINGS.iter().any(|setting| setting.variable == variable);
+                let value = match scalar(&key, value) {
+                    Err(_) if !is_known => {
+                        let known = "a setting, [destinations.NAME] or [[routes]]";
+                        return Err(ConfigError::new(
+                            key,
+                            format!("there is no such key; it takes {known}"),
+                        ));
+                    }
+                    value => value?,
+                };
                 config.set(&variable, &value).map_err(|error| {
                     let reason = error.to_string();
                     let prefix = format!("{variable}: ");

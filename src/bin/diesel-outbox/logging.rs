@@ -22,9 +22,9 @@ pub(crate) fn start(config: &Config) {
     let _ = builder.try_init();
 }
 
-/// At this level the HTTP library writes down what goes over the wire, payloads and secrets.
+/// At these levels the HTTP library writes down URLs and what goes over the wire, secrets and all.
 fn shows_the_wire(record: &Record<'_>) -> bool {
-    record.level() == log::Level::Trace && record.target().starts_with("ureq")
+    record.level() >= log::Level::Debug && record.target().starts_with("ureq")
 }
 
 fn text(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {

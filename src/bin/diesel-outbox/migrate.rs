@@ -20,20 +20,20 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
     if options.print {
         let direction = if options.down {
             Direction::Down
         } else {
             Direction::Up
         };
-        return output::line(admin::migration_sql(direction).trim_end());
+        return output::line(admin::migration_sql(direction, &config.table).trim_end());
     }
-    let config = settings.load()?;
     let mut conn = admin::connect(config.database_url()?, "migrate", Duration::from_secs(300))?;
     let done = admin::migrate(&mut conn, &config.table)?;
     admin::check_schema(&mut conn, &config.table)?;
     if done.is_empty() {
-        return output::line(format!("outbox {} is up to date", config.table));
+        return output::line(format!("the outbox \"{}\" is up to date", config.table));
     }
     output::line(done.join("\n"))
 }

@@ -76,7 +76,11 @@ impl Args for SettingFlags {
                         "{} [env: {}]{default}",
                         setting.summary, setting.variable
                     ))
-                    .help_heading("Settings")
+                    .help_heading("Settings (all of them: --help)")
+                    .hide_short_help(!matches!(
+                        setting.variable,
+                        "DATABASE_URL" | "OUTBOX_CONFIG" | "OUTBOX_TABLE" | "OUTBOX_URL"
+                    ))
                     .global(true),
             )
         })
