@@ -120,7 +120,8 @@ pub(crate) struct Claim<'a> {
 ///
 /// Each lane reads `(topic, available_at, sequence)` from its first due message and stops at its
 /// room; rows that others hold are skipped, not waited for. `= ANY(ARRAY(…))` locks no more rows
-/// than were chosen. The leases that are over come as parameters: a subquery would keep the old
+/// than were chosen. A key made from the message's own id cannot have been delivered before, so the
+/// ledger is asked about other keys only. The leases that are over come as parameters: a subquery would keep the old
 /// snapshot when a row has changed meanwhile.
 pub(crate) fn claim(
     conn: &mut PgConnection,
@@ -168,12 +169,12 @@ pub(crate) fn claim(
                o.headers::text AS headers, o.ordering_key, o.idempotency_key, o.tenant_id,
                o.created_at, o.attempts, c.taken_over,
                extract(epoch FROM o.expires_at - clock_timestamp())::float8 AS expires_in,
-               (SELECT CASE WHEN l.digest = coalesce(o.digest,
+               CASE WHEN o.idempotency_key <> o.message_id::text THEN (SELECT CASE WHEN l.digest = coalesce(o.digest,
                             sha256(convert_to(o.topic || E'\\n' || o.payload::text, 'UTF8')))
                        THEN 1 ELSE 2 END
                   FROM {ledger} l
                  WHERE l.idempotency_key = o.idempotency_key AND l.destination = o.destination
-                   AND l.status = 'delivered') AS known
+                   AND l.status = 'delivered') END AS known
           FROM claimed o JOIN candidate c USING (sequence)",
         outbox = name.outbox(),
         lease = name.lease(),
