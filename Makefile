@@ -9,7 +9,7 @@ POSTGRES_VERSIONS := 13 14 15 16 17 18
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix check bench static bootstrap clean
+.PHONY: help demo test test-matrix check bench bench-nginx static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -46,6 +46,10 @@ check: bootstrap ## Check format, lints, documentation, dependencies and scripts
 bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL
 	$(CARGO) build --release --features $(FEATURES)
 	scripts/with-postgres $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
+
+bench-nginx: bootstrap ## The same with nginx as the receiver, which costs the machine less
+	$(CARGO) build --release --features $(FEATURES)
+	scripts/with-postgres scripts/with-nginx $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 
 static: ## Build one static executable, libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
