@@ -11,6 +11,9 @@ use uuid::Uuid;
 
 /// Bytes that a payload may have. The table has the same limit.
 pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Bytes that names and values of the headers may have together. The table's own limit leaves room
+/// for their JSON.
+const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Bytes that a topic or an idempotency key may have.
 const MAX_NAME_BYTES: usize = 255;
 
@@ -230,6 +233,12 @@ impl NewMessage {
                 bytes: self.payload.len(),
             });
         }
+        let header_bytes: usize = self.headers.iter().map(|(n, v)| n.len() + v.len()).sum();
+        if header_bytes > MAX_HEADER_BYTES {
+            return Err(MessageError::HeadersTooLarge {
+                bytes: header_bytes,
+            });
+        }
         for (name, value) in &self.headers {
             check_header(name, value).map_err(|reason| MessageError::Header {
                 name: name.clone(),
@@ -356,6 +365,12 @@ pub enum MessageError {
         value: String,
         /// What is wrong.
         reason: &'static str,
+    },
+    /// The headers are too long.
+    #[error("the headers have {bytes} bytes; {MAX_HEADER_BYTES} are allowed")]
+    HeadersTooLarge {
+        /// Names and values together.
+        bytes: usize,
     },
     /// A header that cannot be sent.
     #[error("bad header {name:?}: {reason}")]

@@ -23,7 +23,7 @@ pub use self::shared::Stats;
 
 use self::heartbeat::Ending;
 use self::shared::{LeaseClock, Shared, Signals};
-use self::threads::{Exit, HEARTBEAT, Running};
+use self::threads::{Exit, HEARTBEAT, Running, Told};
 use crate::config::Config;
 use crate::dispatch::Dispatcher;
 use crate::error::DatabaseError;
@@ -89,6 +89,7 @@ impl RelayHandle {
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let (doorbell, ring) = bounded(1);
+        let (pulse, beat) = bounded(1);
         let shared = Arc::new(Shared::new(
             config,
             database_url,
@@ -99,6 +100,7 @@ impl RelayHandle {
                 stop: stop_signal,
                 abandon: abandon_signal,
                 doorbell,
+                pulse,
             },
         ));
         let (ending, ending_signal) = bounded(1);
@@ -111,9 +113,12 @@ impl RelayHandle {
             threads: Vec::new(),
             ended: Vec::new(),
         };
-        if let Err(error) =
-            running.spawn_all(&shared, &exit, &relay_name, lease_id, &ending_signal, &ring)
-        {
+        let told = Told {
+            ending: ending_signal,
+            ring,
+            pulse: beat,
+        };
+        if let Err(error) = running.spawn_all(&shared, &exit, &relay_name, lease_id, told) {
             drop(exit);
             let handle = Self {
                 shared,
@@ -193,7 +198,8 @@ impl RelayHandle {
             .shared
             .keep_lease
             .load(std::sync::atomic::Ordering::Acquire);
-        let ending = if left == 0 && has_stopped && !keep_lease {
+        let has_panicked = running.ended.iter().any(|exit| exit.panicked);
+        let ending = if left == 0 && !has_panicked && has_stopped && !keep_lease {
             Ending::Clean
         } else {
             Ending::LeaveLease

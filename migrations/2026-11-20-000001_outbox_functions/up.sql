@@ -46,6 +46,9 @@ BEGIN
     END IF;
     -- Live messages only: pending, sending, retrying.
     --
+    -- Topics and keys compare as bytes (COLLATE "C"): an upgrade of the system's collations cannot
+    -- spoil their indexes.
+    --
     -- A claim changes locked_by, locked_at and, for a message taken over from a dead relay,
     -- attempts and the last error. No index and no index predicate may name one of these:
     -- then a claim is a HOT update, and fillfactor leaves each page room for it.
@@ -53,12 +56,12 @@ BEGIN
         CREATE TABLE %1$I.%2$I (
             sequence        bigint GENERATED ALWAYS AS IDENTITY,
             message_id      uuid NOT NULL DEFAULT gen_random_uuid(),
-            topic           text NOT NULL,
-            destination     text NOT NULL DEFAULT '',
+            topic           text COLLATE "C" NOT NULL,
+            destination     text COLLATE "C" NOT NULL DEFAULT '',
             payload         json NOT NULL,
             headers         json,
-            ordering_key    text,
-            idempotency_key text NOT NULL DEFAULT gen_random_uuid()::text,
+            ordering_key    text COLLATE "C",
+            idempotency_key text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
             digest          bytea,
             tenant_id       uuid,
             available_at    timestamptz NOT NULL DEFAULT now(),
@@ -74,8 +77,9 @@ BEGIN
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_key_is_not_empty CHECK (idempotency_key <> '' AND octet_length(idempotency_key) <= 255),
             CONSTRAINT outbox_headers_is_an_object CHECK (json_typeof(headers) = 'object'),
+            CONSTRAINT outbox_headers_are_at_most_64_kib CHECK (octet_length(headers::text) <= 65536),
             CONSTRAINT outbox_payload_is_at_most_1_mib CHECK (octet_length(payload::text) <= 1048576),
-            CONSTRAINT outbox_attempts_is_not_negative CHECK (attempts >= 0)
+            CONSTRAINT outbox_attempts_is_a_count CHECK (attempts BETWEEN 0 AND 1000000000)
         ) WITH (
             fillfactor = 45,
             autovacuum_vacuum_scale_factor = 0.02,
@@ -96,8 +100,8 @@ BEGIN
     -- Append-only, so BRIN finds the old rows for the cleaner at nearly no cost.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            idempotency_key text NOT NULL,
-            destination     text NOT NULL,
+            idempotency_key text COLLATE "C" NOT NULL,
+            destination     text COLLATE "C" NOT NULL,
             sequence        bigint NOT NULL,
             message_id      uuid NOT NULL,
             topic           text NOT NULL,

@@ -1,6 +1,5 @@
 //! The claim thread: takes due messages and hands them to the senders.
 
-use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -35,8 +34,10 @@ pub(crate) struct Claimer<'a> {
     outcomes: Sender<Settlement>,
     doorbell: Receiver<()>,
     lanes: Lanes,
+    /// Leases that are over, as far as they were seen. A lease that is over stays so.
+    known_expired: Vec<i64>,
+    /// Leases of others whose messages may be taken.
     expired: Vec<i64>,
-    announced: HashSet<i64>,
     surveyed: Option<Instant>,
     sweep: Option<Sweep>,
     /// The lease of a claim without an answer: it may have worked.
@@ -61,8 +62,8 @@ impl<'a> Claimer<'a> {
             outcomes,
             doorbell,
             lanes: Lanes::default(),
+            known_expired: Vec::new(),
             expired: Vec::new(),
-            announced: HashSet::new(),
             surveyed: None,
             sweep: None,
             doubtful: None,
@@ -137,16 +138,19 @@ impl<'a> Claimer<'a> {
             return false;
         }
         let name = &self.shared.config.table;
-        match self
-            .session
-            .run(|conn| settle::release_all(conn, name, lease))
-        {
+        // The claim may still be at work in the server: then its messages come under a lease that
+        // is over, and are taken over.
+        let result = self.session.run(|conn| {
+            lease::expire(conn, name, lease)?;
+            settle::release_all(conn, name, lease)
+        });
+        match result {
             Ok(count) => {
-                if count > 0 {
-                    log::warn!(event = "claim_undone", lease = lease.0, messages = count; "a claim had worked whose answer was lost: its messages were given back");
-                }
+                log::warn!(event = "claim_undone", lease = lease.0, messages = count; "a claim had no answer: what it took was given back, and the relay takes a new lease");
                 self.doubtful = None;
-                true
+                self.shared.lease.lost();
+                self.shared.beat_now();
+                false
             }
             Err(_) => {
                 self.shared.pause(self.session.wait());
@@ -214,7 +218,7 @@ impl<'a> Claimer<'a> {
             return Ok(Found::Nothing);
         }
         self.survey(question)?;
-        if self.expired.contains(&lease.0) {
+        if self.known_expired.contains(&lease.0) {
             // The heartbeat is about to find out.
             return Ok(Found::Nothing);
         }
@@ -283,14 +287,19 @@ impl<'a> Claimer<'a> {
         }
         let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
         let name = &self.shared.config.table;
-        let (topics, mut expired) = self
-            .session
-            .run(|conn| Ok((claim::topics(conn, name)?, lease::expired(conn, name)?)))?;
-        for id in &expired {
-            if self.announced.insert(*id) {
-                log::warn!(event = "lease_expired", lease = *id; "a relay's lease is over: what it held is taken over");
-            }
+        let known = &self.known_expired;
+        let (topics, newly_expired) = self.session.run(|conn| {
+            let topics = claim::topics(conn, name)?;
+            Ok((topics, lease::newly_expired(conn, name, known)?))
+        })?;
+        for id in newly_expired {
+            log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
+            self.known_expired.push(id);
         }
+        // What this process itself still has to write down, under a lease that it has lost, is
+        // not taken from it.
+        let mut expired = self.known_expired.clone();
+        expired.retain(|id| !self.shared.holds_under(LeaseId(*id)));
         let vanished = self
             .shared
             .vanished
@@ -313,7 +322,7 @@ impl<'a> Claimer<'a> {
         let count = claimed.len();
         add(&self.shared.stats.claims, 1);
         add(&self.shared.stats.claimed, count);
-        self.shared.in_flight.fetch_add(count, Ordering::AcqRel);
+        self.shared.began(lease, count);
         let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count();
         if taken_over > 0 {

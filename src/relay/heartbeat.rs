@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
 use super::shared::{Shared, add};
 use crate::store::lease::{self, LeaseId};
@@ -17,7 +17,13 @@ pub(crate) enum Ending {
 }
 
 /// Beats until it is told how to end. A relay that dies otherwise leaves its lease to expire.
-pub(crate) fn run(shared: &Shared, relay_name: &str, first: LeaseId, ending: &Receiver<Ending>) {
+pub(crate) fn run(
+    shared: &Shared,
+    relay_name: &str,
+    first: LeaseId,
+    ending: &Receiver<Ending>,
+    pulse: &Receiver<()>,
+) {
     let lease = shared.config.lease;
     let beat = lease / 3;
     let name = &shared.config.table;
@@ -25,7 +31,12 @@ pub(crate) fn run(shared: &Shared, relay_name: &str, first: LeaseId, ending: &Re
     let mut current = Some(first);
     let mut wait = beat;
     loop {
-        match ending.recv_timeout(wait) {
+        let told = select! {
+            recv(ending) -> told => told.map_err(|_| RecvTimeoutError::Disconnected),
+            recv(pulse) -> _ => Err(RecvTimeoutError::Timeout),
+            default(wait) => Err(RecvTimeoutError::Timeout),
+        };
+        match told {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(Ending::Clean) => {
                 if let Some(id) = current
@@ -53,9 +64,12 @@ pub(crate) fn run(shared: &Shared, relay_name: &str, first: LeaseId, ending: &Re
             }
             Ok(None) => {
                 let lost = current.take().unwrap_or(first);
-                shared.lease.lost();
-                add(&shared.stats.leases_lost, 1);
-                log::error!(event = "lease_lost", lease = lost.0; "the lease was over before it was renewed: nothing is sent under it any more");
+                // Otherwise the claimer gave it up.
+                if shared.lease.is(lost) {
+                    shared.lease.lost();
+                    add(&shared.stats.leases_lost, 1);
+                    log::error!(event = "lease_lost", lease = lost.0; "the lease was over before it was renewed: nothing is sent under it any more");
+                }
                 Duration::ZERO
             }
             Err(_) => session.wait().min(beat),

@@ -22,7 +22,8 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// Takes over the topics that were found. New ones count as busy.
     pub(crate) fn set_topics(&mut self, topics: Vec<String>) {
-        self.quiet.retain(|topic| topics.contains(topic));
+        let found: HashSet<&str> = topics.iter().map(String::as_str).collect();
+        self.quiet.retain(|topic| found.contains(topic.as_str()));
         self.topics = topics;
     }
 
@@ -32,7 +33,9 @@ impl Lanes {
         if count == 0 || room == 0 {
             return Vec::new();
         }
-        self.turn = (self.turn + 1) % count;
+        // Few topics: another one is first each time. Many: the next ones have their turn.
+        let step = if count > MOST_LANES { MOST_LANES } else { 1 };
+        self.turn = (self.turn + step) % count;
         let turn: Vec<&String> = (0..count.min(MOST_LANES))
             .map(|n| &self.topics[(self.turn + n) % count])
             .collect();
@@ -132,7 +135,7 @@ mod tests {
         let mut lanes = Lanes::default();
         lanes.set_topics(topics.clone());
         let mut seen = HashSet::new();
-        for _ in 0..topics.len() {
+        for _ in 0..topics.len().div_ceil(MOST_LANES) {
             seen.extend(lanes.allot(10).into_iter().map(|lane| lane.topic));
         }
         assert_eq!(seen.len(), topics.len());

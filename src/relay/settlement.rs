@@ -9,6 +9,8 @@ use crate::status::{ReasonCode, Status};
 use crate::store::lease::LeaseId;
 use crate::store::settle::{Delivered, Failed};
 
+/// A hundred years: more is none of the database's intervals.
+const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Characters of an error that are stored.
 const ERROR_CHARS: usize = 512;
 
@@ -140,7 +142,7 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
         error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
         http_status: failure.response.status.map(i32::from),
         response: failure.response.body.as_deref().map(storable),
-        delay,
+        delay: delay.min(LONGEST_DELAY),
         before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,
     })

@@ -1,9 +1,9 @@
 //! The settle thread: writes down what became of messages, many at a time.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel::PgConnection;
 use diesel::result::{Error, QueryResult};
 
@@ -19,35 +19,70 @@ use crate::store::settle::{self, Delivered, Failed};
 const LINGER: Duration = Duration::from_millis(5);
 /// A batch of no more than this is of a relay with little to do: it settles at once.
 const LIGHT: usize = 16;
+/// How long a message waits whose settle was refused.
+const ASIDE: Duration = Duration::from_secs(10);
 /// A settle that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Settles until all senders and the claimer are gone and everything is written down, or until
 /// the relay gives up at its deadline.
+///
+/// What the database refuses for its values is put aside and tried again now and then, so that it
+/// holds nothing else.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let mut session = shared.session("settler", STATEMENT_TIMEOUT);
+    let mut aside = Vec::new();
+    let mut aside_until = Instant::now();
     let mut is_busy = false;
-    while let Ok(first) = outcomes.recv() {
-        if is_busy {
-            // Not on the channel: each outcome would wake this thread. Ends early at shutdown.
-            let _ = shared.stop_signal().recv_timeout(LINGER);
-        }
-        let mut batch = gather(first, outcomes, shared.config.batch);
-        is_busy = batch.len() > LIGHT;
-        let mut isolate = false;
-        while !batch.is_empty() {
-            batch = settle(shared, &mut session, batch, isolate);
-            if batch.is_empty() {
-                break;
+    loop {
+        let next = if aside.is_empty() {
+            outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            outcomes.recv_deadline(aside_until)
+        };
+        let is_last = matches!(next, Err(RecvTimeoutError::Disconnected));
+        let is_again = next.is_err();
+        let mut batch = match next {
+            Ok(first) => {
+                if is_busy {
+                    // Not on the channel: each outcome would wake this thread. Ends early at shutdown.
+                    let _ = shared.stop_signal().recv_timeout(LINGER);
+                }
+                gather(first, outcomes, shared.config.batch)
             }
-            if shared.is_abandoned() {
+            Err(_) => std::mem::take(&mut aside),
+        };
+        is_busy = batch.len() > LIGHT;
+        let mut isolate = is_again;
+        while !batch.is_empty() {
+            let unsettled = settle(shared, &mut session, batch, isolate);
+            if !unsettled.refused.is_empty() {
+                aside.extend(unsettled.refused);
+                aside_until = Instant::now() + ASIDE;
+            }
+            batch = unsettled.failed;
+            if shared.is_abandoned() && !batch.is_empty() {
                 return;
             }
-            shared.pause(session.wait());
+            if !batch.is_empty() {
+                shared.pause(session.wait());
+            }
             // A statement that failed by itself fails again: find out whose fault it is.
             isolate = true;
         }
+        if is_last {
+            return;
+        }
     }
+}
+
+/// What could not be written down.
+#[derive(Default)]
+struct Unsettled {
+    /// For want of a server: tried again at once, with everything else waiting.
+    failed: Vec<Settlement>,
+    /// Refused by itself.
+    refused: Vec<Settlement>,
 }
 
 /// The first outcome and those that wait behind it, up to a batch.
@@ -58,13 +93,13 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
         .collect()
 }
 
-/// Settles a batch, one statement for each lease and kind. Returns what failed.
+/// Settles a batch, one statement for each lease and kind.
 fn settle(
     shared: &Shared,
     session: &mut Session,
     batch: Vec<Settlement>,
     isolate: bool,
-) -> Vec<Settlement> {
+) -> Unsettled {
     let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
     for settlement in batch {
         groups
@@ -72,21 +107,22 @@ fn settle(
             .or_default()
             .push(settlement);
     }
-    let mut failed = Vec::new();
+    let mut unsettled = Unsettled::default();
     for ((lease, kind), mut group) in groups {
         group.sort_unstable_by_key(Settlement::sequence);
         match settle_group(shared, session, lease, kind, &group) {
             Ok(()) => {}
             Err(error) if isolate && is_of_the_data(&error) => {
-                failed.extend(settle_singly(shared, session, lease, kind, group));
+                settle_singly(shared, session, lease, kind, group, &mut unsettled);
             }
-            Err(_) => failed.extend(group),
+            Err(_) => unsettled.failed.extend(group),
         }
     }
-    for settlement in &mut failed {
+    let Unsettled { failed, refused } = &mut unsettled;
+    for settlement in failed.iter_mut().chain(refused) {
         settlement.repeated = true;
     }
-    failed
+    unsettled
 }
 
 /// The server refused the values, and not for want of a server.
@@ -98,30 +134,32 @@ fn is_of_the_data(error: &DatabaseError) -> bool {
 }
 
 /// One after the other, with texts in plain ASCII, which every encoding can store: so one
-/// message that cannot be written down does not hold the others. Returns those that failed still.
+/// message that cannot be written down does not hold the others.
 fn settle_singly(
     shared: &Shared,
     session: &mut Session,
     lease: LeaseId,
     kind: Kind,
     group: Vec<Settlement>,
-) -> Vec<Settlement> {
-    let mut failed = Vec::new();
+    unsettled: &mut Unsettled,
+) {
     let mut group = group.into_iter();
     while let Some(mut settlement) = group.next() {
         settlement.make_ascii();
         let one = std::slice::from_ref(&settlement);
-        if let Err(error) = settle_group(shared, session, lease, kind, one) {
-            if !is_of_the_data(&error) {
-                failed.push(settlement);
-                failed.extend(group);
-                break;
+        match settle_group(shared, session, lease, kind, one) {
+            Ok(()) => {}
+            Err(error) if is_of_the_data(&error) && !shared.is_abandoned() => {
+                log::error!(event = "settle_failed", sequence = settlement.sequence(), error:% = error; "a message cannot be settled; it is put aside and tried again");
+                unsettled.refused.push(settlement);
             }
-            log::error!(event = "settle_failed", sequence = settlement.sequence(), error:% = error; "a message cannot be settled; it is tried again");
-            failed.push(settlement);
+            Err(_) => {
+                unsettled.failed.push(settlement);
+                unsettled.failed.extend(group);
+                return;
+            }
         }
     }
-    failed
 }
 
 fn settle_group(
@@ -159,7 +197,7 @@ fn settle_group(
         Kind::Released => &shared.stats.released,
     };
     add(counter, counted);
-    shared.finished(group.len());
+    shared.finished(lease, group.len());
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What the threads of one relay have in common.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) stats: Counters,
     /// Claimed and not settled yet.
     pub(crate) in_flight: AtomicUsize,
+    /// The same by lease.
+    held: Mutex<HashMap<LeaseId, usize>>,
     /// The lease may hold messages that nobody here knows of.
     pub(crate) keep_lease: AtomicBool,
     /// Leases whose rows are gone while messages name them.
@@ -50,6 +53,8 @@ pub(crate) struct Signals {
     pub(crate) abandon: Receiver<()>,
     /// Rings the claimer.
     pub(crate) doorbell: Sender<()>,
+    /// Makes the heartbeat beat now.
+    pub(crate) pulse: Sender<()>,
 }
 
 impl Shared {
@@ -70,6 +75,7 @@ impl Shared {
             outage: Arc::default(),
             stats: Counters::default(),
             in_flight: AtomicUsize::new(0),
+            held: Mutex::default(),
             keep_lease: AtomicBool::new(false),
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -134,8 +140,35 @@ impl Shared {
         )
     }
 
-    /// `count` claimed messages are settled, released or lost to another relay.
-    pub(crate) fn finished(&self, count: usize) {
+    /// The heartbeat looks at its lease now.
+    pub(crate) fn beat_now(&self) {
+        // Full: it is about to.
+        let _ = self.signals.pulse.try_send(());
+    }
+
+    /// `count` messages were claimed under a lease.
+    pub(crate) fn began(&self, lease: LeaseId, count: usize) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *held.entry(lease).or_default() += count;
+        self.in_flight.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// Whether messages that were claimed under this lease are still on their way here.
+    pub(crate) fn holds_under(&self, lease: LeaseId) -> bool {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.contains_key(&lease)
+    }
+
+    /// `count` messages of a lease are settled, released or lost to another relay.
+    pub(crate) fn finished(&self, lease: LeaseId, count: usize) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left) = held.get_mut(&lease) {
+            *left = left.saturating_sub(count);
+            if *left == 0 {
+                held.remove(&lease);
+            }
+        }
+        drop(held);
         let before = self.in_flight.fetch_sub(count, Ordering::AcqRel);
         if before == count || self.wants_room.load(Ordering::Acquire) {
             self.ring();
@@ -223,6 +256,11 @@ impl LeaseClock {
         self.valid_until
             .store(self.micros(asked + self.valid_for), Ordering::Release);
         self.id.store(id.0, Ordering::Release);
+    }
+
+    /// Whether this is the lease, with time left or without.
+    pub(crate) fn is(&self, id: LeaseId) -> bool {
+        self.id.load(Ordering::Acquire) == id.0
     }
 
     /// The lease is gone.

@@ -22,6 +22,16 @@ pub(super) struct Exit {
     pub(super) panicked: bool,
 }
 
+/// Where single threads are told something.
+pub(super) struct Told {
+    /// The heartbeat, how to end.
+    pub(super) ending: Receiver<Ending>,
+    /// The claimer, to look.
+    pub(super) ring: Receiver<()>,
+    /// The heartbeat, to beat.
+    pub(super) pulse: Receiver<()>,
+}
+
 /// What is needed to end the relay, given up bit by bit.
 pub(super) struct Running {
     /// Dropped to stop.
@@ -42,8 +52,7 @@ impl Running {
         exit: &Sender<Exit>,
         relay_name: &str,
         lease_id: LeaseId,
-        ending: &Receiver<Ending>,
-        ring: &Receiver<()>,
+        told: Told,
     ) -> Result<(), StartError> {
         let config = &shared.config;
         // Twice a batch: one is sent while the next is claimed.
@@ -51,9 +60,14 @@ impl Running {
         // Claimed messages are bounded, so a send into it never waits for long.
         let (outcomes, outcome_queue) = bounded(2 * config.batch + config.concurrency);
 
-        let (state, name, ending) = (Arc::clone(shared), relay_name.to_owned(), ending.clone());
+        let Told {
+            ending,
+            ring,
+            pulse,
+        } = told;
+        let (state, name) = (Arc::clone(shared), relay_name.to_owned());
         self.spawn(HEARTBEAT, exit, move || {
-            heartbeat::run(&state, &name, lease_id, &ending);
+            heartbeat::run(&state, &name, lease_id, &ending, &pulse);
         })?;
         let state = Arc::clone(shared);
         self.spawn("relay-settler", exit, move || {
@@ -69,7 +83,7 @@ impl Running {
         self.spawn("relay-janitor", exit, move || {
             janitor::run(&state);
         })?;
-        let (state, ring) = (Arc::clone(shared), ring.clone());
+        let state = Arc::clone(shared);
         self.spawn("relay-claimer", exit, move || {
             Claimer::new(&state, jobs, job_queue, outcomes, ring).run();
         })

@@ -168,7 +168,9 @@ pub(crate) fn claim(
         SELECT o.sequence, o.message_id, o.topic, o.destination, o.payload::text AS payload,
                o.headers::text AS headers, o.ordering_key, o.idempotency_key, o.tenant_id,
                o.created_at, o.attempts, c.taken_over,
-               extract(epoch FROM o.expires_at - clock_timestamp())::float8 AS expires_in,
+               CASE WHEN isfinite(o.expires_at)
+                    THEN extract(epoch FROM o.expires_at - clock_timestamp())::float8
+                    WHEN o.expires_at = '-infinity' THEN -1::float8 END AS expires_in,
                CASE WHEN o.idempotency_key <> o.message_id::text THEN (SELECT CASE WHEN l.digest = coalesce(o.digest,
                             sha256(convert_to(o.topic || E'\\n' || o.payload::text, 'UTF8')))
                        THEN 1 ELSE 2 END
@@ -236,15 +238,18 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// PostgreSQL counts from the first of January 2000.
 const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
 
+/// The last second of the year 9999: later ones have no RFC 3339 form.
+const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
+
+/// The nearest time that can be written in a header: plain SQL can store any, and infinity.
 fn system_time(timestamp: PgTimestamp) -> SystemTime {
     let micros = Duration::from_micros(timestamp.0.unsigned_abs());
-    let epoch = UNIX_EPOCH + POSTGRES_EPOCH;
-    let time = if timestamp.0 < 0 {
-        epoch.checked_sub(micros)
+    let since_1970 = if timestamp.0 < 0 {
+        POSTGRES_EPOCH.saturating_sub(micros)
     } else {
-        epoch.checked_add(micros)
+        POSTGRES_EPOCH.saturating_add(micros)
     };
-    time.unwrap_or(epoch)
+    UNIX_EPOCH + since_1970.min(LAST_SECOND)
 }
 
 fn as_bigint(count: usize) -> i64 {

@@ -80,8 +80,8 @@ fn columns(headers: &str, payload: &str) -> String {
     format!(
         "d.sequence, d.message_id, d.topic, d.destination, d.idempotency_key, d.ordering_key,
          d.reason, d.last_error, d.http_status, d.response, d.attempts,
-         to_char(d.created_at AT TIME ZONE 'UTC', {RFC3339}) AS created_at,
-         to_char(d.died_at AT TIME ZONE 'UTC', {RFC3339}) AS died_at,
+         coalesce(to_char(d.created_at AT TIME ZONE 'UTC', {RFC3339}), d.created_at::text) AS created_at,
+         coalesce(to_char(d.died_at AT TIME ZONE 'UTC', {RFC3339}), d.died_at::text) AS died_at,
          {headers} AS headers, {payload} AS payload"
     )
 }

@@ -53,7 +53,10 @@ pub(crate) fn insert_or_find(
         }
         for stored in insert_statement(name, &missing).load::<Stored>(conn)? {
             let identity = (stored.idempotency_key.clone(), stored.destination.clone());
-            found.insert(identity, stored);
+            // A row that was settled while the insert waited for it is seen beside the new one.
+            if stored.is_new || !found.contains_key(&identity) {
+                found.insert(identity, stored);
+            }
         }
     }
     Err(Error::QueryBuilderError(
@@ -139,6 +142,9 @@ fn headers_json(message: &NewMessage) -> Option<String> {
     Some(serde_json::Value::Object(object).to_string())
 }
 
+/// From 1970 to the end of 9999 and back to the year 1: further away is no timestamp for sure.
+const LAST_MICRO: i64 = 253_402_300_799_000_000;
+const FIRST_MICRO: i64 = 62_135_596_800_000_000;
 /// A hundred years in microseconds: more overflows a timestamp.
 const MOST_MICROS: i64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
@@ -155,10 +161,12 @@ fn absolute_micros(due: Due) -> Option<i64> {
     match due {
         Due::Now | Due::After(_) => None,
         Due::At(time) => match time.duration_since(std::time::UNIX_EPOCH) {
-            Ok(since) => i64::try_from(since.as_micros()).ok(),
-            Err(before) => i64::try_from(before.duration().as_micros())
-                .ok()
-                .map(|us| -us),
+            Ok(since) => Some(micros_up_to(since.as_micros(), LAST_MICRO)),
+            Err(before) => Some(-micros_up_to(before.duration().as_micros(), FIRST_MICRO)),
         },
     }
+}
+
+fn micros_up_to(micros: u128, most: i64) -> i64 {
+    i64::try_from(micros).map_or(most, |micros| micros.min(most))
 }

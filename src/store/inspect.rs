@@ -264,7 +264,8 @@ pub(crate) fn oldest_due_seconds(
     name: &OutboxName,
 ) -> QueryResult<Option<f64>> {
     sql_query(format!(
-        "SELECT extract(epoch FROM clock_timestamp() - min(available_at))::float8 AS seconds
+        "SELECT extract(epoch FROM clock_timestamp()
+                       - min(available_at) FILTER (WHERE isfinite(available_at)))::float8 AS seconds
            FROM {} WHERE locked_by IS NULL AND available_at <= now()",
         name.outbox()
     ))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Text};
+use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::millis;
@@ -70,14 +70,37 @@ pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> Qu
         .execute(conn)
 }
 
-/// The leases that are over and whose messages may be taken.
-pub(crate) fn expired(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+/// The leases that are over and whose messages may be taken, the ones in `known` left out.
+///
+/// An UPDATE, though it changes nothing: it waits for a renewal that is under way, looks again
+/// after it, and makes a later one look again. So a lease that is returned here never comes back.
+pub(crate) fn newly_expired(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    known: &[i64],
+) -> QueryResult<Vec<i64>> {
     sql_query(format!(
-        "SELECT id FROM {} WHERE expires_at <= clock_timestamp() ORDER BY id",
+        "UPDATE {} SET expires_at = expires_at
+          WHERE expires_at <= clock_timestamp() AND id <> ALL($1) RETURNING id",
         name.lease()
     ))
+    .bind::<Array<BigInt>, _>(known)
     .load::<IdRow>(conn)
     .map(|rows| rows.into_iter().map(|row| row.id).collect())
+}
+
+/// Ends a lease by time, so that what is claimed under it belongs to whoever takes it over.
+pub(crate) fn expire(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<usize> {
+    sql_query(format!(
+        "UPDATE {} SET expires_at = clock_timestamp() WHERE id = $1",
+        name.lease()
+    ))
+    .bind::<BigInt, _>(id.0)
+    .execute(conn)
 }
 
 /// Leases that hold messages and whose rows are gone, which no relay does and an operator may.

@@ -8,6 +8,7 @@ mod commands;
 mod enqueue;
 mod fresh;
 mod handle;
+mod odd_rows;
 mod receivers;
 mod schema;
 mod topics;
