@@ -14,6 +14,7 @@ use crate::dispatch::Failure;
 use crate::error::DatabaseError;
 use crate::status::ReasonCode;
 use crate::store::claim::{self, Claim, Claimed, Known, Lane, TakenOver};
+use crate::store::connection;
 use crate::store::lease::{self, LeaseId};
 use crate::store::settle;
 
@@ -40,8 +41,8 @@ pub(crate) struct Claimer<'a> {
     expired: Vec<i64>,
     surveyed: Option<Instant>,
     sweep: Option<Sweep>,
-    /// The lease of a claim without an answer: it may have worked.
-    doubtful: Option<LeaseId>,
+    /// A claim without an answer: it may have worked, or be at work still.
+    doubtful: Option<Doubt>,
     /// The largest mean of payload bytes that a claim has shown lately.
     payload_bytes: Option<usize>,
 }
@@ -102,7 +103,9 @@ impl<'a> Claimer<'a> {
                 );
                 continue;
             };
-            if self.doubtful.is_some() && !self.resolve_doubt(lease) {
+            if let Some(doubt) = self.doubtful
+                && !self.resolve(doubt, lease)
+            {
                 continue;
             }
             let Some(room) = self.room_or_wait() else {
@@ -126,9 +129,10 @@ impl<'a> Claimer<'a> {
 
     /// After a claim without an answer the lease may hold messages that nobody here knows of.
     /// Once everything known is settled, what the lease still holds are those: they are given
-    /// back. `false`: not yet.
-    fn resolve_doubt(&mut self, lease: LeaseId) -> bool {
-        if self.doubtful != Some(lease) {
+    /// back. Where the claim may be at work in the server still, its lease is ended before, so
+    /// that what it takes later is taken over. `false`: not yet.
+    fn resolve(&mut self, doubt: Doubt, lease: LeaseId) -> bool {
+        if doubt.lease != lease {
             // That lease is over: what it held is taken over.
             self.doubtful = None;
             return true;
@@ -138,25 +142,32 @@ impl<'a> Claimer<'a> {
             return false;
         }
         let name = &self.shared.config.table;
-        // The claim may still be at work in the server: then its messages come under a lease that
-        // is over, and are taken over.
         let result = self.session.run(|conn| {
-            lease::expire(conn, name, lease)?;
-            settle::release_all(conn, name, lease)
-        });
-        match result {
-            Ok(count) => {
-                log::warn!(event = "claim_undone", lease = lease.0, messages = count; "a claim had no answer: what it took was given back, and the relay takes a new lease");
-                self.doubtful = None;
-                self.shared.lease.lost();
-                self.shared.beat_now();
-                false
+            let is_at_work = match doubt.backend {
+                Some(backend) => connection::is_at_work(conn, backend)?,
+                None => true,
+            };
+            if is_at_work {
+                lease::expire(conn, name, lease)?;
             }
+            Ok((is_at_work, settle::release_all(conn, name, lease)?))
+        });
+        let (is_at_work, count) = match result {
+            Ok(done) => done,
             Err(_) => {
                 self.shared.pause(self.session.wait());
-                false
+                return false;
             }
+        };
+        if count > 0 || is_at_work {
+            log::warn!(event = "claim_undone", lease = lease.0, messages = count, new_lease = is_at_work; "a claim had no answer: what it took was given back");
         }
+        self.doubtful = None;
+        if is_at_work {
+            self.shared.lease.lost();
+            self.shared.beat_now();
+        }
+        !is_at_work
     }
 
     /// Waits for the doorbell or the time.
@@ -254,7 +265,8 @@ impl<'a> Claimer<'a> {
         let name = &self.shared.config.table;
         let result = self.session.run(|conn| claim::claim(conn, name, &claim));
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-            self.doubtful = Some(lease);
+            let backend = self.session.backend();
+            self.doubtful = Some(Doubt { lease, backend });
         }
         result
     }
@@ -367,6 +379,14 @@ impl<'a> Claimer<'a> {
         let settlement = Settlement::unsent(message, lease, verdict);
         let _ = self.outcomes.send(settlement);
     }
+}
+
+/// A claim without an answer.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    lease: LeaseId,
+    /// The server's process that it ran in.
+    backend: Option<i32>,
 }
 
 /// What a claim leaves to be claimed.

@@ -9,7 +9,7 @@ use diesel::result::QueryResult;
 use secrecy::SecretString;
 
 use crate::error::DatabaseError;
-use crate::store::connection::connect;
+use crate::store::connection::{backend, connect};
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -24,6 +24,8 @@ pub(crate) struct Session {
     purpose: &'static str,
     statement_timeout: Duration,
     conn: Option<PgConnection>,
+    /// The server's process behind the last connection.
+    backend: Option<i32>,
     outage: Arc<Outage>,
     failures: u32,
 }
@@ -40,6 +42,7 @@ impl Session {
             purpose,
             statement_timeout,
             conn: None,
+            backend: None,
             outage,
             failures: 0,
         }
@@ -71,13 +74,18 @@ impl Session {
     ) -> Result<T, DatabaseError> {
         let conn = match &mut self.conn {
             Some(conn) => conn,
-            none => none.insert(connect(
-                &self.database_url,
-                self.purpose,
-                self.statement_timeout,
-            )?),
+            none => {
+                let mut conn = connect(&self.database_url, self.purpose, self.statement_timeout)?;
+                self.backend = Some(backend(&mut conn)?);
+                none.insert(conn)
+            }
         };
         Ok(statements(conn)?)
+    }
+
+    /// The server's process that the last statements ran in.
+    pub(crate) fn backend(&self) -> Option<i32> {
+        self.backend
     }
 
     /// How long to wait before the next try: longer with each failure in a row.

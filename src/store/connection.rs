@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
-use diesel::{Connection, PgConnection};
+use diesel::result::QueryResult;
+use diesel::sql_types::Integer;
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::error::DatabaseError;
@@ -46,6 +48,27 @@ pub(crate) fn connect(
         (timeout / 2).max(1),
     ))?;
     Ok(conn)
+}
+
+#[derive(diesel::QueryableByName)]
+struct PidRow {
+    #[diesel(sql_type = Integer)]
+    pid: i32,
+}
+
+/// The process that serves a connection.
+pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<i32> {
+    sql_query("SELECT pg_backend_pid() AS pid")
+        .get_result::<PidRow>(conn)
+        .map(|row| row.pid)
+}
+
+/// Whether this process is still there: it may finish a statement whose client is gone.
+pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<bool> {
+    sql_query("SELECT pid FROM pg_stat_activity WHERE pid = $1")
+        .bind::<Integer, _>(backend)
+        .load::<PidRow>(conn)
+        .map(|rows| !rows.is_empty())
 }
 
 /// Puts our parameters before the given ones: of two, libpq takes the later.
