@@ -190,10 +190,7 @@ impl RelayHandle {
         // A claim under way may still work: then the lease has to be there, or its messages name
         // one that nobody looks for. Asked first: what it claims until then counts as left.
         let has_stopped = !running.is_at_work(Some(HEARTBEAT));
-        let left = self
-            .shared
-            .in_flight
-            .load(std::sync::atomic::Ordering::Acquire);
+        let left = self.shared.unsettled();
         let keep_lease = self
             .shared
             .keep_lease

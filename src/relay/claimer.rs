@@ -137,10 +137,10 @@ impl<'a> Claimer<'a> {
             self.doubtful = None;
             return true;
         }
-        if self.shared.in_flight.load(Ordering::Acquire) > 0 {
+        let Some(aside) = self.shared.only_aside() else {
             self.wait(self.shared.config.poll_interval);
             return false;
-        }
+        };
         let name = &self.shared.config.table;
         let result = self.session.run(|conn| {
             let is_at_work = match doubt.backend {
@@ -150,7 +150,7 @@ impl<'a> Claimer<'a> {
             if is_at_work {
                 lease::expire(conn, name, lease)?;
             }
-            Ok((is_at_work, settle::release_all(conn, name, lease)?))
+            Ok((is_at_work, settle::release_all(conn, name, lease, &aside)?))
         });
         let (is_at_work, count) = match result {
             Ok(done) => done,

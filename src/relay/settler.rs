@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel::PgConnection;
-use diesel::result::{Error, QueryResult};
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 
 use super::session::Session;
 use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
@@ -21,6 +21,8 @@ const LINGER: Duration = Duration::from_millis(5);
 const LIGHT: usize = 16;
 /// How long a message waits whose settle was refused.
 const ASIDE: Duration = Duration::from_secs(10);
+/// Messages that one try puts aside.
+const MOST_REFUSED: usize = 3;
 /// A settle that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -37,6 +39,9 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     loop {
         let next = if aside.is_empty() {
             outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else if Instant::now() >= aside_until {
+            // Asked here: a channel that is never empty would not let the time run out.
+            Err(RecvTimeoutError::Timeout)
         } else {
             outcomes.recv_deadline(aside_until)
         };
@@ -50,13 +55,17 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
                 }
                 gather(first, outcomes, shared.config.batch)
             }
-            Err(_) => std::mem::take(&mut aside),
+            Err(_) => {
+                shared.take_up_aside();
+                std::mem::take(&mut aside)
+            }
         };
         is_busy = batch.len() > LIGHT;
         let mut isolate = is_again;
         while !batch.is_empty() {
             let unsettled = settle(shared, &mut session, batch, isolate);
             if !unsettled.refused.is_empty() {
+                shared.put_aside(unsettled.refused.iter().map(Settlement::sequence));
                 aside.extend(unsettled.refused);
                 aside_until = Instant::now() + ASIDE;
             }
@@ -125,16 +134,25 @@ fn settle(
     unsettled
 }
 
-/// The server refused the values, and not for want of a server.
+/// The server refused the values, and not for want of a server that can write.
 fn is_of_the_data(error: &DatabaseError) -> bool {
-    matches!(
-        error,
-        DatabaseError::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_))
-    ) && !error.is_without_answer()
+    match error {
+        DatabaseError::Statement(Error::DatabaseError(
+            DatabaseErrorKind::ReadOnlyTransaction | DatabaseErrorKind::SerializationFailure,
+            _,
+        )) => false,
+        DatabaseError::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_)) => {
+            !error.is_without_answer()
+        }
+        _ => false,
+    }
 }
 
 /// One after the other, with texts in plain ASCII, which every encoding can store: so one
 /// message that cannot be written down does not hold the others.
+///
+/// After a few refusals the rest is left to the next try: a server that refuses everything, with
+/// a full disk for example, is not told by each message.
 fn settle_singly(
     shared: &Shared,
     session: &mut Session,
@@ -149,7 +167,11 @@ fn settle_singly(
         let one = std::slice::from_ref(&settlement);
         match settle_group(shared, session, lease, kind, one) {
             Ok(()) => {}
-            Err(error) if is_of_the_data(&error) && !shared.is_abandoned() => {
+            Err(error)
+                if is_of_the_data(&error)
+                    && unsettled.refused.len() < MOST_REFUSED
+                    && !shared.is_abandoned() =>
+            {
                 log::error!(event = "settle_failed", sequence = settlement.sequence(), error:% = error; "a message cannot be settled; it is put aside and tried again");
                 unsettled.refused.push(settlement);
             }

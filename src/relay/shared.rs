@@ -29,9 +29,11 @@ pub(crate) struct Shared {
     pub(crate) lease: LeaseClock,
     pub(crate) outage: Arc<Outage>,
     pub(crate) stats: Counters,
-    /// Claimed and not settled yet.
+    /// Claimed and not settled yet, but for what is put aside.
     pub(crate) in_flight: AtomicUsize,
-    /// The same by lease.
+    /// Sequences whose settle the database refuses.
+    aside: Mutex<Vec<i64>>,
+    /// How many messages of each lease are not settled.
     held: Mutex<HashMap<LeaseId, usize>>,
     /// The lease may hold messages that nobody here knows of.
     pub(crate) keep_lease: AtomicBool,
@@ -75,6 +77,7 @@ impl Shared {
             outage: Arc::default(),
             stats: Counters::default(),
             in_flight: AtomicUsize::new(0),
+            aside: Mutex::default(),
             held: Mutex::default(),
             keep_lease: AtomicBool::new(false),
             vanished: Mutex::default(),
@@ -151,6 +154,36 @@ impl Shared {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         *held.entry(lease).or_default() += count;
         self.in_flight.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// The settles of these messages are refused: they wait, and nothing waits for them.
+    pub(crate) fn put_aside(&self, sequences: impl Iterator<Item = i64>) {
+        let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = aside.len();
+        aside.extend(sequences);
+        self.in_flight
+            .fetch_sub(aside.len() - before, Ordering::AcqRel);
+        drop(aside);
+        self.ring();
+    }
+
+    /// What was put aside is tried again.
+    pub(crate) fn take_up_aside(&self) {
+        let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        self.in_flight.fetch_add(aside.len(), Ordering::AcqRel);
+        aside.clear();
+    }
+
+    /// The messages that are put aside, if nothing else is in flight.
+    pub(crate) fn only_aside(&self) -> Option<Vec<i64>> {
+        let aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.in_flight.load(Ordering::Acquire) == 0).then(|| aside.clone())
+    }
+
+    /// Messages claimed and not settled.
+    pub(crate) fn unsettled(&self) -> usize {
+        let aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        self.in_flight.load(Ordering::Acquire) + aside.len()
     }
 
     /// Whether messages that were claimed under this lease are still on their way here.

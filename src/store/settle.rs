@@ -219,18 +219,21 @@ pub(crate) fn release(
     .map(only_sequences)
 }
 
-/// Gives everything back that a lease holds: for a relay that knows of nothing it holds. Reads
-/// the whole outbox. Returns how many.
+/// Gives everything back that a lease holds, but for `known`: for a relay that knows of nothing
+/// else that it holds. Reads the whole outbox. Returns how many.
 pub(crate) fn release_all(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
+    known: &[i64],
 ) -> QueryResult<usize> {
     sql_query(format!(
-        "UPDATE {} SET (locked_by, locked_at) = (NULL, NULL) WHERE locked_by = $1",
+        "UPDATE {} SET (locked_by, locked_at) = (NULL, NULL)
+          WHERE locked_by = $1 AND sequence <> ALL($2)",
         name.outbox()
     ))
     .bind::<BigInt, _>(lease.0)
+    .bind::<Array<BigInt>, _>(known)
     .execute(conn)
 }
 

@@ -18,6 +18,7 @@ const MOST_HELD: usize = 2 * BATCH + CONCURRENCY + 2 * BATCH + BATCH;
 /// Connections that claim and settle.
 const WORKING: &str = "application_name IN ('diesel-outbox claimer', 'diesel-outbox settler')";
 
+/// G2, G3.
 #[test]
 fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
     let _alone = alone();

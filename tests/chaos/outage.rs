@@ -166,6 +166,7 @@ fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
 
+/// R23.
 #[test]
 fn restarts_of_the_server_lose_nothing_and_double_nothing() {
     survives(4, |_, server, number| {

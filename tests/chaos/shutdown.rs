@@ -79,11 +79,13 @@ fn ends_cleanly_by(signal: &str, messages: usize, answer_after: Duration) {
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
 
+/// R28, G6.
 #[test]
 fn sigterm_lets_slow_sends_finish_and_gives_the_rest_back_at_no_cost() {
     ends_cleanly_by("TERM", 2000, Duration::from_secs(1));
 }
 
+/// R28.
 #[test]
 fn sigint_is_like_sigterm() {
     ends_cleanly_by("INT", 400, Duration::from_millis(300));

@@ -139,6 +139,7 @@ fn a_delivery_of_a_lease_that_is_over_stays_with_the_relay_that_has_it() {
     });
 }
 
+/// R14.
 #[test]
 fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     let _alone = alone();

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, eventually, finish};
 
+/// R7, R18, R19.
 #[test]
 fn w_101_pending_then_sending_then_delivered() {
     let database = Database::new();
@@ -31,6 +32,13 @@ fn w_101_pending_then_sending_then_delivered() {
         .expect("a relay");
     receiver.wait_for(1);
     assert_eq!(database.count("sending"), 1);
+    // Its relay has no transaction open while it sends.
+    let open = format!(
+        "SELECT count(*) FROM pg_stat_activity
+          WHERE state LIKE 'idle in transaction%' AND query LIKE '%{}%'",
+        database.schema()
+    );
+    assert_eq!(database.number(&open), 0);
     go.send(()).expect("the receiver waits");
     eventually("it is delivered", || database.count("delivered") == 1);
 
@@ -148,6 +156,7 @@ fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
     );
 }
 
+/// R20.
 #[test]
 fn w_105_what_the_ledger_has_as_delivered_is_settled_without_sending() {
     let database = Database::new();
@@ -188,6 +197,7 @@ fn w_105_what_the_ledger_has_as_delivered_is_settled_without_sending() {
     relay.shutdown(Duration::from_secs(5)).expect("a clean end");
 }
 
+/// R1, G1.
 #[test]
 fn t_1_a_rollback_leaves_nothing() {
     let database = Database::new();
@@ -231,6 +241,7 @@ fn t_1_a_rollback_leaves_nothing() {
     assert_eq!(receiver.count(), 1);
 }
 
+/// R8.
 #[test]
 fn t_2_two_relays_never_claim_one_message_twice() {
     let database = Database::new();
@@ -261,6 +272,7 @@ fn t_2_two_relays_never_claim_one_message_twice() {
     );
 }
 
+/// R12.
 #[test]
 fn t_3_a_lease_that_is_over_gives_its_messages_back() {
     let database = Database::new();
@@ -299,6 +311,7 @@ fn t_3_a_lease_that_is_over_gives_its_messages_back() {
     );
 }
 
+/// R21.
 #[test]
 fn t_4_backoff_then_dead_and_still_readable() {
     let database = Database::new();
@@ -343,6 +356,7 @@ fn t_4_backoff_then_dead_and_still_readable() {
     assert!(!shown["last_error"].to_string().contains("sauce"));
 }
 
+/// R26.
 #[test]
 fn t_5_the_cleaner_removes_only_old_settled_rows() {
     let database = Database::new();
@@ -421,6 +435,7 @@ fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
     assert_eq!(receiver.count(), 1);
 }
 
+/// R13, G4.
 #[test]
 fn t_7_a_stale_relays_settle_changes_nothing() {
     let database = Database::new();

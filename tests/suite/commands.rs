@@ -356,6 +356,7 @@ fn a_database_that_does_not_exist_is_named() {
 
 // --- status and check ---------------------------------------------------------------------
 
+/// R16.
 #[test]
 fn a_topic_without_a_route_is_visible_at_once() {
     let database = Database::new();
@@ -390,6 +391,7 @@ fn a_topic_without_a_route_is_visible_at_once() {
     assert!(shown.contains("no relay is registered"), "{shown}");
 }
 
+/// R32.
 #[test]
 fn status_counts_every_state() {
     let database = Database::new();
@@ -557,6 +559,7 @@ fn a_dead_letter_is_shown_whole() {
     dead(&database, &["show", "first"]).code(2);
 }
 
+/// R25.
 #[test]
 fn dead_letters_are_requeued_by_id_topic_and_reason() {
     let database = Database::new();
@@ -578,6 +581,7 @@ fn dead_letters_are_requeued_by_id_topic_and_reason() {
     );
 }
 
+/// R25.
 #[test]
 fn dead_letters_are_discarded_by_id_topic_and_reason() {
     let database = Database::new();
@@ -695,6 +699,7 @@ fn drain(database: &Database, receiver: &Receiver, arguments: &[&str]) -> Finish
     )
 }
 
+/// R11.
 #[test]
 fn drain_says_what_it_did() {
     let database = Database::new();
@@ -733,6 +738,7 @@ fn drain_says_what_it_did_as_json() {
     );
 }
 
+/// R11.
 #[test]
 fn drain_stops_after_max_messages_and_leaves_the_others() {
     let database = Database::new();
@@ -762,6 +768,7 @@ fn drain_does_not_wait_for_what_is_not_due() {
     assert_eq!(database.count("pending"), 1);
 }
 
+/// R27.
 #[test]
 fn a_relay_that_is_not_enabled_sends_nothing() {
     let database = Database::new();
@@ -874,6 +881,7 @@ fn a_shutdown_that_does_not_come_to_its_end_in_time_is_a_failure() {
 
 // --- Logs ---------------------------------------------------------------------------------
 
+/// R30.
 #[test]
 fn json_logs_carry_the_event_names_and_never_what_is_private() {
     let database = Database::new();

@@ -33,6 +33,7 @@ fn enqueue(database: &Database, message: NewMessage) -> Result<Enqueued, Enqueue
 
 // --- The same message twice ---------------------------------------------------------------
 
+/// R2.
 #[test]
 fn the_same_message_again_is_not_new_and_has_the_same_sequence() {
     let database = Database::new();
@@ -78,6 +79,7 @@ fn the_same_message_by_plain_sql_counts_as_the_same() {
     ));
 }
 
+/// R2.
 #[test]
 fn a_conflict_names_the_message_and_leaves_the_transaction_usable() {
     let database = Database::new();
@@ -326,6 +328,7 @@ fn a_batch_is_rolled_back_with_the_callers_transaction() {
 
 // --- When ---------------------------------------------------------------------------------
 
+/// R6.
 #[test]
 fn a_delayed_message_is_not_sent_before_its_time() {
     let database = Database::new();
@@ -401,6 +404,7 @@ fn times_are_stored_as_given() {
     );
 }
 
+/// R6.
 #[test]
 fn an_expired_message_ends_dead_unsent() {
     let database = Database::new();
@@ -434,6 +438,7 @@ fn an_expired_message_ends_dead_unsent() {
 
 // --- What is stored, and what is refused --------------------------------------------------
 
+/// R4.
 #[test]
 fn everything_given_is_stored_as_given() {
     let database = Database::new();

@@ -363,6 +363,7 @@ fn a_dropped_relay_ends_as_by_a_shutdown() {
 
 // --- Dispatchers --------------------------------------------------------------------------
 
+/// R17.
 #[test]
 fn a_dispatcher_that_panics_costs_its_message_an_attempt_and_harms_no_other() {
     let database = Database::new();
@@ -405,6 +406,7 @@ fn a_dispatcher_that_panics_costs_its_message_an_attempt_and_harms_no_other() {
         .expect("a clean end");
 }
 
+/// R24.
 #[test]
 fn an_error_is_stored_up_to_512_characters_and_without_control_characters() {
     let database = Database::new();

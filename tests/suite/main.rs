@@ -1,4 +1,7 @@
 //! Tests against a real PostgreSQL and real sockets. Each module is a part of the contract.
+//!
+//! A line such as `R6` above a test names the requirement that it shows, `G4` the promise. The
+//! scenarios W-101 to W-105 and T-1 to T-7 are the names of tests in `acceptance`.
 
 #[path = "../support.rs"]
 mod support;

@@ -56,7 +56,9 @@ fn a_message_that_cannot_be_settled_holds_no_other() {
     database.execute(&format!(
         "CREATE TRIGGER refuse BEFORE INSERT ON {{o}}_ledger FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
     ));
-    database.enqueue("refused", json!(0));
+    for n in 0..5 {
+        database.enqueue("refused", json!(n));
+    }
     database.enqueue_many(40);
     let receiver = Receiver::ok();
     let relay = database
@@ -69,14 +71,18 @@ fn a_message_that_cannot_be_settled_holds_no_other() {
     });
     database.enqueue_many(40);
     eventually("later ones are, too", || database.count("delivered") == 80);
-    assert_eq!(database.count("sending"), 1);
-    // Once it is let through, it is settled, at the latest when the relay ends.
+    assert_eq!(database.count("sending"), 5);
+    assert!(
+        relay.wait_until_idle(Duration::from_secs(30)),
+        "nobody waits for them"
+    );
+    // Once they are let through, they are settled, at the latest when the relay ends.
     database.execute("DROP TRIGGER refuse ON {o}_ledger");
     relay
         .shutdown(Duration::from_secs(20))
         .expect("a clean end");
-    assert_eq!(database.count("delivered"), 81);
-    assert_eq!(receiver.count(), 81, "nothing was sent twice");
+    assert_eq!(database.count("delivered"), 85);
+    assert_eq!(receiver.count(), 85, "nothing was sent twice");
 }
 
 /// Asks for an endless wait.

@@ -126,6 +126,7 @@ fn drip(stream: &mut TcpStream, text: &[u8]) -> Io {
 
 // --- Receivers that do not answer ---------------------------------------------------------
 
+/// R15.
 #[test]
 fn a_receiver_that_hangs_costs_its_message_an_attempt_by_timeout() {
     dies_of("TIMEOUT", until_it_goes);
@@ -576,6 +577,7 @@ fn a_redirect_is_a_failed_attempt_and_never_followed() {
     end(&relay);
 }
 
+/// R22.
 #[test]
 fn a_refusal_for_good_kills_the_message_at_once_and_others_are_tried_again() {
     let database = Database::new();

@@ -226,6 +226,7 @@ fn psql_runs_the_printed_sql() {
 
 // --- Names --------------------------------------------------------------------------------
 
+/// R3.
 #[test]
 fn outboxes_of_any_good_name_work_beside_each_other() {
     let database = FreshDatabase::new();
