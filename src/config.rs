@@ -4,131 +4,30 @@
 //! (`OUTBOX_SEND_TIMEOUT` is `--send-timeout`) and a key of `outbox.toml` (`send_timeout`).
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
+mod settings;
+mod text;
+
 use std::fmt;
 use std::time::Duration;
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use url::Url;
+
+pub use self::settings::{ConfigError, SETTINGS, Setting};
+pub use self::text::parse_duration;
+
+use self::settings::{bad, not_yet, unknown};
+
+use self::text::{
+    not_empty, parse_bool, parse_count, parse_database_url, parse_url, shown_database, shown_url,
+    written,
+};
 
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
 /// Time that a settle is expected to take at most, for the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
-
-/// One setting: its variable, its default as one would write it, and what it does.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Setting {
-    /// The variable of the environment.
-    pub variable: &'static str,
-    /// The default, empty where there is none.
-    pub default: &'static str,
-    /// What it does, in a sentence.
-    pub summary: &'static str,
-}
-
-const fn setting(variable: &'static str, default: &'static str, summary: &'static str) -> Setting {
-    Setting {
-        variable,
-        default,
-        summary,
-    }
-}
-
-/// All settings. Defaults stand here and nowhere else.
-pub const SETTINGS: &[Setting] = &[
-    setting(
-        "DATABASE_URL",
-        "",
-        "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE",
-    ),
-    setting(
-        "OUTBOX_CONFIG",
-        "",
-        "Path of an outbox.toml with settings, destinations and routes",
-    ),
-    setting(
-        "OUTBOX_ENABLED",
-        "true",
-        "false: claim and send nothing; nothing is lost",
-    ),
-    setting(
-        "OUTBOX_TABLE",
-        "outbox",
-        "The outbox to work on: name or schema.name",
-    ),
-    setting(
-        "OUTBOX_URL",
-        "",
-        "The destination of every topic that no route serves",
-    ),
-    setting("OUTBOX_MODE", "binary", "CloudEvents mode of the requests"),
-    setting("OUTBOX_CONCURRENCY", "16", "Threads that send"),
-    setting(
-        "OUTBOX_BATCH",
-        "500",
-        "Messages claimed, and settled, by one statement at most",
-    ),
-    setting(
-        "OUTBOX_POLL_INTERVAL",
-        "500ms",
-        "How long an idle relay waits before it looks again",
-    ),
-    setting(
-        "OUTBOX_LEASE",
-        "60s",
-        "How long a silent relay keeps its messages",
-    ),
-    setting(
-        "OUTBOX_SEND_TIMEOUT",
-        "2500ms",
-        "For one send, from resolving the name to the end of the answer",
-    ),
-    setting(
-        "OUTBOX_MAX_ATTEMPTS",
-        "20",
-        "Failed attempts after which a message is dead",
-    ),
-    setting(
-        "OUTBOX_BACKOFF",
-        "exponential(5s, 1h)",
-        "Delay between attempts: exponential(base, cap) or a table 5s,10s,20s",
-    ),
-    setting(
-        "OUTBOX_SHUTDOWN_TIMEOUT",
-        "30s",
-        "Time for sends under way and the last settles",
-    ),
-    setting(
-        "OUTBOX_SINGLE_ACTIVE",
-        "false",
-        "One relay of an outbox works and the others stand by; not in this version",
-    ),
-    setting(
-        "OUTBOX_RETENTION",
-        "168h",
-        "How long the ledger keeps settled messages",
-    ),
-    setting(
-        "OUTBOX_CLEANER",
-        "true",
-        "false: the ledger is never cleaned",
-    ),
-    setting(
-        "OUTBOX_LEDGER_PAYLOAD",
-        "false",
-        "true: the ledger keeps payloads",
-    ),
-    setting("OUTBOX_LOG_FORMAT", "text", "text or json"),
-];
-
-/// Variables that the design names and this version does not serve: silence would be worse.
-const NOT_YET: &[(&str, &str)] = &[
-    ("OUTBOX_SECRET", "signing"),
-    ("OUTBOX_SECRET_FILE", "signing"),
-    ("OUTBOX_ADMIN_ADDR", "the admin page"),
-];
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -528,202 +427,6 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Config({})", self.summary())
-    }
-}
-
-/// A duration as one word.
-fn written(duration: Duration) -> String {
-    humantime::format_duration(duration)
-        .to_string()
-        .replace(' ', "")
-}
-
-/// A URL without password and query, for people's eyes.
-pub(crate) fn shown_url(url: &Url) -> String {
-    let mut shown = url.clone();
-    // Neither can fail: a URL with a user has a host.
-    if shown.password().is_some() {
-        let _ = shown.set_password(Some("***"));
-    } else if !shown.username().is_empty() && matches!(shown.scheme(), "http" | "https") {
-        // A user without a password is a token.
-        let _ = shown.set_username("***");
-    }
-    if shown.query().is_some() {
-        shown.set_query(Some("***"));
-    }
-    shown.to_string()
-}
-
-/// A database URL or key=value string for people's eyes: host and name, nothing else.
-pub(crate) fn shown_database(database_url: &SecretString) -> String {
-    let text = database_url.expose_secret();
-    if let Ok(url) = Url::parse(text) {
-        return shown_url(&url);
-    }
-    text.split_whitespace()
-        .filter(|pair| {
-            ["host=", "hostaddr=", "port=", "dbname=", "user="]
-                .iter()
-                .any(|key| pair.starts_with(key))
-        })
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
-fn not_empty<'a>(variable: &str, value: &'a str) -> Result<&'a str, ConfigError> {
-    if value.trim().is_empty() {
-        return Err(bad(variable, "it is empty"));
-    }
-    Ok(value)
-}
-
-/// Only what is certainly none is refused; libpq reads the rest.
-fn parse_database_url(value: &str) -> Result<&str, ConfigError> {
-    let value = not_empty("DATABASE_URL", value)?;
-    let is_url = ["postgres://", "postgresql://"]
-        .iter()
-        .any(|scheme| value.starts_with(scheme));
-    if is_url || (value.contains('=') && !value.contains("://")) {
-        return Ok(value);
-    }
-    Err(bad(
-        "DATABASE_URL",
-        "it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop",
-    ))
-}
-
-fn parse_bool(variable: &str, value: &str) -> Result<bool, ConfigError> {
-    match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(bad(variable, &format!("{value:?} is not true or false"))),
-    }
-}
-
-fn parse_count<T>(variable: &str, value: &str, least: T, most: T) -> Result<T, ConfigError>
-where
-    T: std::str::FromStr + PartialOrd + fmt::Display,
-{
-    value
-        .parse()
-        .ok()
-        .filter(|count| *count >= least && *count <= most)
-        .ok_or_else(|| {
-            bad(
-                variable,
-                &format!("{value:?} is not a whole number from {least} to {most}"),
-            )
-        })
-}
-
-/// A hundred years: longer ones overflow what clocks and the database can add up.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Reads a duration such as `500ms` or `2h` for the setting `variable`.
-///
-/// # Errors
-/// A [`ConfigError`] that names the setting.
-pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {
-    let duration = humantime::parse_duration(value.trim()).map_err(|error| {
-        bad(
-            variable,
-            &format!("{value:?} is not a duration such as 500ms or 2h: {error}"),
-        )
-    })?;
-    if duration > LONGEST {
-        return Err(bad(variable, "it is longer than a hundred years"));
-    }
-    Ok(duration)
-}
-
-fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
-    let url = Url::parse(value.trim())
-        .map_err(|error| bad(variable, &format!("it is not a URL: {error}")))?;
-    if !matches!(url.scheme(), "http" | "https") {
-        return Err(bad(
-            variable,
-            &format!(
-                "its scheme is {:?}; http and https are served",
-                url.scheme()
-            ),
-        ));
-    }
-    if url.host().is_none() {
-        return Err(bad(variable, "it has no host"));
-    }
-    if url.as_str().parse::<http::Uri>().is_err() {
-        return Err(bad(variable, "it cannot be sent in an HTTP request"));
-    }
-    Ok(url)
-}
-
-fn unknown(variable: &str) -> ConfigError {
-    if let Some((_, what)) = NOT_YET.iter().find(|(name, _)| *name == variable) {
-        return not_yet(variable, what);
-    }
-    let nearest = SETTINGS
-        .iter()
-        .map(|setting| (edits(variable, setting.variable), setting.variable))
-        .min()
-        .filter(|(edits, _)| *edits <= 3);
-    match nearest {
-        Some((_, name)) => bad(
-            variable,
-            &format!("there is no such setting; {name} is one"),
-        ),
-        None => bad(variable, "there is no such setting"),
-    }
-}
-
-/// Levenshtein's distance.
-fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = corner + usize::from(x != y);
-            corner = row[j + 1];
-            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
-}
-
-fn not_yet(variable: &str, what: &str) -> ConfigError {
-    bad(
-        variable,
-        &format!("this version has no {what} yet; unset it"),
-    )
-}
-
-fn bad(key: &str, reason: &str) -> ConfigError {
-    ConfigError {
-        key: key.to_owned(),
-        reason: reason.to_owned(),
-    }
-}
-
-/// A setting that cannot be used, by its name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {reason}")]
-pub struct ConfigError {
-    key: String,
-    reason: String,
-}
-
-impl ConfigError {
-    /// An error of the setting `key`.
-    pub fn new(key: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self {
-            key: key.into(),
-            reason: reason.into(),
-        }
-    }
-
-    /// The setting's name.
-    pub fn key(&self) -> &str {
-        &self.key
     }
 }
 

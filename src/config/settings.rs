@@ -1,0 +1,185 @@
+//! The table of settings, and the error of one that cannot be used.
+
+/// One setting: its variable, its default as one would write it, and what it does.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The variable of the environment.
+    pub variable: &'static str,
+    /// The default, empty where there is none.
+    pub default: &'static str,
+    /// What it does, in a sentence.
+    pub summary: &'static str,
+}
+
+const fn setting(variable: &'static str, default: &'static str, summary: &'static str) -> Setting {
+    Setting {
+        variable,
+        default,
+        summary,
+    }
+}
+
+/// All settings. Defaults stand here and nowhere else.
+pub const SETTINGS: &[Setting] = &[
+    setting(
+        "DATABASE_URL",
+        "",
+        "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE",
+    ),
+    setting(
+        "OUTBOX_CONFIG",
+        "",
+        "Path of an outbox.toml with settings, destinations and routes",
+    ),
+    setting(
+        "OUTBOX_ENABLED",
+        "true",
+        "false: claim and send nothing; nothing is lost",
+    ),
+    setting(
+        "OUTBOX_TABLE",
+        "outbox",
+        "The outbox to work on: name or schema.name",
+    ),
+    setting(
+        "OUTBOX_URL",
+        "",
+        "The destination of every topic that no route serves",
+    ),
+    setting("OUTBOX_MODE", "binary", "CloudEvents mode of the requests"),
+    setting("OUTBOX_CONCURRENCY", "16", "Threads that send"),
+    setting(
+        "OUTBOX_BATCH",
+        "500",
+        "Messages claimed, and settled, by one statement at most",
+    ),
+    setting(
+        "OUTBOX_POLL_INTERVAL",
+        "500ms",
+        "How long an idle relay waits before it looks again",
+    ),
+    setting(
+        "OUTBOX_LEASE",
+        "60s",
+        "How long a silent relay keeps its messages",
+    ),
+    setting(
+        "OUTBOX_SEND_TIMEOUT",
+        "2500ms",
+        "For one send, from resolving the name to the end of the answer",
+    ),
+    setting(
+        "OUTBOX_MAX_ATTEMPTS",
+        "20",
+        "Failed attempts after which a message is dead",
+    ),
+    setting(
+        "OUTBOX_BACKOFF",
+        "exponential(5s, 1h)",
+        "Delay between attempts: exponential(base, cap) or a table 5s,10s,20s",
+    ),
+    setting(
+        "OUTBOX_SHUTDOWN_TIMEOUT",
+        "30s",
+        "Time for sends under way and the last settles",
+    ),
+    setting(
+        "OUTBOX_SINGLE_ACTIVE",
+        "false",
+        "One relay of an outbox works and the others stand by; not in this version",
+    ),
+    setting(
+        "OUTBOX_RETENTION",
+        "168h",
+        "How long the ledger keeps settled messages",
+    ),
+    setting(
+        "OUTBOX_CLEANER",
+        "true",
+        "false: the ledger is never cleaned",
+    ),
+    setting(
+        "OUTBOX_LEDGER_PAYLOAD",
+        "false",
+        "true: the ledger keeps payloads",
+    ),
+    setting("OUTBOX_LOG_FORMAT", "text", "text or json"),
+];
+
+/// Variables that the design names and this version does not serve: silence would be worse.
+const NOT_YET: &[(&str, &str)] = &[
+    ("OUTBOX_SECRET", "signing"),
+    ("OUTBOX_SECRET_FILE", "signing"),
+    ("OUTBOX_ADMIN_ADDR", "the admin page"),
+];
+
+/// A setting that cannot be used, by its name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {reason}")]
+pub struct ConfigError {
+    key: String,
+    reason: String,
+}
+
+impl ConfigError {
+    /// An error of the setting `key`.
+    pub fn new(key: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            key: key.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// The setting's name.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+}
+
+pub(super) fn unknown(variable: &str) -> ConfigError {
+    if let Some((_, what)) = NOT_YET.iter().find(|(name, _)| *name == variable) {
+        return not_yet(variable, what);
+    }
+    let nearest = SETTINGS
+        .iter()
+        .map(|setting| (edits(variable, setting.variable), setting.variable))
+        .min()
+        .filter(|(edits, _)| *edits <= 3);
+    match nearest {
+        Some((_, name)) => bad(
+            variable,
+            &format!("there is no such setting; {name} is one"),
+        ),
+        None => bad(variable, "there is no such setting"),
+    }
+}
+
+/// Levenshtein's distance.
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = corner + usize::from(x != y);
+            corner = row[j + 1];
+            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+pub(super) fn not_yet(variable: &str, what: &str) -> ConfigError {
+    bad(
+        variable,
+        &format!("this version has no {what} yet; unset it"),
+    )
+}
+
+pub(super) fn bad(key: &str, reason: &str) -> ConfigError {
+    ConfigError {
+        key: key.to_owned(),
+        reason: reason.to_owned(),
+    }
+}

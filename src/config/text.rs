@@ -1,0 +1,140 @@
+//! Values of settings as text: reading them, and showing them without their secrets.
+
+use std::fmt;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use url::Url;
+
+use super::settings::{ConfigError, bad};
+
+pub(super) fn not_empty<'a>(variable: &str, value: &'a str) -> Result<&'a str, ConfigError> {
+    if value.trim().is_empty() {
+        return Err(bad(variable, "it is empty"));
+    }
+    Ok(value)
+}
+
+/// Only what is certainly none is refused; libpq reads the rest.
+pub(super) fn parse_database_url(value: &str) -> Result<&str, ConfigError> {
+    let value = not_empty("DATABASE_URL", value)?;
+    let is_url = ["postgres://", "postgresql://"]
+        .iter()
+        .any(|scheme| value.starts_with(scheme));
+    if is_url || (value.contains('=') && !value.contains("://")) {
+        return Ok(value);
+    }
+    Err(bad(
+        "DATABASE_URL",
+        "it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop",
+    ))
+}
+
+pub(super) fn parse_bool(variable: &str, value: &str) -> Result<bool, ConfigError> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(bad(variable, &format!("{value:?} is not true or false"))),
+    }
+}
+
+pub(super) fn parse_count<T>(
+    variable: &str,
+    value: &str,
+    least: T,
+    most: T,
+) -> Result<T, ConfigError>
+where
+    T: std::str::FromStr + PartialOrd + fmt::Display,
+{
+    value
+        .parse()
+        .ok()
+        .filter(|count| *count >= least && *count <= most)
+        .ok_or_else(|| {
+            bad(
+                variable,
+                &format!("{value:?} is not a whole number from {least} to {most}"),
+            )
+        })
+}
+
+/// A hundred years: longer ones overflow what clocks and the database can add up.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Reads a duration such as `500ms` or `2h` for the setting `variable`.
+///
+/// # Errors
+/// A [`ConfigError`] that names the setting.
+pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {
+    let duration = humantime::parse_duration(value.trim()).map_err(|error| {
+        bad(
+            variable,
+            &format!("{value:?} is not a duration such as 500ms or 2h: {error}"),
+        )
+    })?;
+    if duration > LONGEST {
+        return Err(bad(variable, "it is longer than a hundred years"));
+    }
+    Ok(duration)
+}
+
+pub(super) fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
+    let url = Url::parse(value.trim())
+        .map_err(|error| bad(variable, &format!("it is not a URL: {error}")))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(bad(
+            variable,
+            &format!(
+                "its scheme is {:?}; http and https are served",
+                url.scheme()
+            ),
+        ));
+    }
+    if url.host().is_none() {
+        return Err(bad(variable, "it has no host"));
+    }
+    if url.as_str().parse::<http::Uri>().is_err() {
+        return Err(bad(variable, "it cannot be sent in an HTTP request"));
+    }
+    Ok(url)
+}
+
+/// A duration as one word.
+pub(super) fn written(duration: Duration) -> String {
+    humantime::format_duration(duration)
+        .to_string()
+        .replace(' ', "")
+}
+
+/// A URL without password and query, for people's eyes.
+pub(super) fn shown_url(url: &Url) -> String {
+    let mut shown = url.clone();
+    // Neither can fail: a URL with a user has a host.
+    if shown.password().is_some() {
+        let _ = shown.set_password(Some("***"));
+    } else if !shown.username().is_empty() && matches!(shown.scheme(), "http" | "https") {
+        // A user without a password is a token.
+        let _ = shown.set_username("***");
+    }
+    if shown.query().is_some() {
+        shown.set_query(Some("***"));
+    }
+    shown.to_string()
+}
+
+/// A database URL or key=value string for people's eyes: host and name, nothing else.
+pub(super) fn shown_database(database_url: &SecretString) -> String {
+    let text = database_url.expose_secret();
+    if let Ok(url) = Url::parse(text) {
+        return shown_url(&url);
+    }
+    text.split_whitespace()
+        .filter(|pair| {
+            ["host=", "hostaddr=", "port=", "dbname=", "user="]
+                .iter()
+                .any(|key| pair.starts_with(key))
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
