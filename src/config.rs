@@ -4,28 +4,39 @@
 //! (`OUTBOX_SEND_TIMEOUT` is `--send-timeout`) and a key of `outbox.toml` (`send_timeout`).
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
+mod destination;
+mod secret;
 mod settings;
 mod text;
 
 use std::fmt;
 use std::time::Duration;
 
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
+pub use self::destination::{
+    Breaker, Class, Classes, Destination, Mode, Proxy, Rate, RequestBatch, Roots, Tls, TlsVersion,
+};
+pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{ConfigError, SETTINGS, Setting};
 pub use self::text::parse_duration;
 
 use self::settings::{bad, not_yet, unknown};
 
 use self::text::{
-    not_empty, parse_bool, parse_count, parse_database_url, parse_url, shown_database, shown_url,
-    written,
+    not_empty, parse_bool, parse_count, parse_database_url, parse_source, parse_url, parse_word,
+    read_file, shown_database, shown_url, written,
 };
 
 use crate::backoff::Backoff;
+use crate::message::check_header;
 use crate::name::OutboxName;
 
+/// The name of the destination that `OUTBOX_URL` makes.
+pub(crate) const DEFAULT_DESTINATION: &str = "default";
+/// Threads that send, of all destinations together.
+const MOST_THREADS: usize = 4096;
 /// Time that a settle is expected to take at most, for the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
@@ -39,60 +50,31 @@ pub enum LogFormat {
     Json,
 }
 
-/// A place that messages are sent to.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Destination {
-    /// Its name, as routes and `outbox.destination` use it.
-    pub name: String,
-    /// Where messages are posted.
-    pub url: Url,
-    /// The limit for one send; `None`: [`Config::send_timeout`].
-    pub timeout: Option<Duration>,
-}
-
-impl Destination {
-    /// A destination of this name.
-    ///
-    /// # Errors
-    /// A [`ConfigError`] when `url` is not one of `http` or `https` with a host.
-    pub fn new(name: impl Into<String>, url: &str) -> Result<Self, ConfigError> {
-        let name = name.into();
-        let key = format!("destinations.{name}.url");
-        Ok(Self {
-            url: parse_url(&key, url)?,
-            name,
-            timeout: None,
-        })
-    }
-}
-
-impl fmt::Debug for Destination {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Destination")
-            .field("name", &self.name)
-            .field("url", &shown_url(&self.url))
-            .field("timeout", &self.timeout)
-            .finish()
-    }
-}
-
-/// Which topics go to which destination. `*` stands for any characters: `order.*`, `*`.
+/// Which topics go to which destinations. `*` stands for any characters: `order.*`, `*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Route {
     /// A topic or a pattern.
     pub topic: String,
-    /// A destination's name.
-    pub to: String,
+    /// Names of destinations. With several of them each gets a message of its own, with its own
+    /// attempts and its own row in the ledger.
+    pub to: Vec<String>,
 }
 
 impl Route {
     /// Topics that match `topic` go to the destination `to`.
     pub fn new(topic: impl Into<String>, to: impl Into<String>) -> Self {
+        Self::to_each(topic, [to])
+    }
+
+    /// Topics that match `topic` go to each of these destinations.
+    pub fn to_each<T: Into<String>>(
+        topic: impl Into<String>,
+        to: impl IntoIterator<Item = T>,
+    ) -> Self {
         Self {
             topic: topic.into(),
-            to: to.into(),
+            to: to.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -111,6 +93,22 @@ pub struct Config {
     pub table: OutboxName,
     /// The default destination.
     pub url: Option<Url>,
+    /// What is signed with, the newest first, where a destination has no secrets of its own.
+    pub secrets: Vec<SigningSecret>,
+    /// How requests look.
+    pub mode: Mode,
+    /// `ce-source`; `None`: `diesel-outbox/` and the outbox's name.
+    pub source: Option<String>,
+    /// Whether URLs without TLS are refused.
+    pub https_only: bool,
+    /// Whether destinations may resolve to public addresses only.
+    pub public_only: bool,
+    /// Whose signature under a certificate is trusted.
+    pub tls_roots: Roots,
+    /// The HTTP proxy of all destinations.
+    pub proxy: Proxy,
+    /// Hosts that are reached without the proxy: names, `.suffix`, or networks.
+    pub no_proxy: Vec<String>,
     /// Sender threads.
     pub concurrency: usize,
     /// Messages per claim and per settle, at most.
@@ -150,6 +148,14 @@ impl Default for Config {
             enabled: true,
             table: OutboxName::default(),
             url: None,
+            secrets: Vec::new(),
+            mode: Mode::Binary,
+            source: None,
+            https_only: false,
+            public_only: false,
+            tls_roots: Roots::Bundled,
+            proxy: Proxy::Direct,
+            no_proxy: Vec::new(),
             concurrency: 0,
             batch: 0,
             poll_interval: Duration::ZERO,
@@ -219,11 +225,13 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         }
     }
     let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
-    if is_set("DATABASE_URL") && is_set("DATABASE_URL_FILE") {
-        return Err(bad(
-            "DATABASE_URL_FILE",
-            "DATABASE_URL is set, too: unset one of them",
-        ));
+    for (name, file) in [
+        ("DATABASE_URL", "DATABASE_URL_FILE"),
+        ("OUTBOX_SECRET", "OUTBOX_SECRET_FILE"),
+    ] {
+        if is_set(name) && is_set(file) {
+            return Err(bad(file, &format!("{name} is set, too: unset one of them")));
+        }
     }
     found.sort();
     Ok(found)
@@ -240,17 +248,19 @@ fn is_relevant(variable: &str) -> bool {
 }
 
 impl Config {
-    /// Sets one setting by its variable, or by `DATABASE_URL_FILE` from a file.
+    /// Sets one setting by its variable, or by `DATABASE_URL_FILE` or `OUTBOX_SECRET_FILE` from a
+    /// file.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the variable or the file.
     pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
-        if variable != "DATABASE_URL_FILE" {
-            return self.set(variable, value);
-        }
-        let content = std::fs::read_to_string(value)
-            .map_err(|error| bad(variable, &format!("cannot read {value:?}: {error}")))?;
-        self.set("DATABASE_URL", content.trim_end_matches(['\r', '\n']))
+        let of_file = match variable {
+            "DATABASE_URL_FILE" => "DATABASE_URL",
+            "OUTBOX_SECRET_FILE" => "OUTBOX_SECRET",
+            _ => return self.set(variable, value),
+        };
+        let content = read_file(variable, value)?;
+        self.set(of_file, content.trim_end_matches(['\r', '\n']))
     }
 
     /// Sets one setting by its variable from text.
@@ -278,16 +288,20 @@ impl Config {
                     .map_err(|error| bad(variable, &format!("{error}")))?;
             }
             "OUTBOX_URL" => self.url = Some(parse_url(variable, value)?),
-            "OUTBOX_MODE" => match value {
-                "binary" => {}
-                "structured" => return Err(not_yet(variable, "structured mode")),
-                _ => {
-                    return Err(bad(
-                        variable,
-                        &format!("{value:?} is not binary or structured"),
-                    ));
-                }
-            },
+            "OUTBOX_SECRET" => self.secrets = parse_secrets(variable, value)?,
+            "OUTBOX_MODE" => self.mode = parse_word(variable, value)?,
+            "OUTBOX_SOURCE" => self.source = Some(parse_source(variable, value)?),
+            "OUTBOX_HTTPS_ONLY" => self.https_only = parse_bool(variable, value)?,
+            "OUTBOX_PUBLIC_ONLY" => self.public_only = parse_bool(variable, value)?,
+            "OUTBOX_TLS_ROOTS" => self.tls_roots = parse_word(variable, value)?,
+            "OUTBOX_PROXY" => self.proxy = Proxy::parse(variable, value)?,
+            "OUTBOX_NO_PROXY" => {
+                self.no_proxy = value
+                    .split([',', ' '])
+                    .filter(|host| !host.is_empty())
+                    .map(str::to_ascii_lowercase)
+                    .collect();
+            }
             "OUTBOX_SINGLE_ACTIVE" => {
                 if parse_bool(variable, value)? {
                     return Err(not_yet(variable, "single-active relaying"));
@@ -342,13 +356,7 @@ impl Config {
                 "0 would forget at once what was delivered; to keep it for ever set OUTBOX_CLEANER=false",
             ));
         }
-        let longest_send = self
-            .destinations
-            .iter()
-            .filter_map(|destination| destination.timeout)
-            .chain([self.send_timeout])
-            .max()
-            .unwrap_or(self.send_timeout);
+        let longest_send = self.longest_send();
         if longest_send + SETTLE_TIME >= self.lease / 2 {
             return Err(bad(
                 "OUTBOX_LEASE",
@@ -360,18 +368,80 @@ impl Config {
                 ),
             ));
         }
-        for (index, destination) in self.destinations.iter().enumerate() {
+        self.validate_destinations()?;
+        self.validate_routes()
+    }
+
+    fn validate_destinations(&self) -> Result<(), ConfigError> {
+        let all = self.all_destinations();
+        for (index, destination) in all.iter().enumerate() {
             let name = &destination.name;
-            if self.destinations[..index].iter().any(|d| d.name == *name) {
+            let key = |key: &str| format!("destinations.{name}.{key}");
+            if name == DEFAULT_DESTINATION && self.url.is_some() && index + 1 < all.len() {
+                return Err(bad(
+                    &format!("destinations.{name}"),
+                    "OUTBOX_URL is the destination of this name: unset it, or choose another name",
+                ));
+            }
+            if all[..index].iter().any(|d| d.name == *name) {
                 return Err(bad(&format!("destinations.{name}"), "it is there twice"));
             }
-        }
-        for (index, route) in self.routes.iter().enumerate() {
-            if !self.destinations.iter().any(|d| d.name == route.to) {
+            if destination.https_only.unwrap_or(self.https_only)
+                && destination.url.scheme() != "https"
+            {
+                let key = if name == DEFAULT_DESTINATION {
+                    "OUTBOX_URL".to_owned()
+                } else {
+                    key("url")
+                };
+                return Err(bad(&key, "it has to be https: https_only is set"));
+            }
+            for (header, value) in &destination.headers {
+                check_header(header, value.expose_secret())
+                    .map_err(|reason| bad(&key(&format!("headers.{header}")), reason))?;
+            }
+            if destination.request_batch.size == 0 {
+                return Err(bad(&key("batch_size"), "it has to be 1 or more"));
+            }
+            if destination.tls.client_cert_file.is_some()
+                != destination.tls.client_key_file.is_some()
+            {
                 return Err(bad(
-                    &format!("routes[{index}].to"),
-                    &format!("no destination is called {:?}", route.to),
+                    &key("tls"),
+                    "client_cert_file and client_key_file go together",
                 ));
+            }
+        }
+        let threads: usize = all
+            .iter()
+            .map(|destination| destination.concurrency.unwrap_or(self.concurrency))
+            .fold(0, usize::saturating_add);
+        if threads > MOST_THREADS {
+            return Err(bad(
+                "OUTBOX_CONCURRENCY",
+                &format!(
+                    "{} destinations have {threads} threads together; {MOST_THREADS} are allowed: lower it, or the destinations' own concurrency",
+                    all.len()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_routes(&self) -> Result<(), ConfigError> {
+        for (index, route) in self.routes.iter().enumerate() {
+            let key = format!("routes[{index}].to");
+            if route.to.is_empty() {
+                return Err(bad(&key, "it names no destination"));
+            }
+            for (place, name) in route.to.iter().enumerate() {
+                let is_there = self.all_destinations().iter().any(|d| d.name == *name);
+                if !is_there {
+                    return Err(bad(&key, &format!("no destination is called {name:?}")));
+                }
+                if route.to[..place].contains(name) {
+                    return Err(bad(&key, &format!("it names {name:?} twice")));
+                }
             }
             if self.routes[..index].iter().any(|r| r.topic == route.topic) {
                 return Err(bad(
@@ -381,6 +451,23 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// The named destinations, and last the one of `OUTBOX_URL`, which is called `default`.
+    pub fn all_destinations(&self) -> Vec<Destination> {
+        let default = self
+            .url
+            .as_ref()
+            .map(|url| Destination::at(DEFAULT_DESTINATION.to_owned(), url.clone()));
+        self.destinations.iter().cloned().chain(default).collect()
+    }
+
+    /// The limit of the slowest destination.
+    pub(crate) fn longest_send(&self) -> Duration {
+        self.destinations
+            .iter()
+            .filter_map(|destination| destination.timeout)
+            .fold(self.send_timeout, Duration::max)
     }
 
     /// The database, where one is set.
@@ -399,7 +486,7 @@ impl Config {
     /// The settings in one line, without secrets.
     pub fn summary(&self) -> String {
         format!(
-            "table={} database={} url={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={}",
+            "table={} database={} url={} mode={} secrets={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={}",
             self.table,
             self.database_url
                 .as_ref()
@@ -407,6 +494,8 @@ impl Config {
             self.url
                 .as_ref()
                 .map_or_else(|| "unset".to_owned(), shown_url),
+            self.mode,
+            self.secrets.len(),
             self.destinations.len(),
             self.routes.len(),
             self.concurrency,
@@ -457,6 +546,9 @@ mod tests {
             ("OUTBOX_BACKOFF", "5"),
             ("OUTBOX_LOG_FORMAT", "xml"),
             ("OUTBOX_SECRET", "whsec_x"),
+            ("OUTBOX_MODE", "chunked"),
+            ("OUTBOX_SOURCE", "a b"),
+            ("OUTBOX_PROXY", "proxy:3128"),
             ("OUTBOX_LAESE", "5s"),
         ] {
             let error = Config::default().set(variable, value).expect_err(value);

@@ -5,7 +5,7 @@ mod headers;
 mod http;
 mod resolver;
 mod response;
-mod routes;
+mod target;
 
 use std::time::Duration;
 
@@ -35,6 +35,15 @@ use crate::status::ReasonCode;
 pub trait Dispatcher: Send + Sync + 'static {
     /// Sends one message and says what came of it.
     fn dispatch(&self, message: &Message) -> Outcome;
+
+    /// Sends messages of a destination in batched mode, by one request, and says of each what came
+    /// of it, in their order. A refusal of the whole request that would be the end of its messages
+    /// is not believed: each is then sent by a call of its own.
+    ///
+    /// Defaults to one [`dispatch`](Self::dispatch) after the other.
+    fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
+        messages.iter().map(|one| self.dispatch(one)).collect()
+    }
 }
 
 /// What came of one send.
@@ -44,6 +53,9 @@ pub enum Outcome {
     Delivered(Response),
     /// It failed and may go well another time. After the last attempt the message is dead.
     Retry(Failure),
+    /// Nothing came as far as the receiver, and not for the message's sake: it waits, and no attempt
+    /// is counted.
+    Wait(Failure),
     /// It failed and always will: the message is dead.
     Dead(Failure),
 }
@@ -77,6 +89,18 @@ pub struct Failure {
     pub response: Response,
     /// The receiver asked to wait for as long as this.
     pub retry_after: Option<Duration>,
+    /// What follows for the other messages of the destination.
+    pub pause: Option<Pause>,
+}
+
+/// For how long a destination gets nothing. Its messages wait, at no cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pause {
+    /// This long.
+    For(Duration),
+    /// Until an operator resumes it (`diesel-outbox resume`).
+    UntilResumed,
 }
 
 impl Failure {
@@ -87,6 +111,7 @@ impl Failure {
             error: error.into(),
             response: Response::default(),
             retry_after: None,
+            pause: None,
         }
     }
 }

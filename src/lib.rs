@@ -40,6 +40,7 @@ pub mod config;
 mod error;
 mod message;
 mod name;
+mod routes;
 mod status;
 
 // Floor 1: the database, and the way out.

@@ -74,12 +74,7 @@ impl RelayHandle {
         let mut conn = connect(&database_url, "start", START_TIMEOUT)?;
         inspect::check(&mut conn, &config.table)?;
         let relay_name = format!("{}:{}", host_name(), std::process::id());
-        let longest_send = config
-            .destinations
-            .iter()
-            .filter_map(|destination| destination.timeout)
-            .fold(config.send_timeout, Duration::max);
-        let clock = LeaseClock::new(config.lease, longest_send);
+        let clock = LeaseClock::new(config.lease, config.longest_send());
         let asked = Instant::now();
         let lease_id = lease::register(&mut conn, &config.table, &relay_name, config.lease)
             .map_err(DatabaseError::from)?;

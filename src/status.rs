@@ -115,6 +115,12 @@ reason_codes! {
     UnknownDestination = "UNKNOWN_DESTINATION",
     /// A stored header cannot be sent.
     InvalidHeader = "INVALID_HEADER",
+    /// The payload is larger than its destination takes.
+    PayloadTooLarge = "PAYLOAD_TOO_LARGE",
+    /// The destination's name has only addresses that it must not have.
+    BlockedAddress = "BLOCKED_ADDRESS",
+    /// The HTTP proxy cannot be reached, or refuses.
+    Proxy = "PROXY",
     /// The destination's URL cannot be used.
     InvalidUrl = "INVALID_URL",
     /// The message's time was over before it was sent.

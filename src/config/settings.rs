@@ -47,8 +47,51 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "The destination of every topic that no route serves",
     ),
-    setting("OUTBOX_MODE", "binary", "CloudEvents mode of the requests"),
-    setting("OUTBOX_CONCURRENCY", "16", "Threads that send"),
+    setting(
+        "OUTBOX_SECRET",
+        "",
+        "Signs requests: whsec_…, or several, the newest first; or OUTBOX_SECRET_FILE",
+    ),
+    setting(
+        "OUTBOX_MODE",
+        "binary",
+        "How requests look (CloudEvents): binary, structured or batched",
+    ),
+    setting(
+        "OUTBOX_SOURCE",
+        "",
+        "ce-source of all messages; unset: diesel-outbox/ and the outbox's name",
+    ),
+    setting(
+        "OUTBOX_HTTPS_ONLY",
+        "false",
+        "true: destinations without TLS are refused",
+    ),
+    setting(
+        "OUTBOX_PUBLIC_ONLY",
+        "false",
+        "true: destinations may resolve to public addresses only, unless marked internal",
+    ),
+    setting(
+        "OUTBOX_TLS_ROOTS",
+        "bundled",
+        "Trusted certificates: bundled (Mozilla's), system, or the path of a PEM file",
+    ),
+    setting(
+        "OUTBOX_PROXY",
+        "direct",
+        "HTTP proxy of all destinations: a URL, or direct; never taken from elsewhere",
+    ),
+    setting(
+        "OUTBOX_NO_PROXY",
+        "",
+        "Hosts that are reached without the proxy: names, .suffix or networks, with commas",
+    ),
+    setting(
+        "OUTBOX_CONCURRENCY",
+        "16",
+        "Threads that send to a destination; each has its own",
+    ),
     setting(
         "OUTBOX_BATCH",
         "500",
@@ -108,11 +151,7 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 /// Variables that the design names and this version does not serve: silence would be worse.
-const NOT_YET: &[(&str, &str)] = &[
-    ("OUTBOX_SECRET", "signing"),
-    ("OUTBOX_SECRET_FILE", "signing"),
-    ("OUTBOX_ADMIN_ADDR", "the admin page"),
-];
+const NOT_YET: &[(&str, &str)] = &[("OUTBOX_ADMIN_ADDR", "the admin page")];
 
 /// A setting that cannot be used, by its name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -134,6 +173,11 @@ impl ConfigError {
     /// The setting's name.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// What is wrong with it.
+    pub fn reason(&self) -> &str {
+        &self.reason
     }
 }
 

@@ -38,6 +38,34 @@ pub(super) fn parse_bool(variable: &str, value: &str) -> Result<bool, ConfigErro
     }
 }
 
+/// A value of one of the small languages of settings.
+pub(super) fn parse_word<T>(variable: &str, value: &str) -> Result<T, ConfigError>
+where
+    T: std::str::FromStr<Err = String>,
+{
+    value
+        .parse()
+        .map_err(|reason: String| bad(variable, &reason))
+}
+
+/// A reference as CloudEvents wants for `source`, restricted to what a header can hold as it is.
+pub(super) fn parse_source(variable: &str, value: &str) -> Result<String, ConfigError> {
+    let is_plain = |b: u8| matches!(b, b'!'..=b'~') && !matches!(b, b'"' | b'<' | b'>' | b'\\');
+    if value.is_empty() || !value.bytes().all(is_plain) {
+        return Err(bad(
+            variable,
+            &format!("{value:?} is no URI reference such as https://shop.example/orders or /shop"),
+        ));
+    }
+    Ok(value.to_owned())
+}
+
+/// The content of a file that a setting names.
+pub(super) fn read_file(variable: &str, path: &str) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|error| bad(variable, &format!("cannot read {path:?}: {error}")))
+}
+
 pub(super) fn parse_count<T>(
     variable: &str,
     value: &str,

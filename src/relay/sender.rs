@@ -30,7 +30,7 @@ pub(crate) fn run(shared: &Shared, jobs: &Receiver<Job>, outcomes: &Sender<Settl
             match dispatch(shared, &message) {
                 Outcome::Delivered(response) => Verdict::Delivered(response),
                 Outcome::Dead(failure) => Verdict::Dead(failure, 1),
-                Outcome::Retry(failure) => {
+                Outcome::Wait(failure) | Outcome::Retry(failure) => {
                     Verdict::of_failure(failure, message.attempts, &shared.config)
                 }
             }

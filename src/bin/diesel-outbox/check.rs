@@ -82,7 +82,7 @@ fn routes(config: &Config) -> Finding {
     let mut lines: Vec<String> = config
         .routes
         .iter()
-        .map(|route| format!("{} -> {}", route.topic, route.to))
+        .map(|route| format!("{} -> {}", route.topic, route.to.join(" and ")))
         .collect();
     if config.url.is_some() {
         lines.push("every other topic -> OUTBOX_URL".to_owned());
@@ -121,19 +121,15 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         format!("outbox {} has all that this version uses", config.table),
     ));
     match admin::topics(&mut conn, &config.table) {
-        Ok(topics) => {
-            findings.extend(
-                topics
-                    .iter()
-                    .map(|topic| match dispatcher.destination_of(topic) {
-                        Some(destination) => good("topic", format!("{topic} -> {destination}")),
-                        None => bad(
-                            "topic",
-                            format!("{topic} waits and nothing serves it (NO_ROUTE)"),
-                        ),
-                    }),
-            )
-        }
+        Ok(topics) => findings.extend(topics.iter().map(|topic| {
+            match dispatcher.destinations_of(topic).as_slice() {
+                found @ [_, ..] => good("topic", format!("{topic} -> {}", found.join(" and "))),
+                [] => bad(
+                    "topic",
+                    format!("{topic} waits and nothing serves it (NO_ROUTE)"),
+                ),
+            }
+        })),
         Err(error) => findings.push(bad("topics", error.to_string())),
     }
     findings

@@ -1,0 +1,435 @@
+//! Where messages are sent, and all that can be said about one such place.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use secrecy::SecretString;
+use url::Url;
+
+use super::secret::SigningSecret;
+use super::settings::{ConfigError, bad};
+use super::text::{parse_url, shown_url};
+use crate::backoff::Backoff;
+
+/// A place that messages are sent to.
+///
+/// What is `None` is as the setting of the same name says.
+///
+/// ```
+/// use diesel_outbox::{Destination, config::Mode};
+/// use std::time::Duration;
+///
+/// let mut billing = Destination::new("billing", "https://billing.example/events")?;
+/// billing.mode = Some(Mode::Structured);
+/// billing.secrets = vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwDWMPr4sFQxs=".parse()?];
+/// billing.timeout = Some(Duration::from_secs(5));
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Destination {
+    /// Its name, as routes and `outbox.destination` use it.
+    pub name: String,
+    /// Where messages are posted.
+    pub url: Url,
+    /// How requests look.
+    pub mode: Option<Mode>,
+    /// How many messages one request of batched mode takes, and how long it waits for them.
+    pub request_batch: RequestBatch,
+    /// What requests are signed with, the newest first. Empty: `OUTBOX_SECRET`.
+    pub secrets: Vec<SigningSecret>,
+    /// Headers of every request. Messages cannot replace them. Their values are not shown.
+    pub headers: Vec<(String, SecretString)>,
+    /// The limit for one send.
+    pub timeout: Option<Duration>,
+    /// Threads that send to it.
+    pub concurrency: Option<usize>,
+    /// How many requests it gets in a second; `None`: as many as it takes.
+    pub rate: Option<Rate>,
+    /// Failed attempts after which a message is dead.
+    pub max_attempts: Option<u32>,
+    /// The delay between attempts.
+    pub backoff: Option<Backoff>,
+    /// The longest wait that its `Retry-After` can ask for.
+    pub retry_after_cap: Duration,
+    /// When it is left alone because it fails; `None`: never.
+    pub breaker: Option<Breaker>,
+    /// What its 4xx answers mean for a message.
+    pub classes: Classes,
+    /// Bytes that a payload for it may have; a larger one is dead. `None`: what the table takes.
+    pub max_payload_bytes: Option<usize>,
+    /// `true`: its name may resolve to any address. `false`: to public ones only.
+    pub internal: Option<bool>,
+    /// Networks that its name may resolve to beside the public ones. With these, others are refused.
+    pub allow: Vec<IpNet>,
+    /// Whether a URL without TLS is refused.
+    pub https_only: Option<bool>,
+    /// How TLS is spoken.
+    pub tls: Tls,
+    /// Whether an HTTP proxy stands between.
+    pub proxy: Option<Proxy>,
+}
+
+/// The longest wait that `Retry-After` can ask for, where a destination says nothing else.
+const RETRY_AFTER_CAP: Duration = Duration::from_secs(3600);
+
+impl Destination {
+    /// A destination of this name, with default settings.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when `url` is not one of `http` or `https` with a host.
+    pub fn new(name: impl Into<String>, url: &str) -> Result<Self, ConfigError> {
+        let name = name.into();
+        let url = parse_url(&format!("destinations.{name}.url"), url)?;
+        Ok(Self::at(name, url))
+    }
+
+    pub(super) fn at(name: String, url: Url) -> Self {
+        Self {
+            name,
+            url,
+            mode: None,
+            request_batch: RequestBatch::default(),
+            secrets: Vec::new(),
+            headers: Vec::new(),
+            timeout: None,
+            concurrency: None,
+            rate: None,
+            max_attempts: None,
+            backoff: None,
+            retry_after_cap: RETRY_AFTER_CAP,
+            breaker: Some(Breaker::default()),
+            classes: Classes::default(),
+            max_payload_bytes: None,
+            internal: None,
+            allow: Vec::new(),
+            https_only: None,
+            tls: Tls::default(),
+            proxy: None,
+        }
+    }
+}
+
+impl fmt::Debug for Destination {
+    /// Without passwords, secrets and values of headers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("Destination")
+            .field("name", &self.name)
+            .field("url", &shown_url(&self.url))
+            .field("mode", &self.mode)
+            .field("secrets", &self.secrets.len())
+            .field("headers", &headers)
+            .field("timeout", &self.timeout)
+            .field("concurrency", &self.concurrency)
+            .field("rate", &self.rate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a message becomes a request: the modes of CloudEvents over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// The payload is the body, everything else is in headers.
+    #[default]
+    Binary,
+    /// One JSON document with everything. What to choose when signing: headers are not signed.
+    Structured,
+    /// A JSON array of such documents: one request for many messages.
+    Batched,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Binary => "binary",
+            Self::Structured => "structured",
+            Self::Batched => "batched",
+        })
+    }
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "binary" => Ok(Self::Binary),
+            "structured" => Ok(Self::Structured),
+            "batched" => Ok(Self::Batched),
+            _ => Err(format!("{word:?} is not binary, structured or batched")),
+        }
+    }
+}
+
+/// The limits of a request in batched mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestBatch {
+    /// Messages in one request, at most. Defaults to 50.
+    pub size: usize,
+    /// How long a request waits for more messages. Defaults to 5 ms.
+    pub linger: Duration,
+}
+
+impl Default for RequestBatch {
+    fn default() -> Self {
+        Self {
+            size: 50,
+            linger: Duration::from_millis(5),
+        }
+    }
+}
+
+/// A token bucket: so many requests a second on average, and so many at once after a silence.
+///
+/// Counted by each relay for itself: two relays send twice as much.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Rate {
+    /// Requests a second.
+    pub per_second: f64,
+    /// Requests at once after a silence.
+    pub burst: u32,
+}
+
+impl Rate {
+    /// So many requests a second, and a tenth of that, but at least one, at once.
+    ///
+    /// # Panics
+    /// When `per_second` is not a number above zero and below a million.
+    pub fn per_second(per_second: f64) -> Self {
+        assert!(
+            per_second > 0.0 && per_second < 1e6,
+            "a rate is above zero and below a million"
+        );
+        let tenth = (per_second / 10.0).ceil();
+        Self {
+            per_second,
+            // In range: checked above.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            burst: tenth as u32,
+        }
+    }
+}
+
+/// A circuit breaker: a destination that fails is left alone for a time, then tried with a single
+/// message, and so on with growing times until one is delivered. (Michael Nygard, "Release It!".)
+///
+/// Failures are: no connection, no name, TLS, timeouts, 5xx and whatever else says nothing about
+/// the single message.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Breaker {
+    /// The share of failures that opens it. Defaults to 0.5.
+    pub failure_ratio: f64,
+    /// Sends in the window, without which nothing is decided. Defaults to 50.
+    pub min_sends: u32,
+    /// How far back sends count. Defaults to 30 s.
+    pub window: Duration,
+    /// How long it is open the first time. Doubled each time in a row. Defaults to 1 s.
+    pub open: Duration,
+    /// The longest time. Defaults to 5 min.
+    pub open_cap: Duration,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self {
+            failure_ratio: 0.5,
+            min_sends: 50,
+            window: Duration::from_secs(30),
+            open: Duration::from_secs(1),
+            open_cap: Duration::from_secs(300),
+        }
+    }
+}
+
+/// What an answer of the class 4xx means for a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Class {
+    /// It is tried again, until its attempts are used up.
+    Retry,
+    /// It is dead at once.
+    Dead,
+    /// It is kept, and the destination is paused until an operator resumes it.
+    Pause,
+}
+
+impl std::str::FromStr for Class {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "retry" => Ok(Self::Retry),
+            "dead" => Ok(Self::Dead),
+            "pause" => Ok(Self::Pause),
+            _ => Err(format!("{word:?} is not retry, dead or pause")),
+        }
+    }
+}
+
+/// What each status of 4xx means. By default 400, 413, 415 and 422 are dead, 410 pauses, and the
+/// others are tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Classes {
+    by_status: BTreeMap<u16, Class>,
+}
+
+impl Default for Classes {
+    fn default() -> Self {
+        let dead = [400, 413, 415, 422].map(|status| (status, Class::Dead));
+        let mut by_status = BTreeMap::from(dead);
+        by_status.insert(410, Class::Pause);
+        Self { by_status }
+    }
+}
+
+impl Classes {
+    /// The class of a status.
+    pub fn of(&self, status: u16) -> Class {
+        self.by_status.get(&status).copied().unwrap_or(Class::Retry)
+    }
+
+    /// Sets the class of a status.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when it is none of 400 to 499.
+    pub fn set(&mut self, status: u16, class: Class) -> Result<(), ConfigError> {
+        if !(400..=499).contains(&status) {
+            return Err(bad(
+                "classes",
+                &format!("{status} is not one of 400 to 499: only these can be chosen"),
+            ));
+        }
+        self.by_status.insert(status, class);
+        Ok(())
+    }
+}
+
+/// How TLS is spoken with a destination.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tls {
+    /// Whose signature under a certificate is trusted. `None`: as `OUTBOX_TLS_ROOTS` says.
+    pub roots: Option<Roots>,
+    /// A PEM file with the certificate that this relay shows, and its chain (mTLS).
+    pub client_cert_file: Option<PathBuf>,
+    /// A PEM file with the key of that certificate.
+    pub client_key_file: Option<PathBuf>,
+    /// The oldest version that is spoken.
+    pub min_version: TlsVersion,
+}
+
+/// Whose signature under a certificate is trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Roots {
+    /// Mozilla's list, compiled in.
+    #[default]
+    Bundled,
+    /// The system's list.
+    System,
+    /// The certificates in a PEM file, and no others.
+    File(PathBuf),
+}
+
+impl std::str::FromStr for Roots {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "bundled" => Ok(Self::Bundled),
+            "system" => Ok(Self::System),
+            "" => Err("it is empty".to_owned()),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+/// A version of TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum TlsVersion {
+    /// 1.2, and 1.3 where the other side speaks it.
+    #[default]
+    V1_2,
+    /// 1.3 only.
+    V1_3,
+}
+
+impl std::str::FromStr for TlsVersion {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "1.2" => Ok(Self::V1_2),
+            "1.3" => Ok(Self::V1_3),
+            _ => Err(format!("{word:?} is not 1.2 or 1.3")),
+        }
+    }
+}
+
+/// Whether an HTTP proxy stands between. None is ever taken from the environment.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Proxy {
+    /// None does.
+    Direct,
+    /// This one.
+    Via(Url),
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("direct"),
+            Self::Via(url) => f.write_str(&shown_url(url)),
+        }
+    }
+}
+
+impl Proxy {
+    /// Reads `direct` or the URL of a proxy, for the setting `key`.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names `key`.
+    pub fn parse(key: &str, value: &str) -> Result<Self, ConfigError> {
+        if value == "direct" {
+            return Ok(Self::Direct);
+        }
+        parse_url(key, value).map(Self::Via)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let mut destination =
+            Destination::new("a", "https://u:hunter2@example.com/?token=hunter2").expect("a URL");
+        destination.headers = vec![("authorization".to_owned(), "hunter2".into())];
+        destination.proxy = Some(Proxy::parse("proxy", "http://u:hunter2@p:1").expect("a URL"));
+        let shown = format!("{destination:?} {:?}", destination.proxy);
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(shown.contains("authorization"), "{shown}");
+    }
+
+    #[test]
+    fn only_4xx_answers_can_be_classed() {
+        let mut classes = Classes::default();
+        assert_eq!(classes.of(400), Class::Dead);
+        assert_eq!(classes.of(404), Class::Retry);
+        assert_eq!(classes.of(410), Class::Pause);
+        classes.set(404, Class::Dead).expect("a 4xx");
+        assert_eq!(classes.of(404), Class::Dead);
+        assert!(classes.set(500, Class::Dead).is_err());
+    }
+}

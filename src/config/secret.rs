@@ -1,0 +1,116 @@
+//! Signing secrets of Standard Webhooks.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use secrecy::{ExposeSecret, SecretSlice};
+
+use super::settings::{ConfigError, bad};
+
+/// Secrets have this many bytes, says Standard Webhooks.
+const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
+const PREFIX: &str = "whsec_";
+/// Padding may be there or not.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// What requests to a destination are signed with: `whsec_` and the base64 of 24 to 64 bytes.
+///
+/// `openssl rand -base64 32` makes one.
+#[derive(Clone)]
+pub struct SigningSecret {
+    key: SecretSlice<u8>,
+}
+
+impl SigningSecret {
+    /// The bytes of the key.
+    pub(crate) fn key(&self) -> &[u8] {
+        self.key.expose_secret()
+    }
+}
+
+impl FromStr for SigningSecret {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let encoded = text.strip_prefix(PREFIX).ok_or_else(|| {
+            bad(
+                "secret",
+                "it does not begin with whsec_ (whsec_ and the base64 of 24 to 64 random bytes)",
+            )
+        })?;
+        // The decoder's own error would show a part of it.
+        let key = BASE64
+            .decode(encoded)
+            .map_err(|_| bad("secret", "what follows whsec_ is not base64"))?;
+        if !BYTES.contains(&key.len()) {
+            let count = key.len();
+            return Err(bad(
+                "secret",
+                &format!("it has {count} bytes; 24 to 64 are needed"),
+            ));
+        }
+        Ok(Self { key: key.into() })
+    }
+}
+
+impl fmt::Debug for SigningSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SigningSecret(***)")
+    }
+}
+
+/// Reads secrets, the newest first, with white space or commas between them, for the setting `key`.
+///
+/// # Errors
+/// A [`ConfigError`] that names `key`, and never shows a part of a secret.
+pub fn parse_secrets(key: &str, text: &str) -> Result<Vec<SigningSecret>, ConfigError> {
+    let secrets = text
+        .split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|word| !word.is_empty())
+        .enumerate()
+        .map(|(index, word)| {
+            word.parse().map_err(|error: ConfigError| {
+                bad(key, &format!("secret {}: {}", index + 1, error.reason()))
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    if secrets.is_empty() {
+        return Err(bad(key, "it is empty"));
+    }
+    Ok(secrets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_read_in_their_order() {
+        let text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw,\n whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE";
+        let secrets = parse_secrets("OUTBOX_SECRET", text).expect("two");
+        assert_eq!(secrets[0].key().len(), 24);
+        assert_eq!(secrets[1].key(), [b'A'; 32]);
+    }
+
+    #[test]
+    fn a_bad_secret_is_refused_and_not_shown() {
+        for text in [
+            "",
+            "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+            "whsec_c2hvcnQ=",
+            "whsec_!!!!!!!!",
+            "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_x",
+        ] {
+            let error = parse_secrets("OUTBOX_SECRET", text).expect_err(text);
+            assert_eq!(error.key(), "OUTBOX_SECRET");
+            assert!(!error.to_string().contains("MfKQ"), "{error}");
+            assert!(!error.to_string().contains("c2hv"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Which message goes to which destinations.
+
+use std::collections::HashMap;
+
+use crate::config::{Config, DEFAULT_DESTINATION};
+
+/// Patterns and what they lead to, the most particular first: an exact topic, then the longest
+/// text before the first `*`, then the longest pattern.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    patterns: Vec<(String, Vec<usize>)>,
+    by_name: HashMap<String, usize>,
+}
+
+/// Where a message goes. Destinations are numbered as in [`Config::all_destinations`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way<'a> {
+    /// To one destination.
+    To(usize),
+    /// To each of these, as a message of its own.
+    Split(&'a [usize]),
+    /// No route serves its topic.
+    NoRoute,
+    /// It names a destination that is not there.
+    UnknownDestination,
+}
+
+impl Routes {
+    /// The routes of settings that are valid.
+    pub(crate) fn new(config: &Config) -> Self {
+        let by_name: HashMap<String, usize> = config
+            .all_destinations()
+            .into_iter()
+            .enumerate()
+            .map(|(number, destination)| (destination.name, number))
+            .collect();
+        let mut patterns: Vec<(String, Vec<usize>)> = config
+            .routes
+            .iter()
+            .map(|route| {
+                let numbers = route.to.iter().filter_map(|name| by_name.get(name));
+                (route.topic.clone(), numbers.copied().collect())
+            })
+            .collect();
+        if config.url.is_some()
+            && !config.routes.iter().any(|route| route.topic == "*")
+            && let Some(default) = by_name.get(DEFAULT_DESTINATION)
+        {
+            patterns.push(("*".to_owned(), vec![*default]));
+        }
+        patterns.sort_by_key(|(pattern, _)| {
+            let prefix = pattern.split('*').next().unwrap_or_default().len();
+            let particularity = (!pattern.contains('*'), prefix, pattern.len());
+            std::cmp::Reverse(particularity)
+        });
+        Self { patterns, by_name }
+    }
+
+    /// The way of a message of this topic, to the destination that it names or, if that is empty,
+    /// as the most particular pattern says.
+    pub(crate) fn find(&self, topic: &str, destination: &str) -> Way<'_> {
+        if !destination.is_empty() {
+            return self
+                .by_name
+                .get(destination)
+                .map_or(Way::UnknownDestination, |number| Way::To(*number));
+        }
+        let found = self
+            .patterns
+            .iter()
+            .find(|(pattern, _)| matches(pattern, topic));
+        match found.map(|(_, to)| to.as_slice()) {
+            Some([number]) => Way::To(*number),
+            Some([]) | None => Way::NoRoute,
+            Some(numbers) => Way::Split(numbers),
+        }
+    }
+}
+
+/// `*` stands for any characters, or none.
+fn matches(pattern: &str, topic: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == topic;
+    };
+    let Some(mut left) = topic.strip_prefix(first) else {
+        return false;
+    };
+    let mut middle: Vec<&str> = rest.split('*').collect();
+    let last = middle.pop().unwrap_or_default();
+    // The leftmost place of each middle part leaves the most for the ones after it.
+    for part in middle {
+        match left.find(part) {
+            Some(at) => left = &left[at + part.len()..],
+            None => return false,
+        }
+    }
+    left.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::*;
+    use crate::config::{Destination, Route};
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, topic, expected) in [
+            ("order.*", "order.paid", true),
+            ("order.*", "order.", true),
+            ("order.*", "order", false),
+            ("*", "anything", true),
+            ("*.paid", "order.paid", true),
+            ("*.paid", "order.paid.twice", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c", false),
+            ("a*a", "a", false),
+            ("order.paid", "order.paid", true),
+            ("order.paid", "order.paid2", false),
+        ] {
+            assert_eq!(matches(pattern, topic), expected, "{pattern} {topic}");
+        }
+    }
+
+    #[test]
+    fn the_most_particular_pattern_wins() {
+        let mut config = Config::default();
+        let patterns = ["*", "order.*", "order.paid", "order.p*", "*.paid"];
+        for (number, pattern) in patterns.into_iter().enumerate() {
+            let name = format!("d{number}");
+            config
+                .destinations
+                .push(Destination::new(&name, "http://a").expect("a URL"));
+            config.routes.push(Route::new(pattern, name));
+        }
+        let routes = Routes::new(&config);
+        for (topic, expected) in [
+            ("order.paid", 2),
+            ("order.placed", 3),
+            ("order.shipped", 1),
+            ("invoice.paid", 4),
+            ("invoice.sent", 0),
+        ] {
+            assert_eq!(routes.find(topic, ""), Way::To(expected), "{topic}");
+        }
+        assert_eq!(routes.find("order.paid", "d0"), Way::To(0));
+        assert_eq!(routes.find("order.paid", "d9"), Way::UnknownDestination);
+    }
+
+    #[test]
+    fn a_route_to_several_destinations_splits() {
+        let mut config = Config::default();
+        for name in ["a", "b"] {
+            config
+                .destinations
+                .push(Destination::new(name, "http://a").expect("a URL"));
+        }
+        config.routes.push(Route::to_each("order.*", ["b", "a"]));
+        let routes = Routes::new(&config);
+        assert_eq!(routes.find("order.paid", ""), Way::Split(&[1, 0]));
+        assert_eq!(routes.find("invoice.paid", ""), Way::NoRoute);
+        config.url = Some("http://c".parse().expect("a URL"));
+        assert_eq!(
+            Routes::new(&config).find("invoice.paid", ""),
+            Way::To(2),
+            "OUTBOX_URL serves the rest"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_pattern_and_topic_have_an_answer(pattern in ".{0,40}", topic in ".{0,40}") {
+            matches(&pattern, &topic);
+        }
+
+        #[test]
+        fn a_pattern_made_from_a_topic_matches_it(topic in "[a-c.ä]{1,12}", cuts in proptest::collection::vec(0_usize..12, 1..4)) {
+            let mut pattern: Vec<char> = topic.chars().collect();
+            for cut in cuts {
+                let at = cut % pattern.len();
+                pattern[at] = '*';
+            }
+            let pattern: String = pattern.into_iter().collect();
+            prop_assert!(matches(&pattern, &topic), "{} {}", pattern, topic);
+        }
+    }
+}
