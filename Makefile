@@ -19,6 +19,7 @@ demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
 	scripts/with-postgres $(CARGO) run --quiet --features $(FEATURES) -- demo $(ARGS)
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
+	scripts/install-receivers
 	$(CARGO) test --no-run --features $(FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(FEATURES) $(ARGS)
 	scripts/with-postgres $(CARGO) run --quiet --example quickstart

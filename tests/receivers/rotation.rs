@@ -1,0 +1,89 @@
+//! Changing the secret while messages flow, in the order that README tells.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+
+use crate::example::{Example, Library, NEW_SECRET, OLD_SECRET, running, stop};
+use crate::support::{Database, eventually};
+use crate::with_each_library;
+
+with_each_library! {
+    a_rotation_fails_no_verification,
+}
+
+/// Messages that are delivered with each of the settings.
+const PER_STEP: usize = 30;
+/// Messages that wait at most, so that each setting meets messages of the one before.
+const BACKLOG: i64 = 20;
+
+fn a_rotation_fails_no_verification(library: Library) {
+    let both = format!("{NEW_SECRET},{OLD_SECRET}");
+    let database = Database::new();
+    let mut receiver = Example::start(library, OLD_SECRET);
+    let url = receiver.url();
+    let start = |secrets: &str| running(&database, &url, "structured", secrets);
+    let is_over = AtomicBool::new(false);
+
+    let enqueued = std::thread::scope(|scope| {
+        let enqueuer = scope.spawn(|| enqueue_until(&database, &is_over));
+        let _over = OnDrop(&is_over);
+
+        let relay = start(OLD_SECRET);
+        flow(&database);
+        // The relay first: it signs with both, and receivers know the old one.
+        stop(relay);
+        let relay = start(&both);
+        flow(&database);
+        receiver.restart(&both);
+        flow(&database);
+        // Now every receiver knows the new one.
+        receiver.restart(NEW_SECRET);
+        flow(&database);
+        stop(relay);
+        let _relay = start(NEW_SECRET);
+        flow(&database);
+
+        is_over.store(true, Ordering::Release);
+        let enqueued = enqueuer.join().expect("it enqueues");
+        eventually("all are delivered", || {
+            database.count("delivered") == enqueued
+        });
+        enqueued
+    });
+
+    assert_eq!(receiver.refusals(401), 0, "{}", receiver.errors());
+    let stored = receiver.stored();
+    assert_eq!(stored.len() as i64, enqueued, "none is lost");
+    assert!(stored.values().all(|times| *times == 1), "none twice");
+}
+
+/// Keeps a few messages waiting. Returns how many it has enqueued.
+fn enqueue_until(database: &Database, is_over: &AtomicBool) -> i64 {
+    let mut enqueued = 0;
+    while !is_over.load(Ordering::Acquire) {
+        eventually("there is room for another", || {
+            is_over.load(Ordering::Acquire) || database.number("SELECT count(*) FROM {o}") < BACKLOG
+        });
+        database.enqueue("order.paid", json!({ "n": enqueued }));
+        enqueued += 1;
+    }
+    enqueued
+}
+
+/// Waits until messages that were not there yet are delivered.
+fn flow(database: &Database) {
+    let before = database.count("delivered");
+    eventually("messages flow", || {
+        database.count("delivered") >= before + PER_STEP as i64
+    });
+}
+
+/// Ends the enqueuing also where the test fails, or the scope would wait for ever.
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
