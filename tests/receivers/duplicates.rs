@@ -16,7 +16,6 @@ with_each_library! {
 const MESSAGES: usize = 20;
 
 fn a_message_whose_answer_was_lost_is_handled_once(library: Library) {
-    // One sender: each answer comes alone.
     let lost = lose_the_first_answers(library, "binary", 3);
     assert_eq!(lost.len(), 3, "one message for each lost answer: {lost:?}");
 }

@@ -15,7 +15,7 @@ with_each_library! {
     a_source_of_ones_own_arrives,
 }
 
-const TOPIC: &str = "Bestellung.bezahlt: 100 % in 東京";
+const TOPIC: &str = "Bestellung.bezahlt:100%:東京";
 const KEY: &str = "Kunde \"Müller\"/€";
 /// The value of an extension, and how it stands in a header.
 const REGION: &str = "北海道 (Süd)";

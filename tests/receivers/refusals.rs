@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::example::{Example, Library, NEW_SECRET, OLD_SECRET, relay, run, running, stop};
-use crate::support::{Database, eventually, finish};
+use crate::support::{Database, Running, eventually, finish};
 use crate::with_each_library;
 
 with_each_library! {
@@ -25,10 +25,10 @@ fn a_wrong_secret_is_refused_and_the_message_waits_for_the_right_one(library: Li
         });
         assert!(receiver.refusals(401) > 0);
         assert_eq!(
-            database.number("SELECT count(*) FROM {o} WHERE last_error_code LIKE '%401'"),
+            database.number("SELECT count(*) FROM {o} WHERE last_error LIKE '%401%'"),
             3,
             "the reason is kept: {:?}",
-            database.text("SELECT last_error_code FROM {o} LIMIT 1")
+            database.text("SELECT last_error FROM {o} LIMIT 1")
         );
         assert!(receiver.stored().is_empty(), "nothing of it was handled");
         receiver.restart(OLD_SECRET);
@@ -44,7 +44,7 @@ fn a_request_without_a_signature_is_refused(library: Library) {
     database.enqueue("order.paid", json!({}));
     let mut unsigned = relay(&database, "run", &receiver.url(), "binary", OLD_SECRET);
     unsigned.env_remove("OUTBOX_SECRET");
-    let relay = crate::support::Running::start(unsigned);
+    let relay = Running::start(unsigned);
     eventually("it was refused", || receiver.refusals(401) > 0);
     stop(relay);
     assert!(receiver.stored().is_empty());
