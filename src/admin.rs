@@ -7,7 +7,7 @@ use secrecy::SecretString;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::{claim, connection, dead, inspect, migrate as migrations};
+use crate::store::{claim, connection, dead, inspect, migrate as migrations, pause};
 
 pub use crate::store::dead::{DeadFilter, DeadLetter};
 pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
@@ -177,12 +177,118 @@ pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, Data
     Ok(u64::try_from(inspect::count_due(conn, name)?).unwrap_or(0))
 }
 
+/// A topic that has live messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LiveTopic {
+    /// The topic.
+    pub topic: String,
+    /// The destination that they name; empty where they name none.
+    pub destination: String,
+}
+
 /// The topics of live messages.
 ///
 /// # Errors
 /// A [`DatabaseError`].
-pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>, DatabaseError> {
-    Ok(claim::topics(conn, name)?)
+pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopic>, DatabaseError> {
+    let topics = claim::topics(conn, name)?;
+    Ok(topics
+        .into_iter()
+        .map(|topic| LiveTopic {
+            topic: topic.topic,
+            destination: topic.destination,
+        })
+        .collect())
+}
+
+/// What can be paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pausable {
+    /// A destination, by its name; `default` is the one of `OUTBOX_URL`.
+    Destination,
+    /// A topic, as it is written in messages.
+    Topic,
+}
+
+impl Pausable {
+    /// The name in the table and in output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Destination => "destination",
+            Self::Topic => "topic",
+        }
+    }
+}
+
+/// A destination or a topic whose messages wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pause {
+    /// `destination` or `topic`.
+    pub kind: String,
+    /// Which one.
+    pub name: String,
+    /// Why: a reason code of the relay's, `BREAKER_OPEN`, or an operator's words.
+    pub reason: String,
+    /// For how long; zero: a single message is tried just now; `None`: until it is resumed.
+    pub left: Option<Duration>,
+}
+
+/// What is paused now: by an operator, by a receiver's wish or by a circuit breaker.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, DatabaseError> {
+    let is_on =
+        |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
+    Ok(pause::all(conn, name)?
+        .into_iter()
+        .filter(is_on)
+        .map(|row| Pause {
+            kind: row.kind,
+            name: row.name,
+            reason: row.reason,
+            left: row.left,
+        })
+        .collect())
+}
+
+/// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait at no cost.
+/// Relays learn of it within a second; what they have claimed of a topic is still sent.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn pause(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    kind: Pausable,
+    which: &str,
+    reason: &str,
+    duration: Option<Duration>,
+) -> Result<(), DatabaseError> {
+    Ok(pause::pause(
+        conn,
+        name,
+        kind.as_str(),
+        which,
+        reason,
+        duration,
+        0,
+    )?)
+}
+
+/// Ends a pause, whatever its reason. `false`: there was none.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn resume(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    kind: Pausable,
+    which: &str,
+) -> Result<bool, DatabaseError> {
+    Ok(pause::resume(conn, name, kind.as_str(), which)?)
 }
 
 /// The server's version, as it says it.

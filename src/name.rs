@@ -44,6 +44,10 @@ impl OutboxName {
         self.quoted("_lease")
     }
 
+    pub(crate) fn pause(&self) -> String {
+        self.suffixed("_pause")
+    }
+
     pub(crate) fn messages(&self) -> String {
         self.quoted("_messages")
     }

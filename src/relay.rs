@@ -1,11 +1,16 @@
 //! The relay: a group of plain threads that takes committed messages out of PostgreSQL and
 //! delivers them. It knows no SQL.
 
+mod breaker;
+mod bucket;
 mod builder;
+mod bulkhead;
 mod claimer;
+mod gate;
 mod heartbeat;
 mod janitor;
 mod lanes;
+mod pauses;
 mod sender;
 mod session;
 mod settlement;
@@ -21,6 +26,7 @@ use crossbeam_channel::{Receiver, bounded};
 pub use self::builder::{Relay, RelayBuilder, StartError};
 pub use self::shared::Stats;
 
+use self::bulkhead::Bulkhead;
 use self::heartbeat::Ending;
 use self::shared::{LeaseClock, Shared, Signals};
 use self::threads::{Exit, HEARTBEAT, Running, Told};
@@ -68,6 +74,7 @@ impl RelayHandle {
     fn start(
         config: Config,
         dispatcher: Arc<dyn Dispatcher>,
+        bulkheads: Vec<Bulkhead>,
         limit: Option<u64>,
     ) -> Result<Self, StartError> {
         let database_url = config.database_url()?.clone();
@@ -89,6 +96,7 @@ impl RelayHandle {
             config,
             database_url,
             dispatcher,
+            bulkheads,
             limit,
             clock,
             Signals {
@@ -99,7 +107,7 @@ impl RelayHandle {
             },
         ));
         let (ending, ending_signal) = bounded(1);
-        let (exit, exits) = bounded(shared.config.concurrency + 8);
+        let (exit, exits) = bounded(shared.senders() + 8);
         let mut running = Running {
             stop: Some(stop),
             abandon: Some(abandon),
@@ -135,7 +143,7 @@ impl RelayHandle {
     /// Makes the relay look for messages now and not at its next poll. Cheap; of use right after
     /// a commit.
     pub fn wake(&self) {
-        self.shared.ring();
+        self.shared.look();
     }
 
     /// Whether all threads are at work, a lease is held and the database answers.

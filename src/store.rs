@@ -13,7 +13,9 @@ pub(crate) mod enqueue;
 pub(crate) mod inspect;
 pub(crate) mod lease;
 pub(crate) mod migrate;
+pub(crate) mod pause;
 pub(crate) mod settle;
+pub(crate) mod split;
 
 use diesel::sql_types::BigInt;
 

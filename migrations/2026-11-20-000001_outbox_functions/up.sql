@@ -88,8 +88,9 @@ BEGIN
             autovacuum_analyze_scale_factor = 0.02,
             autovacuum_analyze_threshold = 5000
         )$sql$, s, t, t || '_pkey', t || '_idempotency');
-    -- A claim reads each topic's due messages in this order.
-    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, available_at, sequence)',
+    -- A claim reads the due messages of each topic and destination in this order, so that those of
+    -- a destination that is left alone are passed over as a whole.
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, destination, available_at, sequence)',
         s, t, t || '_claim');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key, sequence) WHERE ordering_key IS NOT NULL',
         s, t, t || '_ordering');
@@ -158,7 +159,8 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
-    -- Destinations and topics that are parked: why, and until when (null: until resumed).
+    -- Destinations and topics that are paused: why, and until when (null: until resumed). openings:
+    -- how often in a row a circuit breaker has opened.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             kind         text NOT NULL CHECK (kind IN ('destination', 'topic')),
@@ -166,6 +168,7 @@ BEGIN
             reason       text NOT NULL,
             paused_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
             paused_until timestamptz,
+            openings     integer NOT NULL DEFAULT 0,
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::RelayHandle;
+use super::bulkhead::Bulkhead;
 use crate::backoff::Backoff;
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
@@ -89,6 +90,16 @@ impl RelayBuilder {
         self
     }
 
+    /// Adds a route to several destinations: each gets a message of its own, with its own attempts
+    /// and its own row in the ledger.
+    #[must_use]
+    pub fn route_to_each(mut self, topic: &str, to: &[&str]) -> Self {
+        self.config
+            .routes
+            .push(Route::to_each(topic, to.iter().copied()));
+        self
+    }
+
     /// Sends with this instead of HTTP.
     #[must_use]
     pub fn dispatcher(mut self, dispatcher: impl Dispatcher) -> Self {
@@ -96,7 +107,7 @@ impl RelayBuilder {
         self
     }
 
-    /// Threads that send. Defaults to 16.
+    /// Threads that send, for each destination that has no number of its own. Defaults to 16.
     #[must_use]
     pub fn concurrency(mut self, threads: usize) -> Self {
         self.set("OUTBOX_CONCURRENCY", &threads.to_string());
@@ -184,6 +195,8 @@ impl RelayBuilder {
         }
         let config = self.config;
         config.validate()?;
+        let own_threads = self.dispatcher.as_ref().map(|_| config.concurrency);
+        let bulkheads = Bulkhead::all(&config, own_threads);
         let dispatcher = match self.dispatcher {
             Some(dispatcher) => dispatcher,
             None => {
@@ -193,7 +206,7 @@ impl RelayBuilder {
                 Arc::new(HttpDispatcher::new(&config)?)
             }
         };
-        RelayHandle::start(config, dispatcher, self.limit)
+        RelayHandle::start(config, dispatcher, bulkheads, self.limit)
     }
 }
 

@@ -1,27 +1,31 @@
 //! The claim thread: takes due messages and hands them to the senders.
 
+use std::collections::HashMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::lanes::{Given, Lanes};
+use super::bulkhead::Bulkhead;
+use super::gate::Room;
+use super::lanes::{Lanes, To};
+use super::pauses;
 use super::session::Session;
 use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared, add};
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
+use crate::message::Message;
+use crate::routes::Way;
 use crate::status::ReasonCode;
 use crate::store::claim::{self, Claim, Claimed, Known, Lane, TakenOver};
 use crate::store::connection;
 use crate::store::lease::{self, LeaseId};
-use crate::store::settle;
+use crate::store::{pause, settle};
 
 /// How often, at least, topics and expired leases are looked for.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
-/// Payload bytes that may wait in the queue. The batch shrinks where payloads are large.
-const QUEUE_BYTES: usize = 16 * 1024 * 1024;
 /// The first claim, before the size of payloads is known.
 const FIRST_BATCH: usize = 32;
 /// A claim that takes longer than this is given up and tried again.
@@ -30,8 +34,8 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Claimer<'a> {
     shared: &'a Shared,
     session: Session,
-    jobs: Sender<Job>,
-    job_queue: Receiver<Job>,
+    /// One for each bulkhead.
+    intakes: Vec<Intake>,
     outcomes: Sender<Settlement>,
     doorbell: Receiver<()>,
     lanes: Lanes,
@@ -40,35 +44,54 @@ pub(crate) struct Claimer<'a> {
     /// Leases of others whose messages may be taken.
     expired: Vec<i64>,
     surveyed: Option<Instant>,
-    sweep: Option<Sweep>,
+    look: Look,
     /// A claim without an answer: it may have worked, or be at work still.
     doubtful: Option<Doubt>,
+}
+
+/// The queue of a bulkhead, and what is known of what goes into it.
+struct Intake {
+    jobs: Sender<Job>,
+    queue: Receiver<Job>,
     /// The largest mean of payload bytes that a claim has shown lately.
     payload_bytes: Option<usize>,
+}
+
+/// A look at all lanes, which may take several claims. It begins with a survey.
+#[derive(Debug, Default)]
+struct Look {
+    /// The last question when it began.
+    question: u64,
+    nothing_in_flight: bool,
+    found_nothing: bool,
 }
 
 impl<'a> Claimer<'a> {
     pub(crate) fn new(
         shared: &'a Shared,
-        jobs: Sender<Job>,
-        job_queue: Receiver<Job>,
+        queues: Vec<(Sender<Job>, Receiver<Job>)>,
         outcomes: Sender<Settlement>,
         doorbell: Receiver<()>,
     ) -> Self {
         Self {
             shared,
             session: shared.session("claimer", STATEMENT_TIMEOUT),
-            jobs,
-            job_queue,
+            intakes: queues
+                .into_iter()
+                .map(|(jobs, queue)| Intake {
+                    jobs,
+                    queue,
+                    payload_bytes: None,
+                })
+                .collect(),
             outcomes,
             doorbell,
             lanes: Lanes::default(),
             known_expired: Vec::new(),
             expired: Vec::new(),
             surveyed: None,
-            sweep: None,
+            look: Look::default(),
             doubtful: None,
-            payload_bytes: None,
         }
     }
 
@@ -76,9 +99,11 @@ impl<'a> Claimer<'a> {
     pub(crate) fn run(mut self) {
         self.claim_until_stop();
         // The senders may be busy for long: what waits for them goes back now.
-        for Job { message, lease } in self.job_queue.try_iter() {
-            let settlement = Settlement::unsent(message, lease, Verdict::Released);
-            let _ = self.outcomes.send(settlement);
+        for intake in &self.intakes {
+            for Job { message, lease } in intake.queue.try_iter() {
+                let settlement = Settlement::unsent(message, lease, Verdict::Released);
+                let _ = self.outcomes.send(settlement);
+            }
         }
         if self.doubtful.is_some() {
             // The lease has to expire by itself, so that others find what it may hold.
@@ -88,8 +113,8 @@ impl<'a> Claimer<'a> {
 
     fn claim_until_stop(&mut self) {
         while !self.shared.is_stopping() {
-            let question = self.shared.idle().question();
             if !self.shared.config.enabled {
+                let question = self.shared.idle().question();
                 self.shared.idle().answer(question);
                 self.wait(self.shared.config.poll_interval);
                 continue;
@@ -108,23 +133,34 @@ impl<'a> Claimer<'a> {
             {
                 continue;
             }
-            let Some(room) = self.room_or_wait() else {
-                continue;
-            };
-            let room = self.within_limit(room);
-            match self.look(lease, room, question) {
-                Ok(Found::More) => {}
-                Ok(Found::Nothing) => {
+            match self.claim_once(lease) {
+                Ok(Next::Again) => {}
+                Ok(Next::WaitForRoom) => {
+                    self.wait(self.until_next_look());
+                    self.want_room(false);
+                    self.lanes.begin_look();
+                }
+                Ok(Next::WaitForWork) => {
+                    self.wait(self.until_next_look());
                     self.surveyed = None;
-                    self.wait(self.shared.config.poll_interval);
                 }
                 Err(_) => {
                     self.surveyed = None;
-                    self.sweep = None;
                     self.shared.pause(self.session.wait());
                 }
             }
         }
+    }
+
+    /// Until the poll interval is over, or a destination opens.
+    fn until_next_look(&self) -> Duration {
+        let now = Instant::now();
+        self.shared
+            .bulkheads
+            .iter()
+            .filter_map(|bulkhead| bulkhead.gate.opens_at())
+            .map(|at| at.saturating_duration_since(now))
+            .fold(self.shared.config.poll_interval, Duration::min)
     }
 
     /// After a claim without an answer the lease may hold messages that nobody here knows of.
@@ -176,89 +212,123 @@ impl<'a> Claimer<'a> {
         let _ = self.doorbell.recv_timeout(duration);
     }
 
-    /// How many messages may be claimed, or `None` after a wait for room. Claims are as large as
-    /// the batch where there is a backlog: it waits until the queue takes a whole one.
-    fn room_or_wait(&self) -> Option<usize> {
-        let batch = self.batch();
-        let free = || {
-            let queue = (2 * batch).saturating_sub(self.jobs.len());
-            let held = self.shared.in_flight.load(Ordering::Acquire);
-            queue.min(self.most_in_flight().saturating_sub(held))
-        };
-        if free() >= batch {
-            return Some(batch);
+    /// One claim, from as many lanes as one claim takes and have room.
+    fn claim_once(&mut self, lease: LeaseId) -> Result<Next, DatabaseError> {
+        pauses::follow_up(self.shared, &mut self.session)?;
+        if self.shared.take_news() {
+            self.surveyed = None;
         }
-        self.shared.wants_room.store(true, Ordering::Release);
-        // Looked at again after the flag is up: a sender that made room before did not ring.
-        if free() < batch {
-            self.wait(self.shared.config.poll_interval);
-        }
-        self.shared.wants_room.store(false, Ordering::Release);
-        None
-    }
-
-    fn within_limit(&self, room: usize) -> usize {
-        let Some(limit) = self.shared.limit else {
-            return room;
-        };
-        let left = limit.saturating_sub(self.shared.stats.claimed.load(Ordering::Relaxed));
-        room.min(usize::try_from(left).unwrap_or(room))
-    }
-
-    /// The queue, what the senders hold, and two batches on their way to be settled. The claimer
-    /// stands still when settles do.
-    fn most_in_flight(&self) -> usize {
-        let config = &self.shared.config;
-        self.jobs.capacity().unwrap_or_default() + config.concurrency + 2 * config.batch
-    }
-
-    fn batch(&self) -> usize {
-        let batch = self.shared.config.batch;
-        match self.payload_bytes {
-            None => batch.min(FIRST_BATCH),
-            Some(bytes) => batch.min((QUEUE_BYTES / bytes.max(1)).max(1)),
-        }
-    }
-
-    /// Claims once, from as many topics as one claim takes.
-    fn look(&mut self, lease: LeaseId, room: usize, question: u64) -> Result<Found, DatabaseError> {
-        if room == 0 {
-            if self.shared.in_flight.load(Ordering::Acquire) == 0 {
-                self.shared.idle().answer(question);
-            }
-            return Ok(Found::Nothing);
-        }
-        self.survey(question)?;
+        self.survey()?;
         if self.known_expired.contains(&lease.0) {
             // The heartbeat is about to find out.
-            return Ok(Found::Nothing);
+            return Ok(Next::WaitForWork);
         }
-        let lanes = self.lanes.allot(room);
-        let claimed = if lanes.is_empty() {
-            Vec::new()
-        } else {
-            self.claim(lease, room, &lanes)?
+        let limit = self.left_to_claim();
+        if limit == Some(0) {
+            if self.shared.in_flight.load(Ordering::Acquire) == 0 {
+                self.shared.idle().answer(self.look.question);
+            }
+            return Ok(Next::WaitForWork);
+        }
+        let rooms = self.rooms();
+        let asked = self.lanes.allot(|to| rooms.of(to));
+        if asked.is_empty() {
+            return Ok(self.nothing_to_ask());
+        }
+        let claimed = self.claim(lease, limit, &asked)?;
+        self.look.found_nothing &= claimed.is_empty();
+        let is_cut = limit.is_some_and(|limit| claimed.len() >= limit);
+        self.lanes.learn(&asked, &claimed, is_cut);
+        if !claimed.is_empty() {
+            self.hand_over_all(claimed, &asked, lease);
+        }
+        Ok(Next::Again)
+    }
+
+    /// Every lane that has room was asked: wait for room where one has none, or else for work.
+    fn nothing_to_ask(&mut self) -> Next {
+        // Looked at again after the flags are up: a sender that made room before did not ring.
+        self.want_room(true);
+        let rooms = self.rooms();
+        if !self.lanes.allot(|to| rooms.of(to)).is_empty() {
+            self.want_room(false);
+            return Next::Again;
+        }
+        let is_open = |to: To| match to {
+            To::Bulkhead(number) => self.shared.bulkheads[number].gate.room() != Room::Closed,
+            To::Split => true,
         };
-        if claimed.is_empty() {
-            return Ok(self.found_nothing(lanes.len()));
+        if self.lanes.is_anything_left(is_open) {
+            return Next::WaitForRoom;
         }
-        self.sweep = None;
-        let given = self.lanes.learn(&lanes, &claimed, room);
-        let is_all = given == Given::LessThanAsked && self.lanes.are_all(&lanes);
-        self.hand_over_all(claimed, lease);
-        Ok(if is_all { Found::Nothing } else { Found::More })
+        self.want_room(false);
+        if self.look.found_nothing && self.look.nothing_in_flight {
+            self.shared.idle().answer(self.look.question);
+        }
+        Next::WaitForWork
+    }
+
+    fn want_room(&self, is_wanted: bool) {
+        for bulkhead in &self.shared.bulkheads {
+            bulkhead.wants_room.store(is_wanted, Ordering::Release);
+        }
+    }
+
+    /// How much each bulkhead can take. Claims are as large as the batch where there is a backlog:
+    /// it has to have room for a whole one.
+    fn rooms(&self) -> Rooms {
+        // What is neither in a queue nor with a sender waits for the settler. The claimer stands
+        // still when settles do.
+        let queued: usize = self.intakes.iter().map(|intake| intake.jobs.len()).sum();
+        let settling = self
+            .shared
+            .in_flight
+            .load(Ordering::Acquire)
+            .saturating_sub(queued + self.shared.senders());
+        let batch = self.shared.config.batch;
+        if settling > 2 * batch {
+            return Rooms::default();
+        }
+        let of_bulkheads = self
+            .shared
+            .bulkheads
+            .iter()
+            .zip(&self.intakes)
+            .map(|(bulkhead, intake)| match bulkhead.gate.room() {
+                Room::Closed => 0,
+                Room::One => usize::from(intake.jobs.is_empty()),
+                Room::Free => {
+                    let batch = intake.batch(bulkhead);
+                    let is_free = intake.jobs.len() <= batch;
+                    if is_free { batch } else { 0 }
+                }
+            })
+            .collect();
+        Rooms {
+            of_bulkheads,
+            of_split: batch,
+        }
+    }
+
+    /// Where only so many messages are to be claimed.
+    fn left_to_claim(&self) -> Option<usize> {
+        let left = self
+            .shared
+            .limit?
+            .saturating_sub(self.shared.stats.claimed.load(Ordering::Relaxed));
+        Some(usize::try_from(left).unwrap_or(usize::MAX))
     }
 
     fn claim(
         &mut self,
         lease: LeaseId,
-        room: usize,
+        limit: Option<usize>,
         lanes: &[Lane],
     ) -> Result<Vec<Claimed>, DatabaseError> {
         let claim = Claim {
             lease,
             lanes,
-            room,
+            room: limit.unwrap_or(usize::MAX),
             expired: &self.expired,
             max_attempts: self.shared.config.max_attempts,
         };
@@ -271,39 +341,28 @@ impl<'a> Claimer<'a> {
         result
     }
 
-    /// These lanes had nothing. When that holds for all topics since a survey, nothing is due.
-    fn found_nothing(&mut self, lanes: usize) -> Found {
-        let Some(sweep) = &mut self.sweep else {
-            // Something was found since: begin anew.
-            self.surveyed = None;
-            return Found::More;
-        };
-        sweep.topics_left = sweep.topics_left.saturating_sub(lanes);
-        if sweep.topics_left > 0 {
-            return Found::More;
-        }
-        if sweep.nothing_in_flight {
-            self.shared.idle().answer(sweep.question);
-        }
-        self.sweep = None;
-        Found::Nothing
-    }
-
-    /// Looks for topics and for leases that are over, where that was not done lately.
-    fn survey(&mut self, question: u64) -> Result<(), DatabaseError> {
+    /// Looks for topics, for leases that are over and for pauses, where that was not done lately,
+    /// and begins a new look.
+    fn survey(&mut self) -> Result<(), DatabaseError> {
         let is_recent = self
             .surveyed
             .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL);
-        if is_recent || (self.sweep.is_some() && self.surveyed.is_some()) {
+        if is_recent {
             return Ok(());
         }
-        let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
+        let look = Look {
+            question: self.shared.idle().question(),
+            nothing_in_flight: self.shared.in_flight.load(Ordering::Acquire) == 0,
+            found_nothing: true,
+        };
         let name = &self.shared.config.table;
         let known = &self.known_expired;
-        let (topics, newly_expired) = self.session.run(|conn| {
+        let (topics, newly_expired, paused) = self.session.run(|conn| {
             let topics = claim::topics(conn, name)?;
-            Ok((topics, lease::newly_expired(conn, name, known)?))
+            let newly_expired = lease::newly_expired(conn, name, known)?;
+            Ok((topics, newly_expired, pause::all(conn, name)?))
         })?;
+        let paused_topics = pauses::learn(self.shared, &paused);
         for id in newly_expired {
             log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
             self.known_expired.push(id);
@@ -319,18 +378,16 @@ impl<'a> Claimer<'a> {
             .unwrap_or_else(PoisonError::into_inner);
         expired.extend(vanished.iter());
         drop(vanished);
-        self.sweep = Some(Sweep {
-            question,
-            nothing_in_flight,
-            topics_left: topics.len(),
-        });
-        self.lanes.set_topics(topics);
+        let nowhere = self.shared.bulkheads.len() - 1;
+        self.lanes.set_topics(topics, &self.shared.routes, nowhere);
+        self.lanes.set_paused_topics(paused_topics);
+        self.look = look;
         self.expired = expired;
         self.surveyed = Some(Instant::now());
         Ok(())
     }
 
-    fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
+    fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, asked: &[Lane], lease: LeaseId) {
         let count = claimed.len();
         add(&self.shared.stats.claims, 1);
         add(&self.shared.stats.claimed, count);
@@ -341,18 +398,31 @@ impl<'a> Claimer<'a> {
             add(&self.shared.stats.taken_over, taken_over);
             log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
         }
-        let bytes: usize = claimed.iter().map(|c| c.message.payload.len()).sum();
-        // Up at once, down slowly.
-        let before = self.payload_bytes.unwrap_or_default();
-        self.payload_bytes = Some((bytes / count.max(1)).max(before - before / 8));
+        let ways: HashMap<(&str, &str), To> = asked
+            .iter()
+            .filter_map(|lane| {
+                let key = (lane.topic.topic.as_str(), lane.topic.destination.as_str());
+                Some((key, self.lanes.way(key.0, key.1)?))
+            })
+            .collect();
         claimed.sort_unstable_by_key(|c| c.message.sequence);
+        let mut seen = vec![(0, 0); self.intakes.len()];
         for one in claimed {
-            self.hand_over(one, lease);
+            let key = (one.message.topic.as_str(), one.message.destination.as_str());
+            let to = ways.get(&key).copied().unwrap_or(To::Split);
+            if let To::Bulkhead(number) = to {
+                seen[number].0 += 1;
+                seen[number].1 += one.message.payload.len();
+            }
+            self.hand_over(one, to, lease);
+        }
+        for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
+            intake.learn(count, bytes);
         }
     }
 
     /// To a sender, or straight to the settler where nothing has to be sent.
-    fn hand_over(&self, claimed: Claimed, lease: LeaseId) {
+    fn hand_over(&self, claimed: Claimed, to: To, lease: LeaseId) {
         let Claimed {
             message,
             known,
@@ -361,23 +431,86 @@ impl<'a> Claimer<'a> {
         if taken_over != TakenOver::No {
             log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
         }
+        let number = match to {
+            To::Bulkhead(number) => number,
+            To::Split => self.shared.bulkheads.len() - 1,
+        };
+        let bulkhead = &self.shared.bulkheads[number];
+        let abandoned = || {
+            let error = "the relay that had claimed it died or lost its lease";
+            Failure::new(ReasonCode::Abandoned, error)
+        };
         let verdict = if known == Known::Delivered {
             Verdict::Deduplicated
         } else if known == Known::OtherContent {
             let error = "the key was delivered before, with another topic or payload";
             Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
+        } else if to == To::Split {
+            Verdict::Split(self.destinations_of(&message))
         } else if taken_over == TakenOver::Again {
-            let error = "the relay that had claimed it died or lost its lease";
-            let failure = Failure::new(ReasonCode::Abandoned, error);
-            Verdict::of_failure(failure, message.attempts, &self.shared.config)
+            Verdict::of_failure(abandoned(), message.attempts, &bulkhead.retries)
+        } else if taken_over == TakenOver::Once && message.attempts >= bulkhead.retries.max_attempts
+        {
+            // The takeover was the last attempt that its destination allows.
+            Verdict::Dead(abandoned(), 0)
         } else {
             // The queue has room: nobody else fills it. When the senders are gone, so is the
             // relay, and its lease leads to a takeover.
-            let _ = self.jobs.send(Job { message, lease });
+            let _ = self.intakes[number].jobs.send(Job { message, lease });
             return;
         };
-        let settlement = Settlement::unsent(message, lease, verdict);
+        let settlement = Settlement::unsent(message, lease, verdict).to(bulkhead.name.clone());
         let _ = self.outcomes.send(settlement);
+    }
+
+    fn destinations_of(&self, message: &Message) -> Vec<String> {
+        match self
+            .shared
+            .routes
+            .find(&message.topic, &message.destination)
+        {
+            Way::Split(numbers) => numbers
+                .iter()
+                .map(|number| self.shared.bulkheads[*number].name.to_string())
+                .collect(),
+            Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
+        }
+    }
+}
+
+impl Intake {
+    /// Messages that one claim may bring, so that their payloads do not fill the memory.
+    fn batch(&self, bulkhead: &Bulkhead) -> usize {
+        match self.payload_bytes {
+            None => bulkhead.batch.min(FIRST_BATCH),
+            Some(bytes) => bulkhead
+                .batch
+                .min((bulkhead.queue_bytes / bytes.max(1)).max(1)),
+        }
+    }
+
+    /// Up at once, down slowly.
+    fn learn(&mut self, count: usize, bytes: usize) {
+        if count > 0 {
+            let before = self.payload_bytes.unwrap_or_default();
+            self.payload_bytes = Some((bytes / count).max(before - before / 8));
+        }
+    }
+}
+
+/// How many messages a claim may bring.
+#[derive(Debug, Default)]
+struct Rooms {
+    of_bulkheads: Vec<usize>,
+    of_split: usize,
+}
+
+impl Rooms {
+    fn of(&self, to: To) -> usize {
+        match to {
+            To::Bulkhead(number) => self.of_bulkheads.get(number).copied().unwrap_or(0),
+            To::Split => self.of_split,
+        }
     }
 }
 
@@ -389,18 +522,13 @@ struct Doubt {
     backend: Option<i32>,
 }
 
-/// What a claim leaves to be claimed.
-enum Found {
-    /// More may be due.
-    More,
-    /// Nothing is due now.
-    Nothing,
-}
-
-/// A look at all topics, which may take several claims, as long as it finds nothing.
-struct Sweep {
-    /// The last question when it began.
-    question: u64,
-    nothing_in_flight: bool,
-    topics_left: usize,
+/// What the claimer does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Another claim.
+    Again,
+    /// Some lane has more than its queue can take.
+    WaitForRoom,
+    /// Nothing is due that can be sent.
+    WaitForWork,
 }

@@ -1,4 +1,4 @@
-//! The janitor thread: retention of the ledger, and leases that nobody needs any more.
+//! The janitor thread: retention of the ledger, and leases and pauses that nobody needs any more.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
-use crate::store::{clean, lease};
+use crate::store::{clean, lease, pause};
 
 /// How often the ledger is cleaned, at most.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
@@ -16,7 +16,7 @@ const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 const CLEAN_BATCH: i64 = 1000;
 /// How often the leases are gone through, which reads the outbox.
 const LEASE_INTERVAL: Duration = Duration::from_secs(3600);
-/// How long a lease is remembered after it was over.
+/// How long a lease, or a pause, is remembered after it was over.
 const LEASE_AGE: Duration = Duration::from_secs(3600);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -51,6 +51,7 @@ fn keep_house(
     if leases_seen.is_none_or(|at| at.elapsed() >= LEASE_INTERVAL) {
         let vanished = session.run(|conn| {
             lease::forget(conn, name, LEASE_AGE)?;
+            pause::forget(conn, name, LEASE_AGE)?;
             lease::vanished(conn, name)
         })?;
         if !vanished.is_empty() {

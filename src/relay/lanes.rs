@@ -1,143 +1,247 @@
-//! How a claim's room is shared between topics.
+//! How claims are shared between topics.
 
 use std::collections::{HashMap, HashSet};
 
-use crate::store::claim::{Claimed, Lane};
+use crate::routes::{Routes, Way};
+use crate::store::claim::{Claimed, Lane, Topic};
 
-/// Lanes in one claim. With more topics than this they take turns.
-const MOST_LANES: usize = 64;
+/// Lanes in one claim. With more of them than this they take turns.
+pub(crate) const MOST_LANES: usize = 64;
 
-/// The topics with live messages, and which of them gave all they were asked for.
+/// Where the messages of a lane go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum To {
+    /// To the senders of this bulkhead.
+    Bulkhead(usize),
+    /// Apart: each becomes a message for each of its destinations.
+    Split,
+}
+
+/// The topics with live messages, each with the destination that its messages name or with none,
+/// and what is known of them.
 ///
-/// A busy topic (it filled its lane last time) shares the room with the other busy ones; quiet
-/// topics come first and get a small place each, so that a message of theirs never waits behind
-/// another topic's backlog, and room is not kept free for topics that have nothing.
+/// A look asks every lane until it has no more. A busy lane (it gave all it was asked for) shares
+/// the room of its bulkhead with the other busy ones; quiet lanes come first and get a small place
+/// each, so that a message of theirs never waits behind another topic's backlog.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
-    topics: Vec<String>,
-    quiet: HashSet<String>,
+    lanes: Vec<Known>,
+    paused_topics: HashSet<String>,
     turn: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    topic: Topic,
+    to: To,
+    is_quiet: bool,
+    /// It had nothing more in this look.
+    is_done: bool,
 }
 
 impl Lanes {
     /// Takes over the topics that were found. New ones count as busy.
-    pub(crate) fn set_topics(&mut self, topics: Vec<String>) {
-        let found: HashSet<&str> = topics.iter().map(String::as_str).collect();
-        self.quiet.retain(|topic| found.contains(topic.as_str()));
-        self.topics = topics;
+    pub(crate) fn set_topics(&mut self, topics: Vec<Topic>, routes: &Routes, nowhere: usize) {
+        let quiet: HashSet<Topic> = self
+            .lanes
+            .drain(..)
+            .filter(|lane| lane.is_quiet)
+            .map(|lane| lane.topic)
+            .collect();
+        self.lanes = topics
+            .into_iter()
+            .map(|topic| Known {
+                to: match routes.find(&topic.topic, &topic.destination) {
+                    Way::To(number) => To::Bulkhead(number),
+                    Way::Split(_) => To::Split,
+                    Way::NoRoute | Way::UnknownDestination => To::Bulkhead(nowhere),
+                },
+                is_quiet: quiet.contains(&topic),
+                is_done: false,
+                topic,
+            })
+            .collect();
     }
 
-    /// Shares `room` out. Together the lanes may ask for more: the claim stops at the room.
-    pub(crate) fn allot(&mut self, room: usize) -> Vec<Lane> {
-        let count = self.topics.len();
-        if count == 0 || room == 0 {
+    /// Topics whose messages wait.
+    pub(crate) fn set_paused_topics(&mut self, topics: HashSet<String>) {
+        self.paused_topics = topics;
+    }
+
+    /// Every lane may have something again.
+    pub(crate) fn begin_look(&mut self) {
+        for lane in &mut self.lanes {
+            lane.is_done = false;
+        }
+    }
+
+    /// Shares room out, as much as `room_of` says: for a bulkhead, or for messages to be split.
+    /// Nothing where no lane is left to be asked. The lanes of a bulkhead may together ask for a
+    /// quarter more than its room, and for one message each.
+    pub(crate) fn allot(&mut self, room_of: impl Fn(To) -> usize) -> Vec<Lane> {
+        let count = self.lanes.len();
+        if count == 0 {
             return Vec::new();
         }
-        // Few topics: another one is first each time. Many: the next ones have their turn.
-        let step = if count > MOST_LANES { MOST_LANES } else { 1 };
-        self.turn = (self.turn + step) % count;
-        let turn: Vec<&String> = (0..count.min(MOST_LANES))
-            .map(|n| &self.topics[(self.turn + n) % count])
-            .collect();
-        let (quiet, busy): (Vec<&String>, Vec<&String>) = turn
+        self.turn = (self.turn + 1) % count;
+        let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
+        let (left, done): (Vec<&Known>, Vec<&Known>) = in_turn
+            .filter(|lane| !self.paused_topics.contains(&lane.topic.topic))
+            .filter(|lane| room_of(lane.to) > 0)
+            .partition(|lane| !lane.is_done);
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let (quiet, busy): (Vec<&Known>, Vec<&Known>) = left
             .into_iter()
-            .partition(|topic| self.quiet.contains(*topic));
-        let quiet_room = (room / 4 / quiet.len().max(1)).max(1);
-        let busy_room = room.div_ceil(busy.len().max(1));
-        let lane = |topic: &String, room| Lane {
-            topic: topic.clone(),
-            room,
+            .chain(done)
+            .take(MOST_LANES)
+            .partition(|lane| lane.is_quiet);
+        let mut shares: HashMap<To, (usize, usize)> = HashMap::new();
+        for lane in &quiet {
+            shares.entry(lane.to).or_default().0 += 1;
+        }
+        for lane in &busy {
+            shares.entry(lane.to).or_default().1 += 1;
+        }
+        let lane = |lane: &Known, room: usize| Lane {
+            topic: lane.topic.clone(),
+            room: room.max(1),
         };
-        let quiet = quiet.into_iter().map(|topic| lane(topic, quiet_room));
-        let busy = busy.into_iter().map(|topic| lane(topic, busy_room));
+        let quiet = quiet.into_iter().map(|known| {
+            let (quiet, _) = shares[&known.to];
+            lane(known, room_of(known.to) / 4 / quiet.max(1))
+        });
+        let busy = busy.into_iter().map(|known| {
+            let (_, busy) = shares[&known.to];
+            lane(known, room_of(known.to) / busy.max(1))
+        });
         quiet.chain(busy).collect()
     }
 
-    /// Learns from a claim which lanes are busy.
-    pub(crate) fn learn(&mut self, lanes: &[Lane], claimed: &[Claimed], room: usize) -> Given {
-        let mut counts: HashMap<&str, usize> = HashMap::with_capacity(lanes.len());
+    /// Learns from a claim which of the lanes that it asked have more. `is_cut`: the claim had a
+    /// limit of its own, so that the last ones may not have been heard.
+    pub(crate) fn learn(&mut self, asked: &[Lane], claimed: &[Claimed], is_cut: bool) {
+        let mut counts: HashMap<(&str, &str), usize> = HashMap::with_capacity(asked.len());
         for one in claimed {
-            *counts.entry(&one.message.topic).or_default() += 1;
+            let message = &one.message;
+            *counts
+                .entry((&message.topic, &message.destination))
+                .or_default() += 1;
         }
-        // Where the room ended before the lanes did, the last ones were not heard.
-        let was_cut = claimed.len() >= room;
-        let mut given = Given::LessThanAsked;
-        for lane in lanes {
-            let count = counts.get(lane.topic.as_str()).copied().unwrap_or_default();
-            if count >= lane.room {
-                given = Given::AllThatWasAsked;
-                self.quiet.remove(&lane.topic);
-            } else if !was_cut {
-                self.quiet.insert(lane.topic.clone());
+        let rooms: HashMap<&Topic, usize> =
+            asked.iter().map(|lane| (&lane.topic, lane.room)).collect();
+        for lane in &mut self.lanes {
+            let Some(room) = rooms.get(&lane.topic) else {
+                continue;
+            };
+            let key = (lane.topic.topic.as_str(), lane.topic.destination.as_str());
+            let is_full = counts.get(&key).copied().unwrap_or_default() >= *room;
+            lane.is_done = !is_full && !is_cut;
+            if is_full || !is_cut {
+                lane.is_quiet = !is_full;
             }
         }
-        if was_cut {
-            Given::AllThatWasAsked
-        } else {
-            given
-        }
     }
 
-    /// Whether a claim of these lanes has looked at all topics.
-    pub(crate) fn are_all(&self, lanes: &[Lane]) -> bool {
-        lanes.len() == self.topics.len()
+    /// Where the messages of a topic go.
+    pub(crate) fn way(&self, topic: &str, destination: &str) -> Option<To> {
+        self.lanes
+            .iter()
+            .find(|lane| lane.topic.topic == topic && lane.topic.destination == destination)
+            .map(|lane| lane.to)
     }
-}
 
-/// Whether some lane of a claim may have more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Given {
-    /// A lane, or the claim, was full.
-    AllThatWasAsked,
-    /// Every lane came to its end.
-    LessThanAsked,
+    /// Whether some lane is left to be asked whose messages are not kept back: `is_open` says so
+    /// for a bulkhead.
+    pub(crate) fn is_anything_left(&self, is_open: impl Fn(To) -> bool) -> bool {
+        self.lanes.iter().any(|lane| {
+            !lane.is_done && is_open(lane.to) && !self.paused_topics.contains(&lane.topic.topic)
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Destination, Route};
 
+    fn topic(topic: &str) -> Topic {
+        Topic {
+            topic: topic.to_owned(),
+            destination: String::new(),
+        }
+    }
+
+    /// All topics go to one bulkhead.
     fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
+        let mut config = Config::default();
+        config.url = Some("http://a".parse().expect("a URL"));
         let mut lanes = Lanes::default();
-        lanes.set_topics(topics.iter().map(|&t| t.to_owned()).collect());
-        lanes.quiet = quiet.iter().map(|&t| t.to_owned()).collect();
+        let topics = topics.iter().map(|&t| topic(t)).collect();
+        lanes.set_topics(topics, &Routes::new(&config), 1);
+        for lane in &mut lanes.lanes {
+            lane.is_quiet = quiet.contains(&lane.topic.topic.as_str());
+        }
         lanes
+    }
+
+    fn lane(name: &str, room: usize) -> Lane {
+        Lane {
+            topic: topic(name),
+            room,
+        }
     }
 
     #[test]
     fn one_busy_topic_gets_all_the_room() {
-        let allotted = lanes(&["a"], &[]).allot(500);
-        assert_eq!(
-            allotted,
-            [Lane {
-                topic: "a".to_owned(),
-                room: 500
-            }]
-        );
+        assert_eq!(lanes(&["a"], &[]).allot(|_| 500), [lane("a", 500)]);
     }
 
     #[test]
     fn busy_topics_share_the_room_and_quiet_ones_come_first() {
-        let allotted = lanes(&["a", "b", "c"], &["b"]).allot(400);
-        assert_eq!(
-            allotted[0],
-            Lane {
-                topic: "b".to_owned(),
-                room: 100
-            }
-        );
+        let allotted = lanes(&["a", "b", "c"], &["b"]).allot(|_| 400);
+        assert_eq!(allotted[0], lane("b", 100));
         assert!(allotted[1..].iter().all(|lane| lane.room == 200));
     }
 
     #[test]
-    fn every_one_of_many_topics_has_its_turn() {
-        let topics: Vec<String> = (0..200).map(|n| format!("t{n}")).collect();
-        let mut lanes = Lanes::default();
-        lanes.set_topics(topics.clone());
+    fn every_one_of_many_topics_is_asked() {
+        let names: Vec<String> = (0..200).map(|n| format!("t{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut lanes = lanes(&names, &[]);
         let mut seen = HashSet::new();
-        for _ in 0..topics.len().div_ceil(MOST_LANES) {
-            seen.extend(lanes.allot(10).into_iter().map(|lane| lane.topic));
+        loop {
+            let asked = lanes.allot(|_| 10);
+            if asked.is_empty() {
+                break;
+            }
+            assert!(asked.len() <= MOST_LANES);
+            lanes.learn(&asked, &[], false);
+            seen.extend(asked.into_iter().map(|lane| lane.topic));
         }
-        assert_eq!(seen.len(), topics.len());
+        assert_eq!(seen.len(), names.len());
+    }
+
+    #[test]
+    fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
+        let mut config = Config::default();
+        for name in ["a", "b"] {
+            config
+                .destinations
+                .push(Destination::new(name, "http://a").expect("a URL"));
+            config.routes.push(Route::new(name, name));
+        }
+        config.routes.push(Route::to_each("both", ["a", "b"]));
+        let mut lanes = Lanes::default();
+        let topics = ["a", "b", "both", "neither"].map(topic).to_vec();
+        lanes.set_topics(topics, &Routes::new(&config), 2);
+        lanes.set_paused_topics(HashSet::from(["b".to_owned()]));
+        let asked = lanes.allot(|to| if to == To::Bulkhead(0) { 0 } else { 10 });
+        let asked: Vec<&str> = asked.iter().map(|lane| lane.topic.topic.as_str()).collect();
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert!(asked.contains(&"both") && asked.contains(&"neither"));
+        assert!(lanes.is_anything_left(|_| true));
+        assert_eq!(lanes.way("both", ""), Some(To::Split));
     }
 }

@@ -1,58 +1,265 @@
-//! A sender thread: one message at a time, never the database.
+//! A sender thread: sends to one destination, never touches the database.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::bulkhead::Bulkhead;
 use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared};
+use crate::config::RequestBatch;
 use crate::dispatch::{Failure, Outcome};
 use crate::message::Message;
 use crate::status::ReasonCode;
 
-/// Sends until the queue is closed and empty. Once the relay stops, or its lease is gone, what
-/// is in the queue goes back unsent.
-pub(crate) fn run(shared: &Shared, jobs: &Receiver<Job>, outcomes: &Sender<Settlement>) {
-    let quarter = jobs.capacity().unwrap_or_default() / 2;
-    for Job { mut message, lease } in jobs {
-        if shared.wants_room.load(Ordering::Acquire) && jobs.len() <= quarter {
-            shared.ring();
-        }
-        let began = Instant::now();
-        let verdict = if shared.is_stopping() || !shared.lease.may_send(lease) {
-            Verdict::Released
-        } else if message.expires.is_some_and(|end| began >= end) {
-            let error = "its time was over before it was sent";
-            Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
-        } else {
-            match dispatch(shared, &message) {
-                Outcome::Delivered(response) => Verdict::Delivered(response),
-                Outcome::Dead(failure) => Verdict::Dead(failure, 1),
-                Outcome::Wait(failure) | Outcome::Retry(failure) => {
-                    Verdict::of_failure(failure, message.attempts, &shared.config)
-                }
-            }
-        };
-        // Not needed any more: the settle works on the stored row.
-        message.payload = String::new();
-        let settlement = Settlement::new(message, lease, verdict, began.elapsed());
-        if outcomes.send(settlement).is_err() {
-            return;
-        }
+/// Payload bytes of a request in batched mode, at most, where it has more than one message.
+const REQUEST_BYTES: usize = 1024 * 1024;
+
+/// Sends until the queue is closed and empty. Once the relay stops, its lease is gone or the
+/// destination's gate is closed, what is in the queue goes back unsent.
+///
+/// In batched mode one thread of the destination gathers at a time, holding `gathering`, so that
+/// few messages are not spread over many requests.
+pub(crate) fn run(
+    shared: &Shared,
+    bulkhead: &Bulkhead,
+    jobs: &Receiver<Job>,
+    gathering: &Mutex<()>,
+    outcomes: &Sender<Settlement>,
+) {
+    let sender = SenderThread {
+        shared,
+        bulkhead,
+        jobs,
+        outcomes,
+    };
+    let end = match bulkhead.request_batch {
+        None => sender.send_single(),
+        Some(limits) => sender.send_batched(limits, gathering),
+    };
+    if end.is_err() {
+        // The settler is gone: the relay has given up, and its lease leads to a takeover.
+        log::debug!(event = "sender_ended", destination:% = bulkhead.name; "nobody takes outcomes any more");
     }
 }
 
-fn dispatch(shared: &Shared, message: &Message) -> Outcome {
-    // Whatever a dispatcher shares between its calls is its own to keep sound.
-    catch_unwind(AssertUnwindSafe(|| shared.dispatcher.dispatch(message))).unwrap_or_else(|panic| {
+struct SenderThread<'a> {
+    shared: &'a Shared,
+    bulkhead: &'a Bulkhead,
+    jobs: &'a Receiver<Job>,
+    outcomes: &'a Sender<Settlement>,
+}
+
+/// Nobody takes outcomes any more.
+struct NobodyListens;
+
+impl SenderThread<'_> {
+    fn send_single(&self) -> Result<(), NobodyListens> {
+        for job in self.jobs {
+            self.ring_for_room();
+            self.send_alone(job)?;
+        }
+        Ok(())
+    }
+
+    fn send_batched(
+        &self,
+        limits: RequestBatch,
+        gathering: &Mutex<()>,
+    ) -> Result<(), NobodyListens> {
+        loop {
+            let turn = gathering.lock().unwrap_or_else(PoisonError::into_inner);
+            let Ok(first) = self.jobs.recv() else {
+                return Ok(());
+            };
+            let (together, alone) = self.gather(first, limits);
+            drop(turn);
+            self.ring_for_room();
+            self.send_together(together)?;
+            for job in alone {
+                self.send_alone(job)?;
+            }
+        }
+    }
+
+    /// Messages for one request, and those that were tried before: each of these goes alone, so
+    /// that one which the receiver cannot take holds no others.
+    fn gather(&self, first: Job, limits: RequestBatch) -> (Vec<Job>, Vec<Job>) {
+        let until = Instant::now() + limits.linger;
+        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        let mut next = Some(first);
+        while let Some(job) = next {
+            bytes += job.message.payload.len();
+            if job.message.attempts == 0 {
+                together.push(job);
+            } else {
+                alone.push(job);
+            }
+            let is_full = together.len() + alone.len() >= limits.size || bytes >= REQUEST_BYTES;
+            next = if is_full {
+                None
+            } else {
+                self.jobs.recv_deadline(until).ok()
+            };
+        }
+        (together, alone)
+    }
+
+    fn ring_for_room(&self) {
+        let low = self.bulkhead.batch;
+        if self.bulkhead.wants_room.load(Ordering::Acquire) && self.jobs.len() <= low {
+            self.shared.ring();
+        }
+    }
+
+    fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
+        self.send(vec![job], |messages| {
+            vec![dispatch_one(self.shared, &messages[0])]
+        })
+    }
+
+    fn send_together(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
+        self.send(jobs, |messages| dispatch_batch(self.shared, messages))
+    }
+
+    /// Sends those that are still to be sent, by `dispatch`, and says what came of each.
+    fn send(
+        &self,
+        mut jobs: Vec<Job>,
+        dispatch: impl FnOnce(&[Message]) -> Vec<Outcome>,
+    ) -> Result<(), NobodyListens> {
+        let gate = &self.bulkhead.gate;
+        let may_send = |job: &Job| self.shared.lease.may_send(job.lease);
+        let is_wanted = || !self.shared.is_stopping() && jobs.iter().any(may_send);
+        let Some(pass) = gate.admit(is_wanted) else {
+            return self.settle_all(jobs, |_| Verdict::Released);
+        };
+        let began = Instant::now();
+        let mut unsent = Vec::new();
+        jobs.retain(|job| {
+            let verdict = if !may_send(job) {
+                Verdict::Released
+            } else if job.message.expires.is_some_and(|end| began >= end) {
+                let error = "its time was over before it was sent";
+                Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
+            } else {
+                return true;
+            };
+            unsent.push((job.message.clone(), job.lease, verdict));
+            false
+        });
+        for (message, lease, verdict) in unsent {
+            self.settle(message, lease, verdict, Duration::ZERO)?;
+        }
+        if jobs.is_empty() {
+            gate.give_back(&pass);
+            return Ok(());
+        }
+        let (messages, leases): (Vec<Message>, Vec<_>) =
+            jobs.into_iter().map(|job| (job.message, job.lease)).unzip();
+        let outcomes = dispatch(&messages);
+        let latency = began.elapsed();
+        // Of one request all outcomes say the same; where they do not, the worst one counts.
+        if let Some(telling) = outcomes.iter().max_by_key(|outcome| weight(outcome))
+            && gate.record(&pass, telling)
+        {
+            self.shared.ring();
+        }
+        let is_batch = messages.len() > 1;
+        let mut refused = Vec::new();
+        for ((message, lease), outcome) in messages.into_iter().zip(leases).zip(outcomes) {
+            if is_batch && is_refusal(&outcome) {
+                refused.push(Job { message, lease });
+                continue;
+            }
+            let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
+            self.settle(message, lease, verdict, latency)?;
+        }
+        // It may be one of them that the receiver does not want.
+        for job in refused {
+            self.send_alone(job)?;
+        }
+        Ok(())
+    }
+
+    fn settle_all(
+        &self,
+        jobs: Vec<Job>,
+        verdict: impl Fn(&Message) -> Verdict,
+    ) -> Result<(), NobodyListens> {
+        for Job { message, lease } in jobs {
+            let verdict = verdict(&message);
+            self.settle(message, lease, verdict, Duration::ZERO)?;
+        }
+        Ok(())
+    }
+
+    fn settle(
+        &self,
+        mut message: Message,
+        lease: crate::store::lease::LeaseId,
+        verdict: Verdict,
+        latency: Duration,
+    ) -> Result<(), NobodyListens> {
+        // Not needed any more: the settle works on the stored row.
+        message.payload = String::new();
+        let settlement =
+            Settlement::new(message, lease, verdict, latency).to(self.bulkhead.name.clone());
+        self.outcomes.send(settlement).map_err(|_| NobodyListens)
+    }
+}
+
+/// The receiver has refused the request for what is in it.
+fn is_refusal(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Dead(failure) if failure.response.status.is_some())
+}
+
+/// Which of several outcomes says most about the destination.
+fn weight(outcome: &Outcome) -> u8 {
+    match outcome {
+        Outcome::Dead(failure) if failure.response.status.is_none() => 0,
+        Outcome::Dead(_) => 1,
+        Outcome::Delivered(_) => 2,
+        Outcome::Retry(failure) if failure.pause.is_none() => 3,
+        Outcome::Wait(_) => 4,
+        Outcome::Retry(_) => 5,
+    }
+}
+
+fn dispatch_one(shared: &Shared, message: &Message) -> Outcome {
+    caught(message, || shared.dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
+}
+
+fn dispatch_batch(shared: &Shared, messages: &[Message]) -> Vec<Outcome> {
+    let outcomes = match caught(&messages[0], || shared.dispatcher.dispatch_batch(messages)) {
+        Ok(outcomes) => outcomes,
+        Err(failure) => vec![Outcome::Retry(failure); messages.len()],
+    };
+    if outcomes.len() == messages.len() {
+        return outcomes;
+    }
+    let error = format!(
+        "the dispatcher gave {} outcomes for {} messages",
+        outcomes.len(),
+        messages.len()
+    );
+    let failure = Failure::new(ReasonCode::Failed, error);
+    vec![Outcome::Retry(failure); messages.len()]
+}
+
+/// Whatever a dispatcher shares between its calls is its own to keep sound.
+fn caught<T>(message: &Message, dispatch: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(dispatch)).map_err(|panic| {
         let text = panic
             .downcast_ref::<&str>()
             .map(ToString::to_string)
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "no text".to_owned());
         log::error!(event = "dispatch_panic", sequence = message.sequence.0, topic = message.topic; "the dispatcher panicked");
-        Outcome::Retry(Failure::new(ReasonCode::Panic, format!("the dispatcher panicked: {text}")))
+        Failure::new(ReasonCode::Panic, format!("the dispatcher panicked: {text}"))
     })
 }

@@ -1,9 +1,11 @@
 //! What became of a claimed message, and how it is written down.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::bulkhead::Retries;
 use crate::config::Config;
-use crate::dispatch::{Failure, Response};
+use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::message::{Message, hashed_key};
 use crate::status::{ReasonCode, Status};
 use crate::store::lease::LeaseId;
@@ -19,24 +21,45 @@ const ERROR_CHARS: usize = 512;
 pub(crate) enum Verdict {
     Delivered(Response),
     Deduplicated,
-    /// Waits for as long as this.
-    Retry(Failure, Duration),
+    /// Waits for as long as this. Counts as so many attempts: 1, or 0 where nothing was sent.
+    Retry(Failure, Duration, i32),
     /// Counts as so many attempts: 1, or 0 where nothing was sent.
     Dead(Failure, i32),
+    /// It becomes a message for each of these destinations.
+    Split(Vec<String>),
     Released,
 }
 
 impl Verdict {
+    /// What follows from a send. `attempts` were made before it.
+    pub(crate) fn of_outcome(outcome: Outcome, attempts: u32, retries: &Retries) -> Self {
+        match outcome {
+            Outcome::Delivered(response) => Self::Delivered(response),
+            Outcome::Retry(failure) => Self::of_failure(failure, attempts, retries),
+            Outcome::Wait(failure) => {
+                let delay = delay(&failure, attempts.saturating_add(1), retries);
+                Self::Retry(failure, delay, 0)
+            }
+            Outcome::Dead(failure) => Self::Dead(failure, 1),
+        }
+    }
+
     /// After a failed attempt: another one later, or the end. `attempts` were made before it.
-    pub(crate) fn of_failure(failure: Failure, attempts: u32, config: &Config) -> Self {
+    pub(crate) fn of_failure(failure: Failure, attempts: u32, retries: &Retries) -> Self {
         let made = attempts.saturating_add(1);
-        if made >= config.max_attempts {
+        // Where an operator has to act, the message is kept for him.
+        let is_kept = failure.pause == Some(Pause::UntilResumed);
+        if made >= retries.max_attempts && !is_kept {
             return Self::Dead(failure, 1);
         }
-        let delay = config.backoff.delay(made, fastrand::f64());
-        let delay = failure.retry_after.map_or(delay, |asked| asked.max(delay));
-        Self::Retry(failure, delay)
+        let delay = delay(&failure, made, retries);
+        Self::Retry(failure, delay, 1)
     }
+}
+
+fn delay(failure: &Failure, attempts: u32, retries: &Retries) -> Duration {
+    let delay = retries.backoff.delay(attempts, fastrand::f64());
+    failure.retry_after.map_or(delay, |asked| asked.max(delay))
 }
 
 /// A claimed message whose relay is done with it, whatever way.
@@ -46,6 +69,8 @@ pub(crate) struct Settlement {
     pub(super) lease: LeaseId,
     verdict: Verdict,
     latency: Duration,
+    /// The destination, also where the message names none.
+    destination: Arc<str>,
     /// A settle of it was tried whose answer did not come.
     pub(super) repeated: bool,
 }
@@ -62,8 +87,15 @@ impl Settlement {
             lease,
             verdict,
             latency,
+            destination: Arc::default(),
             repeated: false,
         }
+    }
+
+    /// It was sent, or was to be sent, to this destination.
+    pub(crate) fn to(mut self, destination: Arc<str>) -> Self {
+        self.destination = destination;
+        self
     }
 
     pub(crate) fn unsent(message: Message, lease: LeaseId, verdict: Verdict) -> Self {
@@ -80,7 +112,30 @@ impl Settlement {
             Verdict::Deduplicated => Kind::Deduplicated,
             Verdict::Retry(..) => Kind::Retry,
             Verdict::Dead(..) => Kind::Dead,
+            Verdict::Split(_) => Kind::Split,
             Verdict::Released => Kind::Released,
+        }
+    }
+
+    /// The destinations of a message that is to be split.
+    pub(super) fn destinations(&self) -> &[String] {
+        match &self.verdict {
+            Verdict::Split(destinations) => destinations,
+            _ => &[],
+        }
+    }
+
+    /// It dies unsent.
+    pub(super) fn buried(&self, failure: &Failure) -> Failed {
+        Failed {
+            sequence: self.sequence(),
+            code: failure.code,
+            error: failure.error.clone(),
+            http_status: None,
+            response: None,
+            delay: Duration::ZERO,
+            before: i32::try_from(self.message.attempts).unwrap_or(i32::MAX),
+            counted: 0,
         }
     }
 
@@ -88,11 +143,11 @@ impl Settlement {
     pub(super) fn make_ascii(&mut self) {
         match &mut self.verdict {
             Verdict::Delivered(response) => make_ascii(&mut response.body),
-            Verdict::Retry(failure, _) | Verdict::Dead(failure, _) => {
+            Verdict::Retry(failure, ..) | Verdict::Dead(failure, _) => {
                 failure.error = ascii(&failure.error);
                 make_ascii(&mut failure.response.body);
             }
-            Verdict::Deduplicated | Verdict::Released => {}
+            Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => {}
         }
     }
 }
@@ -104,6 +159,7 @@ pub(super) enum Kind {
     Deduplicated,
     Retry,
     Dead,
+    Split,
     Released,
 }
 
@@ -132,9 +188,11 @@ pub(super) fn delivered(settlement: &Settlement) -> Option<Delivered> {
 
 pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
     let (failure, delay, counted) = match &settlement.verdict {
-        Verdict::Retry(failure, delay) => (failure, *delay, 1),
+        Verdict::Retry(failure, delay, counted) => (failure, *delay, *counted),
         Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
-        Verdict::Delivered(_) | Verdict::Deduplicated | Verdict::Released => return None,
+        Verdict::Delivered(_) | Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => {
+            return None;
+        }
     };
     Some(Failed {
         sequence: settlement.sequence(),
@@ -165,7 +223,7 @@ fn storable(text: &str) -> String {
 /// One line for each message that was settled, with a stable event name.
 pub(super) fn log_settled(settlement: &Settlement, config: &Config) {
     let level = match settlement.kind() {
-        Kind::Delivered | Kind::Released => log::Level::Debug,
+        Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
         Kind::Deduplicated => log::Level::Info,
         Kind::Retry => log::Level::Warn,
         Kind::Dead => log::Level::Error,
@@ -192,12 +250,12 @@ pub(super) fn log_settled(settlement: &Settlement, config: &Config) {
             attempts: message.attempts,
             ..line
         },
-        Verdict::Retry(failure, _) => Line {
-            event: "retry",
-            status: Status::Retrying,
+        Verdict::Retry(failure, _, counted) => Line {
+            event: if *counted > 0 { "retry" } else { "wait" },
+            status: waiting(message.attempts, *counted),
+            attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
             reason: Some(failure.code),
             error: &failure.error,
-            ..line
         },
         Verdict::Dead(failure, counted) => Line {
             event: "dead",
@@ -206,16 +264,23 @@ pub(super) fn log_settled(settlement: &Settlement, config: &Config) {
             reason: Some(failure.code),
             error: &failure.error,
         },
-        Verdict::Released => Line {
-            event: "released",
-            status: if message.attempts > 0 {
-                Status::Retrying
-            } else {
-                Status::Pending
-            },
+        Verdict::Split(_) => Line {
+            event: "split",
+            status: Status::Pending,
             attempts: message.attempts,
             ..line
         },
+        Verdict::Released => Line {
+            event: "released",
+            status: waiting(message.attempts, 0),
+            attempts: message.attempts,
+            ..line
+        },
+    };
+    let destination = if settlement.destination.is_empty() {
+        message.destination.as_str()
+    } else {
+        &settlement.destination
     };
     let error: String = storable(line.error).chars().take(ERROR_CHARS).collect();
     log::log!(
@@ -226,13 +291,22 @@ pub(super) fn log_settled(settlement: &Settlement, config: &Config) {
         message_id:% = message.message_id,
         key = key,
         topic = message.topic,
-        destination = message.destination,
+        destination = destination,
         status = line.status.as_str(),
         attempts = line.attempts,
         reason = line.reason.map_or("", ReasonCode::as_str),
         latency_ms = u64::try_from(settlement.latency.as_millis()).unwrap_or(u64::MAX);
         "{}{}", line.event, if error.is_empty() { String::new() } else { format!(": {error}") }
     );
+}
+
+/// The state of a message that waits.
+fn waiting(attempts: u32, counted: i32) -> Status {
+    if attempts > 0 || counted > 0 {
+        Status::Retrying
+    } else {
+        Status::Pending
+    }
 }
 
 struct Line<'a> {

@@ -11,9 +11,12 @@ use super::session::Session;
 use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
 use super::shared::{Shared, add};
 use crate::config::Config;
+use crate::dispatch::Failure;
 use crate::error::DatabaseError;
+use crate::status::ReasonCode;
 use crate::store::lease::LeaseId;
 use crate::store::settle::{self, Delivered, Failed};
+use crate::store::split::{self, Split};
 
 /// How long outcomes are gathered while there are many of them.
 const LINGER: Duration = Duration::from_millis(5);
@@ -216,9 +219,14 @@ fn settle_group(
         Kind::Deduplicated => &shared.stats.deduplicated,
         Kind::Retry => &shared.stats.retried,
         Kind::Dead => &shared.stats.dead,
+        Kind::Split => &shared.stats.split,
         Kind::Released => &shared.stats.released,
     };
     add(counter, counted);
+    if kind == Kind::Split {
+        // What it became is to be claimed.
+        shared.look();
+    }
     shared.finished(lease, group.len());
     Ok(())
 }
@@ -246,8 +254,38 @@ fn write_down(
             let failed: Vec<Failed> = group.iter().filter_map(failed).collect();
             settle::dead(conn, name, lease, &failed, config.ledger_payload)
         }
+        Kind::Split => split_up(conn, config, lease, group),
         Kind::Released => settle::release(conn, name, lease, &sequences()),
     }
+}
+
+/// A message that stands in the way of another one, with its key and for one of its destinations,
+/// is an operator's to judge.
+fn split_up(
+    conn: &mut PgConnection,
+    config: &Config,
+    lease: LeaseId,
+    group: &[Settlement],
+) -> QueryResult<Vec<i64>> {
+    let name = &config.table;
+    let messages: Vec<Split> = group
+        .iter()
+        .map(|settlement| (settlement.sequence(), settlement.destinations()))
+        .collect();
+    let done = split::split(conn, name, lease, &messages)?;
+    let mut changed = done.split;
+    if !done.in_conflict.is_empty() {
+        let error = "the outbox has another message of its key for one of its destinations";
+        let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
+        let dead: Vec<Failed> = group
+            .iter()
+            .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
+            .map(|settlement| settlement.buried(&failure))
+            .collect();
+        let keep_payload = config.ledger_payload;
+        changed.extend(settle::dead(conn, name, lease, &dead, keep_payload)?);
+    }
+    Ok(changed)
 }
 
 /// Of messages that a repeated settle did not find: those that the first one had settled.
@@ -270,7 +308,11 @@ fn settled_before(
     let mut before: HashSet<i64> = missed
         .iter()
         .filter(|s| {
-            s.repeated && matches!(s.kind(), Kind::Retry | Kind::Released | Kind::Deduplicated)
+            let leaves_nothing = matches!(
+                s.kind(),
+                Kind::Retry | Kind::Split | Kind::Released | Kind::Deduplicated
+            );
+            s.repeated && leaves_nothing
         })
         .map(|s| s.sequence())
         .collect();

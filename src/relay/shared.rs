@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use secrecy::SecretString;
 
+use super::bulkhead::Bulkhead;
 use super::session::{Outage, Session};
 use crate::config::Config;
 use crate::dispatch::Dispatcher;
 use crate::message::Message;
+use crate::routes::Routes;
 use crate::store::lease::LeaseId;
 
 /// A claimed message on its way to a sender.
@@ -24,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     database_url: SecretString,
     pub(crate) dispatcher: Arc<dyn Dispatcher>,
+    pub(crate) routes: Routes,
+    pub(crate) bulkheads: Vec<Bulkhead>,
     /// Messages to claim at most.
     pub(crate) limit: Option<u64>,
     pub(crate) lease: LeaseClock,
@@ -42,8 +46,8 @@ pub(crate) struct Shared {
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
     signals: Signals,
-    /// The claimer waits until the queue has room.
-    pub(crate) wants_room: AtomicBool,
+    /// Something new may be there: to be looked for from the start.
+    has_news: AtomicBool,
     idle: Idle,
 }
 
@@ -64,11 +68,14 @@ impl Shared {
         config: Config,
         database_url: SecretString,
         dispatcher: Arc<dyn Dispatcher>,
+        bulkheads: Vec<Bulkhead>,
         limit: Option<u64>,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
         Self {
+            routes: Routes::new(&config),
+            bulkheads,
             config,
             database_url,
             dispatcher,
@@ -83,7 +90,7 @@ impl Shared {
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
             signals,
-            wants_room: AtomicBool::new(false),
+            has_news: AtomicBool::new(false),
             idle: Idle::default(),
         }
     }
@@ -95,6 +102,17 @@ impl Shared {
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.ring();
+        self.bulkheads
+            .iter()
+            .for_each(|bulkhead| bulkhead.gate.wake());
+    }
+
+    /// The thread count of all senders.
+    pub(crate) fn senders(&self) -> usize {
+        self.bulkheads
+            .iter()
+            .map(|bulkhead| bulkhead.concurrency)
+            .sum()
     }
 
     /// Whether the deadline of a shutdown is over: what cannot be settled is left to the lease.
@@ -124,13 +142,24 @@ impl Shared {
         let _ = self.signals.doorbell.try_send(());
     }
 
+    /// Wakes the claimer because something was enqueued.
+    pub(crate) fn look(&self) {
+        self.has_news.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether [`look`](Self::look) was called since the last time.
+    pub(crate) fn take_news(&self) -> bool {
+        self.has_news.swap(false, Ordering::AcqRel)
+    }
+
     pub(crate) fn idle(&self) -> &Idle {
         &self.idle
     }
 
     /// Waits until nothing is due and nothing in flight. `false`: the time was over first.
     pub(crate) fn wait_until_idle(&self, timeout: Duration) -> bool {
-        self.idle.wait(timeout, || self.ring())
+        self.idle.wait(timeout, || self.look())
     }
 
     /// A session with no connection yet, for the thread that is named after `purpose`.
@@ -203,7 +232,8 @@ impl Shared {
         }
         drop(held);
         let before = self.in_flight.fetch_sub(count, Ordering::AcqRel);
-        if before == count || self.wants_room.load(Ordering::Acquire) {
+        let is_wanted = |bulkhead: &Bulkhead| bulkhead.wants_room.load(Ordering::Acquire);
+        if before == count || self.bulkheads.iter().any(is_wanted) {
             self.ring();
         }
     }
@@ -348,6 +378,8 @@ counters! {
     retried,
     /// Messages that ended dead.
     dead,
+    /// Messages that became one for each of their destinations.
+    split,
     /// Messages given back unsent.
     released,
     /// Messages taken over from relays that died.

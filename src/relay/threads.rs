@@ -1,6 +1,6 @@
 //! The threads of one relay: started in the order of the data, watched, and joined.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
-use super::shared::Shared;
+use super::shared::{Job, Shared};
 use super::{StartError, janitor, sender, settler};
 use crate::store::lease::LeaseId;
 
@@ -55,10 +55,13 @@ impl Running {
         told: Told,
     ) -> Result<(), StartError> {
         let config = &shared.config;
-        // Twice a batch: one is sent while the next is claimed.
-        let (jobs, job_queue) = bounded(2 * config.batch);
+        let queues: Vec<(Sender<Job>, Receiver<Job>)> = shared
+            .bulkheads
+            .iter()
+            .map(|bulkhead| bounded(bulkhead.queue()))
+            .collect();
         // Claimed messages are bounded, so a send into it never waits for long.
-        let (outcomes, outcome_queue) = bounded(2 * config.batch + config.concurrency);
+        let (outcomes, outcome_queue) = bounded(2 * config.batch + shared.senders());
 
         let Told {
             ending,
@@ -73,11 +76,18 @@ impl Running {
         self.spawn("relay-settler", exit, move || {
             settler::run(&state, &outcome_queue)
         })?;
-        for number in 1..=config.concurrency {
-            let (state, jobs, outcomes) = (Arc::clone(shared), job_queue.clone(), outcomes.clone());
-            self.spawn(&format!("relay-send-{number}"), exit, move || {
-                sender::run(&state, &jobs, &outcomes);
-            })?;
+        let mut number = 0;
+        for (bulkhead, (_, queue)) in queues.iter().enumerate() {
+            let gathering = Arc::new(Mutex::new(()));
+            for _ in 0..shared.bulkheads[bulkhead].concurrency {
+                number += 1;
+                let (state, gathering) = (Arc::clone(shared), Arc::clone(&gathering));
+                let (queue, outcomes) = (queue.clone(), outcomes.clone());
+                self.spawn(&format!("relay-send-{number}"), exit, move || {
+                    let bulkhead = &state.bulkheads[bulkhead];
+                    sender::run(&state, bulkhead, &queue, &gathering, &outcomes);
+                })?;
+            }
         }
         let state = Arc::clone(shared);
         self.spawn("relay-janitor", exit, move || {
@@ -85,7 +95,7 @@ impl Running {
         })?;
         let state = Arc::clone(shared);
         self.spawn("relay-claimer", exit, move || {
-            Claimer::new(&state, jobs, job_queue, outcomes, ring).run();
+            Claimer::new(&state, queues, outcomes, ring).run();
         })
     }
 

@@ -14,10 +14,19 @@ use super::lease::LeaseId;
 use crate::message::{Message, Sequence};
 use crate::name::OutboxName;
 
+/// A topic, and the destination that its messages name: empty where they name none.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, diesel::QueryableByName)]
+pub(crate) struct Topic {
+    #[diesel(sql_type = Text)]
+    pub(crate) topic: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) destination: String,
+}
+
 /// How many messages of a topic may be claimed at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lane {
-    pub(crate) topic: String,
+    pub(crate) topic: Topic,
     pub(crate) room: usize,
 }
 
@@ -50,27 +59,23 @@ pub(crate) struct Claimed {
     pub(crate) taken_over: TakenOver,
 }
 
-#[derive(diesel::QueryableByName)]
-struct TopicRow {
-    #[diesel(sql_type = Text)]
-    topic: String,
-}
-
 /// The topics of live messages, by a loose index scan: one probe for each.
-pub(crate) fn topics(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+pub(crate) fn topics(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Topic>> {
     sql_query(format!(
         "WITH RECURSIVE found AS (
-            (SELECT topic FROM {outbox} ORDER BY topic LIMIT 1)
+            (SELECT topic, destination FROM {outbox} ORDER BY topic, destination LIMIT 1)
             UNION ALL
-            SELECT (SELECT o.topic FROM {outbox} o WHERE o.topic > found.topic
-                     ORDER BY o.topic LIMIT 1)
-              FROM found WHERE found.topic IS NOT NULL
+            (SELECT next.topic, next.destination
+               FROM found CROSS JOIN LATERAL (
+                    SELECT o.topic, o.destination FROM {outbox} o
+                     WHERE (o.topic, o.destination) > (found.topic, found.destination)
+                     ORDER BY o.topic, o.destination LIMIT 1
+               ) next)
         )
-        SELECT topic FROM found WHERE topic IS NOT NULL",
+        SELECT topic, destination FROM found",
         outbox = name.outbox()
     ))
-    .load::<TopicRow>(conn)
-    .map(|rows| rows.into_iter().map(|row| row.topic).collect())
+    .load(conn)
 }
 
 #[derive(diesel::QueryableByName)]
@@ -118,7 +123,7 @@ pub(crate) struct Claim<'a> {
 
 /// Claims due messages for a lease that is not over, by one statement.
 ///
-/// Each lane reads `(topic, available_at, sequence)` from its first due message and stops at its
+/// Each lane reads `(topic, destination, available_at, sequence)` from its first due message and stops at its
 /// room; rows that others hold are skipped, not waited for. `= ANY(ARRAY(…))` locks no more rows
 /// than were chosen. A key made from the message's own id cannot have been delivered before, so the
 /// ledger is asked about other keys only. The leases that are over come as parameters: a subquery would keep the old
@@ -128,7 +133,16 @@ pub(crate) fn claim(
     name: &OutboxName,
     claim: &Claim<'_>,
 ) -> QueryResult<Vec<Claimed>> {
-    let topics: Vec<&str> = claim.lanes.iter().map(|lane| lane.topic.as_str()).collect();
+    let topics: Vec<&str> = claim
+        .lanes
+        .iter()
+        .map(|lane| lane.topic.topic.as_str())
+        .collect();
+    let destinations: Vec<&str> = claim
+        .lanes
+        .iter()
+        .map(|lane| lane.topic.destination.as_str())
+        .collect();
     let rooms: Vec<i64> = claim
         .lanes
         .iter()
@@ -137,7 +151,8 @@ pub(crate) fn claim(
     let before = Instant::now();
     let rows: Vec<ClaimedRow> = sql_query(format!(
         "WITH lane AS MATERIALIZED (
-            SELECT * FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS t(topic, room, n)
+            SELECT * FROM unnest($1::text[], $7::text[], $2::bigint[])
+                     WITH ORDINALITY AS t(topic, destination, room, n)
              WHERE EXISTS (SELECT FROM {lease} WHERE id = $3 AND expires_at > clock_timestamp())
              ORDER BY n
         ), candidate AS MATERIALIZED (
@@ -147,7 +162,8 @@ pub(crate) fn claim(
                             WHEN {first_time} THEN 1
                             ELSE 2 END AS taken_over
                   FROM {outbox} o
-                 WHERE o.topic = lane.topic AND o.available_at <= now()
+                 WHERE o.topic = lane.topic AND o.destination = lane.destination
+                   AND o.available_at <= now()
                    AND (o.locked_by IS NULL OR o.locked_by = ANY($5))
                  ORDER BY o.available_at, o.sequence
                  LIMIT lane.room
@@ -190,6 +206,7 @@ pub(crate) fn claim(
     .bind::<BigInt, _>(as_bigint(claim.room))
     .bind::<Array<BigInt>, _>(claim.expired)
     .bind::<Integer, _>(i32::try_from(claim.max_attempts).unwrap_or(i32::MAX))
+    .bind::<Array<Text>, _>(destinations)
     .load(conn)?;
     Ok(rows
         .into_iter()

@@ -78,6 +78,8 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("kind", "text"),
             ("name", "text"),
             ("reason", "text"),
+            ("openings", "integer"),
+            ("reason", "text"),
             ("paused_until", "timestamp with time zone"),
         ],
     ),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin;
+use diesel_outbox::admin::{self, LiveTopic};
 use diesel_outbox::{Config, HttpDispatcher};
 use serde_json::json;
 
@@ -121,16 +121,22 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         format!("outbox {} has all that this version uses", config.table),
     ));
     match admin::topics(&mut conn, &config.table) {
-        Ok(topics) => findings.extend(topics.iter().map(|topic| {
-            match dispatcher.destinations_of(topic).as_slice() {
-                found @ [_, ..] => good("topic", format!("{topic} -> {}", found.join(" and "))),
-                [] => bad(
-                    "topic",
-                    format!("{topic} waits and nothing serves it (NO_ROUTE)"),
-                ),
-            }
-        })),
+        Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
         Err(error) => findings.push(bad("topics", error.to_string())),
     }
     findings
+}
+
+fn goes(topic: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
+    let (topic, destination) = (&topic.topic, &topic.destination);
+    let found = dispatcher.destinations_of(topic, destination);
+    if !found.is_empty() {
+        return good("topic", format!("{topic} -> {}", found.join(" and ")));
+    }
+    let why = if destination.is_empty() {
+        "nothing serves it (NO_ROUTE)".to_owned()
+    } else {
+        format!("no destination is called {destination:?} (UNKNOWN_DESTINATION)")
+    };
+    bad("topic", format!("{topic} waits and {why}"))
 }

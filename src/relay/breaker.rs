@@ -1,0 +1,194 @@
+//! A circuit breaker's arithmetic: which sends count, and for how long it opens.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::config::Breaker;
+use crate::dispatch::Outcome;
+use crate::status::ReasonCode;
+
+/// Parts of a window. A part is forgotten as a whole.
+const PARTS: u32 = 10;
+
+/// The sends of the last while. Pure: the time is given.
+#[derive(Debug)]
+pub(super) struct Window {
+    settings: Breaker,
+    /// When each part began, its sends and its failures.
+    parts: VecDeque<(Instant, u32, u32)>,
+}
+
+impl Window {
+    pub(super) fn new(settings: Breaker) -> Self {
+        Self {
+            settings,
+            parts: VecDeque::new(),
+        }
+    }
+
+    /// Counts a send. `true`: too many have failed.
+    pub(super) fn count(&mut self, has_failed: bool, now: Instant) -> bool {
+        let length = self.settings.window / PARTS;
+        if self
+            .parts
+            .back()
+            .is_none_or(|(began, ..)| now.saturating_duration_since(*began) >= length)
+        {
+            let oldest = self.settings.window;
+            self.parts
+                .retain(|(began, ..)| now.saturating_duration_since(*began) < oldest);
+            self.parts.push_back((now, 0, 0));
+        }
+        if let Some((_, sends, failures)) = self.parts.back_mut() {
+            *sends = sends.saturating_add(1);
+            *failures = failures.saturating_add(u32::from(has_failed));
+        }
+        has_failed && self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        let total = |part: fn(&(Instant, u32, u32)) -> u32| -> u64 {
+            self.parts.iter().map(|p| u64::from(part(p))).sum()
+        };
+        let (sends, failures) = (total(|p| p.1), total(|p| p.2));
+        #[allow(clippy::cast_precision_loss, reason = "no window has that many sends")]
+        let ratio = failures as f64 / sends.max(1) as f64;
+        sends >= u64::from(self.settings.min_sends) && ratio >= self.settings.failure_ratio
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.parts.clear();
+    }
+}
+
+/// How long it is open the `openings`-th time in a row (1, 2, …).
+pub(super) fn open_time(settings: &Breaker, openings: u32) -> Duration {
+    let doubled = 2_u32.saturating_pow(openings.saturating_sub(1));
+    settings.open.saturating_mul(doubled).min(settings.open_cap)
+}
+
+/// What an outcome says of the destination as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// It works.
+    Good,
+    /// It does not.
+    Bad,
+    /// There is no way to it.
+    NoWay,
+    /// Nothing: it is about the message.
+    None,
+}
+
+/// Reads an outcome for what it says of the destination.
+pub(super) fn sign(outcome: &Outcome) -> Sign {
+    match outcome {
+        Outcome::Delivered(_) => Sign::Good,
+        Outcome::Wait(_) => Sign::NoWay,
+        Outcome::Dead(failure) if failure.response.status.is_some() => Sign::Good,
+        Outcome::Dead(_) => Sign::None,
+        Outcome::Retry(failure) => match failure.code {
+            ReasonCode::Dns
+            | ReasonCode::Connect
+            | ReasonCode::Tls
+            | ReasonCode::Timeout
+            | ReasonCode::ConnectionLost
+            | ReasonCode::Protocol
+            | ReasonCode::Redirect
+            | ReasonCode::ServerError
+            | ReasonCode::Gone => Sign::Bad,
+            // With a time to wait it says more than a breaker could.
+            ReasonCode::RateLimited if failure.pause.is_none() => Sign::Bad,
+            ReasonCode::ClientError => match failure.response.status {
+                Some(408 | 409 | 425) => Sign::None,
+                _ => Sign::Bad,
+            },
+            _ => Sign::None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::{Failure, Response};
+
+    fn settings() -> Breaker {
+        let mut settings = Breaker::default();
+        settings.min_sends = 10;
+        settings.window = Duration::from_secs(10);
+        settings
+    }
+
+    #[test]
+    fn it_opens_when_half_of_enough_sends_have_failed() {
+        let now = Instant::now();
+        let mut window = Window::new(settings());
+        for _ in 0..5 {
+            assert!(!window.count(false, now));
+        }
+        for _ in 0..4 {
+            assert!(!window.count(true, now), "too few sends");
+        }
+        assert!(window.count(true, now));
+    }
+
+    #[test]
+    fn what_was_before_the_window_does_not_count() {
+        let now = Instant::now();
+        let mut window = Window::new(settings());
+        for _ in 0..9 {
+            window.count(true, now);
+        }
+        assert!(!window.count(true, now + Duration::from_secs(11)));
+    }
+
+    #[test]
+    fn few_failures_among_many_sends_do_not_open_it() {
+        let mut window = Window::new(settings());
+        let now = Instant::now();
+        for n in 0..1000_u32 {
+            let at = now + Duration::from_millis(u64::from(n) * 5);
+            assert!(!window.count(n % 3 == 0, at), "{n}");
+        }
+    }
+
+    #[test]
+    fn the_open_time_doubles_up_to_its_cap() {
+        let mut settings = settings();
+        settings.open = Duration::from_secs(1);
+        settings.open_cap = Duration::from_secs(5);
+        let seconds: Vec<u64> = (1..=4).map(|n| open_time(&settings, n).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 5]);
+        assert_eq!(open_time(&settings, u32::MAX).as_secs(), 5);
+    }
+
+    #[test]
+    fn an_outcome_of_the_message_says_nothing_of_the_destination() {
+        let retry = |code, status| {
+            let mut failure = Failure::new(code, "");
+            failure.response = Response::new(status, None);
+            Outcome::Retry(failure)
+        };
+        for (outcome, expected) in [
+            (retry(ReasonCode::Timeout, None), Sign::Bad),
+            (retry(ReasonCode::ServerError, Some(500)), Sign::Bad),
+            (retry(ReasonCode::ClientError, Some(404)), Sign::Bad),
+            (retry(ReasonCode::ClientError, Some(409)), Sign::None),
+            (retry(ReasonCode::RateLimited, Some(429)), Sign::Bad),
+            (retry(ReasonCode::Panic, None), Sign::None),
+            (retry(ReasonCode::NoRoute, None), Sign::None),
+            (
+                Outcome::Wait(Failure::new(ReasonCode::Proxy, "")),
+                Sign::NoWay,
+            ),
+            (
+                Outcome::Dead(Failure::new(ReasonCode::InvalidHeader, "")),
+                Sign::None,
+            ),
+        ] {
+            assert_eq!(sign(&outcome), expected, "{outcome:?}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A token bucket: how long the next request has to wait.
+
+use std::time::{Duration, Instant};
+
+use crate::config::Rate;
+
+/// Tokens of a rate. Pure: the time is given.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    per_second: f64,
+    burst: f64,
+    tokens: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    /// A full one.
+    pub(super) fn new(rate: Rate, now: Instant) -> Self {
+        let burst = f64::from(rate.burst.max(1));
+        Self {
+            per_second: rate.per_second,
+            burst,
+            tokens: burst,
+            filled: now,
+        }
+    }
+
+    /// Takes a token, or tells how long it takes until there is one.
+    pub(super) fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.tokens = (self.tokens + passed * self.per_second).min(self.burst);
+        self.filled = now;
+        // What is added up from small parts of a second is a little less than a whole.
+        if self.tokens >= 1.0 - 1e-9 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        let wait = (1.0 - self.tokens) / self.per_second;
+        Err(Duration::try_from_secs_f64(wait).unwrap_or(Duration::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_span_of_time_has_more_than_its_rate_and_one_burst(
+            per_second in 0.5_f64..2000.0,
+            pauses in proptest::collection::vec(0_u64..300, 1..200),
+        ) {
+            let start = Instant::now();
+            let rate = Rate::per_second(per_second);
+            let mut bucket = Bucket::new(rate, start);
+            let mut taken: Vec<Duration> = Vec::new();
+            let mut at = Duration::ZERO;
+            for pause in pauses {
+                at += Duration::from_millis(pause);
+                while let Err(wait) = bucket.take(start + at) {
+                    at += wait + Duration::from_nanos(1);
+                }
+                taken.push(at);
+            }
+            for (first, from) in taken.iter().enumerate() {
+                for (last, to) in taken.iter().enumerate().skip(first) {
+                    let most = f64::from(rate.burst) + per_second * (*to - *from).as_secs_f64() + 1e-6;
+                    prop_assert!((last - first + 1) as f64 <= most.floor() + 1.0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_burst_the_next_one_waits() {
+        let now = Instant::now();
+        let mut bucket = Bucket::new(Rate::per_second(20.0), now);
+        assert_eq!(bucket.take(now), Ok(()));
+        assert_eq!(bucket.take(now), Ok(()));
+        let wait = bucket.take(now).expect_err("the burst is used up");
+        assert!(wait > Duration::from_millis(49) && wait < Duration::from_millis(51));
+        assert_eq!(bucket.take(now + wait), Ok(()));
+    }
+}

@@ -1,0 +1,111 @@
+//! A bulkhead for each destination: threads, a queue and a gate of its own, so that one that is
+//! broken, slow or hanging takes nothing from the others.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::gate::Gate;
+use super::lanes::MOST_LANES;
+use crate::backoff::Backoff;
+use crate::config::{Config, Destination, Mode, RequestBatch};
+
+/// Payload bytes that may wait in the queues of all destinations together.
+const QUEUE_BYTES: usize = 16 * 1024 * 1024;
+/// What goes where nothing serves it: a thread that says so.
+const NOWHERE: &str = "";
+
+/// What the relay knows of one destination.
+pub(crate) struct Bulkhead {
+    pub(crate) name: Arc<str>,
+    pub(crate) gate: Gate,
+    /// Threads that send to it.
+    pub(crate) concurrency: usize,
+    /// In batched mode.
+    pub(crate) request_batch: Option<RequestBatch>,
+    pub(crate) retries: Retries,
+    /// Messages of one claim, at most.
+    pub(crate) batch: usize,
+    /// Payload bytes in its queue.
+    pub(crate) queue_bytes: usize,
+    /// The limit of one send.
+    pub(crate) send_timeout: Duration,
+    /// The claimer waits until its queue has room.
+    pub(crate) wants_room: AtomicBool,
+}
+
+/// How often and when a message is tried again.
+#[derive(Debug, Clone)]
+pub(crate) struct Retries {
+    pub(crate) max_attempts: u32,
+    pub(crate) backoff: Backoff,
+}
+
+impl Bulkhead {
+    /// One for each destination, in their order, and a last one for messages that no destination
+    /// serves. A dispatcher of the application's own has `own_threads` there.
+    pub(crate) fn all(config: &Config, own_threads: Option<usize>) -> Vec<Self> {
+        let destinations = config.all_destinations();
+        let queue_bytes = QUEUE_BYTES / (destinations.len() + 1);
+        let last = Self {
+            name: NOWHERE.into(),
+            gate: Gate::open(NOWHERE),
+            concurrency: own_threads.unwrap_or(1),
+            request_batch: None,
+            retries: Retries {
+                max_attempts: config.max_attempts,
+                backoff: config.backoff.clone(),
+            },
+            batch: config.batch,
+            queue_bytes: if destinations.is_empty() {
+                QUEUE_BYTES
+            } else {
+                queue_bytes
+            },
+            send_timeout: config.send_timeout,
+            wants_room: AtomicBool::new(false),
+        };
+        destinations
+            .iter()
+            .map(|destination| Self::of(destination, config, queue_bytes))
+            .chain([last])
+            .collect()
+    }
+
+    fn of(destination: &Destination, config: &Config, queue_bytes: usize) -> Self {
+        let mode = destination.mode.unwrap_or(config.mode);
+        let request_batch = (mode == Mode::Batched).then_some(destination.request_batch);
+        let per_request = request_batch.map_or(1, |batch| batch.size);
+        // No more than it takes in a second: the rest can go to other relays.
+        let batch = match destination.rate {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            Some(rate) => (rate.per_second.ceil() as usize)
+                .saturating_mul(per_request)
+                .clamp(1, config.batch),
+            None => config.batch,
+        };
+        Self {
+            name: destination.name.as_str().into(),
+            gate: Gate::new(destination),
+            concurrency: destination.concurrency.unwrap_or(config.concurrency),
+            request_batch,
+            retries: Retries {
+                max_attempts: destination.max_attempts.unwrap_or(config.max_attempts),
+                backoff: destination
+                    .backoff
+                    .clone()
+                    .unwrap_or_else(|| config.backoff.clone()),
+            },
+            batch,
+            queue_bytes,
+            send_timeout: destination.timeout.unwrap_or(config.send_timeout),
+            wants_room: AtomicBool::new(false),
+        }
+    }
+
+    /// Places in its queue: two batches, one to be sent while the next is claimed, and what lanes
+    /// may give beyond the batch that they share.
+    pub(crate) fn queue(&self) -> usize {
+        2 * self.batch + self.batch / 4 + MOST_LANES
+    }
+}

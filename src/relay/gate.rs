@@ -1,0 +1,581 @@
+//! What stands before a destination: its rate, its circuit breaker, and whether it is paused.
+//!
+//! The truth about pauses is the table `outbox_pause`, which all relays share. A gate closes at
+//! once by what its own senders see; the claimer, which has a connection, writes that down and
+//! tells the gate what the table says.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::breaker::{Sign, Window, open_time, sign};
+use super::bucket::Bucket;
+use crate::config::{Breaker, Destination};
+use crate::dispatch::{Failure, Outcome, Pause};
+use crate::status::ReasonCode;
+use crate::store::pause::{BREAKER_OPEN, Paused};
+
+/// After a start or a pause one send goes first; the others wait for its answer, but no longer than
+/// this. So a destination that is not ready costs one attempt, and a slow one is not held up.
+const FIRST_SEND: Duration = Duration::from_millis(100);
+/// Whoever waits looks at least this often whether its lease is good.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// The gate of one destination.
+pub(crate) struct Gate {
+    name: Arc<str>,
+    breaker: Option<Breaker>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    bucket: Option<Bucket>,
+    window: Option<Window>,
+    /// How often in a row the breaker has opened.
+    openings: u32,
+    /// What the table has to be told.
+    news: Option<News>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Flowing,
+    /// One send goes first. `began`: it is under way. `is_probe`: of a breaker, with no limit of time.
+    Trying {
+        began: Option<Instant>,
+        is_probe: bool,
+    },
+    /// `then_probe`: what closed it is a breaker.
+    Closed {
+        until: Option<Instant>,
+        then_probe: bool,
+    },
+}
+
+/// A change that other relays have to know of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Closed for this long, or until an operator resumes it.
+    Paused(ReasonCode, Option<Duration>),
+    /// The breaker has opened for this long, the so-manieth time in a row.
+    Opened(Duration, u32),
+    /// A probe went well.
+    Recovered,
+}
+
+/// How many messages a destination takes just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// None.
+    Closed,
+    /// One, as a probe.
+    One,
+    /// As many as its queue takes.
+    Free,
+}
+
+/// What is to be done about a gate whose time is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    /// Ask the table who may probe.
+    Probe,
+}
+
+/// The right to one send.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Pass {
+    is_first: bool,
+}
+
+impl Gate {
+    pub(crate) fn new(destination: &Destination) -> Self {
+        let now = Instant::now();
+        let state = State {
+            phase: Phase::Trying {
+                began: None,
+                is_probe: false,
+            },
+            bucket: destination.rate.map(|rate| Bucket::new(rate, now)),
+            window: destination.breaker.map(Window::new),
+            openings: 0,
+            news: None,
+        };
+        Self::with(destination.name.as_str().into(), destination.breaker, state)
+    }
+
+    /// One that only an operator closes.
+    pub(crate) fn open(name: &str) -> Self {
+        let state = State {
+            phase: Phase::Flowing,
+            bucket: None,
+            window: None,
+            openings: 0,
+            news: None,
+        };
+        Self::with(name.into(), None, state)
+    }
+
+    fn with(name: Arc<str>, breaker: Option<Breaker>, state: State) -> Self {
+        Self {
+            name,
+            breaker,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the right to one send, while `is_wanted`. `None`: it is not wanted any more, or
+    /// the gate is closed.
+    pub(crate) fn admit(&self, is_wanted: impl Fn() -> bool) -> Option<Pass> {
+        let mut state = self.lock();
+        loop {
+            if !is_wanted() {
+                return None;
+            }
+            let now = Instant::now();
+            let wait = match state.phase {
+                Phase::Closed { .. } => return None,
+                Phase::Trying {
+                    began: Some(began),
+                    is_probe,
+                } => {
+                    let waited = now.saturating_duration_since(began);
+                    if !is_probe && waited >= FIRST_SEND {
+                        state.phase = Phase::Flowing;
+                        continue;
+                    }
+                    if is_probe {
+                        LONGEST_WAIT
+                    } else {
+                        FIRST_SEND.saturating_sub(waited)
+                    }
+                }
+                Phase::Flowing | Phase::Trying { began: None, .. } => {
+                    match state.bucket.as_mut().map_or(Ok(()), |b| b.take(now)) {
+                        Ok(()) => return Some(state.pass(now)),
+                        Err(wait) => wait,
+                    }
+                }
+            };
+            (state, _) = self
+                .changed
+                .wait_timeout(state, wait.min(LONGEST_WAIT))
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Nothing was sent.
+    pub(crate) fn give_back(&self, pass: &Pass) {
+        let mut state = self.lock();
+        if let (true, Phase::Trying { began, .. }) = (pass.is_first, &mut state.phase) {
+            *began = None;
+            self.changed.notify_all();
+        }
+    }
+
+    /// What came of the send. `true`: the table has to be told.
+    pub(crate) fn record(&self, pass: &Pass, outcome: &Outcome) -> bool {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let before = state.phase;
+        if let Some((pause, failure)) = pause_of(outcome) {
+            self.pause(&mut state, pause, failure, now);
+        } else {
+            self.count(&mut state, pass, sign(outcome), now);
+        }
+        if state.phase != before {
+            self.changed.notify_all();
+        }
+        state.news.is_some()
+    }
+
+    fn pause(&self, state: &mut State, pause: Pause, failure: &Failure, now: Instant) {
+        let code = failure.code;
+        let until = match pause {
+            Pause::UntilResumed => None,
+            Pause::For(duration) => Some(later(now, duration)),
+        };
+        // A longer pause stays; the answers of many senders come at once.
+        if let Phase::Closed { until: before, .. } = state.phase
+            && (before.is_none() || until.is_some_and(|until| before >= Some(until)))
+        {
+            return;
+        }
+        state.close(until, false);
+        let duration = until.map(|until| until.saturating_duration_since(now));
+        state.news = Some(News::Paused(code, duration));
+        match duration {
+            Some(duration) => {
+                log::warn!(event = "destination_parked", destination:% = self.name, reason = code.as_str(), seconds = duration.as_secs_f64(); "the destination wants to be left alone: its messages wait, at no cost");
+            }
+            None => {
+                log::error!(event = "destination_paused", destination:% = self.name, reason = code.as_str(); "the destination is paused until an operator resumes it (diesel-outbox resume): its messages wait, at no cost");
+            }
+        }
+    }
+
+    fn count(&self, state: &mut State, pass: &Pass, sign: Sign, now: Instant) {
+        match (state.phase, sign) {
+            // A send that began before.
+            (Phase::Closed { .. }, _) => {}
+            (Phase::Trying { is_probe: true, .. }, Sign::Good) => {
+                state.flow();
+                state.openings = 0;
+                state.news = Some(News::Recovered);
+                log::info!(event = "breaker_closed", destination:% = self.name; "the destination works again");
+            }
+            (Phase::Trying { is_probe: true, .. }, Sign::None) => {
+                state.phase = Phase::Trying {
+                    began: None,
+                    is_probe: true,
+                };
+            }
+            (Phase::Trying { is_probe: true, .. }, Sign::Bad | Sign::NoWay) => {
+                if pass.is_first {
+                    self.trip(state, now);
+                }
+            }
+            (Phase::Trying { .. } | Phase::Flowing, sign) => {
+                if pass.is_first {
+                    state.phase = Phase::Flowing;
+                }
+                let is_over = match (sign, &mut state.window) {
+                    (Sign::None, _) | (_, None) => false,
+                    (sign, Some(window)) => {
+                        window.count(sign != Sign::Good, now) || sign == Sign::NoWay
+                    }
+                };
+                if sign == Sign::Good {
+                    state.openings = 0;
+                }
+                if is_over {
+                    self.trip(state, now);
+                }
+            }
+        }
+    }
+
+    /// The breaker opens.
+    fn trip(&self, state: &mut State, now: Instant) {
+        let Some(settings) = &self.breaker else {
+            return;
+        };
+        state.openings = state.openings.saturating_add(1);
+        let duration = open_time(settings, state.openings);
+        state.close(Some(later(now, duration)), true);
+        state.news = Some(News::Opened(duration, state.openings));
+        log::warn!(event = "breaker_opened", destination:% = self.name, seconds = duration.as_secs_f64(), in_a_row = state.openings; "too many sends to the destination fail: its messages wait, at no cost, then one is tried");
+    }
+
+    /// How many messages may be claimed for it.
+    pub(crate) fn room(&self) -> Room {
+        match self.lock().phase {
+            Phase::Flowing
+            | Phase::Trying {
+                is_probe: false, ..
+            } => Room::Free,
+            Phase::Trying {
+                began: None,
+                is_probe: true,
+            } => Room::One,
+            Phase::Trying { .. } | Phase::Closed { .. } => Room::Closed,
+        }
+    }
+
+    /// When it opens by itself.
+    pub(crate) fn opens_at(&self) -> Option<Instant> {
+        match self.lock().phase {
+            Phase::Closed { until, .. } => until,
+            Phase::Flowing | Phase::Trying { .. } => None,
+        }
+    }
+
+    /// Opens it where its time is over and no breaker has closed it.
+    pub(crate) fn open_in_time(&self, now: Instant) -> Due {
+        let mut state = self.lock();
+        let Phase::Closed {
+            until: Some(until),
+            then_probe,
+        } = state.phase
+        else {
+            return Due::Nothing;
+        };
+        if now < until || state.news.is_some() {
+            return Due::Nothing;
+        }
+        if then_probe {
+            return Due::Probe;
+        }
+        self.try_first(&mut state, false);
+        Due::Nothing
+    }
+
+    /// This relay may probe.
+    pub(crate) fn begin_probe(&self) {
+        self.try_first(&mut self.lock(), true);
+    }
+
+    fn try_first(&self, state: &mut State, is_probe: bool) {
+        state.phase = Phase::Trying {
+            began: None,
+            is_probe,
+        };
+        self.changed.notify_all();
+    }
+
+    /// Learns what the table says. Where the table has not been told the news yet, it is wrong.
+    pub(crate) fn learn(&self, row: Option<&Paused>, now: Instant) {
+        let mut state = self.lock();
+        if state.news.is_some() {
+            return;
+        }
+        let is_probing = matches!(state.phase, Phase::Trying { is_probe: true, .. });
+        let Some(row) = row else {
+            if matches!(state.phase, Phase::Closed { .. }) || is_probing {
+                log::info!(event = "destination_resumed", destination:% = self.name; "the destination is not paused any more");
+                state.openings = 0;
+                self.try_first(&mut state, false);
+            }
+            return;
+        };
+        let is_breaker = row.reason == BREAKER_OPEN;
+        state.openings = state.openings.max(row.openings);
+        let until = match row.left {
+            // The time of a probe is its relay's own.
+            _ if is_probing && is_breaker => return,
+            None => None,
+            Some(left) if left.is_zero() && !is_breaker => return,
+            Some(left) => Some(later(now, left)),
+        };
+        if !matches!(state.phase, Phase::Closed { .. }) && self.breaker.is_none() && is_breaker {
+            return;
+        }
+        if !matches!(state.phase, Phase::Closed { .. }) {
+            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "the destination is paused: its messages wait, at no cost");
+        }
+        state.close(until, is_breaker);
+        self.changed.notify_all();
+    }
+
+    /// What the table has to be told, once.
+    pub(crate) fn take_news(&self) -> Option<News> {
+        self.lock().news.take()
+    }
+
+    /// The table could not be told.
+    pub(crate) fn keep_news(&self, news: News) {
+        self.lock().news.get_or_insert(news);
+    }
+
+    /// Makes all who wait look again.
+    pub(crate) fn wake(&self) {
+        // With the lock, so that nobody is between its look and its wait.
+        let _state = self.lock();
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    fn pass(&mut self, now: Instant) -> Pass {
+        let Phase::Trying { began, .. } = &mut self.phase else {
+            return Pass { is_first: false };
+        };
+        *began = Some(now);
+        Pass { is_first: true }
+    }
+
+    fn flow(&mut self) {
+        self.phase = Phase::Flowing;
+        if let Some(window) = &mut self.window {
+            window.clear();
+        }
+    }
+
+    fn close(&mut self, until: Option<Instant>, then_probe: bool) {
+        self.phase = Phase::Closed { until, then_probe };
+        if let Some(window) = &mut self.window {
+            window.clear();
+        }
+    }
+}
+
+fn pause_of(outcome: &Outcome) -> Option<(Pause, &Failure)> {
+    match outcome {
+        Outcome::Delivered(_) => None,
+        Outcome::Retry(failure) | Outcome::Wait(failure) | Outcome::Dead(failure) => {
+            failure.pause.map(|pause| (pause, failure))
+        }
+    }
+}
+
+/// A year: further away than the clock can say is never.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn later(now: Instant, duration: Duration) -> Instant {
+    now + duration.min(FAR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Rate;
+    use crate::dispatch::Response;
+
+    fn gate(change: impl FnOnce(&mut Destination)) -> Gate {
+        let mut destination = Destination::new("a", "http://a").expect("a URL");
+        change(&mut destination);
+        Gate::new(&destination)
+    }
+
+    fn failed(code: ReasonCode) -> Outcome {
+        Outcome::Retry(Failure::new(code, ""))
+    }
+
+    fn asked_to_wait(duration: Duration) -> Outcome {
+        let mut failure = Failure::new(ReasonCode::RateLimited, "");
+        failure.pause = Some(Pause::For(duration));
+        Outcome::Retry(failure)
+    }
+
+    fn delivered() -> Outcome {
+        Outcome::Delivered(Response::default())
+    }
+
+    fn send(gate: &Gate, outcome: &Outcome) {
+        let pass = gate.admit(|| true).expect("it is open");
+        gate.record(&pass, outcome);
+    }
+
+    fn row(reason: &str, left: Option<Duration>) -> Paused {
+        Paused {
+            kind: "destination".to_owned(),
+            name: "a".to_owned(),
+            reason: reason.to_owned(),
+            openings: 1,
+            left,
+        }
+    }
+
+    #[test]
+    fn the_first_send_goes_alone_and_its_answer_closes_the_gate_for_all() {
+        let gate = gate(|_| {});
+        let first = gate.admit(|| true).expect("it is open");
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (0..3)
+                .map(|_| scope.spawn(|| gate.admit(|| true).is_some()))
+                .collect();
+            gate.record(&first, &asked_to_wait(Duration::from_secs(2)));
+            for other in others {
+                assert!(!other.join().expect("no panic"), "it was let through");
+            }
+        });
+        assert_eq!(gate.room(), Room::Closed);
+        assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+    }
+
+    #[test]
+    fn a_slow_first_send_holds_the_others_for_a_moment_only() {
+        let gate = gate(|_| {});
+        let _first = gate.admit(|| true).expect("it is open");
+        let began = Instant::now();
+        assert!(gate.admit(|| true).is_some());
+        assert!(began.elapsed() >= FIRST_SEND / 2);
+        assert!(
+            gate.admit(|| true).is_some(),
+            "from then on nothing is waited for"
+        );
+    }
+
+    #[test]
+    fn a_breaker_opens_probes_and_closes() {
+        let gate = gate(|destination| {
+            let mut breaker = Breaker::default();
+            breaker.min_sends = 2;
+            breaker.open = Duration::from_millis(1);
+            destination.breaker = Some(breaker);
+        });
+        send(&gate, &failed(ReasonCode::Timeout));
+        send(&gate, &failed(ReasonCode::Timeout));
+        assert_eq!(
+            gate.take_news(),
+            Some(News::Opened(Duration::from_millis(1), 1))
+        );
+        let later = Instant::now() + Duration::from_millis(5);
+        assert_eq!(gate.open_in_time(later), Due::Probe);
+        gate.begin_probe();
+        assert_eq!(gate.room(), Room::One);
+        send(&gate, &failed(ReasonCode::Timeout));
+        assert_eq!(
+            gate.take_news(),
+            Some(News::Opened(Duration::from_millis(2), 2)),
+            "a failed probe opens it for longer"
+        );
+        gate.begin_probe();
+        send(&gate, &delivered());
+        assert_eq!(gate.take_news(), Some(News::Recovered));
+        assert_eq!(gate.room(), Room::Free);
+    }
+
+    #[test]
+    fn without_a_breaker_failures_close_nothing() {
+        let gate = gate(|destination| destination.breaker = None);
+        for _ in 0..200 {
+            send(&gate, &failed(ReasonCode::Timeout));
+        }
+        assert_eq!(gate.room(), Room::Free);
+    }
+
+    #[test]
+    fn what_the_table_says_closes_and_opens_it() {
+        let gate = gate(|_| {});
+        let now = Instant::now();
+        gate.learn(Some(&row("OPERATOR", None)), now);
+        assert_eq!(gate.room(), Room::Closed);
+        assert_eq!(gate.opens_at(), None);
+        gate.learn(None, now);
+        assert_eq!(gate.room(), Room::Free);
+        gate.learn(
+            Some(&row("RATE_LIMITED", Some(Duration::from_secs(3)))),
+            now,
+        );
+        assert_eq!(gate.opens_at(), Some(now + Duration::from_secs(3)));
+        assert_eq!(
+            gate.open_in_time(now + Duration::from_secs(4)),
+            Due::Nothing
+        );
+        assert_eq!(gate.room(), Room::Free);
+    }
+
+    #[test]
+    fn what_the_table_does_not_know_yet_is_not_forgotten() {
+        let gate = gate(|_| {});
+        send(&gate, &asked_to_wait(Duration::from_secs(9)));
+        gate.learn(None, Instant::now());
+        assert_eq!(gate.room(), Room::Closed);
+        let news = gate.take_news().expect("news");
+        gate.keep_news(news);
+        gate.learn(None, Instant::now());
+        assert_eq!(gate.room(), Room::Closed);
+    }
+
+    #[test]
+    fn who_waits_for_the_rate_goes_when_it_is_not_wanted_any_more() {
+        let gate = gate(|destination| destination.rate = Some(Rate::per_second(0.001)));
+        send(&gate, &delivered());
+        let is_wanted = std::sync::atomic::AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| gate.admit(|| is_wanted.load(std::sync::atomic::Ordering::SeqCst)));
+            is_wanted.store(false, std::sync::atomic::Ordering::SeqCst);
+            gate.wake();
+            assert!(waiting.join().expect("no panic").is_none());
+        });
+    }
+}

@@ -1,0 +1,94 @@
+//! Between the gates of this relay and the table that all relays share.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use super::bulkhead::Bulkhead;
+use super::gate::{Due, News};
+use super::session::Session;
+use super::shared::Shared;
+use crate::error::DatabaseError;
+use crate::store::pause::{self, BREAKER_OPEN, Paused};
+
+const DESTINATION: &str = "destination";
+const TOPIC: &str = "topic";
+/// Beyond the time of a send, a probe has this long to be claimed and answered.
+const PROBE_TIME: Duration = Duration::from_secs(5);
+
+/// Tells the table what the gates have seen, opens those whose time is over, and asks the table
+/// for the right to probe where a breaker has closed them.
+pub(super) fn follow_up(shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
+    for bulkhead in &shared.bulkheads {
+        if let Some(news) = bulkhead.gate.take_news()
+            && let Err(error) = tell(shared, session, bulkhead, news)
+        {
+            bulkhead.gate.keep_news(news);
+            return Err(error);
+        }
+        if bulkhead.gate.open_in_time(Instant::now()) == Due::Probe {
+            probe(shared, session, bulkhead)?;
+        }
+    }
+    Ok(())
+}
+
+fn tell(
+    shared: &Shared,
+    session: &mut Session,
+    bulkhead: &Bulkhead,
+    news: News,
+) -> Result<(), DatabaseError> {
+    let (outbox, name) = (&shared.config.table, &*bulkhead.name);
+    session.run(|conn| match news {
+        News::Paused(code, duration) => {
+            let reason = code.as_str();
+            pause::pause(conn, outbox, DESTINATION, name, reason, duration, 0)
+        }
+        News::Opened(duration, openings) => {
+            let duration = Some(duration);
+            pause::pause(
+                conn,
+                outbox,
+                DESTINATION,
+                name,
+                BREAKER_OPEN,
+                duration,
+                openings,
+            )
+        }
+        News::Recovered => pause::close_breaker(conn, outbox, name),
+    })
+}
+
+fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<(), DatabaseError> {
+    let (outbox, name) = (&shared.config.table, &*bulkhead.name);
+    let hold = 2 * bulkhead.send_timeout + PROBE_TIME;
+    let (is_ours, rows) = session.run(|conn| {
+        let is_ours = pause::take_probe(conn, outbox, name, hold)?;
+        Ok((is_ours, pause::all(conn, outbox)?))
+    })?;
+    if is_ours {
+        bulkhead.gate.begin_probe();
+    } else {
+        learn(shared, &rows);
+    }
+    Ok(())
+}
+
+/// Teaches the gates what the table says. Returns the topics that are paused.
+pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> HashSet<String> {
+    let now = Instant::now();
+    let of_kind = |kind: &'static str| rows.iter().filter(move |row| row.kind == kind);
+    let destinations: HashMap<&str, &Paused> = of_kind(DESTINATION)
+        .map(|row| (row.name.as_str(), row))
+        .collect();
+    for bulkhead in &shared.bulkheads {
+        bulkhead
+            .gate
+            .learn(destinations.get(&*bulkhead.name).copied(), now);
+    }
+    of_kind(TOPIC)
+        .filter(|row| row.left.is_none_or(|left| !left.is_zero()))
+        .map(|row| row.name.clone())
+        .collect()
+}
