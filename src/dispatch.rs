@@ -1,11 +1,16 @@
 //! One message out, one outcome back.
 
+mod cloudevents;
 mod connection;
+mod form;
 mod headers;
 mod http;
 mod resolver;
 mod response;
+mod signature;
+mod stored;
 mod target;
+mod trace;
 
 use std::time::Duration;
 

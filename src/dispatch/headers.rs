@@ -1,105 +1,100 @@
-//! The headers of a request: CloudEvents 1.0 in binary mode, Standard Webhooks, and what was
-//! stored with the message.
+//! The headers of a request that the relay itself sets: Standard Webhooks, CloudEvents in binary
+//! mode, and its own.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
+use ::http::header::{HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
 use uuid::Uuid;
 
-use super::Failure;
-use crate::message::{Message, check_header};
-use crate::status::ReasonCode;
+use super::cloudevents::{percent_encoded, push_percent};
+use super::signature::Signer;
+use super::stored::{Stored, Trace};
+use crate::message::Message;
 
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const SPECVERSION: HeaderValue = HeaderValue::from_static("1.0");
-
-const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
-const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-const OUTBOX_ATTEMPT: HeaderName = HeaderName::from_static("outbox-attempt");
-const CE_SPECVERSION: HeaderName = HeaderName::from_static("ce-specversion");
+pub(super) const CE_SPECVERSION: HeaderName = HeaderName::from_static("ce-specversion");
+pub(super) const CE_SOURCE: HeaderName = HeaderName::from_static("ce-source");
 const CE_ID: HeaderName = HeaderName::from_static("ce-id");
-const CE_SOURCE: HeaderName = HeaderName::from_static("ce-source");
 const CE_TYPE: HeaderName = HeaderName::from_static("ce-type");
 const CE_TIME: HeaderName = HeaderName::from_static("ce-time");
 const CE_SEQUENCE: HeaderName = HeaderName::from_static("ce-sequence");
 const CE_PARTITIONKEY: HeaderName = HeaderName::from_static("ce-partitionkey");
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const OUTBOX_ATTEMPT: HeaderName = HeaderName::from_static("outbox-attempt");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The headers of one attempt.
-pub(super) fn of(
-    message: &Message,
-    source: &HeaderValue,
+/// Id, time and signature of a request. The body has to be what is sent, byte for byte.
+pub(super) fn add_webhook(
+    headers: &mut HeaderMap,
+    id: Uuid,
     now: SystemTime,
-) -> Result<HeaderMap, Failure> {
-    let mut headers = HeaderMap::with_capacity(16);
-    add_own(&mut headers, message, source, now)
-        .map_err(|error| Failure::new(ReasonCode::InvalidHeader, error.to_string()))?;
-    if let Some(stored) = &message.headers {
-        add_stored(&mut headers, stored)?;
+    signer: &Signer,
+    body: &str,
+) -> Result<(), InvalidHeaderValue> {
+    let id = id_value(id)?;
+    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let timestamp = HeaderValue::from(seconds);
+    if let Some(signature) = signer.sign(id.as_bytes(), timestamp.as_bytes(), body.as_bytes())? {
+        headers.insert(WEBHOOK_SIGNATURE, signature);
     }
-    Ok(headers)
+    headers.insert(WEBHOOK_ID, id);
+    headers.insert(WEBHOOK_TIMESTAMP, timestamp);
+    Ok(())
 }
 
-fn add_own(
+/// What is told of the message of a request that has only one.
+pub(super) fn add_delivery(
     headers: &mut HeaderMap,
     message: &Message,
-    source: &HeaderValue,
-    now: SystemTime,
 ) -> Result<(), InvalidHeaderValue> {
-    let mut buffer = Uuid::encode_buffer();
-    let id = HeaderValue::from_str(message.message_id.hyphenated().encode_lower(&mut buffer))?;
-    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let attempt = message.attempts.saturating_add(1);
+    let key = HeaderValue::try_from(quoted(&message.idempotency_key))?;
+    headers.insert(IDEMPOTENCY_KEY, key);
+    headers.insert(OUTBOX_ATTEMPT, HeaderValue::from(attempt));
+    Ok(())
+}
+
+pub(super) fn add_trace(headers: &mut HeaderMap, trace: Trace) -> Result<(), InvalidHeaderValue> {
+    headers.insert(TRACEPARENT, HeaderValue::try_from(trace.parent)?);
+    if let Some(state) = trace.state {
+        headers.insert(TRACESTATE, HeaderValue::try_from(state)?);
+    }
+    Ok(())
+}
+
+/// The attributes of an event in binary mode, beside those that all events have.
+pub(super) fn add_attributes(
+    headers: &mut HeaderMap,
+    message: &Message,
+    stored: &Stored,
+) -> Result<(), InvalidHeaderValue> {
     let time = humantime::format_rfc3339_micros(message.created_at).to_string();
-    headers.insert(CONTENT_TYPE, JSON);
-    headers.insert(WEBHOOK_ID, id.clone());
-    headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(seconds));
-    headers.insert(
-        IDEMPOTENCY_KEY,
-        HeaderValue::try_from(quoted(&message.idempotency_key))?,
-    );
-    headers.insert(
-        OUTBOX_ATTEMPT,
-        HeaderValue::from(message.attempts.saturating_add(1)),
-    );
-    headers.insert(CE_SPECVERSION, SPECVERSION);
-    headers.insert(CE_ID, id);
-    headers.insert(CE_SOURCE, source.clone());
-    headers.insert(
-        CE_TYPE,
-        HeaderValue::from_str(&percent_encoded(&message.topic))?,
-    );
+    headers.insert(CE_ID, id_value(message.message_id)?);
+    headers.insert(CE_TYPE, attribute(&message.topic)?);
     headers.insert(CE_TIME, HeaderValue::try_from(time)?);
     headers.insert(CE_SEQUENCE, HeaderValue::from(message.sequence.0));
     if let Some(key) = &message.ordering_key {
-        headers.insert(
-            CE_PARTITIONKEY,
-            HeaderValue::from_str(&percent_encoded(key))?,
-        );
+        headers.insert(CE_PARTITIONKEY, attribute(key)?);
+    }
+    for (name, value) in &stored.attributes {
+        // Checked when they were read: each is a name.
+        if let Ok(name) = HeaderName::try_from(name.as_str()) {
+            headers.insert(name, attribute(value)?);
+        }
     }
     Ok(())
 }
 
-/// Headers of plain inserts were never checked, so they are here.
-fn add_stored(headers: &mut HeaderMap, stored: &str) -> Result<(), Failure> {
-    let invalid = |what: String| Failure::new(ReasonCode::InvalidHeader, what);
-    let stored: BTreeMap<String, String> = serde_json::from_str(stored).map_err(|error| {
-        invalid(format!(
-            "the stored headers are no object of strings: {error}"
-        ))
-    })?;
-    for (name, value) in stored {
-        check_header(&name, &value)
-            .map_err(|reason| invalid(format!("stored header {name:?}: {reason}")))?;
-        let pair = (HeaderName::try_from(&name), HeaderValue::try_from(value));
-        let (Ok(name), Ok(value)) = pair else {
-            return Err(invalid(format!("stored header {name:?} cannot be sent")));
-        };
-        headers.append(name, value);
-    }
-    Ok(())
+pub(super) fn attribute(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+    HeaderValue::from_str(&percent_encoded(value))
+}
+
+fn id_value(id: Uuid) -> Result<HeaderValue, InvalidHeaderValue> {
+    let mut buffer = Uuid::encode_buffer();
+    HeaderValue::from_str(id.hyphenated().encode_lower(&mut buffer))
 }
 
 /// A string of RFC 9651. It has no place for what is not printable ASCII: that is
@@ -121,32 +116,9 @@ fn quoted(key: &str) -> String {
     quoted
 }
 
-/// As the HTTP binding of CloudEvents says (3.1.3.2): space, `"`, `%` and all that is not
-/// printable ASCII.
-fn percent_encoded(value: &str) -> Cow<'_, str> {
-    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%');
-    if value.bytes().all(is_plain) {
-        return Cow::Borrowed(value);
-    }
-    let mut encoded = String::with_capacity(value.len() + 8);
-    for byte in value.bytes() {
-        if is_plain(byte) {
-            encoded.push(char::from(byte));
-        } else {
-            push_percent(&mut encoded, byte);
-        }
-    }
-    Cow::Owned(encoded)
-}
-
-fn push_percent(text: &mut String, byte: u8) {
-    // Writing to a string cannot fail.
-    let _ = write!(text, "%{byte:02X}");
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{prop_assert, proptest};
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
     use super::*;
 
@@ -157,36 +129,29 @@ mod tests {
         assert_eq!(quoted("ä"), "\"%C3%A4\"");
     }
 
-    #[test]
-    fn a_topic_is_percent_encoded_as_cloudevents_says() {
-        assert_eq!(percent_encoded("order.paid"), "order.paid");
-        assert_eq!(percent_encoded("Euro € 100%"), "Euro%20%E2%82%AC%20100%25");
-    }
-
-    #[test]
-    fn stored_headers_are_added_and_bad_ones_named() {
-        let mut headers = HeaderMap::new();
-        add_stored(&mut headers, r#"{"x-shop": "berlin", "ce-region": "eu"}"#).expect("good");
-        assert_eq!(headers["x-shop"], "berlin");
-        for (stored, named) in [
-            (r#"{"webhook-id": "1"}"#, "webhook-id"),
-            (r#"{"Content-Length": "1"}"#, "Content-Length"),
-            (r#"{"x-a": "1\r\nx-b: 2"}"#, "x-a"),
-            (r#"{"x a": "1"}"#, "x a"),
-            (r#"{"x-a": 1}"#, "no object of strings"),
-            ("[1]", "no object of strings"),
-        ] {
-            let failure = add_stored(&mut HeaderMap::new(), stored).expect_err(stored);
-            assert_eq!(failure.code, ReasonCode::InvalidHeader);
-            assert!(failure.error.contains(named), "{}", failure.error);
+    /// As a receiver does it.
+    fn percent_decoded(value: &str) -> String {
+        let mut bytes = value.bytes();
+        let mut decoded = Vec::new();
+        while let Some(byte) = bytes.next() {
+            if byte == b'%' {
+                let digits: String = bytes.by_ref().take(2).map(char::from).collect();
+                decoded.push(u8::from_str_radix(&digits, 16).expect("two digits"));
+            } else {
+                decoded.push(byte);
+            }
         }
+        String::from_utf8(decoded).expect("UTF-8")
     }
 
     proptest! {
         #[test]
-        fn any_text_becomes_a_header_value(text in "\\PC{0,60}") {
+        fn any_text_becomes_a_header_value(text in "(?s).{0,60}") {
             prop_assert!(HeaderValue::from_str(&quoted(&text)).is_ok());
-            prop_assert!(HeaderValue::from_str(&percent_encoded(&text)).is_ok());
+            let value = attribute(&text)?;
+            let value = value.to_str()?;
+            prop_assert!(value.bytes().all(|byte| matches!(byte, b'!'..=b'~') && byte != b'"'));
+            prop_assert_eq!(percent_decoded(value), text);
         }
     }
 }

@@ -1,30 +1,41 @@
-//! Blocking HTTP: a message to the destination that its topic is routed to.
+//! Blocking HTTP: messages to the destinations that their topics are routed to.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use ::http::header::HeaderValue;
-
+use super::form::{Checked, Form, Request};
 use super::resolver::CachingResolver;
 use super::target::{Shared, Target};
-use super::{Dispatcher, Failure, Outcome, headers, response};
-use crate::config::{Config, ConfigError};
+use super::{Dispatcher, Failure, Outcome, response};
+use crate::config::{Config, ConfigError, Mode};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 
 /// Posts messages to destinations, by topic or by name.
 ///
+/// A destination's [`Mode`] says how: the payload as it is and everything else in headers, or
+/// CloudEvents documents that hold both. In each mode a request has the ids of Standard Webhooks
+/// and, where there are secrets, their signatures; the payload is what was stored, byte for byte.
+/// A request for several messages (batched mode) has an id of its own. The ids of its messages are
+/// in their documents; their stored HTTP headers, keys and attempts are not sent.
+///
 /// Made by the relay from its settings; of use by itself where an application wants to add
 /// something around it.
 #[derive(Debug)]
 pub struct HttpDispatcher {
     routes: Routes,
-    targets: Vec<Target>,
-    source: HeaderValue,
+    places: Vec<Place>,
     /// Topics that were logged as having no route.
     unrouted: Mutex<HashSet<String>>,
+}
+
+/// A destination, and the form of its requests.
+#[derive(Debug)]
+struct Place {
+    target: Target,
+    form: Form,
 }
 
 /// Topics without a route that are remembered as logged.
@@ -40,38 +51,38 @@ impl HttpDispatcher {
             ConfigError::new("destinations", format!("no thread for names: {error}"))
         })?;
         let resolver = Shared(Arc::new(resolver));
-        let targets = config
-            .all_destinations()
-            .into_iter()
-            .map(|destination| Target::new(destination, config, &resolver))
-            .collect::<Result<_, _>>()?;
         let source = match &config.source {
             Some(source) => source.clone(),
             None => format!("diesel-outbox/{}", config.table),
         };
-        let source = HeaderValue::try_from(source)
-            .map_err(|error| ConfigError::new("OUTBOX_SOURCE", error.to_string()))?;
+        let place = |destination| {
+            let form = Form::new(&destination, config, &source)?;
+            let target = Target::new(destination, config, &resolver)?;
+            Ok(Place { target, form })
+        };
+        let destinations = config.all_destinations().into_iter();
         Ok(Self {
             routes: Routes::new(config),
-            targets,
-            source,
+            places: destinations.map(place).collect::<Result<_, _>>()?,
             unrouted: Mutex::default(),
         })
     }
 
-    /// The names of the destinations that a topic is routed to.
-    pub fn destinations_of(&self, topic: &str) -> Vec<&str> {
-        let name = |number: &usize| self.targets[*number].destination.name.as_str();
-        match self.routes.find(topic, "") {
+    /// The names of the destinations of messages of a topic: the one that they name or, where
+    /// `destination` is empty, those that the topic is routed to.
+    pub fn destinations_of(&self, topic: &str, destination: &str) -> Vec<&str> {
+        let name = |number: &usize| self.places[*number].target.destination.name.as_str();
+        match self.routes.find(topic, destination) {
             Way::To(number) => vec![name(&number)],
             Way::Split(numbers) => numbers.iter().map(name).collect(),
             Way::NoRoute | Way::UnknownDestination => Vec::new(),
         }
     }
 
-    fn target(&self, message: &Message) -> Result<&Target, Failure> {
+    /// The number of the message's place.
+    fn number_of(&self, message: &Message) -> Result<usize, Failure> {
         match self.routes.find(&message.topic, &message.destination) {
-            Way::To(number) => Ok(&self.targets[number]),
+            Way::To(number) => Ok(number),
             Way::NoRoute => {
                 self.log_unrouted(&message.topic);
                 let error = format!(
@@ -103,16 +114,73 @@ impl HttpDispatcher {
 
 impl Dispatcher for HttpDispatcher {
     fn dispatch(&self, message: &Message) -> Outcome {
-        let target = match self.target(message) {
-            Ok(target) => target,
-            Err(failure) => return Outcome::Retry(failure),
+        match self.number_of(message) {
+            Ok(number) => self.places[number].send(message),
+            Err(failure) => Outcome::Retry(failure),
+        }
+    }
+
+    fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(messages.len());
+        // There is one destination as a rule. Where there are several, each gets a request.
+        let mut batches: BTreeMap<usize, Vec<(usize, Checked<'_>)>> = BTreeMap::new();
+        for (index, message) in messages.iter().enumerate() {
+            let number = match self.number_of(message) {
+                Ok(number) => number,
+                Err(failure) => {
+                    outcomes.push((index, Outcome::Retry(failure)));
+                    continue;
+                }
+            };
+            let place = &self.places[number];
+            if place.form.mode() != Mode::Batched {
+                outcomes.push((index, place.send(message)));
+                continue;
+            }
+            match place.form.check(message) {
+                Ok(checked) => batches.entry(number).or_default().push((index, checked)),
+                Err(failure) => outcomes.push((index, Outcome::Dead(failure))),
+            }
+        }
+        for (number, batch) in batches {
+            let (indexes, batch): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let outcome = self.places[number].send_batch(batch);
+            outcomes.extend(indexes.into_iter().map(|index| (index, outcome.clone())));
+        }
+        outcomes.sort_by_key(|(index, _)| *index);
+        outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+}
+
+impl Place {
+    fn send(&self, message: &Message) -> Outcome {
+        let request = self
+            .form
+            .check(message)
+            .and_then(|checked| self.form.one(checked, SystemTime::now()));
+        self.post(request)
+    }
+
+    /// Sends all of them by one request: its outcome is theirs.
+    fn send_batch(&self, mut batch: Vec<Checked<'_>>) -> Outcome {
+        let now = SystemTime::now();
+        let request = match batch.pop() {
+            Some(only) if batch.is_empty() => self.form.one(only, now),
+            last => {
+                batch.extend(last);
+                self.form.several(&batch, now)
+            }
         };
-        let headers = match headers::of(message, &self.source, SystemTime::now()) {
-            Ok(headers) => headers,
+        self.post(request)
+    }
+
+    fn post(&self, request: Result<Request<'_>, Failure>) -> Outcome {
+        let Request { headers, body } = match request {
+            Ok(request) => request,
             Err(failure) => return Outcome::Dead(failure),
         };
-        match target.post(headers, &message.payload) {
-            Ok(answer) => response::outcome(answer, &target.destination, SystemTime::now()),
+        match self.target.post(headers, &body) {
+            Ok(answer) => response::outcome(answer, &self.target.destination, SystemTime::now()),
             Err(outcome) => outcome,
         }
     }

@@ -1,0 +1,185 @@
+//! What was stored with a message to be sent along: HTTP headers, CloudEvents attributes and a
+//! trace context.
+
+use std::collections::BTreeMap;
+
+use ::http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use super::Failure;
+use super::trace::continued;
+use crate::message::{ATTRIBUTE_PREFIX, check_header};
+use crate::status::ReasonCode;
+
+const TRACEPARENT: &str = "traceparent";
+const TRACESTATE: &str = "tracestate";
+
+/// The parts of stored headers, fit to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Stored {
+    pub(super) headers: HeaderMap,
+    /// Under their names as headers: `ce-region`.
+    pub(super) attributes: BTreeMap<String, String>,
+    pub(super) trace: Option<Trace>,
+}
+
+/// The trace context of one attempt.
+#[derive(Debug)]
+pub(super) struct Trace {
+    pub(super) parent: String,
+    pub(super) state: Option<String>,
+    /// Whether a document has it, too. Not where a trace was stored as an attribute: that is where
+    /// the event came from, and this is only the way that it takes.
+    pub(super) is_attribute: bool,
+}
+
+/// Takes stored headers apart. Those of plain inserts were never checked, so they are here.
+///
+/// What has one of the names in `fixed` (in lower case) is left out: the destination sets it.
+pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failure> {
+    let mut stored = Stored::default();
+    let Some(json) = json else {
+        return Ok(stored);
+    };
+    let parsed: BTreeMap<String, String> = serde_json::from_str(json).map_err(|error| {
+        invalid(format!(
+            "the stored headers are no object of strings: {error}"
+        ))
+    })?;
+    for (mut name, value) in parsed {
+        check_header(&name, &value)
+            .map_err(|reason| invalid(format!("stored header {name:?}: {reason}")))?;
+        name.make_ascii_lowercase();
+        if fixed.contains(&name) {
+            continue;
+        }
+        if stored.attributes.contains_key(&name) || stored.headers.contains_key(&name) {
+            return Err(invalid(format!("stored header {name:?} is there twice")));
+        }
+        if name.starts_with(ATTRIBUTE_PREFIX) || name == TRACEPARENT || name == TRACESTATE {
+            stored.attributes.insert(name, value);
+            continue;
+        }
+        let pair = (
+            HeaderName::try_from(name.as_str()),
+            HeaderValue::try_from(value),
+        );
+        let (Ok(header), Ok(value)) = pair else {
+            return Err(invalid(format!("stored header {name:?} cannot be sent")));
+        };
+        stored.headers.insert(header, value);
+    }
+    stored.trace = take_trace(&mut stored.attributes, fixed);
+    Ok(stored)
+}
+
+/// The stored context, continued. A state without a parent says nothing, and neither does one
+/// whose parent is not valid.
+fn take_trace(attributes: &mut BTreeMap<String, String>, fixed: &[String]) -> Option<Trace> {
+    let state = attributes.remove(TRACESTATE);
+    let parent = continued(&attributes.remove(TRACEPARENT)?, fastrand::u64(..))?;
+    let own = ["ce-traceparent", "ce-tracestate"];
+    let is_own = |name: &str| attributes.contains_key(name) || fixed.iter().any(|f| f == name);
+    Some(Trace {
+        parent,
+        state,
+        is_attribute: !own.into_iter().any(is_own),
+    })
+}
+
+pub(super) fn invalid(what: String) -> Failure {
+    Failure::new(ReasonCode::InvalidHeader, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::*;
+
+    fn of(json: &str) -> Stored {
+        read(Some(json), &[]).expect("good headers")
+    }
+
+    #[test]
+    fn stored_headers_are_taken_apart() {
+        let stored = of(r#"{"X-Shop": "berlin", "CE-Region": "Köln %"}"#);
+        assert_eq!(stored.headers["x-shop"], "berlin");
+        assert_eq!(stored.attributes["ce-region"], "Köln %");
+        assert_eq!((stored.headers.len(), stored.attributes.len()), (1, 1));
+        assert!(stored.trace.is_none());
+        assert!(read(None, &[]).expect("nothing").headers.is_empty());
+    }
+
+    #[test]
+    fn bad_headers_are_named() {
+        for (json, named) in [
+            (r#"{"webhook-id": "1"}"#, "webhook-id"),
+            (r#"{"Webhook-Signature": "v1,a"}"#, "Webhook-Signature"),
+            (r#"{"Content-Length": "1"}"#, "Content-Length"),
+            (r#"{"x-a": "1\r\nx-b: 2"}"#, "x-a"),
+            (r#"{"x-a": "1", "X-A": "2"}"#, "there twice"),
+            (r#"{"ce-a": "1", "CE-A": "2"}"#, "there twice"),
+            (r#"{"traceparent": "1", "Traceparent": "2"}"#, "there twice"),
+            (r#"{"ce-data": "1"}"#, "ce-data"),
+            (r#"{"ce-a-b": "1"}"#, "ce-a-b"),
+            (r#"{"ce-a": "1\n2"}"#, "ce-a"),
+            (r#"{"x a": "1"}"#, "x a"),
+            (r#"{"x-a": 1}"#, "no object of strings"),
+            ("[1]", "no object of strings"),
+        ] {
+            let failure = read(Some(json), &[]).expect_err(json);
+            assert_eq!(failure.code, ReasonCode::InvalidHeader);
+            assert!(failure.error.contains(named), "{}", failure.error);
+        }
+    }
+
+    #[test]
+    fn what_the_destination_sets_is_left_out() {
+        let fixed = ["x-a".to_owned(), "ce-a".to_owned()];
+        let stored = read(Some(r#"{"X-A": "1", "ce-a": "1", "x-b": "1"}"#), &fixed);
+        let stored = stored.expect("good headers");
+        assert_eq!((stored.headers.len(), stored.attributes.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_trace_that_is_not_valid_is_dropped_with_its_state() {
+        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let trace = of(&format!(
+            r#"{{"traceparent":"{parent}","tracestate":"a=1"}}"#
+        ))
+        .trace;
+        let trace = trace.expect("a trace");
+        assert_eq!(trace.state.as_deref(), Some("a=1"));
+        assert_ne!(trace.parent, parent);
+        for json in [
+            r#"{"traceparent":"00-ab-cd-01","tracestate":"a=1"}"#,
+            r#"{"tracestate":"a=1"}"#,
+        ] {
+            let stored = of(json);
+            assert!(stored.trace.is_none() && stored.attributes.is_empty());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_headers_or_refused(json in "\\PC{0,80}") {
+            let _ = read(Some(&json), &[]);
+        }
+
+        #[test]
+        fn any_object_is_headers_or_refused(
+            object in proptest::collection::btree_map("(?s)(ce-|x-)?.{0,12}", "(?s).{0,20}", 0..5)
+        ) {
+            let json = serde_json::to_string(&object)?;
+            if let Ok(stored) = read(Some(&json), &[]) {
+                let breaks = |bytes: &[u8]| bytes.iter().any(|b| matches!(b, b'\r' | b'\n' | 0));
+                for (_, value) in &stored.headers {
+                    prop_assert!(!breaks(value.as_bytes()));
+                }
+                for (name, value) in &stored.attributes {
+                    prop_assert!(!breaks(name.as_bytes()) && !breaks(value.as_bytes()));
+                }
+            }
+        }
+    }
+}
