@@ -120,6 +120,25 @@ impl NewMessage {
         self
     }
 
+    /// The same message for each of these destinations, for
+    /// [`enqueue_batch`](crate::Outbox::enqueue_batch): each is delivered, counted and settled by
+    /// itself. (A route to several destinations does the same without the application's knowing.)
+    ///
+    /// ```
+    /// # use diesel_outbox::NewMessage;
+    /// let message = NewMessage::new("order.paid", &7)?;
+    /// assert_eq!(message.for_each(["billing", "audit"]).count(), 2);
+    /// # Ok::<(), diesel_outbox::MessageError>(())
+    /// ```
+    pub fn for_each<T: Into<String>>(
+        self,
+        destinations: impl IntoIterator<Item = T>,
+    ) -> impl Iterator<Item = Self> {
+        destinations
+            .into_iter()
+            .map(move |name| self.clone().destination(name))
+    }
+
     /// Adds an HTTP header. The relay's own headers, and those of a destination, cannot be
     /// replaced.
     ///
@@ -342,7 +361,12 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> 
         Some((prefix, attribute)) if prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX) => {
             check_attribute(attribute, value)
         }
-        _ if value.bytes().all(|b| matches!(b, b' '..=b'~' | b'\t' | 0x80..)) => Ok(()),
+        _ if value
+            .bytes()
+            .all(|b| matches!(b, b' '..=b'~' | b'\t' | 0x80..)) =>
+        {
+            Ok(())
+        }
         _ => Err("the value holds a character that HTTP does not allow"),
     }
 }

@@ -140,7 +140,7 @@ fn a_bad_value_is_named_wherever_it_stands() {
         ("OUTBOX_URL", "receiver.example"),
         ("OUTBOX_URL", "ftp://receiver.example"),
         ("OUTBOX_LOG_FORMAT", "xml"),
-        ("OUTBOX_MODE", "batched"),
+        ("OUTBOX_MODE", "chunked"),
         ("DATABASE_URL", ""),
     ] {
         refused(
@@ -474,10 +474,10 @@ fn check_says_what_run_would_do() {
 // --- dead ---------------------------------------------------------------------------------
 
 /// Dead letters: two of the topic `a` with the reason `REJECTED`, one of `b` with `REJECTED` and
-/// one of `b` with `GONE`. Returns their ids.
+/// one of `b` with `CLIENT_ERROR`. Returns their ids.
 fn dead_letters(database: &Database) -> [i64; 4] {
     let receiver = Receiver::answering(|request| match request.json().as_str() {
-        Some("gone") => 410,
+        Some("gone") => 404,
         _ => 400,
     });
     let ids = [
@@ -489,6 +489,7 @@ fn dead_letters(database: &Database) -> [i64; 4] {
     finish(
         database
             .binary(&["drain"])
+            .with("OUTBOX_MAX_ATTEMPTS", "1")
             .with("OUTBOX_URL", &receiver.url()),
     )
     .code(0);
@@ -529,13 +530,13 @@ fn dead_letters_are_listed_by_id_topic_and_reason() {
     };
     assert_eq!(list(&[]), [a1, a2, b1, b2]);
     assert_eq!(list(&["--topic", "a"]), [a1, a2]);
-    assert_eq!(list(&["--reason", "GONE"]), [b2]);
+    assert_eq!(list(&["--reason", "CLIENT_ERROR"]), [b2]);
     assert_eq!(list(&["--reason", "rejected", "--topic", "b"]), [b1]);
     assert_eq!(list(&[&a2.to_string(), &b2.to_string()]), [a2, b2]);
     assert_eq!(list(&["--topic", "c"]), Vec::<i64>::new());
     assert_eq!(list(&["--limit", "3"]).len(), 3);
     let text = dead(&database, &["list"]).code(0).stdout;
-    for part in ["REJECTED", "GONE", &a1.to_string()] {
+    for part in ["REJECTED", "CLIENT_ERROR", &a1.to_string()] {
         assert!(text.contains(part), "{text}");
     }
     let unknown = dead(&database, &["list", "--reason", "TIRED"]).code(2);
@@ -550,10 +551,13 @@ fn a_dead_letter_is_shown_whole() {
     let shown = dead(&database, &["show", &id, "--json"]).code(0).json();
     assert_eq!(shown["id"], gone);
     assert_eq!(shown["payload"], "gone");
-    assert_eq!(shown["reason"], "GONE");
-    assert_eq!(shown["http_status"], 410);
+    assert_eq!(shown["reason"], "CLIENT_ERROR");
+    assert_eq!(shown["http_status"], 404);
     let text = dead(&database, &["show", &id]).code(0).stdout;
-    assert!(text.contains("GONE") && text.contains("\"gone\""), "{text}");
+    assert!(
+        text.contains("CLIENT_ERROR") && text.contains("\"gone\""),
+        "{text}"
+    );
     let missing = dead(&database, &["show", "999999"]).code(1);
     assert!(missing.stderr.contains("999999"), "{}", missing.stderr);
     dead(&database, &["show", "first"]).code(2);
@@ -566,9 +570,12 @@ fn dead_letters_are_requeued_by_id_topic_and_reason() {
     let [a1, a2, b1, b2] = dead_letters(&database);
     dead(&database, &["requeue", &a1.to_string()]).code(0);
     assert_eq!(left(&database), [a2, b1, b2]);
-    let shown = dead(&database, &["requeue", "--reason", "GONE", "--json"])
-        .code(0)
-        .json();
+    let shown = dead(
+        &database,
+        &["requeue", "--reason", "CLIENT_ERROR", "--json"],
+    )
+    .code(0)
+    .json();
     assert_eq!(shown, json!({ "matched": 1, "changed": 1 }));
     assert_eq!(left(&database), [a2, b1]);
     let text = dead(&database, &["requeue", "--topic", "a"]).code(0).stdout;
@@ -588,7 +595,11 @@ fn dead_letters_are_discarded_by_id_topic_and_reason() {
     let [a1, a2, b1, b2] = dead_letters(&database);
     dead(&database, &["discard", &a1.to_string(), &a2.to_string()]).code(0);
     assert_eq!(left(&database), [b1, b2]);
-    dead(&database, &["discard", "--topic", "b", "--reason", "GONE"]).code(0);
+    dead(
+        &database,
+        &["discard", "--topic", "b", "--reason", "CLIENT_ERROR"],
+    )
+    .code(0);
     assert_eq!(left(&database), [b1]);
     let text = dead(&database, &["discard", "--topic", "b"]).code(0).stdout;
     assert_eq!(text, "discarded 1\n");

@@ -7,8 +7,10 @@
 mod support;
 
 mod acceptance;
+mod bulkheads;
 mod commands;
 mod enqueue;
+mod fan_out;
 mod fresh;
 mod handle;
 mod odd_rows;

@@ -594,7 +594,6 @@ fn a_refusal_for_good_kills_the_message_at_once_and_others_are_tried_again() {
         (413, "REJECTED", 1),
         (415, "REJECTED", 1),
         (422, "REJECTED", 1),
-        (410, "GONE", 1),
         (401, "CLIENT_ERROR", 2),
         (403, "CLIENT_ERROR", 2),
         (404, "CLIENT_ERROR", 2),
