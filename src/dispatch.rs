@@ -1,15 +1,21 @@
 //! One message out, one outcome back.
 
+mod address;
 mod cloudevents;
 mod connection;
+mod egress;
 mod form;
 mod headers;
 mod http;
+mod lookups;
+mod no_proxy;
+mod proxy;
 mod resolver;
 mod response;
 mod signature;
 mod stored;
 mod target;
+mod tls;
 mod trace;
 
 use std::time::Duration;

@@ -1,12 +1,14 @@
 //! Blocking HTTP: messages to the destinations that their topics are routed to.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::form::{Checked, Form, Request};
-use super::resolver::CachingResolver;
-use super::target::{Shared, Target};
+use super::lookups::{Lookup, system_lookup};
+use super::target::{Common, Target};
 use super::{Dispatcher, Failure, Outcome, response};
 use crate::config::{Config, ConfigError, Mode};
 use crate::message::Message;
@@ -44,20 +46,53 @@ const MOST_UNROUTED: usize = 1000;
 impl HttpDispatcher {
     /// A dispatcher for the destinations, the routes and the default URL of `config`.
     ///
+    /// Names are resolved as the system does it.
+    ///
     /// # Errors
-    /// A [`ConfigError`] when a destination cannot be used.
+    /// A [`ConfigError`] when a destination cannot be used: a file of its TLS settings is not what
+    /// it has to be, or its URL is an address that it must not have.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
-        let resolver = CachingResolver::new().map_err(|error| {
-            ConfigError::new("destinations", format!("no thread for names: {error}"))
-        })?;
-        let resolver = Shared(Arc::new(resolver));
+        Self::looking_up(config, Box::new(system_lookup))
+    }
+
+    /// As [`new`](Self::new), with a lookup of your own instead of the system's: another DNS, or a
+    /// registry of services. It gets a host and a port and gives the addresses to connect to, which
+    /// are judged like any others: see [`Destination::internal`](crate::Destination::internal).
+    ///
+    /// It is called by two threads at once, never for the same name, and what it says is kept for
+    /// ten seconds, an error for one. Callers do not wait for it longer than for their send; a
+    /// lookup that never comes back costs a thread, and both of them all names.
+    ///
+    /// ```
+    /// use diesel_outbox::{Config, HttpDispatcher};
+    ///
+    /// let mut config = Config::default();
+    /// config.set("OUTBOX_URL", "http://receiver.test/events")?;
+    /// let dispatcher = HttpDispatcher::with_lookup(&config, |host, port| match host {
+    ///     "receiver.test" => Ok(vec![([127, 0, 0, 1], port).into()]),
+    ///     _ => Err(std::io::ErrorKind::NotFound.into()),
+    /// })?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_lookup(
+        config: &Config,
+        lookup: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Result<Self, ConfigError> {
+        Self::looking_up(config, Box::new(lookup))
+    }
+
+    fn looking_up(config: &Config, lookup: Box<Lookup>) -> Result<Self, ConfigError> {
+        let mut common = Common::new(lookup)?;
         let source = match &config.source {
             Some(source) => source.clone(),
             None => format!("diesel-outbox/{}", config.table),
         };
         let place = |destination| {
             let form = Form::new(&destination, config, &source)?;
-            let target = Target::new(destination, config, &resolver)?;
+            let target = Target::new(destination, config, &mut common)?;
             Ok(Place { target, form })
         };
         let destinations = config.all_destinations().into_iter();

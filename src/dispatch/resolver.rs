@@ -1,177 +1,318 @@
-//! A resolver for ureq that remembers, and that starts no thread for a request.
+//! A resolver for ureq that starts no thread for a request, and that gives out no address which
+//! the destination must not have.
 //!
 //! ureq's own one starts a thread for each request with a timeout, and leaves it behind where a
-//! lookup hangs. Here two threads look up for everybody, callers wait until their deadline, and
-//! answers are kept for a short time.
+//! lookup hangs.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
+use url::Url;
 
-/// How long an answer is kept. Short, for receivers that move.
-const KEEP: Duration = Duration::from_secs(10);
-/// How long a failure is kept: one lookup answers all senders that wait for it.
-const KEEP_FAILURE: Duration = Duration::from_secs(1);
-/// Lookups that go on at once. A hanging one leaves the other.
-const THREADS: usize = 2;
-/// Lookups that may wait for a thread.
-const QUEUE: usize = 256;
+use super::egress::Egress;
+use super::lookups::{Lookups, Name};
+use super::proxy::Via;
+
 /// What ureq takes.
 const MOST_ADDRESSES: usize = 16;
-
-/// A host and a port.
-type Target = (String, u16);
-type Answer = Result<Vec<SocketAddr>, LookupFailed>;
-
-pub(super) struct CachingResolver {
-    cache: Arc<Cache>,
-    lookups: Sender<(Target, Sender<Answer>)>,
-}
-
-#[derive(Default)]
-struct Cache {
-    answers: RwLock<HashMap<Target, (Answer, Instant)>>,
-}
-
-/// A name that could not be resolved.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot resolve {host}: {reason}")]
-pub(super) struct LookupFailed {
-    host: String,
-    reason: String,
-}
-
-impl CachingResolver {
-    /// Starts the threads. They end when the resolver is dropped, after the lookup at hand.
-    pub(super) fn new() -> std::io::Result<Self> {
-        let cache = Arc::new(Cache::default());
-        let (lookups, queue) = bounded(QUEUE);
-        for number in 1..=THREADS {
-            let (cache, queue) = (Arc::clone(&cache), queue.clone());
-            std::thread::Builder::new()
-                .name(format!("relay-dns-{number}"))
-                .spawn(move || look_up_all(&cache, &queue))?;
-        }
-        Ok(Self { cache, lookups })
-    }
-
-    fn addresses(
-        &self,
-        target: Target,
-        timeout: &NextTimeout,
-    ) -> Result<Vec<SocketAddr>, ureq::Error> {
-        if let Some(answer) = self.cache.get(&target) {
-            return answer.map_err(into_ureq);
-        }
-        let (reply, answer) = bounded(1);
-        let deadline = Instant::now() + (*timeout.after).min(LONGEST_WAIT);
-        let too_late = || ureq::Error::Timeout(timeout.reason);
-        self.lookups
-            .send_deadline((target, reply), deadline)
-            .map_err(|_| too_late())?;
-        answer
-            .recv_deadline(deadline)
-            .map_err(|_| too_late())?
-            .map_err(into_ureq)
-    }
-}
-
 /// Where ureq has no timeout it says so by an endless one, which an `Instant` cannot hold.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-fn into_ureq(error: LookupFailed) -> ureq::Error {
-    ureq::Error::Other(Box::new(error))
+/// The resolver of one destination: of its host, or of the proxy that stands before it, and of
+/// nothing else, whatever it is asked for.
+#[derive(Clone)]
+pub(super) struct FirstAddress {
+    lookups: Arc<Lookups>,
+    host: Arc<str>,
+    place: Place,
+    egress: Egress,
+    via: Option<Arc<Via>>,
 }
 
-fn look_up_all(cache: &Cache, queue: &Receiver<(Target, Sender<Answer>)>) {
-    for (target, reply) in queue {
-        let answer = cache.get(&target).unwrap_or_else(|| {
-            let answer = look_up(&target);
-            cache.put(target, answer.clone());
-            answer
-        });
-        // The caller may be gone: its time was over.
-        let _ = reply.send(answer);
+#[derive(Clone)]
+enum Place {
+    Address(SocketAddr),
+    Name(Name),
+}
+
+impl FirstAddress {
+    /// Of a destination that is reached directly.
+    pub(super) fn of(lookups: &Arc<Lookups>, url: &Url, egress: Egress) -> Self {
+        Self::at(lookups, url, egress, None)
+    }
+
+    /// Of a proxy. It may stand wherever it likes: an operator has named it.
+    pub(super) fn of_proxy(lookups: &Arc<Lookups>, via: &Arc<Via>) -> Self {
+        Self::at(lookups, &via.url, Egress::Any, Some(Arc::clone(via)))
+    }
+
+    fn at(lookups: &Arc<Lookups>, url: &Url, egress: Egress, via: Option<Arc<Via>>) -> Self {
+        // Both are there: a URL of http or https has a host, and these schemes have ports.
+        let host: Arc<str> = url.host_str().unwrap_or_default().into();
+        let port = url.port_or_known_default().unwrap_or_default();
+        let literal = host.trim_start_matches('[').trim_end_matches(']');
+        let place = match literal.parse::<IpAddr>() {
+            Ok(address) => Place::Address(SocketAddr::new(address, port)),
+            Err(_) => Place::Name((Arc::clone(&host), port)),
+        };
+        Self {
+            lookups: Arc::clone(lookups),
+            host,
+            place,
+            egress,
+            via,
+        }
+    }
+
+    fn addresses(&self, timeout: &NextTimeout) -> Result<Vec<SocketAddr>, ureq::Error> {
+        let found = match &self.place {
+            Place::Address(address) => Arc::from([*address]),
+            Place::Name(name) => {
+                let deadline = Instant::now() + (*timeout.after).min(LONGEST_WAIT);
+                self.lookups
+                    .addresses(name, deadline)
+                    .ok_or(ureq::Error::Timeout(timeout.reason))?
+                    .map_err(|error| ureq::Error::Other(Box::new(error)))?
+            }
+        };
+        self.egress
+            .filter(&self.host, &found)
+            .map_err(|blocked| ureq::Error::Other(Box::new(blocked)))
     }
 }
 
-fn look_up(target: &Target) -> Answer {
-    let failed = |reason: String| LookupFailed {
-        host: target.0.clone(),
-        reason,
-    };
-    let found: Vec<SocketAddr> = match (target.0.as_str(), target.1).to_socket_addrs() {
-        Ok(found) => found.take(MOST_ADDRESSES).collect(),
-        // Known without a lookup (RFC 6761), also where there is no /etc/hosts.
-        Err(_) if target.0.eq_ignore_ascii_case("localhost") => vec![
-            SocketAddr::from((Ipv4Addr::LOCALHOST, target.1)),
-            SocketAddr::from((Ipv6Addr::LOCALHOST, target.1)),
-        ],
-        Err(error) => return Err(failed(error.to_string())),
-    };
-    if found.is_empty() {
-        return Err(failed("it has no address".to_owned()));
-    }
-    Ok(found)
-}
-
-impl Cache {
-    fn get(&self, target: &Target) -> Option<Answer> {
-        let answers = self.answers.read().unwrap_or_else(PoisonError::into_inner);
-        let (answer, until) = answers.get(target)?;
-        (Instant::now() < *until).then(|| answer.clone())
-    }
-
-    fn put(&self, target: Target, answer: Answer) {
-        let keep = if answer.is_ok() { KEEP } else { KEEP_FAILURE };
-        let mut answers = self.answers.write().unwrap_or_else(PoisonError::into_inner);
-        answers.insert(target, (answer, Instant::now() + keep));
-    }
-}
-
-impl Resolver for CachingResolver {
+impl Resolver for FirstAddress {
     fn resolve(
         &self,
-        uri: &Uri,
-        config: &Config,
+        _: &Uri,
+        _: &Config,
         timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        let bad = |what: &str| ureq::Error::BadUri(format!("{uri}: {what}"));
-        let host = uri.host().ok_or_else(|| bad("no host"))?;
-        let port = uri
-            .port_u16()
-            .or_else(|| match uri.scheme_str() {
-                Some("http") => Some(80),
-                Some("https") => Some(443),
-                _ => None,
-            })
-            .ok_or_else(|| bad("no port"))?;
-        let literal = host.trim_start_matches('[').trim_end_matches(']');
-        let addresses = match literal.parse::<IpAddr>() {
-            Ok(address) => vec![SocketAddr::new(address, port)],
-            Err(_) => self.addresses((host.to_owned(), port), &timeout)?,
-        };
+        let addresses = self.addresses(&timeout).map_err(|error| match &self.via {
+            Some(via) => via.unreachable(&error),
+            None => error,
+        })?;
         let mut resolved = self.empty();
-        for address in config.ip_family().keep_wanted(addresses.into_iter()) {
+        for address in addresses.into_iter().take(MOST_ADDRESSES) {
             resolved.push(address);
-        }
-        if resolved.is_empty() {
-            return Err(ureq::Error::HostNotFound);
         }
         Ok(resolved)
     }
 }
 
-impl fmt::Debug for CachingResolver {
+impl fmt::Debug for FirstAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CachingResolver").finish_non_exhaustive()
+        f.debug_struct("FirstAddress")
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, mpsc};
+
+    use ureq::Timeout;
+    use ureq::unversioned::transport::time;
+
+    use super::super::lookups::THREADS;
+    use super::*;
+
+    const PUBLIC: Egress = Egress::Public { allow: Vec::new() };
+
+    fn lookups(
+        lookup: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+        keep: Duration,
+    ) -> Arc<Lookups> {
+        Arc::new(Lookups::keeping(Box::new(lookup), keep, keep).expect("threads"))
+    }
+
+    fn resolver(lookups: &Arc<Lookups>, url: &str, egress: Egress) -> FirstAddress {
+        FirstAddress::of(lookups, &url.parse().expect("a URL"), egress)
+    }
+
+    fn resolve(resolver: &FirstAddress, within: Duration) -> Result<Vec<String>, ureq::Error> {
+        let timeout = NextTimeout {
+            after: time::Duration::Exact(within),
+            reason: Timeout::Global,
+            ..NextTimeout::default()
+        };
+        let elsewhere = Uri::from_static("http://elsewhere.example/");
+        let found = resolver.resolve(&elsewhere, &Config::default(), timeout)?;
+        Ok(found.iter().map(ToString::to_string).collect())
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn error_of(result: Result<Vec<String>, ureq::Error>) -> String {
+        match result.expect_err("no address") {
+            ureq::Error::Other(inner) => inner.to_string(),
+            other => other.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_name_that_moves_to_a_private_address_is_refused_after_the_answer_is_kept_no_more() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        let lookup = move |_: &str, port| {
+            let address = match counted.fetch_add(1, Ordering::Relaxed) {
+                0 => [93, 184, 216, 34],
+                _ => [10, 0, 0, 1],
+            };
+            Ok(vec![SocketAddr::from((address, port))])
+        };
+        let keep = Duration::from_millis(300);
+        let lookups = lookups(lookup, keep);
+        let resolver = resolver(&lookups, "http://rebound.example:81/", PUBLIC);
+        let started = Instant::now();
+        let first = resolve(&resolver, SOON).expect("a public address");
+        assert_eq!(first, ["93.184.216.34:81"]);
+        let second = resolve(&resolver, SOON);
+        if started.elapsed() < keep {
+            assert_eq!(second.expect("kept"), first);
+            assert_eq!(count.load(Ordering::Relaxed), 1, "one lookup for both");
+        }
+        std::thread::sleep(keep);
+        let error = error_of(resolve(&resolver, SOON));
+        assert!(
+            error.starts_with("blocked address 10.0.0.1 (private) of rebound.example"),
+            "{error}"
+        );
+        assert!(count.load(Ordering::Relaxed) >= 2, "it was looked up anew");
+    }
+
+    #[test]
+    fn addresses_that_are_refused_are_left_out() {
+        let lookup = |_: &str, port| {
+            let addresses = [
+                [127, 0, 0, 1],
+                [8, 8, 8, 8],
+                [169, 254, 169, 254],
+                [9, 9, 9, 9],
+            ];
+            Ok(addresses
+                .map(|address| SocketAddr::from((address, port)))
+                .to_vec())
+        };
+        let lookups = lookups(lookup, SOON);
+        let public = resolver(&lookups, "http://a.example/", PUBLIC);
+        assert_eq!(
+            resolve(&public, SOON).expect("two are public"),
+            ["8.8.8.8:80", "9.9.9.9:80"]
+        );
+        let usual = resolver(&lookups, "https://a.example/", Egress::NoMetadata);
+        assert_eq!(
+            resolve(&usual, SOON).expect("three"),
+            ["127.0.0.1:443", "8.8.8.8:443", "9.9.9.9:443"]
+        );
+    }
+
+    #[test]
+    fn more_addresses_than_fit_are_cut_after_the_bad_ones_are_out() {
+        let lookup = |_: &str, port| {
+            let of = |network| move |n| SocketAddr::from(([network, 0, 0, n], port));
+            Ok((0..20).map(of(10)).chain((0..20).map(of(8))).collect())
+        };
+        let resolver = resolver(&lookups(lookup, SOON), "http://a.example/", PUBLIC);
+        let found = resolve(&resolver, SOON).expect("public ones");
+        assert_eq!(found.len(), MOST_ADDRESSES);
+        assert!(found.iter().all(|address| address.starts_with("8.")));
+    }
+
+    #[test]
+    fn an_address_needs_no_lookup_and_is_judged_as_well() {
+        let lookup = |_: &str, _| -> io::Result<Vec<SocketAddr>> { panic!("nobody asks") };
+        let lookups = lookups(lookup, SOON);
+        let metadata = "http://[::ffff:169.254.169.254]/";
+        let error = error_of(resolve(&resolver(&lookups, metadata, PUBLIC), SOON));
+        assert!(error.starts_with("blocked address"), "{error}");
+        assert!(!error.contains(" of "), "{error}");
+        let any = resolver(&lookups, "http://2130706433:8080/", Egress::Any);
+        assert_eq!(resolve(&any, SOON).expect("an address"), ["127.0.0.1:8080"]);
+    }
+
+    #[test]
+    fn a_hanging_name_costs_its_callers_their_time_and_others_nothing() {
+        let (release, hang) = mpsc::channel::<()>();
+        let hang = Mutex::new(hang);
+        let lookup = move |host: &str, port| {
+            if host == "hangs.example" {
+                // Until the test is over.
+                let _ = hang.lock().expect("one lookup of a name at once").recv();
+            }
+            Ok(vec![SocketAddr::from(([8, 8, 8, 8], port))])
+        };
+        let lookups = lookups(lookup, SOON);
+        let hanging = resolver(&lookups, "http://hangs.example/", PUBLIC);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let error = resolve(&hanging, Duration::from_millis(50));
+                    assert!(matches!(error, Err(ureq::Error::Timeout(_))), "{error:?}");
+                });
+            }
+        });
+        let other = resolver(&lookups, "http://b.example/", PUBLIC);
+        resolve(&other, SOON).expect("the other thread is free");
+        drop((hanging, other));
+
+        let dropped = Instant::now();
+        drop(Arc::into_inner(lookups).expect("the last one"));
+        assert!(
+            dropped.elapsed() < Duration::from_secs(10),
+            "it is not waited for"
+        );
+        drop(release);
+    }
+
+    #[test]
+    fn a_lookup_that_panics_fails_and_costs_no_thread() {
+        let lookup = |host: &str, port| match host {
+            "good.example" => Ok(vec![SocketAddr::from(([8, 8, 8, 8], port))]),
+            _ => panic!("no"),
+        };
+        let lookups = lookups(lookup, Duration::ZERO);
+        let bad = resolver(&lookups, "http://bad.example/", PUBLIC);
+        for _ in 0..=THREADS {
+            let error = error_of(resolve(&bad, SOON));
+            assert_eq!(error, "cannot resolve bad.example: the lookup panicked");
+        }
+        let good = resolver(&lookups, "http://good.example/", PUBLIC);
+        resolve(&good, SOON).expect("an address");
+    }
+
+    #[test]
+    fn no_address_is_a_failure() {
+        let lookups = lookups(|_, _| Ok(Vec::new()), SOON);
+        let resolver = resolver(&lookups, "http://a.example/", PUBLIC);
+        let error = error_of(resolve(&resolver, SOON));
+        assert_eq!(error, "cannot resolve a.example: it has no address");
+    }
+
+    #[test]
+    fn the_end_of_its_user_is_the_end_of_its_threads() {
+        let held = Arc::new(());
+        let holds = Arc::clone(&held);
+        let lookup = move |_: &str, port| {
+            let _ = &holds;
+            Ok(vec![SocketAddr::from(([8, 8, 8, 8], port))])
+        };
+        let lookups = lookups(lookup, SOON);
+        resolve(&resolver(&lookups, "http://a.example/", PUBLIC), SOON).expect("an address");
+        drop(lookups);
+        let until = Instant::now() + SOON;
+        while Arc::strong_count(&held) > 1 {
+            assert!(Instant::now() < until, "a thread has it still");
+            std::thread::yield_now();
+        }
     }
 }

@@ -1,0 +1,208 @@
+//! Which addresses a destination may have, so that no URL and no name leads a relay to what stands
+//! beside it: its own host, its network, or the address where a cloud gives away credentials.
+//!
+//! Addresses are judged, not names, and the very addresses that were judged are dialled: a name that
+//! answers differently the next time gains nothing by it (DNS rebinding).
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use url::Host;
+
+use super::address::{metadata, special};
+use crate::config::{Config, ConfigError, DEFAULT_DESTINATION, Destination};
+
+/// The addresses that a destination may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Egress {
+    /// All.
+    Any,
+    /// All but link-local ones and those of a cloud's metadata: no receiver stands there.
+    NoMetadata,
+    /// Public ones, and those in the networks that are allowed.
+    Public { allow: Vec<IpNet> },
+}
+
+impl Egress {
+    pub(super) fn of(destination: &Destination, config: &Config) -> Self {
+        let allow = || destination.allow.clone();
+        match destination.internal {
+            Some(true) => Self::Any,
+            Some(false) => Self::Public { allow: allow() },
+            None if config.public_only || !destination.allow.is_empty() => {
+                Self::Public { allow: allow() }
+            }
+            None => Self::NoMetadata,
+        }
+    }
+
+    /// The family of an address that is refused, or `None`.
+    pub(super) fn refusal(&self, address: IpAddr) -> Option<&'static str> {
+        match self {
+            Self::Any => None,
+            Self::NoMetadata => metadata(address),
+            Self::Public { allow } if allow.iter().any(|net| net.contains(&address)) => None,
+            Self::Public { .. } => metadata(address).or_else(|| special(address)),
+        }
+    }
+
+    /// The addresses of `host` that are not refused. An error where all are.
+    pub(super) fn filter(
+        &self,
+        host: &str,
+        addresses: &[SocketAddr],
+    ) -> Result<Vec<SocketAddr>, Blocked> {
+        let mut blocked = None;
+        let mut good = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            match self.refusal(address.ip()) {
+                None => good.push(*address),
+                Some(family) => {
+                    blocked.get_or_insert_with(|| self.blocked(host, address.ip(), family));
+                }
+            }
+        }
+        match blocked {
+            Some(blocked) if good.is_empty() => Err(blocked),
+            _ => Ok(good),
+        }
+    }
+
+    /// Refuses a URL whose host is such an address, whatever its spelling: the URL has normalised
+    /// it.
+    pub(super) fn check_literal(
+        &self,
+        destination: &Destination,
+        config: &Config,
+    ) -> Result<(), ConfigError> {
+        let address = match destination.url.host() {
+            Some(Host::Ipv4(address)) => IpAddr::V4(address),
+            Some(Host::Ipv6(address)) => IpAddr::V6(address),
+            Some(Host::Domain(_)) | None => return Ok(()),
+        };
+        let Some(family) = self.refusal(address) else {
+            return Ok(());
+        };
+        let name = &destination.name;
+        let key = if name == DEFAULT_DESTINATION && config.url.is_some() {
+            "OUTBOX_URL".to_owned()
+        } else {
+            format!("destinations.{name}.url")
+        };
+        let blocked = self.blocked(&address.to_string(), address, family);
+        Err(ConfigError::new(key, blocked.to_string()))
+    }
+
+    fn blocked(&self, host: &str, address: IpAddr, family: &'static str) -> Blocked {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        Blocked {
+            address,
+            family,
+            of: (host.parse() != Ok(address)).then(|| host.to_owned()),
+            cure: match self {
+                Self::Public { .. } => {
+                    "only public addresses are reached, those in `allow`, and with `internal = true` all"
+                }
+                Self::Any | Self::NoMetadata => "it is reached with `internal = true` only",
+            },
+        }
+    }
+}
+
+/// An address that its destination must not have, where it has no other.
+#[derive(Debug)]
+pub(super) struct Blocked {
+    address: IpAddr,
+    family: &'static str,
+    /// The name that was resolved.
+    of: Option<String>,
+    cure: &'static str,
+}
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "blocked address {} ({})", self.address, self.family)?;
+        if let Some(host) = &self.of {
+            write!(f, " of {host}")?;
+        }
+        write!(f, ": {}", self.cure)
+    }
+}
+
+impl std::error::Error for Blocked {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PUBLIC: Egress = Egress::Public { allow: Vec::new() };
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn the_level_follows_from_the_destination_and_then_from_the_setting() {
+        let allow: Vec<IpNet> = vec!["10.0.0.0/8".parse().expect("a network")];
+        let allowed = Egress::Public {
+            allow: allow.clone(),
+        };
+        for (internal, allow, public_only, egress) in [
+            (None, Vec::new(), false, Egress::NoMetadata),
+            (None, Vec::new(), true, PUBLIC),
+            (None, allow.clone(), false, allowed.clone()),
+            (Some(false), Vec::new(), false, PUBLIC),
+            (Some(false), allow.clone(), true, allowed),
+            (Some(true), Vec::new(), true, Egress::Any),
+            (Some(true), allow, false, Egress::Any),
+        ] {
+            let mut destination = Destination::new("a", "http://a.example").expect("a URL");
+            (destination.internal, destination.allow) = (internal, allow);
+            let config = Config {
+                public_only,
+                ..Config::default()
+            };
+            assert_eq!(Egress::of(&destination, &config), egress);
+        }
+        for address in ["127.0.0.1", "169.254.169.254", "::", "10.0.0.1"] {
+            assert_eq!(Egress::Any.refusal(ip(address)), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn allowed_networks_are_reached_beside_public_ones_and_no_others() {
+        let allow = ["10.1.0.0/16", "fd00:1::/32", "169.254.1.0/24"];
+        let allow = allow.map(|net| net.parse().expect("a network")).to_vec();
+        let egress = Egress::Public { allow };
+        for address in ["10.1.2.3", "fd00:1::5", "169.254.1.1", "8.8.8.8"] {
+            assert_eq!(egress.refusal(ip(address)), None, "{address}");
+        }
+        for address in [
+            "10.2.0.1",
+            "::ffff:10.1.2.3",
+            "fd00:2::5",
+            "169.254.169.254",
+        ] {
+            assert!(egress.refusal(ip(address)).is_some(), "{address}");
+        }
+    }
+
+    #[test]
+    fn refused_addresses_are_left_out_and_named_where_none_remains() {
+        let (good, bad) = ("8.8.8.8:80", "127.0.0.1:80");
+        let addresses = [bad, good].map(|address| address.parse().expect("an address"));
+        let left = PUBLIC
+            .filter("shop.example", &addresses)
+            .expect("one is good");
+        assert_eq!(left, addresses[1..]);
+        let blocked = PUBLIC
+            .filter("shop.example", &addresses[..1])
+            .expect_err("all are refused")
+            .to_string();
+        assert!(
+            blocked.starts_with("blocked address 127.0.0.1 (loopback) of shop.example:"),
+            "{blocked}"
+        );
+    }
+}

@@ -1,0 +1,326 @@
+//! An HTTP proxy between the relay and a destination.
+//!
+//! ureq can do this by itself, but it tells the proxy's failures and the destination's apart by text
+//! only, or not at all, and gives each read of the proxy's answer the whole time anew. Here the
+//! way is the same: a tunnel (CONNECT) for `http` as for `https`, so that a proxy sees no message
+//! of a destination with TLS, and changes none of the others.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use secrecy::{ExposeSecret, SecretString};
+use ureq::Error;
+use ureq::unversioned::transport::time::{Duration, Instant};
+use ureq::unversioned::transport::{
+    ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport, TransportAdapter,
+};
+use url::Url;
+
+use super::no_proxy::is_excepted;
+use crate::config::{Config, ConfigError, Destination, Proxy};
+
+/// Bytes of the proxy's answers, all together.
+const MOST_HEAD_BYTES: usize = 16 * 1024;
+
+/// A proxy, and how it is asked for a tunnel to one destination.
+#[derive(Debug)]
+pub(super) struct Via {
+    pub(super) url: Url,
+    /// The head of the request, with the proxy's password.
+    connect: SecretString,
+}
+
+/// A destination was not reached for the sake of the proxy.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ProxyFailed {
+    /// The proxy's own failure, which says nothing about the destination.
+    #[error("the proxy {proxy} {reason}")]
+    Itself { proxy: String, reason: String },
+    /// The proxy cannot reach the destination.
+    #[error("the proxy {proxy} cannot reach the destination: it answered {status}")]
+    Destination { proxy: String, status: u16 },
+    /// The proxy was reached and said nothing in time: it, or what is behind it, is slow.
+    #[error("the proxy {proxy} opened no way to the destination in time")]
+    Silent { proxy: String },
+}
+
+impl Via {
+    /// The proxy of a destination. Its own setting wins over the general one, and `no_proxy` is
+    /// a part of the latter.
+    pub(super) fn of(
+        destination: &Destination,
+        config: &Config,
+    ) -> Result<Option<Arc<Self>>, ConfigError> {
+        let (key, proxy) = match &destination.proxy {
+            Some(proxy) => (format!("destinations.{}.proxy", destination.name), proxy),
+            None => ("OUTBOX_PROXY".to_owned(), &config.proxy),
+        };
+        let Proxy::Via(url) = proxy else {
+            return Ok(None);
+        };
+        if destination.proxy.is_none() && is_excepted(&destination.url, &config.no_proxy)? {
+            return Ok(None);
+        }
+        Self::new(url, &destination.url)
+            .map(|via| Some(Arc::new(via)))
+            .map_err(|reason| ConfigError::new(key, reason))
+    }
+
+    fn new(url: &Url, destination: &Url) -> Result<Self, &'static str> {
+        if url.scheme() != "http" {
+            return Err(
+                "an http:// URL is served: https destinations have their TLS through its tunnel",
+            );
+        }
+        if url.path() != "/" || url.query().is_some() {
+            return Err("a proxy's URL has no path");
+        }
+        // This reads the percent-encoding, too.
+        let parsed = ureq::Proxy::new(url.as_str()).map_err(|_| "it cannot be used as a proxy")?;
+        let host = destination.host_str().unwrap_or_default();
+        let port = destination.port_or_known_default().unwrap_or_default();
+        let mut connect = format!(
+            "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: {}\r\n",
+            super::target::USER_AGENT
+        );
+        if parsed.username().is_some() || parsed.password().is_some() {
+            let user = parsed.username().unwrap_or_default();
+            let password = parsed.password().unwrap_or_default();
+            let credentials = BASE64_STANDARD.encode(format!("{user}:{password}"));
+            connect += &format!("Proxy-Authorization: Basic {credentials}\r\n");
+        }
+        connect += "\r\n";
+        Ok(Self {
+            url: url.clone(),
+            connect: connect.into(),
+        })
+    }
+
+    /// Host and port, for people.
+    fn shown(&self) -> String {
+        format!(
+            "{}:{}",
+            self.url.host_str().unwrap_or_default(),
+            self.url.port_or_known_default().unwrap_or_default()
+        )
+    }
+
+    fn itself(&self, reason: impl Into<String>) -> Error {
+        Error::Other(Box::new(ProxyFailed::Itself {
+            proxy: self.shown(),
+            reason: reason.into(),
+        }))
+    }
+
+    /// What an error means that came before the proxy was asked for anything.
+    pub(super) fn unreachable(&self, error: &Error) -> Error {
+        self.itself(match error {
+            Error::Timeout(_) => "cannot be reached in time".to_owned(),
+            Error::Other(inner) => format!("cannot be reached: {inner}"),
+            Error::Io(inner) => format!("cannot be reached: {inner}"),
+            other => format!("cannot be reached: {other}"),
+        })
+    }
+
+    /// Asks for a tunnel and waits for the answer.
+    fn open<T: Transport>(&self, to_proxy: T, details: &ConnectionDetails) -> Result<T, Error> {
+        let mut stream = TransportAdapter::new(to_proxy, Arc::clone(&details.current_time));
+        stream.set_timeout(left(details));
+        let status = self.ask(&mut stream).map_err(|error| match error.into() {
+            Error::Timeout(_) => Error::Other(Box::new(ProxyFailed::Silent {
+                proxy: self.shown(),
+            })),
+            Error::Io(error) => self.itself(format!("opened no tunnel: {error}")),
+            other => self.itself(format!("opened no tunnel: {other}")),
+        })?;
+        match status {
+            200..=299 => Ok(stream.into_inner()),
+            407 => Err(self.itself("wants other credentials: it answered 407")),
+            // Proxies say by any of these that the other side is not there: 502 and 504 by the
+            // book, Squid 503, tinyproxy 500.
+            500 | 502..=504 => Err(Error::Other(Box::new(ProxyFailed::Destination {
+                proxy: self.shown(),
+                status,
+            }))),
+            _ => Err(self.itself(format!("refuses: it answered {status} to CONNECT"))),
+        }
+    }
+
+    /// The status of the answer. Byte for byte: what follows belongs to the destination.
+    fn ask(&self, stream: &mut (impl Read + Write)) -> io::Result<u16> {
+        stream.write_all(self.connect.expose_secret().as_bytes())?;
+        stream.flush()?;
+        let mut head = Vec::new();
+        while head.len() < MOST_HEAD_BYTES {
+            let mut byte = [0];
+            if stream.read(&mut byte)? == 0 {
+                return Err(io::Error::other("it closed the connection"));
+            }
+            head.push(byte[0]);
+            if !head.ends_with(b"\r\n\r\n") {
+                continue;
+            }
+            match status_of(&head) {
+                // Interim answers.
+                Some(100..=199) => head.clear(),
+                Some(status) => return Ok(status),
+                None => return Err(io::Error::other("it does not speak HTTP")),
+            }
+        }
+        Err(io::Error::other("its answer has no end"))
+    }
+}
+
+fn status_of(head: &[u8]) -> Option<u16> {
+    let line = head.strip_prefix(b"HTTP/1.")?.get(1..)?;
+    let digits = line.strip_prefix(b" ")?.get(..3)?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// What is left of the time that connecting has.
+fn left(details: &ConnectionDetails) -> NextTimeout {
+    let mut timeout = details.timeout;
+    let now = (details.current_time)();
+    if let (Duration::Exact(whole), Instant::Exact(began), Instant::Exact(now)) =
+        (timeout.after, details.now, now)
+    {
+        timeout.after = whole
+            .saturating_sub(now.saturating_duration_since(began))
+            .into();
+    }
+    timeout
+}
+
+/// Connects: to the destination, or to its proxy and from there on.
+#[derive(Debug)]
+pub(super) struct FirstHop {
+    tcp: TcpConnector,
+    via: Option<Arc<Via>>,
+}
+
+impl FirstHop {
+    pub(super) fn new(via: Option<Arc<Via>>) -> Self {
+        Self {
+            tcp: TcpConnector::default(),
+            via,
+        }
+    }
+}
+
+impl Connector for FirstHop {
+    type Out = <TcpConnector as Connector>::Out;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails,
+        chained: Option<()>,
+    ) -> Result<Option<Self::Out>, Error> {
+        let connected = self.tcp.connect(details, chained);
+        let Some(via) = &self.via else {
+            return connected.map_err(|error| match error {
+                Error::Io(error) => Error::Other(Box::new(NotConnected(error))),
+                other => other,
+            });
+        };
+        let to_proxy = connected.map_err(|error| via.unreachable(&error))?;
+        to_proxy
+            .map(|to_proxy| via.open(to_proxy, details))
+            .transpose()
+    }
+}
+
+/// Nothing was sent: there is no connection.
+#[derive(Debug)]
+pub(super) struct NotConnected(pub(super) io::Error);
+
+impl fmt::Display for NotConnected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for NotConnected {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn via(url: &str, destination: &str) -> Result<Via, &'static str> {
+        Via::new(
+            &url.parse().expect("a URL"),
+            &destination.parse().expect("a URL"),
+        )
+    }
+
+    #[test]
+    fn a_tunnel_is_asked_for_with_host_port_and_credentials() {
+        let head = |via: Via| via.connect.expose_secret().to_owned();
+        let plain = head(via("http://proxy:3128", "https://shop.example/a?b").expect("a proxy"));
+        assert!(
+            plain.starts_with("CONNECT shop.example:443 HTTP/1.1\r\nHost: shop.example:443\r\n"),
+            "{plain}"
+        );
+        assert!(!plain.contains("Authorization"), "{plain}");
+        assert!(plain.ends_with("\r\n\r\n"), "{plain}");
+        let known = via("http://us%20er:p%40ss@proxy", "http://[2001:200::1]/").expect("a proxy");
+        assert!(!format!("{known:?}").contains("c3MK"), "{known:?}");
+        let known = head(known);
+        assert!(known.starts_with("CONNECT [2001:200::1]:80 "), "{known}");
+        let credentials = BASE64_STANDARD.encode("us er:p@ss");
+        let header = format!("\r\nProxy-Authorization: Basic {credentials}\r\n");
+        assert!(known.contains(&header), "{known}");
+    }
+
+    #[test]
+    fn a_proxy_that_cannot_be_used_is_refused() {
+        for url in [
+            "https://proxy:3128",
+            "http://proxy/path",
+            "http://proxy/?a=b",
+        ] {
+            assert!(via(url, "http://shop.example/").is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_destinations_own_proxy_wins_over_the_general_one_and_its_exceptions() {
+        let mut config = Config::default();
+        config
+            .set("OUTBOX_PROXY", "http://general:3128")
+            .expect("a URL");
+        config
+            .set("OUTBOX_NO_PROXY", "shop.example")
+            .expect("a list");
+        let mut destination = Destination::new("shop", "http://shop.example").expect("a URL");
+        let of = |destination: &Destination| {
+            let via = Via::of(destination, &config).expect("a proxy or none");
+            via.map(|via| via.shown())
+        };
+        assert_eq!(of(&destination), None);
+        destination.proxy = Some(Proxy::parse("proxy", "http://own:8080").expect("a URL"));
+        assert_eq!(of(&destination).as_deref(), Some("own:8080"));
+        let mut other = Destination::new("other", "http://other.example").expect("a URL");
+        assert_eq!(of(&other).as_deref(), Some("general:3128"));
+        other.proxy = Some(Proxy::Direct);
+        assert_eq!(of(&other), None);
+    }
+
+    #[test]
+    fn statuses_are_read_from_the_first_line() {
+        assert_eq!(status_of(b"HTTP/1.1 200 OK\r\n\r\n"), Some(200));
+        assert_eq!(status_of(b"HTTP/1.0 407\r\n\r\n"), Some(407));
+        for line in [
+            "",
+            "HTTP/1.1",
+            "HTTP/1.1 20",
+            "HTTP/2 200 OK",
+            "SSH-2.0",
+            "HTTP/1.1 abc",
+        ] {
+            assert_eq!(status_of(line.as_bytes()), None, "{line}");
+        }
+    }
+}
