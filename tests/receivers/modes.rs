@@ -17,9 +17,8 @@ with_each_library! {
 
 const TOPIC: &str = "Bestellung.bezahlt:100%:東京";
 const KEY: &str = "Kunde \"Müller\"/€";
-/// The value of an extension, and how it stands in a header.
-const REGION: &str = "北海道 (Süd)";
-const REGION_HEADER: &str = "%E5%8C%97%E6%B5%B7%E9%81%93%20(S%C3%BCd)";
+const SUBJECT: &str = "Rechnung für Ölmühle 7";
+const REGION: &str = "北海道 (Süd), \"50%\" %41";
 
 fn binary_mode_is_verified_and_read(library: Library) {
     is_verified_and_read(library, "binary");
@@ -83,7 +82,8 @@ fn what_is_not_ascii_is_the_same_in_each_mode(library: Library) {
         let message = NewMessage::new(TOPIC, &json!({ "ort": "東京" }))
             .expect("JSON")
             .ordering_key(KEY)
-            .header("ce-region", REGION_HEADER);
+            .header("ce-subject", SUBJECT)
+            .header("ce-region", REGION);
         database.enqueue_message(message);
         // One that has neither: what is missing stays missing.
         database.enqueue("plain", json!({}));
@@ -94,6 +94,7 @@ fn what_is_not_ascii_is_the_same_in_each_mode(library: Library) {
         };
         assert_eq!(event["type"], TOPIC, "in {mode} mode");
         assert_eq!(event["partitionkey"], KEY, "in {mode} mode");
+        assert_eq!(event["subject"], SUBJECT, "in {mode} mode");
         assert_eq!(
             event["extensions"],
             json!({ "region": REGION }),
@@ -101,6 +102,7 @@ fn what_is_not_ascii_is_the_same_in_each_mode(library: Library) {
         );
         assert_eq!(event["data"], json!({ "ort": "東京" }), "in {mode} mode");
         assert_eq!(plain.get("partitionkey"), None, "in {mode} mode");
+        assert_eq!(plain.get("subject"), None, "in {mode} mode");
         assert_eq!(plain["extensions"], json!({}), "in {mode} mode");
     }
 }
