@@ -26,24 +26,33 @@ impl Window {
         }
     }
 
-    /// Counts a send. `true`: too many have failed.
-    pub(super) fn count(&mut self, has_failed: bool, now: Instant) -> bool {
+    /// Counts a send that has failed. `true`: too many have.
+    pub(super) fn count_failure(&mut self, now: Instant) -> bool {
+        self.count(0, 1, now);
+        self.is_over()
+    }
+
+    /// Counts sends that went well.
+    pub(super) fn count_good(&mut self, sends: u32, now: Instant) {
+        self.count(sends, 0, now);
+    }
+
+    fn count(&mut self, good: u32, failed: u32, now: Instant) {
         let length = self.settings.window / PARTS;
+        let age = |began: &Instant| now.saturating_duration_since(*began);
         if self
             .parts
             .back()
-            .is_none_or(|(began, ..)| now.saturating_duration_since(*began) >= length)
+            .is_none_or(|(began, ..)| age(began) >= length)
         {
-            let oldest = self.settings.window;
             self.parts
-                .retain(|(began, ..)| now.saturating_duration_since(*began) < oldest);
+                .retain(|(began, ..)| age(began) < self.settings.window);
             self.parts.push_back((now, 0, 0));
         }
         if let Some((_, sends, failures)) = self.parts.back_mut() {
-            *sends = sends.saturating_add(1);
-            *failures = failures.saturating_add(u32::from(has_failed));
+            *sends = sends.saturating_add(good + failed);
+            *failures = failures.saturating_add(failed);
         }
-        has_failed && self.is_over()
     }
 
     fn is_over(&self) -> bool {
@@ -125,13 +134,11 @@ mod tests {
     fn it_opens_when_half_of_enough_sends_have_failed() {
         let now = Instant::now();
         let mut window = Window::new(settings());
-        for _ in 0..5 {
-            assert!(!window.count(false, now));
-        }
+        window.count_good(5, now);
         for _ in 0..4 {
-            assert!(!window.count(true, now), "too few sends");
+            assert!(!window.count_failure(now), "too few sends");
         }
-        assert!(window.count(true, now));
+        assert!(window.count_failure(now));
     }
 
     #[test]
@@ -139,9 +146,9 @@ mod tests {
         let now = Instant::now();
         let mut window = Window::new(settings());
         for _ in 0..9 {
-            window.count(true, now);
+            window.count_failure(now);
         }
-        assert!(!window.count(true, now + Duration::from_secs(11)));
+        assert!(!window.count_failure(now + Duration::from_secs(11)));
     }
 
     #[test]
@@ -150,7 +157,8 @@ mod tests {
         let now = Instant::now();
         for n in 0..1000_u32 {
             let at = now + Duration::from_millis(u64::from(n) * 5);
-            assert!(!window.count(n % 3 == 0, at), "{n}");
+            window.count_good(2, at);
+            assert!(!window.count_failure(at), "{n}");
         }
     }
 

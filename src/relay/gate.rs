@@ -4,6 +4,7 @@
 //! once by what its own senders see; the claimer, which has a connection, writes that down and
 //! tells the gate what the table says.
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 pub(crate) struct Gate {
     name: Arc<str>,
     breaker: Option<Breaker>,
+    /// Nothing limits sends just now: no lock is needed to let one through.
+    is_free: AtomicBool,
+    /// Good sends that are not in the window yet.
+    good: AtomicU32,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -122,6 +127,8 @@ impl Gate {
         Self {
             name,
             breaker,
+            is_free: AtomicBool::new(state.is_free()),
+            good: AtomicU32::new(0),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
@@ -131,9 +138,18 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// To be called with the lock, after a change of the phase: all who have to know, know.
+    fn changed(&self, state: &State) {
+        self.is_free.store(state.is_free(), Ordering::Release);
+        self.changed.notify_all();
+    }
+
     /// Waits for the right to one send, while `is_wanted`. `None`: it is not wanted any more, or
     /// the gate is closed.
     pub(crate) fn admit(&self, is_wanted: impl Fn() -> bool) -> Option<Pass> {
+        if self.is_free.load(Ordering::Acquire) {
+            return is_wanted().then_some(Pass { is_first: false });
+        }
         let mut state = self.lock();
         loop {
             if !is_wanted() {
@@ -149,6 +165,7 @@ impl Gate {
                     let waited = now.saturating_duration_since(began);
                     if !is_probe && waited >= FIRST_SEND {
                         state.phase = Phase::Flowing;
+                        self.changed(&state);
                         continue;
                     }
                     if is_probe {
@@ -182,8 +199,13 @@ impl Gate {
 
     /// What came of the send. `true`: the table has to be told.
     pub(crate) fn record(&self, pass: &Pass, outcome: &Outcome) -> bool {
+        if matches!(outcome, Outcome::Delivered(_)) && self.is_free.load(Ordering::Acquire) {
+            self.good.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
         let now = Instant::now();
         let mut state = self.lock();
+        self.count_good(&mut state, now);
         let before = state.phase;
         if let Some((pause, failure)) = pause_of(outcome) {
             self.pause(&mut state, pause, failure, now);
@@ -191,9 +213,20 @@ impl Gate {
             self.count(&mut state, pass, sign(outcome), now);
         }
         if state.phase != before {
-            self.changed.notify_all();
+            self.changed(&state);
         }
         state.news.is_some()
+    }
+
+    /// Good sends that needed no lock are counted here, no later than a poll after they were made.
+    fn count_good(&self, state: &mut State, now: Instant) {
+        let good = self.good.swap(0, Ordering::Relaxed);
+        if good > 0 {
+            state.openings = 0;
+            if let Some(window) = &mut state.window {
+                window.count_good(good, now);
+            }
+        }
     }
 
     fn pause(&self, state: &mut State, pause: Pause, failure: &Failure, now: Instant) {
@@ -248,13 +281,14 @@ impl Gate {
                 }
                 let is_over = match (sign, &mut state.window) {
                     (Sign::None, _) | (_, None) => false,
-                    (sign, Some(window)) => {
-                        window.count(sign != Sign::Good, now) || sign == Sign::NoWay
+                    (Sign::Good, Some(window)) => {
+                        window.count_good(1, now);
+                        state.openings = 0;
+                        false
                     }
+                    (Sign::Bad, Some(window)) => window.count_failure(now),
+                    (Sign::NoWay, Some(_)) => true,
                 };
-                if sign == Sign::Good {
-                    state.openings = 0;
-                }
                 if is_over {
                     self.trip(state, now);
                 }
@@ -300,6 +334,7 @@ impl Gate {
     /// Opens it where its time is over and no breaker has closed it.
     pub(crate) fn open_in_time(&self, now: Instant) -> Due {
         let mut state = self.lock();
+        self.count_good(&mut state, now);
         let Phase::Closed {
             until: Some(until),
             then_probe,
@@ -327,7 +362,7 @@ impl Gate {
             began: None,
             is_probe,
         };
-        self.changed.notify_all();
+        self.changed(state);
     }
 
     /// Learns what the table says. Where the table has not been told the news yet, it is wrong.
@@ -361,7 +396,7 @@ impl Gate {
             log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "the destination is paused: its messages wait, at no cost");
         }
         state.close(until, is_breaker);
-        self.changed.notify_all();
+        self.changed(&state);
     }
 
     /// What the table has to be told, once.
@@ -383,6 +418,11 @@ impl Gate {
 }
 
 impl State {
+    /// Whether sends need no lock.
+    fn is_free(&self) -> bool {
+        self.phase == Phase::Flowing && self.bucket.is_none()
+    }
+
     fn pass(&mut self, now: Instant) -> Pass {
         let Phase::Trying { began, .. } = &mut self.phase else {
             return Pass { is_first: false };

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::bulkhead::Bulkhead;
+use super::gate::Pass;
 use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared};
 use crate::config::RequestBatch;
 use crate::dispatch::{Failure, Outcome};
 use crate::message::Message;
 use crate::status::ReasonCode;
+use crate::store::lease::LeaseId;
 
 /// Payload bytes of a request in batched mode, at most, where it has more than one message.
 const REQUEST_BYTES: usize = 1024 * 1024;
@@ -117,57 +119,55 @@ impl SenderThread<'_> {
     }
 
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
-        self.send(vec![job], |messages| {
-            vec![dispatch_one(self.shared, &messages[0])]
-        })
-    }
-
-    fn send_together(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
-        self.send(jobs, |messages| dispatch_batch(self.shared, messages))
-    }
-
-    /// Sends those that are still to be sent, by `dispatch`, and says what came of each.
-    fn send(
-        &self,
-        mut jobs: Vec<Job>,
-        dispatch: impl FnOnce(&[Message]) -> Vec<Outcome>,
-    ) -> Result<(), NobodyListens> {
-        let gate = &self.bulkhead.gate;
-        let may_send = |job: &Job| self.shared.lease.may_send(job.lease);
-        let is_wanted = || !self.shared.is_stopping() && jobs.iter().any(may_send);
-        let Some(pass) = gate.admit(is_wanted) else {
-            return self.settle_all(jobs, |_| Verdict::Released);
+        let Job { message, lease } = job;
+        let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(lease)) else {
+            return self.settle(message, lease, Verdict::Released, Duration::ZERO);
         };
         let began = Instant::now();
-        let mut unsent = Vec::new();
-        jobs.retain(|job| {
-            let verdict = if !may_send(job) {
+        if message.expires.is_some_and(|end| began >= end) {
+            self.bulkhead.gate.give_back(&pass);
+            return self.settle(message, lease, expired(), Duration::ZERO);
+        }
+        let outcome = dispatch_one(self.shared, &message);
+        self.record(&pass, &outcome);
+        let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
+        self.settle(message, lease, verdict, began.elapsed())
+    }
+
+    /// Sends several messages by one request.
+    fn send_together(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
+        let gate = &self.bulkhead.gate;
+        let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
+        let Some(pass) = gate.admit(is_wanted) else {
+            for Job { message, lease } in jobs {
+                self.settle(message, lease, Verdict::Released, Duration::ZERO)?;
+            }
+            return Ok(());
+        };
+        let began = Instant::now();
+        let (mut messages, mut leases) = (Vec::new(), Vec::new());
+        for Job { message, lease } in jobs {
+            let verdict = if !self.may_send(lease) {
                 Verdict::Released
-            } else if job.message.expires.is_some_and(|end| began >= end) {
-                let error = "its time was over before it was sent";
-                Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
+            } else if message.expires.is_some_and(|end| began >= end) {
+                expired()
             } else {
-                return true;
+                messages.push(message);
+                leases.push(lease);
+                continue;
             };
-            unsent.push((job.message.clone(), job.lease, verdict));
-            false
-        });
-        for (message, lease, verdict) in unsent {
             self.settle(message, lease, verdict, Duration::ZERO)?;
         }
-        if jobs.is_empty() {
+        if messages.is_empty() {
             gate.give_back(&pass);
             return Ok(());
         }
-        let (messages, leases): (Vec<Message>, Vec<_>) =
-            jobs.into_iter().map(|job| (job.message, job.lease)).unzip();
-        let outcomes = dispatch(&messages);
+        let outcomes = dispatch_batch(self.shared, &messages);
         let latency = began.elapsed();
         // Of one request all outcomes say the same; where they do not, the worst one counts.
-        if let Some(telling) = outcomes.iter().max_by_key(|outcome| weight(outcome))
-            && gate.record(&pass, telling)
-        {
-            self.shared.ring();
+        match outcomes.iter().max_by_key(|outcome| weight(outcome)) {
+            Some(telling) => self.record(&pass, telling),
+            None => gate.give_back(&pass),
         }
         let is_batch = messages.len() > 1;
         let mut refused = Vec::new();
@@ -186,22 +186,21 @@ impl SenderThread<'_> {
         Ok(())
     }
 
-    fn settle_all(
-        &self,
-        jobs: Vec<Job>,
-        verdict: impl Fn(&Message) -> Verdict,
-    ) -> Result<(), NobodyListens> {
-        for Job { message, lease } in jobs {
-            let verdict = verdict(&message);
-            self.settle(message, lease, verdict, Duration::ZERO)?;
+    fn may_send(&self, lease: LeaseId) -> bool {
+        !self.shared.is_stopping() && self.shared.lease.may_send(lease)
+    }
+
+    fn record(&self, pass: &Pass, outcome: &Outcome) {
+        if self.bulkhead.gate.record(pass, outcome) {
+            // The claimer tells the table.
+            self.shared.ring();
         }
-        Ok(())
     }
 
     fn settle(
         &self,
         mut message: Message,
-        lease: crate::store::lease::LeaseId,
+        lease: LeaseId,
         verdict: Verdict,
         latency: Duration,
     ) -> Result<(), NobodyListens> {
@@ -211,6 +210,11 @@ impl SenderThread<'_> {
             Settlement::new(message, lease, verdict, latency).to(self.bulkhead.name.clone());
         self.outcomes.send(settlement).map_err(|_| NobodyListens)
     }
+}
+
+fn expired() -> Verdict {
+    let error = "its time was over before it was sent";
+    Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
 }
 
 /// The receiver has refused the request for what is in it.
