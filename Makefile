@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 FEATURES := cli
+TEST_FEATURES := cli,tracing
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
@@ -20,8 +21,8 @@ demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
 	scripts/install-receivers
-	$(CARGO) test --no-run --features $(FEATURES)
-	scripts/with-postgres $(CARGO) test --features $(FEATURES) $(ARGS)
+	$(CARGO) test --no-run --features $(TEST_FEATURES)
+	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
 	scripts/with-postgres $(CARGO) run --quiet --example quickstart
 
 test-matrix: ## Run the tests on every supported version of PostgreSQL
@@ -34,8 +35,8 @@ check: bootstrap ## Check format, lints, documentation, dependencies and scripts
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || \
 		rustup component add rustfmt clippy
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets --features $(FEATURES) -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(FEATURES)
+	$(CARGO) clippy --all-targets --features $(TEST_FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(TEST_FEATURES)
 	scripts/check-dependencies
 	@if command -v shellcheck >/dev/null; then \
 		echo shellcheck scripts/* .ci/run; \

@@ -57,11 +57,11 @@ pub mod admin;
 pub use crate::admin::migrate;
 pub use crate::backoff::{Backoff, BadBackoff};
 pub use crate::config::{Config, ConfigError, Destination, Route};
-pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Response};
+pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::name::{BadName, OutboxName};
-pub use crate::outbox::{Enqueued, Outbox};
+pub use crate::outbox::{Enqueued, Outbox, TraceContext};
 pub use crate::relay::{Relay, RelayBuilder, RelayHandle, ShutdownError, StartError, Stats};
 pub use crate::status::{ReasonCode, Status, UnknownWord};
 

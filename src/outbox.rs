@@ -1,5 +1,8 @@
 //! Enqueueing: what an application calls inside its own transaction.
 
+use std::fmt;
+use std::sync::Arc;
+
 use diesel::{Connection, PgConnection};
 
 use crate::error::EnqueueError;
@@ -22,9 +25,29 @@ use crate::store::enqueue::{Stored, identity, insert_or_find};
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Outbox {
     name: OutboxName,
+    trace: Option<Arc<CurrentTrace>>,
+}
+
+type CurrentTrace = dyn Fn() -> Option<TraceContext> + Send + Sync;
+
+/// Where in a trace something happens, as W3C Trace Context writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceContext {
+    /// The header `traceparent`.
+    pub traceparent: String,
+    /// The header `tracestate`, where there is one.
+    pub tracestate: Option<String>,
+}
+
+impl fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What became of a message that was enqueued.
@@ -45,7 +68,43 @@ impl Outbox {
     pub fn new(name: &str) -> Result<Self, BadName> {
         Ok(Self {
             name: name.parse()?,
+            trace: None,
         })
+    }
+
+    /// Asks `current` for the trace context of each message that brings none, when it is enqueued.
+    /// The relay continues it with each attempt, so that the trace of a request reaches whoever
+    /// receives the message. An application with a tracer tells here how to ask it.
+    ///
+    /// ```
+    /// use diesel_outbox::{Outbox, TraceContext};
+    ///
+    /// # fn current_traceparent() -> Option<String> { None }
+    /// let outbox = Outbox::new("outbox")?.trace_with(|| {
+    ///     current_traceparent().map(|traceparent| TraceContext { traceparent, tracestate: None })
+    /// });
+    /// # Ok::<(), diesel_outbox::BadName>(())
+    /// ```
+    #[must_use]
+    pub fn trace_with(
+        mut self,
+        current: impl Fn() -> Option<TraceContext> + Send + Sync + 'static,
+    ) -> Self {
+        self.trace = Some(Arc::new(current));
+        self
+    }
+
+    fn traced(&self, message: NewMessage) -> NewMessage {
+        let Some(current) = &self.trace else {
+            return message;
+        };
+        if message.headers.contains_key("traceparent") {
+            return message;
+        }
+        match current() {
+            Some(trace) => message.trace_context(trace.traceparent, trace.tracestate.as_deref()),
+            None => message,
+        }
     }
 
     /// Its name.
@@ -66,6 +125,7 @@ impl Outbox {
         conn: &mut PgConnection,
         message: NewMessage,
     ) -> Result<Enqueued, EnqueueError> {
+        let message = self.traced(message);
         message.validate()?;
         let messages = [message];
         let stored = insert_or_find(conn, &self.name, &messages)?;
@@ -86,7 +146,10 @@ impl Outbox {
         conn: &mut PgConnection,
         messages: impl IntoIterator<Item = NewMessage>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
-        let messages: Vec<NewMessage> = messages.into_iter().collect();
+        let messages: Vec<NewMessage> = messages
+            .into_iter()
+            .map(|message| self.traced(message))
+            .collect();
         for message in &messages {
             message.validate()?;
         }

@@ -16,6 +16,7 @@ mod session;
 mod settlement;
 mod settler;
 mod shared;
+mod spans;
 mod threads;
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -77,6 +77,8 @@ pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failu
 fn take_trace(attributes: &mut BTreeMap<String, String>, fixed: &[String]) -> Option<Trace> {
     let state = attributes.remove(TRACESTATE);
     let parent = continued(&attributes.remove(TRACEPARENT)?, fastrand::u64(..))?;
+    #[cfg(feature = "tracing")]
+    tracing::Span::current().record(TRACEPARENT, parent.as_str());
     let own = ["ce-traceparent", "ce-tracestate"];
     let is_own = |name: &str| attributes.contains_key(name) || fixed.iter().any(|f| f == name);
     Some(Trace {

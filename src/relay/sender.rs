@@ -11,6 +11,7 @@ use super::bulkhead::Bulkhead;
 use super::gate::Pass;
 use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared};
+use super::spans::Spans;
 use crate::config::RequestBatch;
 use crate::dispatch::{Failure, Outcome};
 use crate::message::Message;
@@ -128,7 +129,9 @@ impl SenderThread<'_> {
             self.bulkhead.gate.give_back(&pass);
             return self.settle(message, lease, expired(), Duration::ZERO);
         }
-        let outcome = dispatch_one(self.shared, &message);
+        let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
+        let outcome = spans.within(|| dispatch_one(self.shared, &message));
+        spans.end(std::slice::from_ref(&outcome));
         self.record(&pass, &outcome);
         let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
         self.settle(message, lease, verdict, began.elapsed())
@@ -162,7 +165,9 @@ impl SenderThread<'_> {
             gate.give_back(&pass);
             return Ok(());
         }
-        let outcomes = dispatch_batch(self.shared, &messages);
+        let spans = Spans::of(&messages, &self.bulkhead.name);
+        let outcomes = spans.within(|| dispatch_batch(self.shared, &messages));
+        spans.end(&outcomes);
         let latency = began.elapsed();
         // Of one request all outcomes say the same; where they do not, the worst one counts.
         match outcomes.iter().max_by_key(|outcome| weight(outcome)) {

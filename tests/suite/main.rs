@@ -17,3 +17,6 @@ mod odd_rows;
 mod receivers;
 mod schema;
 mod topics;
+#[cfg(feature = "tracing")]
+mod traces;
+mod wire;
