@@ -1,0 +1,399 @@
+//! An HTTP proxy between relay and destination: what is the proxy's fault costs no message an
+//! attempt, what is the destination's does.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use diesel_outbox::config::{Breaker, Proxy};
+use diesel_outbox::{Destination, HttpDispatcher, RelayBuilder, RelayHandle};
+use serde_json::json;
+
+use crate::support::{Database, Receiver, eventually};
+
+/// A proxy for CONNECT on a real socket. It does what `treat` does with the request's head and
+/// the connection, whose next byte is the first one after the head.
+struct ConnectProxy {
+    address: SocketAddr,
+    heads: Arc<Mutex<Vec<String>>>,
+}
+
+type Treat = dyn Fn(&str, TcpStream) -> io::Result<()> + Send + Sync;
+
+impl ConnectProxy {
+    /// Opens every tunnel.
+    fn open() -> Self {
+        Self::treating(tunnel)
+    }
+
+    /// Writes this instead of opening tunnels, and closes.
+    fn answering(answer: &'static str) -> Self {
+        Self::treating(move |_, mut stream| stream.write_all(answer.as_bytes()))
+    }
+
+    fn treating(treat: impl Fn(&str, TcpStream) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        Self::on(listener, Arc::new(treat))
+    }
+
+    fn on(listener: TcpListener, treat: Arc<Treat>) -> Self {
+        let address = listener.local_addr().expect("an address");
+        let heads = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&heads);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (noted, treat) = (Arc::clone(&noted), Arc::clone(&treat));
+                std::thread::spawn(move || {
+                    let mut head = String::new();
+                    let mut reader = BufReader::with_capacity(1, &stream);
+                    while !head.ends_with("\r\n\r\n") {
+                        if !matches!(reader.read_line(&mut head), Ok(1..)) {
+                            return;
+                        }
+                    }
+                    noted
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(head.clone());
+                    // A connection's end, whoever ends it, is not the proxy's.
+                    let _ = treat(&head, stream);
+                });
+            }
+        });
+        Self { address, heads }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn heads(&self) -> Vec<String> {
+        let heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        heads.clone()
+    }
+}
+
+/// Connects to the port that is asked for, on this machine, and carries bytes both ways.
+fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
+    let target = head.split(' ').nth(1).expect("CONNECT host:port");
+    let (_, port) = target.rsplit_once(':').expect("a port");
+    let mut server = TcpStream::connect(("127.0.0.1", port.parse().expect("a port")))?;
+    client.write_all(b"HTTP/1.1 200 Connection established\r\nvia: test\r\n\r\n")?;
+    let (mut from_server, mut to_client) = (server.try_clone()?, client.try_clone()?);
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut from_server, &mut to_client);
+        let _ = to_client.shutdown(Shutdown::Both);
+    });
+    let copied = io::copy(&mut client, &mut server);
+    server.shutdown(Shutdown::Both)?;
+    copied.map(|_| ())
+}
+
+/// A destination behind a proxy that is tried soon again after each failure.
+fn behind(proxy: &str, url: &str) -> Destination {
+    let mut destination = Destination::new("shop", url).expect("a URL");
+    destination.proxy = Some(Proxy::parse("proxy", proxy).expect("a URL"));
+    let mut breaker = Breaker::default();
+    breaker.open = Duration::from_millis(50);
+    breaker.open_cap = Duration::from_millis(100);
+    destination.breaker = Some(breaker);
+    destination
+}
+
+fn relay(database: &Database, destination: Destination) -> RelayBuilder {
+    database
+        .relay()
+        .max_attempts(3)
+        .destination(destination)
+        .route("*", "shop")
+}
+
+fn end(relay: &RelayHandle) {
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}
+
+fn last_error(database: &Database) -> Option<String> {
+    database.text("SELECT last_error FROM {o}")
+}
+
+#[test]
+fn messages_go_through_a_tunnel_of_the_proxy() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let proxy = ConnectProxy::open();
+    // Nobody but the proxy knows this name.
+    let authority = format!("shop.invalid:{}", receiver.address.port());
+    let url = format!("http://{authority}/events?a=b");
+    let with_password = format!("http://relay:p%40ss@{}", proxy.address);
+    let relay = relay(&database, behind(&with_password, &url))
+        .concurrency(1)
+        .start()
+        .expect("a relay");
+    database.enqueue_many(5);
+    eventually("all are delivered", || database.count("delivered") == 5);
+    let requests = receiver.requests();
+    assert_eq!(requests[0].line, "POST /events?a=b HTTP/1.1");
+    assert_eq!(requests[0].header("host"), Some(authority.as_str()));
+    assert_eq!(requests[0].header("proxy-authorization"), None);
+    let heads = proxy.heads();
+    assert_eq!(heads.len(), 1, "one tunnel carries all of them");
+    let start = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
+    assert!(heads[0].starts_with(&start), "{}", heads[0]);
+    // relay:p@ss
+    let credentials = "\r\nProxy-Authorization: Basic cmVsYXk6cEBzcw==\r\n";
+    assert!(heads[0].contains(credentials), "{}", heads[0]);
+    end(&relay);
+}
+
+#[test]
+fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    drop(listener);
+    let relay = relay(
+        &database,
+        behind(&format!("http://{address}"), &receiver.url()),
+    )
+    .start()
+    .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("it waits", || last_error(&database).is_some());
+    let error = last_error(&database).expect("an error");
+    assert!(
+        error.starts_with(&format!("the proxy {address} cannot be reached")),
+        "{error}"
+    );
+    // Longer than three attempts would take.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
+
+    let mut listener = None;
+    eventually("the port is free again", || {
+        listener = TcpListener::bind(address).ok();
+        listener.is_some()
+    });
+    let proxy = ConnectProxy::on(listener.expect("bound"), Arc::new(tunnel));
+    eventually("it is delivered", || database.count("delivered") == 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
+    assert_eq!(receiver.count(), 1);
+    assert!(!proxy.heads().is_empty());
+    end(&relay);
+}
+
+#[test]
+fn what_the_proxy_refuses_waits_and_no_attempt_is_counted() {
+    for (answer, reason) in [
+        (
+            "HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n",
+            "wants other credentials: it answered 407",
+        ),
+        ("HTTP/1.1 403 Forbidden\r\n\r\n", "refuses: it answered 403"),
+        ("HTTP/1.0 405\r\n\r\n", "refuses: it answered 405"),
+        ("SSH-2.0-OpenSSH_9\r\n\r\n", "it does not speak HTTP"),
+        ("", "it closed the connection"),
+        ("HTTP/1.1 200 OK\r\nvia:", "it closed the connection"),
+    ] {
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        let proxy = ConnectProxy::answering(answer);
+        let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+            .start()
+            .expect("a relay");
+        database.enqueue("order.paid", json!(1));
+        eventually("it was tried more often than it has attempts", || {
+            proxy.heads().len() > 4
+        });
+        let error = last_error(&database).expect("an error");
+        assert!(error.contains(reason), "{error}");
+        assert_eq!(database.number("SELECT attempts FROM {o}"), 0, "{answer}");
+        assert_eq!(receiver.count(), 0);
+        end(&relay);
+    }
+}
+
+#[test]
+fn a_proxy_whose_name_nobody_knows_is_the_proxys_fault() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = relay(
+        &database,
+        behind("http://proxy.invalid:3128", &receiver.url()),
+    )
+    .send_timeout(Duration::from_secs(20))
+    .lease(Duration::from_secs(60))
+    .start()
+    .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("it waits", || last_error(&database).is_some());
+    let error = last_error(&database).expect("an error");
+    assert!(
+        error.starts_with("the proxy proxy.invalid:3128 cannot be reached: cannot resolve"),
+        "{error}"
+    );
+    assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
+    end(&relay);
+}
+
+/// Sends a message by a proxy; it has to die after three attempts.
+fn dies_behind(proxy: &ConnectProxy, reason: &str) -> String {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+        .send_timeout(Duration::from_millis(300))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("it is dead", || database.count("dead") == 1);
+    let error = database
+        .text("SELECT last_error FROM {o}_dead")
+        .expect("an error");
+    let found = database.text("SELECT reason FROM {o}_dead");
+    assert_eq!(found.as_deref(), Some(reason), "{error}");
+    assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
+    assert_eq!(receiver.count(), 0);
+    end(&relay);
+    error
+}
+
+#[test]
+fn a_destination_that_the_proxy_cannot_reach_costs_attempts() {
+    for status in [500, 502, 503, 504] {
+        let proxy = ConnectProxy::treating(move |_, mut stream| {
+            write!(stream, "HTTP/1.1 {status} Reason\r\n\r\n")
+        });
+        let error = dies_behind(&proxy, "CONNECT");
+        let end = format!("cannot reach the destination: it answered {status}");
+        assert!(error.ends_with(&end), "{error}");
+    }
+}
+
+#[test]
+fn a_proxy_that_does_not_answer_costs_attempts_because_nobody_knows_whose_fault_it_is() {
+    let silent = ConnectProxy::treating(|_, mut stream| {
+        let _ = stream.read(&mut [0]);
+        Ok(())
+    });
+    let error = dies_behind(&silent, "TIMEOUT");
+    assert!(
+        error.ends_with("opened no way to the destination in time"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_proxy_that_drips_its_answer_holds_no_sender_longer_than_a_send_may_take() {
+    let drips = ConnectProxy::treating(|_, mut stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nx: ")?;
+        loop {
+            stream.write_all(b"a")?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let started = Instant::now();
+    dies_behind(&drips, "TIMEOUT");
+    // Three sends of 300 ms, and what a machine needs that has more to do.
+    assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_receiver_behind_a_tunnel_fails_like_any_other() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 503);
+    let proxy = ConnectProxy::open();
+    let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("it is dead", || database.count("dead") == 1);
+    let reason = database.text("SELECT reason FROM {o}_dead");
+    assert_eq!(reason.as_deref(), Some("SERVER_ERROR"));
+    assert_eq!(receiver.count(), 3);
+    end(&relay);
+}
+
+#[test]
+fn hosts_of_no_proxy_and_destinations_that_say_so_are_reached_directly() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let proxy = ConnectProxy::open();
+    let port = receiver.address.port();
+    for (topic, host) in [("a", "127.0.0.1"), ("b", "localhost"), ("c", "localhost")] {
+        let sequence = database.enqueue(topic, json!(1));
+        let mut drain = database.binary(&["drain"]);
+        drain
+            .env("OUTBOX_URL", format!("http://{host}:{port}/"))
+            .env("OUTBOX_PROXY", proxy.url());
+        match topic {
+            "a" => drain.env("OUTBOX_NO_PROXY", "shop.example,127.0.0.0/8"),
+            "b" => drain.env("OUTBOX_NO_PROXY", ".localhost"),
+            _ => &mut drain,
+        };
+        crate::support::finish(drain).code(0);
+        assert_eq!(
+            database.number(&format!(
+                "SELECT count(*) FROM {{o}}_ledger WHERE sequence = {sequence}"
+            )),
+            1
+        );
+    }
+    assert_eq!(receiver.count(), 3);
+    assert_eq!(proxy.heads().len(), 1, "the last one had no exception");
+
+    let mut direct = behind(&proxy.url(), &receiver.url());
+    direct.proxy = Some(Proxy::Direct);
+    let relay = relay(&database, direct).start().expect("a relay");
+    database.enqueue("d", json!(1));
+    eventually("it is delivered", || database.count("delivered") == 4);
+    assert_eq!(proxy.heads().len(), 1);
+    end(&relay);
+}
+
+/// The proxy resolves names, so what they lead to is not seen here. Addresses are.
+#[test]
+fn an_address_in_a_url_is_judged_behind_a_proxy_as_well_and_the_proxys_own_is_not() {
+    let mut config = diesel_outbox::Config::default();
+    config.public_only = true;
+    config
+        .set("OUTBOX_PROXY", "http://127.0.0.1:3128")
+        .expect("a URL");
+    config
+        .set("OUTBOX_URL", "http://169.254.169.254/")
+        .expect("a URL");
+    let error = HttpDispatcher::new(&config).expect_err("it is refused");
+    assert_eq!(error.key(), "OUTBOX_URL");
+    config
+        .set("OUTBOX_URL", "http://shop.example/")
+        .expect("a URL");
+    HttpDispatcher::new(&config).expect("the proxy is the operator's");
+}
+
+#[test]
+fn a_proxy_that_cannot_be_used_is_an_error_at_start() {
+    let mut config = diesel_outbox::Config::default();
+    config
+        .set("OUTBOX_URL", "http://shop.example/")
+        .expect("a URL");
+    config
+        .set("OUTBOX_PROXY", "https://proxy:3128")
+        .expect("a URL");
+    let error = HttpDispatcher::new(&config).expect_err("TLS to the proxy");
+    assert_eq!(error.key(), "OUTBOX_PROXY");
+    config.proxy = Proxy::Direct;
+    config.destinations = vec![behind("http://proxy:3128/path", "http://shop.example/")];
+    let error = HttpDispatcher::new(&config).expect_err("a path");
+    assert_eq!(error.key(), "destinations.shop.proxy");
+    config.destinations.clear();
+    config
+        .set("OUTBOX_PROXY", "http://proxy:3128")
+        .expect("a URL");
+    config
+        .set("OUTBOX_NO_PROXY", "*.example")
+        .expect("read later");
+    let error = HttpDispatcher::new(&config).expect_err("no such pattern");
+    assert_eq!(error.key(), "OUTBOX_NO_PROXY");
+}
