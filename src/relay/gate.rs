@@ -372,7 +372,10 @@ impl Gate {
             return;
         }
         let is_probing = matches!(state.phase, Phase::Trying { is_probe: true, .. });
-        let Some(row) = row else {
+        let is_on = |row: &&Paused| {
+            row.left.is_none_or(|left| !left.is_zero()) || row.reason == BREAKER_OPEN
+        };
+        let Some(row) = row.filter(is_on) else {
             if matches!(state.phase, Phase::Closed { .. }) || is_probing {
                 log::info!(event = "destination_resumed", destination:% = self.name; "the destination is not paused any more");
                 state.openings = 0;
@@ -386,7 +389,6 @@ impl Gate {
             // The time of a probe is its relay's own.
             _ if is_probing && is_breaker => return,
             None => None,
-            Some(left) if left.is_zero() && !is_breaker => return,
             Some(left) => Some(later(now, left)),
         };
         if !matches!(state.phase, Phase::Closed { .. }) && self.breaker.is_none() && is_breaker {
@@ -590,6 +592,21 @@ mod tests {
             gate.open_in_time(now + Duration::from_secs(4)),
             Due::Nothing
         );
+        assert_eq!(gate.room(), Room::Free);
+    }
+
+    #[test]
+    fn a_row_whose_time_is_over_closes_nothing_and_one_of_a_breaker_asks_for_a_probe() {
+        let gate = gate(|_| {});
+        let now = Instant::now();
+        let over = Some(Duration::ZERO);
+        gate.learn(Some(&row("RATE_LIMITED", over)), now);
+        assert_eq!(gate.room(), Room::Free);
+        gate.learn(Some(&row(BREAKER_OPEN, over)), now);
+        assert_eq!(gate.open_in_time(now), Due::Probe);
+        // Meanwhile another reason has taken the breaker's place, and its time is over, too.
+        gate.learn(Some(&row("RATE_LIMITED", over)), now);
+        assert_eq!(gate.open_in_time(now), Due::Nothing);
         assert_eq!(gate.room(), Room::Free);
     }
 
