@@ -235,11 +235,15 @@ impl<'a> Claimer<'a> {
         if asked.is_empty() {
             return Ok(self.nothing_to_ask());
         }
+        let began = Instant::now();
         let claimed = self.claim(lease, limit, &asked)?;
+        let took = began.elapsed();
         self.look.found_nothing &= claimed.is_empty();
         let is_cut = limit.is_some_and(|limit| claimed.len() >= limit);
         self.lanes.learn(&asked, &claimed, is_cut);
         if !claimed.is_empty() {
+            let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
+            add(&self.shared.stats.claim_micros, micros);
             self.hand_over_all(claimed, &asked, lease);
         }
         Ok(Next::Again)

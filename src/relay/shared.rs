@@ -390,6 +390,8 @@ counters! {
     leases_lost,
     /// Claims that found something.
     claims,
+    /// Microseconds that these claims took.
+    claim_micros,
     /// Statements that settled something.
     settles,
 }

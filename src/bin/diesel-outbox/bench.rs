@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use diesel::sql_types::{BigInt, Double, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::admin;
 use diesel_outbox::{
-    Config, Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay, Stats,
+    Config, Destination, Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay,
+    RelayHandle, Route, Stats,
 };
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
@@ -38,6 +40,9 @@ pub(crate) struct Options {
     /// Seconds of the paced run
     #[arg(long, default_value_t = 5, value_name = "NUMBER")]
     paced_seconds: u32,
+    /// Drain once more beside so many messages for another destination, which never answers
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    behind_dead: usize,
     /// Show the result as JSON
     #[arg(long)]
     json: bool,
@@ -46,6 +51,9 @@ pub(crate) struct Options {
 /// Messages enqueued in one transaction.
 const ENQUEUE_BATCH: usize = 1000;
 const TICK: Duration = Duration::from_millis(100);
+const SHORT_TICK: Duration = Duration::from_millis(20);
+/// Goes to the destination that never answers.
+const DEAD_TOPIC: &str = "bench.dead";
 /// Clock ticks per second in /proc: fixed by Linux's ABI.
 const TICKS_PER_SECOND: f64 = 100.0;
 
@@ -72,6 +80,13 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     };
     config.routes.clear();
     config.destinations.clear();
+    // Connections are accepted by the system, and nobody reads them.
+    let dead = TcpListener::bind("127.0.0.1:0").context("cannot listen")?;
+    if options.behind_dead > 0 {
+        let url = format!("http://{}/", dead.local_addr()?);
+        config.destinations.push(Destination::new("dead", &url)?);
+        config.routes.push(Route::new(DEAD_TOPIC, "dead"));
+    }
     let schema = format!("diesel_outbox_bench_{}", std::process::id());
     config.table = format!("{schema}.outbox").parse()?;
     let mut conn = admin::connect(config.database_url()?, "bench", Duration::from_secs(3600))?;
@@ -79,7 +94,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let result = measure(options, &config, &mut conn, &schema, &signals);
     conn.batch_execute(&format!("DROP SCHEMA {schema} CASCADE"))
         .context("cannot remove the benchmark's schema")?;
-    drop(receiver);
+    drop((receiver, dead));
     let report = result?;
     if options.json {
         output::json(&report)
@@ -98,12 +113,73 @@ fn measure(
     admin::migrate(conn, &config.table)?;
     let enqueue_seconds = enqueue(options, config, conn)?;
     conn.batch_execute(&format!("ANALYZE {schema}.outbox"))?;
-
     let wal_before = wal_position(conn)?;
+    let drained = drain(options, config, signals)?;
+    let wal = wal_position(conn)? - wal_before;
+    let hot = hot_share(conn, schema, drained.stats)?;
+    let count = options.messages as f64;
+    let mut report = json!({
+        "messages": options.messages,
+        "payload_bytes": options.payload_bytes,
+        "senders": config.concurrency,
+        "batch": config.batch,
+        "mode": config.mode.to_string(),
+        "enqueued_per_second": count / enqueue_seconds,
+        "seconds": drained.seconds,
+        "messages_per_second": count / drained.seconds,
+        "own_cpu_us_per_message": drained.cpu * 1e6 / count,
+        "wal_bytes_per_message": wal / count,
+        "hot_update_share": hot,
+        "messages_per_claim": count / drained.stats.claims as f64,
+        "messages_per_settle": count / drained.stats.settles as f64,
+        "claim_ms": drained.claim_ms(),
+        "peak_memory_mib": peak_memory_mib()?,
+    });
+    if options.behind_dead > 0 {
+        enqueue_dead(options, config, conn)?;
+        enqueue(options, config, conn)?;
+        conn.batch_execute(&format!("ANALYZE {schema}.outbox"))?;
+        let beside = drain(options, config, signals)?;
+        report["beside_dead"] = json!({
+            "waiting": options.behind_dead,
+            "messages_per_second": count / beside.seconds,
+            "share_of_rate_alone": drained.seconds / beside.seconds,
+            "claim_ms": beside.claim_ms(),
+        });
+        conn.batch_execute(&format!("TRUNCATE {schema}.outbox"))?;
+    }
+    report["paced"] = paced(options, config, conn)?;
+    Ok(report)
+}
+
+/// What a drain took.
+struct Drained {
+    seconds: f64,
+    /// Seconds of this process.
+    cpu: f64,
+    stats: Stats,
+}
+
+impl Drained {
+    /// A claim's mean time.
+    fn claim_ms(&self) -> f64 {
+        self.stats.claim_micros as f64 / 1000.0 / self.stats.claims.max(1) as f64
+    }
+}
+
+/// Delivers what `enqueue` has enqueued.
+fn drain(
+    options: &Options,
+    config: &Config,
+    signals: &crossbeam_channel::Receiver<i32>,
+) -> Result<Drained> {
+    let messages = options.messages as u64;
     let cpu_before = cpu_seconds()?;
     let began = Instant::now();
     let relay = Relay::from_config(config.clone()).start()?;
-    while !relay.wait_until_idle(TICK) {
+    let is_done = |relay: &RelayHandle| relay.stats().delivered >= messages;
+    // Where something waits behind a dead destination, the relay may never be idle.
+    while !is_done(&relay) && !relay.wait_until_idle(SHORT_TICK) {
         if signals.try_recv().is_ok() {
             bail!("interrupted by a signal");
         }
@@ -112,34 +188,31 @@ fn measure(
     let cpu = cpu_seconds()? - cpu_before;
     relay.shutdown(config.shutdown_timeout)?;
     let stats = relay.stats();
-    drop(relay);
-    let wal = wal_position(conn)? - wal_before;
     ensure!(
-        stats.delivered == options.messages as u64,
-        "{} messages were enqueued and {} delivered: does {} answer with 2xx?",
-        options.messages,
+        stats.delivered == messages,
+        "{messages} messages were enqueued and {} delivered: does {} answer with 2xx?",
         stats.delivered,
         config.summary(),
     );
-    let hot = hot_share(conn, schema, stats)?;
-    let latency = paced(options, config, conn)?;
-    let count = options.messages as f64;
-    Ok(json!({
-        "messages": options.messages,
-        "payload_bytes": options.payload_bytes,
-        "senders": config.concurrency,
-        "batch": config.batch,
-        "enqueued_per_second": count / enqueue_seconds,
-        "seconds": seconds,
-        "messages_per_second": count / seconds,
-        "own_cpu_us_per_message": cpu * 1e6 / count,
-        "wal_bytes_per_message": wal / count,
-        "hot_update_share": hot,
-        "messages_per_claim": count / stats.claims as f64,
-        "messages_per_settle": count / stats.settles as f64,
-        "peak_memory_mib": peak_memory_mib()?,
-        "paced": latency,
-    }))
+    Ok(Drained {
+        seconds,
+        cpu,
+        stats,
+    })
+}
+
+fn enqueue_dead(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<()> {
+    let count = i64::try_from(options.behind_dead)?;
+    // An hour ago: the claim would read them first.
+    sql_query(format!(
+        "INSERT INTO {} (topic, payload, available_at)
+         SELECT '{DEAD_TOPIC}', $1::json, now() - interval '1 hour' FROM generate_series(1, $2)",
+        config.table
+    ))
+    .bind::<Text, _>(payload(options.payload_bytes).to_string())
+    .bind::<BigInt, _>(count)
+    .execute(conn)?;
+    Ok(())
 }
 
 fn payload(bytes: u32) -> Value {
@@ -262,8 +335,13 @@ fn show(report: &Value) -> Result<()> {
         ("messages", output::grouped(number("messages"))),
         ("payload bytes", output::grouped(number("payload_bytes"))),
         (
-            "senders, batch",
-            format!("{}, {}", report["senders"], report["batch"]),
+            "mode, senders, batch",
+            format!(
+                "{}, {}, {}",
+                config_word(&report["mode"]),
+                report["senders"],
+                report["batch"]
+            ),
         ),
         (
             "enqueued/s (batches of 1,000)",
@@ -300,6 +378,26 @@ fn show(report: &Value) -> Result<()> {
     ] {
         table.add_row([name.to_owned(), value]);
     }
+    table.add_row([
+        "a claim".to_owned(),
+        format!("{:.1} ms", number("claim_ms")),
+    ]);
+    let beside = &report["beside_dead"];
+    if !beside.is_null() {
+        let number = |key: &str| beside[key].as_f64().unwrap_or_default();
+        table.add_row([
+            format!(
+                "beside {} behind a dead one",
+                output::grouped(number("waiting"))
+            ),
+            format!(
+                "delivered/s {} ({:.0} % of the rate alone), a claim {:.1} ms",
+                output::grouped(number("messages_per_second")),
+                100.0 * number("share_of_rate_alone"),
+                number("claim_ms"),
+            ),
+        ]);
+    }
     let paced = &report["paced"];
     if !paced.is_null() {
         let millis = |key: &str| paced[key].as_f64().unwrap_or_default();
@@ -315,6 +413,10 @@ fn show(report: &Value) -> Result<()> {
         ]);
     }
     output::line(table)
+}
+
+fn config_word(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 /// A receiver in a process of its own, so that its CPU is not counted as ours.
