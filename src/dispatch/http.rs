@@ -46,7 +46,9 @@ const MOST_UNROUTED: usize = 1000;
 impl HttpDispatcher {
     /// A dispatcher for the destinations, the routes and the default URL of `config`.
     ///
-    /// Names are resolved as the system does it.
+    /// Names are resolved as the system does it, and a destination gets no connection to an address
+    /// that it must not have. Behind a proxy the proxy resolves its name, so only an address that
+    /// stands in the URL is judged: which others are reached is the proxy's to say.
     ///
     /// # Errors
     /// A [`ConfigError`] when a destination cannot be used: a file of its TLS settings is not what

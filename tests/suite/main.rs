@@ -18,6 +18,7 @@ mod odd_rows;
 mod proxy;
 mod receivers;
 mod schema;
+mod tls;
 mod topics;
 #[cfg(feature = "tracing")]
 mod traces;

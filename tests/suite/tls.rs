@@ -1,0 +1,311 @@
+//! TLS: whose certificates are trusted, what the relay shows of itself, and which versions it
+//! speaks. Certificates are made by `openssl`, receivers are rustls' or openssl's.
+
+mod files;
+mod ground;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use diesel_outbox::config::{Proxy, Roots, TlsVersion};
+use diesel_outbox::{Destination, RelayHandle};
+use serde_json::json;
+
+use self::ground::{
+    Authority, BOTH, Clients, ONLY_1_2, ONLY_1_3, OpensslServer, TlsReceiver, destination,
+};
+
+use crate::support::{Database, eventually, finish};
+
+fn relay(database: &Database, destination: Destination) -> RelayHandle {
+    database
+        .relay()
+        .send_timeout(Duration::from_secs(5))
+        .lease(Duration::from_secs(15))
+        .max_attempts(1)
+        .destination(destination)
+        .route("*", "billing")
+        .start()
+        .expect("a relay")
+}
+
+fn end(relay: &RelayHandle) {
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}
+
+#[track_caller]
+fn is_delivered(destination: Destination) {
+    let database = Database::new();
+    let relay = relay(&database, destination);
+    database.enqueue("order.paid", json!(1));
+    eventually("it is settled", || {
+        database.count("delivered") + database.count("dead") == 1
+    });
+    let error = database.text("SELECT error FROM {o}_ledger");
+    assert_eq!(database.count("delivered"), 1, "{error:?}");
+    end(&relay);
+}
+
+/// What it died of.
+fn dies(destination: Destination) -> (String, String) {
+    let database = Database::new();
+    let relay = relay(&database, destination);
+    database.enqueue("order.paid", json!(1));
+    eventually("it is dead", || database.count("dead") == 1);
+    end(&relay);
+    let of = |column: &str| {
+        let value = database.text(&format!("SELECT {column} FROM {{o}}_dead"));
+        value.expect("a dead message")
+    };
+    (of("reason"), of("last_error"))
+}
+
+#[track_caller]
+fn dies_of_tls(destination: Destination) -> String {
+    let (reason, error) = dies(destination);
+    assert_eq!(reason, "TLS", "{error}");
+    error
+}
+
+// --- Whom the relay trusts ----------------------------------------------------------------
+
+#[test]
+fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+    let error = dies_of_tls(destination(receiver.port));
+    assert_eq!(
+        error,
+        "TLS handshake: invalid peer certificate: UnknownIssuer"
+    );
+    assert_eq!(receiver.delivered(), 0);
+    is_delivered(authority.trusting(receiver.port));
+    assert_eq!(receiver.delivered(), 1);
+
+    let stranger = Authority::new().expect("openssl is there");
+    let error = dies_of_tls(stranger.trusting(receiver.port));
+    assert!(error.contains("invalid peer certificate"), "{error}");
+}
+
+#[test]
+fn a_certificate_for_another_name_is_refused() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    authority.sign("server", "subjectAltName=DNS:shop.example");
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+    let error = dies_of_tls(authority.trusting(receiver.port));
+    assert!(error.contains("not valid for name"), "{error}");
+}
+
+#[test]
+fn roots_of_a_file_are_the_only_ones_and_those_of_the_setting_are_everybodys() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+    for (roots, delivered) in [
+        (authority.path("ca.pem").into_os_string(), 1),
+        ("bundled".into(), 1),
+        ("system".into(), 2),
+    ] {
+        let database = Database::new();
+        database.enqueue("order.paid", json!(1));
+        let mut drain = database.binary(&["drain"]);
+        drain
+            .env(
+                "OUTBOX_URL",
+                format!("https://127.0.0.1:{}/", receiver.port),
+            )
+            .env("OUTBOX_TLS_ROOTS", &roots)
+            .env("OUTBOX_MAX_ATTEMPTS", "1")
+            // What the system trusts, here.
+            .env("SSL_CERT_FILE", authority.path("ca.pem"))
+            .env_remove("SSL_CERT_DIR");
+        let finished = finish(drain);
+        assert_eq!(receiver.delivered(), delivered, "{}", finished.stderr);
+    }
+}
+
+// --- What the relay shows of itself -------------------------------------------------------
+
+#[test]
+fn a_receiver_that_wants_a_certificate_gets_the_one_of_the_settings() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    for versions in [ONLY_1_2, ONLY_1_3] {
+        let receiver = TlsReceiver::start(&authority, versions, Clients::Known);
+        is_delivered(authority.known_as("relay", receiver.port));
+        assert_eq!(receiver.delivered(), 1);
+
+        // With 1.3 the refusal comes after the handshake, and the end of the connection may
+        // overtake it.
+        let (reason, error) = dies(authority.trusting(receiver.port));
+        let may_be: &[&str] = match versions {
+            ONLY_1_2 => &["TLS"],
+            _ => &["TLS", "CONNECTION_LOST"],
+        };
+        assert!(may_be.contains(&reason.as_str()), "{reason}: {error}");
+
+        let stranger = Authority::new().expect("openssl is there");
+        let mut unknown = stranger.known_as("relay", receiver.port);
+        unknown.tls.roots = Some(Roots::File(authority.path("ca.pem")));
+        let (reason, error) = dies(unknown);
+        assert!(may_be.contains(&reason.as_str()), "{reason}: {error}");
+        assert_eq!(receiver.delivered(), 1);
+    }
+}
+
+#[test]
+fn keys_are_read_in_every_form_that_is_not_encrypted() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Known);
+    let mut destination = authority.known_as("relay", receiver.port);
+    authority.openssl("ec -in relay.key -out sec1.key");
+    assert!(authority.read("sec1.key").starts_with(b"-----BEGIN EC"));
+    // The certificate, who signed it, and the key in one file.
+    let all = [
+        authority.read("relay.pem"),
+        authority.read("ca.pem"),
+        authority.read("relay.key"),
+    ];
+    let all = authority.write("all.pem", &all.concat());
+    for key in [authority.path("sec1.key"), all.clone()] {
+        destination.tls.client_key_file = Some(key);
+        destination.tls.client_cert_file = Some(all.clone());
+        is_delivered(destination.clone());
+    }
+}
+
+// --- Versions -----------------------------------------------------------------------------
+
+#[test]
+fn with_1_3_as_the_oldest_version_a_receiver_with_1_2_is_refused() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    let old = TlsReceiver::start(&authority, ONLY_1_2, Clients::Anybody);
+    let new = TlsReceiver::start(&authority, ONLY_1_3, Clients::Anybody);
+    is_delivered(authority.trusting(old.port));
+    is_delivered(authority.trusting(new.port));
+    let strict = |port| {
+        let mut destination = authority.trusting(port);
+        destination.tls.min_version = TlsVersion::V1_3;
+        destination
+    };
+    is_delivered(strict(new.port));
+    let error = dies_of_tls(strict(old.port));
+    assert!(error.contains("ProtocolVersion"), "{error}");
+    assert_eq!((old.delivered(), new.delivered()), (1, 2));
+
+    let foreign = OpensslServer::start(&authority, "-tls1_2");
+    let error = dies_of_tls(strict(foreign.port));
+    assert!(error.contains("ProtocolVersion"), "{error}");
+}
+
+/// What is offered, and not only what is agreed on: the extension `supported_versions` (RFC 8446,
+/// 4.2.1) of the first message.
+#[test]
+fn only_the_versions_of_the_settings_are_offered() {
+    for (min_version, extension) in [
+        (TlsVersion::V1_2, &[0, 43, 0, 5, 4, 3, 4, 3, 3][..]),
+        (TlsVersion::V1_3, &[0, 43, 0, 3, 2, 3, 4]),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let hello = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("the relay");
+            let mut head = [0; 5];
+            stream.read_exact(&mut head).expect("a record");
+            let mut hello = vec![0; usize::from(u16::from_be_bytes([head[3], head[4]]))];
+            stream.read_exact(&mut hello).expect("the first message");
+            hello
+        });
+        let mut destination = destination(port);
+        destination.tls.min_version = min_version;
+        dies_of_tls(destination);
+        let hello = hello.join().expect("no panic");
+        let offers = |bytes: &[u8]| hello.windows(bytes.len()).any(|part| part == bytes);
+        assert!(offers(extension), "{min_version:?}: {hello:?}");
+    }
+}
+
+// --- What is shared -----------------------------------------------------------------------
+
+#[test]
+fn senders_of_a_destination_share_what_tls_remembers() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    let receiver = TlsReceiver::start(&authority, ONLY_1_2, Clients::Anybody);
+    let database = Database::new();
+    let relay = database
+        .relay()
+        .send_timeout(Duration::from_secs(5))
+        .lease(Duration::from_secs(15))
+        .concurrency(8)
+        .destination(authority.trusting(receiver.port))
+        .route("*", "billing")
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("one is delivered", || database.count("delivered") == 1);
+    database.enqueue_many(200);
+    eventually("all are delivered", || database.count("delivered") == 201);
+    assert!(
+        receiver.resumed() > 0,
+        "other senders went on where the first one had stopped"
+    );
+    end(&relay);
+}
+
+// --- With a proxy -------------------------------------------------------------------------
+
+#[test]
+fn tls_goes_through_the_tunnel_of_a_proxy_to_the_destination() {
+    let Some(authority) = Authority::new() else {
+        return;
+    };
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Known);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let proxy = format!("http://{}", listener.local_addr().expect("an address"));
+    let port = receiver.port;
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            std::thread::spawn(move || carry(client, port));
+        }
+    });
+    let mut destination = authority.known_as("relay", port);
+    destination.proxy = Some(Proxy::parse("proxy", &proxy).expect("a URL"));
+    is_delivered(destination.clone());
+    destination.tls.roots = Some(Roots::Bundled);
+    let error = dies_of_tls(destination);
+    assert!(error.contains("UnknownIssuer"), "{error}");
+}
+
+/// Opens a tunnel and carries bytes both ways. Whatever ends it ends both.
+fn carry(mut client: TcpStream, port: u16) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let mut server = TcpStream::connect(("127.0.0.1", port))?;
+    client.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
+    let (mut from_server, mut to_client) = (server.try_clone()?, client.try_clone()?);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from_server, &mut to_client);
+        let _ = to_client.shutdown(std::net::Shutdown::Both);
+    });
+    std::io::copy(&mut client, &mut server)?;
+    server.shutdown(std::net::Shutdown::Both)
+}
