@@ -1,13 +1,16 @@
 //! Where messages are sent, and all that can be said about one such place.
 
+mod tls;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use secrecy::SecretString;
 use url::Url;
+
+pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
 
 use super::secret::SigningSecret;
 use super::settings::{ConfigError, bad};
@@ -87,6 +90,11 @@ impl Destination {
         Ok(Self::at(name, url))
     }
 
+    /// Its URL without password and query, for people's eyes.
+    pub fn shown_url(&self) -> String {
+        shown_url(&self.url)
+    }
+
     pub(super) fn at(name: String, url: Url) -> Self {
         Self {
             name,
@@ -119,7 +127,7 @@ impl fmt::Debug for Destination {
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
         f.debug_struct("Destination")
             .field("name", &self.name)
-            .field("url", &shown_url(&self.url))
+            .field("url", &self.shown_url())
             .field("mode", &self.mode)
             .field("secrets", &self.secrets.len())
             .field("headers", &headers)
@@ -309,101 +317,6 @@ impl Classes {
         }
         self.by_status.insert(status, class);
         Ok(())
-    }
-}
-
-/// How TLS is spoken with a destination.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Tls {
-    /// Whose signature under a certificate is trusted. `None`: as `OUTBOX_TLS_ROOTS` says.
-    pub roots: Option<Roots>,
-    /// A PEM file with the certificate that this relay shows, and its chain (mTLS).
-    pub client_cert_file: Option<PathBuf>,
-    /// A PEM file with the key of that certificate.
-    pub client_key_file: Option<PathBuf>,
-    /// The oldest version that is spoken.
-    pub min_version: TlsVersion,
-}
-
-/// Whose signature under a certificate is trusted.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Roots {
-    /// Mozilla's list, compiled in.
-    #[default]
-    Bundled,
-    /// The system's list.
-    System,
-    /// The certificates in a PEM file, and no others.
-    File(PathBuf),
-}
-
-impl std::str::FromStr for Roots {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "bundled" => Ok(Self::Bundled),
-            "system" => Ok(Self::System),
-            "" => Err("it is empty".to_owned()),
-            path => Ok(Self::File(path.into())),
-        }
-    }
-}
-
-/// A version of TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum TlsVersion {
-    /// 1.2, and 1.3 where the other side speaks it.
-    #[default]
-    V1_2,
-    /// 1.3 only.
-    V1_3,
-}
-
-impl std::str::FromStr for TlsVersion {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "1.2" => Ok(Self::V1_2),
-            "1.3" => Ok(Self::V1_3),
-            _ => Err(format!("{word:?} is not 1.2 or 1.3")),
-        }
-    }
-}
-
-/// Whether an HTTP proxy stands between. None is ever taken from the environment.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Proxy {
-    /// None does.
-    Direct,
-    /// This one.
-    Via(Url),
-}
-
-impl fmt::Debug for Proxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Direct => f.write_str("direct"),
-            Self::Via(url) => f.write_str(&shown_url(url)),
-        }
-    }
-}
-
-impl Proxy {
-    /// Reads `direct` or the URL of a proxy, for the setting `key`.
-    ///
-    /// # Errors
-    /// A [`ConfigError`] that names `key`.
-    pub fn parse(key: &str, value: &str) -> Result<Self, ConfigError> {
-        if value == "direct" {
-            return Ok(Self::Direct);
-        }
-        parse_url(key, value).map(Self::Via)
     }
 }
 

@@ -170,6 +170,23 @@ impl ConfigError {
         }
     }
 
+    /// An error of `key`, whose last part `word` is none of the `known` words. It tells the nearest
+    /// of them or, where none is near, all.
+    pub fn unknown_key(key: impl Into<String>, word: &str, known: &[&str]) -> Self {
+        let nearest = known
+            .iter()
+            // What is much longer is near to none, and would take its time.
+            .filter(|other| word.len() <= other.len() + 3)
+            .map(|other| (edits(word, other), *other))
+            .min()
+            .filter(|(edits, other)| *edits <= (other.len() / 2).min(3));
+        let reason = match nearest {
+            Some((_, other)) => format!("there is no such key; {other} is one"),
+            None => format!("there is no such key; there are {}", known.join(", ")),
+        };
+        Self::new(key, reason)
+    }
+
     /// The setting's name.
     pub fn key(&self) -> &str {
         &self.key

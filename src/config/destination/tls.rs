@@ -1,0 +1,130 @@
+//! The way to a destination: TLS, and whether a proxy stands between.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use url::Url;
+
+use crate::config::settings::ConfigError;
+use crate::config::text::{parse_url, shown_url};
+
+/// How TLS is spoken with a destination.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tls {
+    /// Whose signature under a certificate is trusted. `None`: as `OUTBOX_TLS_ROOTS` says.
+    pub roots: Option<Roots>,
+    /// A PEM file with the certificate that this relay shows, and its chain (mTLS).
+    pub client_cert_file: Option<PathBuf>,
+    /// A PEM file with the key of that certificate.
+    pub client_key_file: Option<PathBuf>,
+    /// The oldest version that is spoken.
+    pub min_version: TlsVersion,
+}
+
+/// Whose signature under a certificate is trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Roots {
+    /// Mozilla's list, compiled in.
+    #[default]
+    Bundled,
+    /// The system's list.
+    System,
+    /// The certificates in a PEM file, and no others.
+    File(PathBuf),
+}
+
+impl fmt::Display for Roots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bundled => f.pad("bundled"),
+            Self::System => f.pad("system"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for Roots {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "bundled" => Ok(Self::Bundled),
+            "system" => Ok(Self::System),
+            "" => Err("it is empty".to_owned()),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+/// A version of TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum TlsVersion {
+    /// 1.2, and 1.3 where the other side speaks it.
+    #[default]
+    V1_2,
+    /// 1.3 only.
+    V1_3,
+}
+
+impl fmt::Display for TlsVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::V1_2 => "1.2",
+            Self::V1_3 => "1.3",
+        })
+    }
+}
+
+impl std::str::FromStr for TlsVersion {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "1.2" => Ok(Self::V1_2),
+            "1.3" => Ok(Self::V1_3),
+            _ => Err(format!("{word:?} is not 1.2 or 1.3")),
+        }
+    }
+}
+
+/// Whether an HTTP proxy stands between. None is ever taken from the environment.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Proxy {
+    /// None does.
+    Direct,
+    /// This one.
+    Via(Url),
+}
+
+impl fmt::Display for Proxy {
+    /// Without password and query.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.pad("direct"),
+            Self::Via(url) => f.pad(&shown_url(url)),
+        }
+    }
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Proxy {
+    /// Reads `direct` or the URL of a proxy, for the setting `key`.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names `key`.
+    pub fn parse(key: &str, value: &str) -> Result<Self, ConfigError> {
+        if value == "direct" {
+            return Ok(Self::Direct);
+        }
+        parse_url(key, value).map(Self::Via)
+    }
+}
