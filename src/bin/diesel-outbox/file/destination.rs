@@ -1,0 +1,293 @@
+//! `[destinations.NAME]`
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use diesel_outbox::config::{
+    Breaker, Class, Classes, Proxy, Rate, SigningSecret, Tls, parse_secrets,
+};
+use diesel_outbox::{ConfigError, Destination, MAX_PAYLOAD_BYTES};
+use ipnet::IpNet;
+use secrecy::SecretString;
+use toml::Value;
+
+use super::section::{Section, shown};
+use super::values::{
+    bytes, content, count, duration, list, number, path, some_time, switch, text, unshown, word,
+    wrong_type,
+};
+
+/// What a destination has.
+pub(super) const KEYS: &[&str] = &[
+    "url",
+    "secret",
+    "secret_file",
+    "mode",
+    "batch_size",
+    "batch_linger",
+    "headers",
+    "timeout",
+    "concurrency",
+    "rate",
+    "burst",
+    "max_attempts",
+    "backoff",
+    "retry_after_cap",
+    "breaker",
+    "classes",
+    "max_payload",
+    "internal",
+    "allow",
+    "https_only",
+    "tls",
+    "proxy",
+];
+const BREAKER_KEYS: &[&str] = &["failure_ratio", "min_sends", "window", "open", "open_cap"];
+const TLS_KEYS: &[&str] = &[
+    "roots",
+    "client_cert_file",
+    "client_key_file",
+    "min_version",
+];
+const LONGEST_NAME: usize = 255;
+/// While a request waits for more messages, these wait, too.
+const LONGEST_LINGER: Duration = Duration::from_secs(10);
+const URL: &str = "it takes a URL such as https://shop.example/events";
+
+pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError> {
+    let at = format!("destinations.{}", shown(name));
+    if name.is_empty() || name.len() > LONGEST_NAME || name.contains(char::is_control) {
+        let reason = "a name has 1 to 255 bytes and no control characters";
+        return Err(ConfigError::new(at, reason));
+    }
+    let mut section = Section::new(at, value, KEYS)?;
+    let url = section.required("url", text)?;
+    let mut destination = Destination::new(name, &url).map_err(|error| {
+        ConfigError::new(section.key("url"), unshown(error.reason(), &url, URL))
+    })?;
+    request(&mut section, &mut destination)?;
+    limits(&mut section, &mut destination)?;
+    failures(&mut section, &mut destination)?;
+    way(&mut section, &mut destination)?;
+    Ok(destination)
+}
+
+/// How requests look.
+fn request(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
+    destination.mode = section.take("mode", word("it takes binary, structured or batched"))?;
+    if let Some(size) = section.take("batch_size", count(1..=10_000))? {
+        destination.request_batch.size = size;
+    }
+    if let Some(linger) = section.take("batch_linger", linger)? {
+        destination.request_batch.linger = linger;
+    }
+    section.one_of("secret_file", "secret")?;
+    let secrets = section.take("secret", secrets)?;
+    let of_file = section.take("secret_file", |key, value| {
+        parse_secrets(key, &content(key, &text(key, value)?)?)
+    })?;
+    destination.secrets = secrets.or(of_file).unwrap_or_default();
+    destination.headers = section.take("headers", headers)?.unwrap_or_default();
+    destination.max_payload_bytes = section.take("max_payload", bytes(MAX_PAYLOAD_BYTES))?;
+    Ok(())
+}
+
+/// How much it gets, and how fast.
+fn limits(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
+    destination.timeout = section.take("timeout", some_time)?;
+    destination.concurrency = section.take("concurrency", count(1..=1024))?;
+    destination.rate = section.take("rate", rate)?;
+    match (
+        section.take("burst", count(1..=1_000_000))?,
+        &mut destination.rate,
+    ) {
+        (None, _) => {}
+        (Some(burst), Some(rate)) => rate.burst = burst,
+        (Some(_), None) => {
+            return Err(ConfigError::new(
+                section.key("burst"),
+                "it goes with rate, which is not there",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a failed send means.
+fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
+    destination.max_attempts = section.take("max_attempts", count(1..=1_000_000))?;
+    let takes = "it takes exponential(base, cap) or a table 5s,10s,20s";
+    destination.backoff = section.take("backoff", word(takes))?;
+    if let Some(cap) = section.take("retry_after_cap", duration)? {
+        destination.retry_after_cap = cap;
+    }
+    if let Some(breaker) = section.take("breaker", breaker)? {
+        destination.breaker = breaker;
+    }
+    if let Some(classes) = section.take("classes", classes)? {
+        destination.classes = classes;
+    }
+    Ok(())
+}
+
+/// How it is reached.
+fn way(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
+    destination.internal = section.take("internal", switch)?;
+    destination.allow = section.take("allow", networks)?.unwrap_or_default();
+    if destination.internal == Some(true) && !destination.allow.is_empty() {
+        let reason = "internal = true allows every address: leave one of them out";
+        return Err(ConfigError::new(section.key("allow"), reason));
+    }
+    destination.https_only = section.take("https_only", switch)?;
+    destination.tls = section.take("tls", tls)?.unwrap_or_default();
+    destination.proxy = section.take("proxy", |key, value| {
+        let text = text(key, value)?;
+        Proxy::parse(key, &text).map_err(|error| {
+            let takes = "it takes direct, or a URL such as http://proxy.example:3128";
+            ConfigError::new(key, unshown(error.reason(), &text, takes))
+        })
+    })?;
+    Ok(())
+}
+
+/// A text or an array of texts. In each there may be several.
+fn secrets(key: &str, value: Value) -> Result<Vec<SigningSecret>, ConfigError> {
+    let Value::Array(values) = value else {
+        return parse_secrets(key, &text(key, value)?);
+    };
+    let mut secrets = Vec::new();
+    for (index, value) in values.into_iter().enumerate() {
+        let key = format!("{key}[{index}]");
+        secrets.extend(parse_secrets(&key, &text(&key, value)?)?);
+    }
+    if secrets.is_empty() {
+        return Err(ConfigError::new(key, "it is empty"));
+    }
+    Ok(secrets)
+}
+
+/// `name = "value"`, or `name = { file = "path" }`
+fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, ConfigError> {
+    let mut headers: Vec<(String, SecretString)> = Vec::new();
+    for (key, name, value) in Section::open(key.to_owned(), value)?.entries() {
+        if headers
+            .iter()
+            .any(|(other, _)| other.eq_ignore_ascii_case(&name))
+        {
+            return Err(ConfigError::new(key, "this header is there twice"));
+        }
+        let value = match value {
+            Value::String(value) => value,
+            Value::Table(_) => {
+                let mut file = Section::new(key, value, &["file"])?;
+                file.required("file", |key, value| content(key, &text(key, value)?))?
+            }
+            other => return Err(wrong_type(&key, &other, "text, or { file = \"path\" },")),
+        };
+        headers.push((name, value.into()));
+    }
+    Ok(headers)
+}
+
+fn linger(key: &str, value: Value) -> Result<Duration, ConfigError> {
+    let linger = duration(key, value)?;
+    if linger > LONGEST_LINGER {
+        return Err(ConfigError::new(key, "it is longer than 10s"));
+    }
+    Ok(linger)
+}
+
+fn rate(key: &str, value: Value) -> Result<Rate, ConfigError> {
+    let per_second = number(key, value)?;
+    if per_second > 0.0 && per_second < 1e6 {
+        return Ok(Rate::per_second(per_second));
+    }
+    let reason = "it is not a number of requests a second above 0 and below 1000000";
+    Err(ConfigError::new(key, reason))
+}
+
+/// `false`, or how it behaves.
+fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
+    let mut breaker = Breaker::default();
+    match value {
+        Value::Boolean(false) => return Ok(None),
+        Value::Boolean(true) => return Ok(Some(breaker)),
+        Value::Table(_) => {}
+        other => return Err(wrong_type(key, &other, "false or a table")),
+    }
+    let mut section = Section::new(key.to_owned(), value, BREAKER_KEYS)?;
+    if let Some(ratio) = section.take("failure_ratio", number)? {
+        if !(ratio > 0.0 && ratio <= 1.0) {
+            let reason = "it is not a share above 0 and up to 1, such as 0.5";
+            return Err(ConfigError::new(section.key("failure_ratio"), reason));
+        }
+        breaker.failure_ratio = ratio;
+    }
+    if let Some(sends) = section.take("min_sends", count(1..=1_000_000))? {
+        breaker.min_sends = sends;
+    }
+    for (name, field) in [
+        ("window", &mut breaker.window),
+        ("open", &mut breaker.open),
+        ("open_cap", &mut breaker.open_cap),
+    ] {
+        if let Some(duration) = section.take(name, some_time)? {
+            *field = duration;
+        }
+    }
+    if breaker.open > breaker.open_cap {
+        let cap = humantime::format_duration(breaker.open_cap);
+        let reason = format!("it is longer than open_cap, which is {cap}");
+        return Err(ConfigError::new(section.key("open"), reason));
+    }
+    Ok(Some(breaker))
+}
+
+/// `404 = "dead"`
+fn classes(key: &str, value: Value) -> Result<Classes, ConfigError> {
+    let mut classes = Classes::default();
+    for (key, status, value) in Section::open(key.to_owned(), value)?.entries() {
+        let class: Class = word("it takes retry, dead or pause")(&key, value)?;
+        let status = Some(status).filter(|status| status.len() == 3);
+        let status = status.and_then(|status| status.parse().ok());
+        let is_set = status.is_some_and(|status| classes.set(status, class).is_ok());
+        if !is_set {
+            let reason = "it is not a status from 400 to 499: only these can be chosen";
+            return Err(ConfigError::new(key, reason));
+        }
+    }
+    Ok(classes)
+}
+
+/// Networks such as `10.0.0.0/8`, or plain addresses.
+fn networks(key: &str, value: Value) -> Result<Vec<IpNet>, ConfigError> {
+    let network = |(index, text): (usize, String)| {
+        let address = text.parse::<IpAddr>().map(IpNet::from);
+        address.or_else(|_| text.parse()).map_err(|_| {
+            let reason = "it is not a network such as 10.0.0.0/8, and not an address";
+            ConfigError::new(format!("{key}[{index}]"), reason)
+        })
+    };
+    list(key, value)?
+        .into_iter()
+        .enumerate()
+        .map(network)
+        .collect()
+}
+
+fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
+    let mut section = Section::new(key.to_owned(), value, TLS_KEYS)?;
+    let mut tls = Tls::default();
+    tls.roots = section.take("roots", word("it takes bundled, system or a path"))?;
+    tls.client_cert_file = section.take("client_cert_file", path)?;
+    tls.client_key_file = section.take("client_key_file", path)?;
+    let version = section.take("min_version", |key, value| {
+        let value = match value {
+            Value::Float(number) => Value::String(number.to_string()),
+            other => other,
+        };
+        word("it takes 1.2 or 1.3")(key, value)
+    })?;
+    tls.min_version = version.unwrap_or_default();
+    Ok(tls)
+}
