@@ -124,10 +124,11 @@ mod tests {
     use crate::dispatch::{Failure, Response};
 
     fn settings() -> Breaker {
-        let mut settings = Breaker::default();
-        settings.min_sends = 10;
-        settings.window = Duration::from_secs(10);
-        settings
+        Breaker {
+            min_sends: 10,
+            window: Duration::from_secs(10),
+            ..Breaker::default()
+        }
     }
 
     #[test]

@@ -495,9 +495,9 @@ impl Intake {
 
     /// Up at once, down slowly.
     fn learn(&mut self, count: usize, bytes: usize) {
-        if count > 0 {
+        if let Some(mean) = bytes.checked_div(count) {
             let before = self.payload_bytes.unwrap_or_default();
-            self.payload_bytes = Some((bytes / count).max(before - before / 8));
+            self.payload_bytes = Some(mean.max(before - before / 8));
         }
     }
 }

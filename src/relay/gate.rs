@@ -538,10 +538,11 @@ mod tests {
     #[test]
     fn a_breaker_opens_probes_and_closes() {
         let gate = gate(|destination| {
-            let mut breaker = Breaker::default();
-            breaker.min_sends = 2;
-            breaker.open = Duration::from_millis(1);
-            destination.breaker = Some(breaker);
+            destination.breaker = Some(Breaker {
+                min_sends: 2,
+                open: Duration::from_millis(1),
+                ..Breaker::default()
+            });
         });
         send(&gate, &failed(ReasonCode::Timeout));
         send(&gate, &failed(ReasonCode::Timeout));

@@ -175,8 +175,10 @@ mod tests {
 
     /// All topics go to one bulkhead.
     fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
-        let mut config = Config::default();
-        config.url = Some("http://a".parse().expect("a URL"));
+        let config = Config {
+            url: Some("http://a".parse().expect("a URL")),
+            ..Config::default()
+        };
         let mut lanes = Lanes::default();
         let topics = topics.iter().map(|&t| topic(t)).collect();
         lanes.set_topics(topics, &Routes::new(&config), 1);
