@@ -1,14 +1,17 @@
 //! `diesel-outbox check`
 
+mod destinations;
+mod routes;
+
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::admin::{self, LiveTopic};
 use diesel_outbox::{Config, HttpDispatcher};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::output;
 use crate::settings::SettingFlags;
+use crate::{output, pauses};
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
@@ -21,8 +24,26 @@ pub(crate) struct Options {
 /// One thing that was looked at.
 struct Finding {
     what: &'static str,
-    is_good: bool,
+    level: Level,
     detail: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Good,
+    /// It works; but perhaps it is not what was meant.
+    Warning,
+    Problem,
+}
+
+impl Level {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Warning => "warning",
+            Self::Problem => "PROBLEM",
+        }
+    }
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
@@ -30,70 +51,84 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     config.database_url()?;
     let dispatcher = HttpDispatcher::new(&config)?;
-    let mut findings = vec![good("settings", config.summary()), routes(&config)];
+    let mut findings = vec![good("settings", config.summary())];
+    findings.extend(routes::findings(&config));
+    findings.extend(destinations::findings(&config));
     findings.extend(database(&config, &dispatcher));
-    let problems = findings.iter().filter(|finding| !finding.is_good).count();
     if options.json {
-        output::json(&json!({
-            "ok": problems == 0,
-            "findings": findings.iter().map(|finding| json!({
-                "what": finding.what,
-                "ok": finding.is_good,
-                "detail": finding.detail,
-            })).collect::<Vec<_>>(),
-        }))?;
+        output::json(&as_json(&config, &findings))?;
     } else {
-        for finding in &findings {
-            let mark = if finding.is_good {
-                "ok     "
-            } else {
-                "PROBLEM"
-            };
-            output::line(format!(
-                "{mark} {:<9} {}",
-                finding.what,
-                output::shown(&finding.detail)
-            ))?;
-        }
+        show(&findings)?;
     }
+    let problems = count_problems(&findings);
     if problems > 0 {
         bail!("{problems} of {} checks failed", findings.len());
     }
     Ok(())
 }
 
+fn count_problems(findings: &[Finding]) -> usize {
+    findings
+        .iter()
+        .filter(|finding| finding.level == Level::Problem)
+        .count()
+}
+
+fn as_json(config: &Config, findings: &[Finding]) -> Value {
+    let finding = |finding: &Finding| {
+        json!({
+            "what": finding.what,
+            "ok": finding.level != Level::Problem,
+            "level": finding.level.as_str().to_lowercase(),
+            "detail": finding.detail,
+        })
+    };
+    json!({
+        "ok": count_problems(findings) == 0,
+        "findings": findings.iter().map(finding).collect::<Vec<_>>(),
+        "routes": routes::as_json(config),
+        "destinations": destinations::as_json(config),
+    })
+}
+
+fn show(findings: &[Finding]) -> Result<()> {
+    for Finding {
+        what,
+        level,
+        detail,
+    } in findings
+    {
+        let (level, detail) = (level.as_str(), output::shown(detail));
+        output::line(format!("{level:<7} {what:<11} {detail}"))?;
+    }
+    Ok(())
+}
+
 fn good(what: &'static str, detail: String) -> Finding {
+    let level = Level::Good;
     Finding {
         what,
-        is_good: true,
+        level,
+        detail,
+    }
+}
+
+fn warning(what: &'static str, detail: String) -> Finding {
+    let level = Level::Warning;
+    Finding {
+        what,
+        level,
         detail,
     }
 }
 
 fn bad(what: &'static str, detail: String) -> Finding {
+    let level = Level::Problem;
     Finding {
         what,
-        is_good: false,
+        level,
         detail,
     }
-}
-
-fn routes(config: &Config) -> Finding {
-    let mut lines: Vec<String> = config
-        .routes
-        .iter()
-        .map(|route| format!("{} -> {}", route.topic, route.to.join(" and ")))
-        .collect();
-    if config.url.is_some() {
-        lines.push("every other topic -> OUTBOX_URL".to_owned());
-    }
-    if lines.is_empty() {
-        return bad(
-            "routes",
-            "there is no route and no OUTBOX_URL: nothing can be sent".to_owned(),
-        );
-    }
-    good("routes", lines.join("; "))
 }
 
 fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
@@ -123,6 +158,10 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
     match admin::topics(&mut conn, &config.table) {
         Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
         Err(error) => findings.push(bad("topics", error.to_string())),
+    }
+    match admin::pauses(&mut conn, &config.table) {
+        Ok(pauses) => findings.extend(pauses.iter().map(|p| bad("pause", pauses::sentence(p)))),
+        Err(error) => findings.push(bad("pause", error.to_string())),
     }
     findings
 }

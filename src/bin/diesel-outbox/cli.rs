@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::settings::SettingFlags;
-use crate::{bench, check, dead, demo, drain, migrate, receiver, status};
+use crate::{bench, check, dead, demo, drain, migrate, pause, receiver, resume, status};
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
 #[derive(Debug, Parser)]
@@ -32,6 +32,10 @@ pub(crate) enum Command {
     Status(status::Options),
     /// List, read, requeue or discard dead letters
     Dead(dead::Options),
+    /// Let messages of a destination or a topic wait, at no cost; or show what is paused
+    Pause(pause::Options),
+    /// End a pause: an operator's, a receiver's or a circuit breaker's
+    Resume(resume::Options),
     /// Check settings, database and routes, and say what `run` would do
     Check(check::Options),
     /// Answer requests with 200 (for `bench`)

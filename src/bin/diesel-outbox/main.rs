@@ -10,7 +10,10 @@ mod file;
 mod logging;
 mod migrate;
 mod output;
+mod pause;
+mod pauses;
 mod receiver;
+mod resume;
 mod run;
 mod settings;
 mod signals;
@@ -50,6 +53,8 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Bench(options) => bench::run(&options, settings),
         Command::Status(options) => status::run(&options, settings),
         Command::Dead(options) => dead::run(&options, settings),
+        Command::Pause(options) => pause::run(&options, settings),
+        Command::Resume(options) => resume::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),
         Command::Receive(options) => receiver::run(&options),
     }

@@ -93,17 +93,25 @@ impl Args for SettingFlags {
 
 fn value_name(variable: &str) -> &'static str {
     match variable {
-        "DATABASE_URL" | "OUTBOX_URL" => "URL",
+        "DATABASE_URL" | "OUTBOX_URL" | "OUTBOX_PROXY" => "URL",
         "OUTBOX_CONFIG" => "PATH",
         "OUTBOX_TABLE" => "NAME",
-        "OUTBOX_ENABLED" | "OUTBOX_CLEANER" | "OUTBOX_LEDGER_PAYLOAD" | "OUTBOX_SINGLE_ACTIVE" => {
-            "BOOL"
-        }
+        "OUTBOX_SECRET" => "SECRET",
+        "OUTBOX_SOURCE" => "REFERENCE",
+        "OUTBOX_TLS_ROOTS" => "ROOTS",
+        "OUTBOX_NO_PROXY" => "HOSTS",
         "OUTBOX_CONCURRENCY" | "OUTBOX_BATCH" | "OUTBOX_MAX_ATTEMPTS" => "NUMBER",
         "OUTBOX_MODE" | "OUTBOX_LOG_FORMAT" => "WORD",
         "OUTBOX_BACKOFF" => "BACKOFF",
+        _ if is_switch(variable) => "BOOL",
         _ => "DURATION",
     }
+}
+
+fn is_switch(variable: &str) -> bool {
+    SETTINGS
+        .iter()
+        .any(|setting| setting.variable == variable && setting.default.parse::<bool>().is_ok())
 }
 
 impl FromArgMatches for SettingFlags {

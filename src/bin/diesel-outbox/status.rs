@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel_outbox::Status;
-use diesel_outbox::admin::{self, Overview};
+use diesel_outbox::admin::{self, Overview, Pause};
 use serde_json::json;
 
-use crate::output;
 use crate::settings::SettingFlags;
+use crate::{output, pauses};
 
 /// Options of `status`.
 #[derive(Debug, clap::Args)]
@@ -23,10 +23,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut conn = admin::connect(config.database_url()?, "status", Duration::from_secs(120))?;
     admin::check_schema(&mut conn, &config.table)?;
     let overview = admin::overview(&mut conn, &config.table)?;
+    let pauses = admin::pauses(&mut conn, &config.table)?;
     if options.json {
-        return output::json(&as_json(&overview));
+        return output::json(&as_json(&overview, &pauses));
     }
-    show(&overview)
+    show(&overview, &pauses)
 }
 
 fn count(overview: &Overview, status: Status) -> i64 {
@@ -37,7 +38,7 @@ fn count(overview: &Overview, status: Status) -> i64 {
         .map_or(0, |row| row.count)
 }
 
-fn as_json(overview: &Overview) -> serde_json::Value {
+fn as_json(overview: &Overview, pauses: &[Pause]) -> serde_json::Value {
     let counts: serde_json::Map<String, serde_json::Value> = Status::ALL
         .into_iter()
         .map(|status| (status.to_string(), count(overview, status).into()))
@@ -52,6 +53,7 @@ fn as_json(overview: &Overview) -> serde_json::Value {
             "count": row.count,
             "example": row.example,
         })).collect::<Vec<_>>(),
+        "pauses": pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
         "relays": overview.leases.iter().map(|row| json!({
             "lease": row.id,
             "relay": row.relay,
@@ -62,7 +64,7 @@ fn as_json(overview: &Overview) -> serde_json::Value {
     })
 }
 
-fn show(overview: &Overview) -> Result<()> {
+fn show(overview: &Overview, pauses: &[Pause]) -> Result<()> {
     let mut counts = output::table(&["status", "messages"]);
     for status in Status::ALL {
         counts.add_row([status.to_string(), count(overview, status).to_string()]);
@@ -83,6 +85,9 @@ fn show(overview: &Overview) -> Result<()> {
             ]);
         }
         output::line(troubles)?;
+    }
+    if !pauses.is_empty() {
+        output::line(pauses::table(pauses))?;
     }
     if overview.leases.is_empty() {
         return output::line("no relay is registered");

@@ -1,0 +1,224 @@
+//! Each destination in a line, and what its operator may not have meant.
+
+use diesel_outbox::config::{Mode, Proxy, Roots};
+use diesel_outbox::{Config, Destination};
+use serde_json::{Value, json};
+use url::Host;
+
+use super::{Finding, good, routes, warning};
+
+const WHAT: &str = "destination";
+/// Names that lead to a host beside this one.
+const PRIVATE_NAMES: [&str; 8] = [
+    "localhost",
+    "internal",
+    "local",
+    "lan",
+    "home.arpa",
+    "test",
+    "svc",
+    "intranet",
+];
+
+pub(super) fn findings(config: &Config) -> Vec<Finding> {
+    let destinations = config.all_destinations();
+    let of_each = destinations.iter().flat_map(|destination| {
+        let name = &destination.name;
+        let line = good(WHAT, format!("{name}: {}", line(destination, config)));
+        let warnings = warnings(destination, config).into_iter();
+        let warnings = warnings.map(move |text| warning(WHAT, format!("{name}: {text}")));
+        std::iter::once(line).chain(warnings)
+    });
+    of_each.collect()
+}
+
+pub(super) fn as_json(config: &Config) -> Value {
+    let destination = |d: &Destination| {
+        json!({
+            "name": d.name,
+            "url": d.shown_url(),
+            "mode": mode(d, config).to_string(),
+            "secrets": secrets(d, config),
+            "concurrency": concurrency(d, config),
+            "rate": d.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
+            "breaker": d.breaker.is_some(),
+            "addresses": addresses(d, config),
+            "tls": tls(d, config),
+            "proxy": proxy(d, config).to_string(),
+            "routed": routes::lead_to(config, &d.name),
+            "warnings": warnings(d, config),
+        })
+    };
+    config.all_destinations().iter().map(destination).collect()
+}
+
+fn line(destination: &Destination, config: &Config) -> String {
+    let signed = match secrets(destination, config) {
+        0 => "unsigned".to_owned(),
+        1 => "signed with 1 secret".to_owned(),
+        count => format!("signed with {count} secrets"),
+    };
+    let threads = match concurrency(destination, config) {
+        1 => "1 thread".to_owned(),
+        count => format!("{count} threads"),
+    };
+    let rate = destination.rate.map_or_else(
+        || "no rate".to_owned(),
+        |rate| format!("{}/s (burst {})", rate.per_second, rate.burst),
+    );
+    let breaker = destination.breaker.map_or_else(
+        || "no breaker".to_owned(),
+        |breaker| {
+            format!(
+                "breaker at {} % of {} or more sends in {}",
+                breaker.failure_ratio * 100.0,
+                breaker.min_sends,
+                humantime::format_duration(breaker.window)
+            )
+        },
+    );
+    let proxy = match proxy(destination, config) {
+        Proxy::Direct => "no proxy".to_owned(),
+        via => format!("proxy {via}"),
+    };
+    [
+        destination.shown_url(),
+        shown_mode(destination, config),
+        signed,
+        threads,
+        rate,
+        breaker,
+        addresses(destination, config),
+        tls(destination, config),
+        proxy,
+    ]
+    .join(", ")
+}
+
+fn warnings(destination: &Destination, config: &Config) -> Vec<&'static str> {
+    let is_signed = secrets(destination, config) > 0;
+    let mut warnings = Vec::new();
+    if is_signed && destination.url.scheme() == "http" && is_public(destination) {
+        warnings.push("it is signed, but http:// to a public host is not private: use https://");
+    }
+    if is_signed && mode(destination, config) == Mode::Binary {
+        warnings.push("headers are not signed: consider structured");
+    }
+    if !routes::lead_to(config, &destination.name) {
+        warnings.push("no route leads to it: only messages that name it go there");
+    }
+    warnings
+}
+
+/// As far as the URL tells: names are not resolved.
+fn is_public(destination: &Destination) -> bool {
+    if destination.internal == Some(true) {
+        return false;
+    }
+    match destination.url.host() {
+        Some(Host::Ipv4(ip)) => {
+            !(ip.is_loopback() || ip.is_private() || ip.is_link_local() || ip.is_unspecified())
+        }
+        Some(Host::Ipv6(ip)) => {
+            let is_own = ip.is_unique_local() || ip.is_unicast_link_local();
+            !(is_own || ip.is_loopback() || ip.is_unspecified())
+        }
+        Some(Host::Domain(name)) => {
+            let name = name.trim_end_matches('.');
+            let is_under = |parent: &&str| {
+                let before = name.strip_suffix(*parent);
+                before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+            };
+            // One word is a name of the own network.
+            name.contains('.') && !PRIVATE_NAMES.iter().any(is_under)
+        }
+        None => false,
+    }
+}
+
+fn mode(destination: &Destination, config: &Config) -> Mode {
+    destination.mode.unwrap_or(config.mode)
+}
+
+fn shown_mode(destination: &Destination, config: &Config) -> String {
+    let mode = mode(destination, config);
+    if mode != Mode::Batched {
+        return mode.to_string();
+    }
+    let batch = destination.request_batch;
+    let linger = humantime::format_duration(batch.linger);
+    format!("{mode} (up to {} in {linger})", batch.size)
+}
+
+/// How many.
+fn secrets(destination: &Destination, config: &Config) -> usize {
+    match destination.secrets.len() {
+        0 => config.secrets.len(),
+        own => own,
+    }
+}
+
+fn concurrency(destination: &Destination, config: &Config) -> usize {
+    destination.concurrency.unwrap_or(config.concurrency)
+}
+
+/// Which addresses it may have.
+fn addresses(destination: &Destination, config: &Config) -> String {
+    let allow: Vec<String> = destination.allow.iter().map(ToString::to_string).collect();
+    let is_public_only = config.public_only || !allow.is_empty();
+    match destination.internal {
+        Some(true) => "internal (any address)".to_owned(),
+        None if !is_public_only => "any address but link-local ones".to_owned(),
+        Some(false) | None if allow.is_empty() => "public addresses only".to_owned(),
+        Some(false) | None => format!("public addresses and {} only", allow.join(" ")),
+    }
+}
+
+fn tls(destination: &Destination, config: &Config) -> String {
+    if destination.url.scheme() != "https" {
+        return "no TLS".to_owned();
+    }
+    let tls = &destination.tls;
+    let roots: &Roots = tls.roots.as_ref().unwrap_or(&config.tls_roots);
+    let mut text = format!("TLS from {} with {roots} roots", tls.min_version);
+    if let Some(path) = &tls.client_cert_file {
+        text += &format!(" and the client certificate {}", path.display());
+    }
+    text
+}
+
+fn proxy<'a>(destination: &'a Destination, config: &'a Config) -> &'a Proxy {
+    destination.proxy.as_ref().unwrap_or(&config.proxy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_of_ones_own_network_are_not_public() {
+        for (host, expected) in [
+            ("shop.example", true),
+            ("internal.example", true),
+            ("notinternal", false),
+            ("billing", false),
+            ("billing.internal", false),
+            ("billing.internal.", false),
+            ("shop.notinternal", true),
+            ("billing.shop.svc.cluster.local", false),
+            ("localhost", false),
+            ("127.0.0.1", false),
+            ("10.0.0.7", false),
+            ("203.0.113.7", true),
+            ("[::1]", false),
+            ("[fd00::7]", false),
+            ("[2001:db8::7]", true),
+        ] {
+            let url = format!("http://{host}/");
+            let mut destination = Destination::new("a", &url).expect(host);
+            assert_eq!(is_public(&destination), expected, "{host}");
+            destination.internal = Some(true);
+            assert!(!is_public(&destination), "{host}");
+        }
+    }
+}

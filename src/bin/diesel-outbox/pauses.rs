@@ -1,0 +1,58 @@
+//! Pauses, as several commands show them.
+
+use std::time::Duration;
+
+use comfy_table::Table;
+use diesel_outbox::admin::{Pausable, Pause};
+use serde_json::{Value, json};
+
+use crate::output;
+
+/// The pause of a destination or of a topic, if it is paused.
+pub(crate) fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
+    pauses
+        .iter()
+        .find(|pause| pause.kind == kind.as_str() && pause.name == name)
+}
+
+pub(crate) fn as_json(pause: &Pause) -> Value {
+    json!({
+        "what": pause.kind,
+        "name": pause.name,
+        "reason": pause.reason,
+        "seconds_left": pause.left.map(|left| left.as_secs_f64()),
+    })
+}
+
+pub(crate) fn table(pauses: &[Pause]) -> Table {
+    let mut table = output::table(&["paused", "name", "reason", "how long"]);
+    for pause in pauses {
+        table.add_row([
+            pause.kind.clone(),
+            output::shown(&pause.name),
+            output::shown(&pause.reason),
+            left(pause),
+        ]);
+    }
+    table
+}
+
+/// `destination billing is paused: GONE, until resumed`
+pub(crate) fn sentence(pause: &Pause) -> String {
+    let Pause {
+        kind, name, reason, ..
+    } = pause;
+    let text = format!("{kind} {name} is paused: {reason}, {}", left(pause));
+    output::shown(&text)
+}
+
+fn left(pause: &Pause) -> String {
+    match pause.left {
+        None => "until resumed".to_owned(),
+        Some(Duration::ZERO) => "a single message is tried just now".to_owned(),
+        Some(left) => {
+            let seconds = Duration::from_secs(left.as_secs_f64().ceil() as u64);
+            format!("for another {}", humantime::format_duration(seconds))
+        }
+    }
+}

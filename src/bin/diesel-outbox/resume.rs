@@ -1,0 +1,56 @@
+//! `diesel-outbox resume`
+
+use anyhow::{Result, bail};
+use diesel_outbox::admin::{self, Pausable};
+use serde_json::json;
+
+use crate::settings::SettingFlags;
+use crate::{output, pause, pauses};
+
+/// Options of `resume`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Send to a destination again, whatever it was paused for
+    Destination {
+        /// Its name, as `pause list` shows it
+        name: String,
+        /// Show the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Send messages of a topic again
+    Topic {
+        /// The topic, as `pause list` shows it
+        topic: String,
+        /// Show the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let (kind, name, json) = match &options.action {
+        Action::Destination { name, json } => (Pausable::Destination, name, *json),
+        Action::Topic { topic, json } => (Pausable::Topic, topic, *json),
+    };
+    let mut conn = pause::connect(&config, "resume")?;
+    let pauses = admin::pauses(&mut conn, &config.table)?;
+    let pause = pauses::find(&pauses, kind, name);
+    // Also where it is over: then nobody has to forget it later.
+    admin::resume(&mut conn, &config.table, kind, name)?;
+    let Some(pause) = pause else {
+        bail!("{} {name} is not paused", kind.as_str());
+    };
+    if json {
+        return output::json(&json!({ "resumed": pauses::as_json(pause) }));
+    }
+    let name = output::shown(name);
+    output::line(format!("{} {name} is resumed", kind.as_str()))
+}
