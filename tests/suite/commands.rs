@@ -21,20 +21,22 @@ const COMMANDS: &[&[&str]] = &[
     &["drain"],
     &["status"],
     &["dead", "list"],
+    &["pause", "list"],
+    &["resume", "topic", "order.paid"],
     &["check"],
 ];
 
 /// A file with this text, removed when dropped.
-struct File(PathBuf);
+pub(super) struct File(PathBuf);
 
 impl File {
-    fn new(text: &str) -> Self {
+    pub(super) fn new(text: &str) -> Self {
         let path = std::env::temp_dir().join(format!("outbox-test-{}", uuid::Uuid::now_v7()));
         std::fs::write(&path, text).expect("a file");
         Self(path)
     }
 
-    fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         self.0.to_str().expect("UTF-8")
     }
 }
@@ -46,7 +48,7 @@ impl Drop for File {
     }
 }
 
-trait With {
+pub(super) trait With {
     /// With this variable in its environment.
     fn with(self, variable: &str, value: &str) -> Self;
 }
@@ -60,7 +62,7 @@ impl With for Command {
 
 /// Fails unless the command ends with exit code 2 and names what is wrong.
 #[track_caller]
-fn refused(command: Command, named: &[&str]) {
+pub(super) fn refused(command: Command, named: &[&str]) {
     let finished = finish(command).code(2);
     for name in named {
         assert!(
@@ -103,7 +105,7 @@ fn an_unknown_setting_is_named_wherever_it_stands() {
 #[test]
 fn a_setting_that_this_version_does_not_serve_is_refused_and_not_ignored() {
     let database = Database::new();
-    for variable in ["OUTBOX_SECRET", "OUTBOX_SINGLE_ACTIVE", "OUTBOX_ADMIN_ADDR"] {
+    for variable in ["OUTBOX_SINGLE_ACTIVE", "OUTBOX_ADMIN_ADDR"] {
         refused(
             database.binary(&["run"]).with(variable, "true"),
             &[variable],
@@ -1042,6 +1044,14 @@ fn the_help_of_each_command_mentions_its_options() {
         (&["status"], &["--json"]),
         (&["check"], &["--json"]),
         (
+            &["pause", "destination"],
+            &["--for", "--reason", "--force", "--json"],
+        ),
+        (&["pause", "topic"], &["--for", "--reason", "--json"]),
+        (&["pause", "list"], &["--json"]),
+        (&["resume", "destination"], &["--json"]),
+        (&["resume", "topic"], &["--json"]),
+        (
             &["dead", "list"],
             &[which.as_slice(), &["--limit"]].concat(),
         ),
@@ -1071,7 +1081,7 @@ fn the_help_of_each_command_mentions_its_options() {
     }
     let help = finish(binary(&["--help"])).code(0).stdout;
     for command in [
-        "migrate", "run", "drain", "demo", "bench", "status", "dead", "check",
+        "migrate", "run", "drain", "demo", "bench", "status", "dead", "pause", "resume", "check",
     ] {
         assert!(help.contains(&format!("  {command} ")), "{command}: {help}");
     }
@@ -1085,6 +1095,8 @@ fn bad_usage_is_exit_code_2() {
         &["fly"],
         &["dead"],
         &["dead", "revive"],
+        &["pause", "destination"],
+        &["resume"],
         &["migrate", "--down"],
         &["drain", "--max-messages", "-1"],
     ] {

@@ -15,9 +15,11 @@ mod fan_out;
 mod fresh;
 mod handle;
 mod odd_rows;
+mod pause_commands;
 mod proxy;
 mod receivers;
 mod schema;
+mod settings;
 mod tls;
 mod topics;
 #[cfg(feature = "tracing")]

@@ -1,0 +1,271 @@
+//! `pause` and `resume`, with a relay at work: what waits costs nothing, and goes on in the end.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::commands::{File, With, refused};
+use crate::support::{Database, Finished, Receiver, Running, eventually, finish};
+
+/// Two destinations with a topic for each: `billing` and `audit`.
+struct Shop {
+    database: Database,
+    billing: Receiver,
+    audit: Receiver,
+    file: File,
+}
+
+impl Shop {
+    fn new() -> Self {
+        Self::with(Receiver::ok())
+    }
+
+    fn with(billing: Receiver) -> Self {
+        let audit = Receiver::ok();
+        let file = File::new(&format!(
+            "[destinations.billing]\nurl = '{}'
+             [destinations.audit]\nurl = '{}'
+             [[routes]]\ntopic = 'billing.*'\nto = 'billing'
+             [[routes]]\ntopic = 'audit.*'\nto = 'audit'",
+            billing.url(),
+            audit.url()
+        ));
+        Self {
+            database: Database::new(),
+            billing,
+            audit,
+            file,
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Finished {
+        let command = self.database.binary(arguments);
+        finish(command.with("OUTBOX_CONFIG", self.file.path()))
+    }
+
+    fn relay(&self) -> Running {
+        let command = self.database.binary(&["run"]);
+        Running::start(command.with("OUTBOX_CONFIG", self.file.path()))
+    }
+
+    /// Messages of the topic that nobody has claimed or tried.
+    fn untouched(&self, topic: &str) -> i64 {
+        self.database.number(&format!(
+            "SELECT count(*) FROM {{o}} WHERE topic = '{topic}' AND attempts = 0 AND locked_by IS NULL"
+        ))
+    }
+
+    fn paused(&self) -> Value {
+        self.run(&["pause", "list", "--json"]).code(0).json()
+    }
+}
+
+#[test]
+fn a_paused_destination_gets_nothing_until_it_is_resumed() {
+    let shop = Shop::new();
+    let relay = shop.relay();
+    shop.database.enqueue("billing.due", json!(1));
+    shop.billing.wait_for(1);
+
+    let text = shop
+        .run(&["pause", "destination", "billing"])
+        .code(0)
+        .stdout;
+    let sentence = "destination billing is paused: OPERATOR, until resumed\n";
+    assert_eq!(text, sentence);
+    relay.wait_for_log("event=destination_closed");
+    for n in 0..20 {
+        shop.database.enqueue("billing.due", json!(n));
+    }
+    shop.database.enqueue("audit.due", json!(1));
+    // What came later to another destination has arrived.
+    shop.audit.wait_for(1);
+    eventually("nothing is held", || shop.untouched("billing.due") == 20);
+    assert_eq!(shop.billing.count(), 1);
+
+    let text = shop.run(&["resume", "destination", "billing"]).code(0);
+    assert_eq!(text.stdout, "destination billing is resumed\n");
+    shop.billing.wait_for(21);
+    eventually("all are delivered", || {
+        shop.database.count("delivered") == 22
+    });
+    let first_attempts = shop.billing.requests();
+    let is_first =
+        |request: &crate::support::Request| request.header("outbox-attempt") == Some("1");
+    assert!(first_attempts.iter().all(is_first), "it cost no attempt");
+}
+
+#[test]
+fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
+    let shop = Shop::new();
+    let _relay = shop.relay();
+    let pause = [
+        "pause",
+        "topic",
+        "billing.due",
+        "--reason",
+        "they are closed",
+    ];
+    let text = shop.run(&pause).code(0).stdout;
+    let sentence = "topic billing.due is paused: they are closed, until resumed\n";
+    assert_eq!(text, sentence);
+    // What a relay claims before it knows is still sent: until one stays.
+    let mut rounds = 0;
+    eventually("the relay knows of the pause", || {
+        rounds += 1;
+        shop.database.enqueue("billing.due", json!(rounds));
+        shop.database.enqueue("billing.paid", json!(rounds));
+        eventually("the other topic is delivered", || {
+            shop.database.number(
+                "SELECT count(*) FROM {o}_messages WHERE topic = 'billing.paid' AND status = 'delivered'",
+            ) == rounds
+        });
+        shop.untouched("billing.due") > 0
+    });
+    let waiting = shop.untouched("billing.due");
+    assert_eq!(waiting, 1);
+
+    let text = shop.run(&["resume", "topic", "billing.due"]).code(0).stdout;
+    assert_eq!(text, "topic billing.due is resumed\n");
+    eventually("all are delivered", || {
+        shop.database.count("delivered") == 2 * rounds
+    });
+}
+
+#[test]
+fn a_pause_for_a_time_ends_by_itself() {
+    let shop = Shop::new();
+    let began = Instant::now();
+    let pause = ["pause", "destination", "billing", "--for", "2s", "--json"];
+    let paused = shop.run(&pause).code(0).json();
+    assert_eq!(paused["what"], "destination");
+    assert_eq!(paused["name"], "billing");
+    assert_eq!(paused["reason"], "OPERATOR");
+    let left = paused["seconds_left"].as_f64().expect("a number");
+    assert!(left > 0.0 && left <= 2.0, "{left}");
+
+    shop.database.enqueue("billing.due", json!(1));
+    let _relay = shop.relay();
+    let arrived = shop.billing.wait_for(1)[0].at;
+    let waited = arrived.duration_since(began);
+    assert!(waited >= Duration::from_millis(1900), "{waited:?}");
+    eventually("it is delivered", || shop.database.count("delivered") == 1);
+    assert_eq!(shop.paused(), json!([]));
+    let text = shop.run(&["pause", "list"]).code(0).stdout;
+    assert_eq!(text, "nothing is paused\n");
+}
+
+#[test]
+fn status_check_and_list_show_what_is_paused() {
+    let shop = Shop::new();
+    let pause = ["pause", "destination", "billing", "--for", "1h"];
+    shop.run(&pause).code(0);
+    let pause = ["pause", "topic", "audit.due", "--reason", "migration"];
+    shop.run(&pause).code(0);
+
+    let listed = shop.paused();
+    let status = shop.run(&["status", "--json"]).code(0).json();
+    for pauses in [&listed, &status["pauses"]] {
+        assert_eq!(pauses[0]["what"], "destination");
+        assert_eq!(pauses[0]["name"], "billing");
+        let left = pauses[0]["seconds_left"].as_f64().expect("a number");
+        assert!(left > 3000.0 && left <= 3600.0, "{left}");
+        let topic = json!({
+            "what": "topic", "name": "audit.due", "reason": "migration", "seconds_left": null,
+        });
+        assert_eq!(pauses[1], topic);
+    }
+    for command in ["status", "pause list"] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let text = shop.run(&arguments).code(0).stdout;
+        for part in [
+            "billing",
+            "OPERATOR",
+            "for another",
+            "migration",
+            "until resumed",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    let text = shop.run(&["check"]).code(1).stdout;
+    for part in [
+        "PROBLEM pause       destination billing is paused: OPERATOR, for another ",
+        "PROBLEM pause       topic audit.due is paused: migration, until resumed",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn an_operator_resumes_what_a_receiver_has_paused() {
+    let gone = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let is_gone = std::sync::Arc::clone(&gone);
+    let shop = Shop::with(Receiver::answering(move |_| {
+        let gone = is_gone.load(std::sync::atomic::Ordering::Acquire);
+        if gone { 410 } else { 200 }
+    }));
+    let relay = shop.relay();
+    shop.database.enqueue("billing.due", json!(1));
+    relay.wait_for_log("event=destination_paused");
+    eventually("the table knows", || shop.paused() != json!([]));
+    let text = shop.run(&["check"]).code(1).stdout;
+    let sentence = "destination billing is paused: GONE, until resumed";
+    assert!(text.contains(sentence), "{text}");
+    // It is there already, and an operator's would not be longer.
+    let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);
+    let stays = format!("{sentence}; that was so before, and stays\n");
+    assert_eq!(text.code(0).stdout, stays);
+
+    gone.store(false, std::sync::atomic::Ordering::Release);
+    let resumed = shop.run(&["resume", "destination", "billing", "--json"]);
+    let resumed = resumed.code(0).json();
+    assert_eq!(resumed["resumed"]["reason"], "GONE");
+    eventually("it is delivered", || shop.database.count("delivered") == 1);
+}
+
+#[test]
+fn what_is_not_paused_cannot_be_resumed() {
+    let shop = Shop::new();
+    for (kind, name) in [("destination", "billing"), ("topic", "billing.due")] {
+        let error = shop.run(&["resume", kind, name]).code(1).stderr;
+        let sentence = format!("{kind} {name} is not paused");
+        assert!(error.contains(&sentence), "{error}");
+        // Nor what was paused until a while ago.
+        shop.run(&["pause", kind, name, "--for", "1ms"]);
+        eventually("its time is over", || shop.paused() == json!([]));
+        shop.run(&["resume", kind, name]).code(1);
+    }
+}
+
+#[test]
+fn a_pause_that_would_do_nothing_is_refused() {
+    let shop = Shop::new();
+    let command = |arguments: &[&str]| {
+        let command = shop.database.binary(arguments);
+        command.with("OUTBOX_CONFIG", shop.file.path())
+    };
+    let misspelt = ["pause", "destination", "biling"];
+    refused(
+        command(&misspelt),
+        &["\"biling\"", "audit, billing", "--force"],
+    );
+    let pattern = ["pause", "topic", "billing.*"];
+    refused(command(&pattern), &["pause topic", "pattern"]);
+    for (option, value) in [
+        ("--for", "soon"),
+        ("--for", "0s"),
+        ("--reason", " "),
+        ("--reason", "BREAKER_OPEN"),
+    ] {
+        let pause = ["pause", "destination", "billing", option, value];
+        refused(command(&pause), &[option]);
+    }
+    assert_eq!(shop.paused(), json!([]));
+
+    shop.run(&[&misspelt[..], &["--force"]].concat()).code(0);
+    // Settings without any destination are not the relay's: they know no better.
+    let elsewhere = ["pause", "destination", "elsewhere"];
+    finish(shop.database.binary(&elsewhere)).code(0);
+    assert_eq!(shop.paused().as_array().map(Vec::len), Some(2));
+}

@@ -1,0 +1,288 @@
+//! `outbox.toml` through the binary: what `check` says of it, and what it does to messages.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::commands::{File, With, refused};
+use crate::support::{Database, Receiver, finish};
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+const OLD_SECRET: &str = "whsec_Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=";
+/// A part of each secret in [`everything`].
+const PARTS: [&str; 3] = ["MfKQ", "Zm9v", "hunter2"];
+
+/// A file with every key, but for certificates of clients, which have tests of their own.
+fn everything(secrets: &File, token: &File) -> File {
+    let (secrets, token) = (secrets.path(), token.path());
+    File::new(&format!(
+        r#"
+url = "https://u:hunter2@rest.example/?key=hunter2"
+public_only = true
+[destinations.billing]
+url = "https://billing.example/events?key=hunter2"
+secret = ["{SECRET}", "{OLD_SECRET}"]
+mode = "structured"
+timeout = "1s"
+concurrency = 8
+rate = 50
+burst = 7
+max_attempts = 5
+backoff = "1s,2s"
+retry_after_cap = "10m"
+max_payload = "64KiB"
+allow = ["10.0.0.0/8", "::1"]
+https_only = true
+proxy = "http://u:hunter2@proxy.example:3128"
+[destinations.billing.headers]
+authorization = "Bearer hunter2"
+x-key = {{ file = "{token}" }}
+[destinations.billing.breaker]
+failure_ratio = 0.25
+min_sends = 20
+window = "1m"
+open = "2s"
+open_cap = "2m"
+[destinations.billing.classes]
+404 = "dead"
+[destinations.billing.tls]
+roots = "bundled"
+min_version = "1.3"
+
+[destinations.audit]
+url = "http://audit.internal/"
+secret_file = "{secrets}"
+mode = "batched"
+batch_size = 10
+batch_linger = "20ms"
+internal = true
+breaker = false
+rate = 0.5
+
+[[routes]]
+topic = "order.*"
+to = "audit"
+[[routes]]
+topic = "order.paid"
+to = ["billing", "audit"]
+"#
+    ))
+}
+
+fn check(database: &Database, file: &File, arguments: &[&str]) -> Command {
+    let arguments = [&["check", "--config", file.path()], arguments].concat();
+    database.binary(&arguments)
+}
+
+#[test]
+fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
+    let database = Database::new();
+    let secrets = File::new(&format!("{SECRET}\n{OLD_SECRET}\n"));
+    let token = File::new("hunter2\n");
+    let file = everything(&secrets, &token);
+    database.enqueue("order.paid", json!(1));
+    let text = finish(check(&database, &file, &[])).code(0).stdout;
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let expected = [
+        "ok route order.paid -> billing and audit",
+        "ok route order.* -> audit",
+        "ok route every other topic -> default (OUTBOX_URL)",
+        "ok destination audit: http://audit.internal/, batched (up to 10 in 20ms), \
+         signed with 2 secrets, 16 threads, 0.5/s (burst 1), no breaker, internal (any address), \
+         no TLS, no proxy",
+        "ok destination billing: https://billing.example/events?***, structured, \
+         signed with 2 secrets, 8 threads, 50/s (burst 7), breaker at 25 % of 20 or more sends in \
+         1m, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
+         proxy http://u:***@proxy.example:3128/",
+        "ok destination default: https://u:***@rest.example/?***, binary, unsigned, 16 threads, \
+         no rate, breaker at 50 % of 50 or more sends in 30s, public addresses only, \
+         TLS from 1.2 with bundled roots, no proxy",
+    ];
+    for (line, expected) in lines[1..].iter().zip(expected) {
+        assert_eq!(line, expected);
+    }
+    let topic = "ok topic order.paid -> billing and audit";
+    assert!(lines.iter().any(|line| line == topic), "{text}");
+    let shown = finish(check(&database, &file, &["--json"])).code(0);
+    for part in PARTS {
+        assert!(!text.contains(part), "{text}");
+        assert!(!shown.stdout.contains(part), "{}", shown.stdout);
+    }
+    let shown = shown.json();
+    assert_eq!(
+        shown["routes"],
+        json!([
+            { "topic": "order.paid", "to": ["billing", "audit"] },
+            { "topic": "order.*", "to": ["audit"] },
+            { "topic": "*", "to": ["default"] },
+        ])
+    );
+    let billing = &shown["destinations"][1];
+    assert_eq!(billing["name"], "billing");
+    assert_eq!(billing["mode"], "structured");
+    assert_eq!(billing["secrets"], 2);
+    assert_eq!(billing["rate"], json!({ "per_second": 50.0, "burst": 7 }));
+    assert_eq!(billing["routed"], true);
+}
+
+#[test]
+fn what_may_not_be_meant_is_a_warning_and_no_problem() {
+    let database = Database::new();
+    let file = File::new(&format!(
+        "secret = '{SECRET}'
+         [destinations.open]\nurl = 'http://open.example/'\nmode = 'structured'
+         [destinations.near]\nurl = 'http://10.0.0.7/'
+         [destinations.lonely]\nurl = 'https://lonely.example/'\nmode = 'structured'
+         [[routes]]\ntopic = '*'\nto = ['open', 'near']"
+    ));
+    let shown = finish(check(&database, &file, &["--json"])).code(0).json();
+    let warnings: Vec<(&str, &Value)> = shown["destinations"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|d| (d["name"].as_str().expect("a name"), &d["warnings"]))
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            (
+                "lonely",
+                &json!(["no route leads to it: only messages that name it go there"])
+            ),
+            (
+                "near",
+                &json!(["headers are not signed: consider structured"])
+            ),
+            (
+                "open",
+                &json!(["it is signed, but http:// to a public host is not private: use https://"])
+            ),
+        ]
+    );
+    assert_eq!(shown["ok"], true);
+    let text = finish(check(&database, &file, &[])).code(0).stdout;
+    assert_eq!(text.matches("\nwarning destination ").count(), 3, "{text}");
+}
+
+#[test]
+fn a_bad_key_ends_with_exit_code_2_and_its_whole_name() {
+    let database = Database::new();
+    for (lines, named) in [
+        (
+            "timeuot = '5s'",
+            ["destinations.a.timeuot", "timeout is one"],
+        ),
+        ("mode = 'binry'", ["destinations.a.mode", "not binary"]),
+        ("rate = 0", ["destinations.a.rate", "above 0"]),
+        (
+            "breaker.open = '1h'",
+            ["destinations.a.breaker.open", "open_cap"],
+        ),
+        (
+            "classes.503 = 'dead'",
+            ["destinations.a.classes.503", "400 to 499"],
+        ),
+        ("allow = 'x'", ["destinations.a.allow[0]", "10.0.0.0/8"]),
+        (
+            "headers.host = 'x'",
+            ["destinations.a.headers.host", "reserved"],
+        ),
+        ("https_only = true", ["destinations.a.url", "https"]),
+        (
+            "secret_file = 'nowhere'",
+            ["destinations.a.secret_file", "working directory"],
+        ),
+        (
+            "tls.client_cert_file = '/x'",
+            ["destinations.a.tls", "go together"],
+        ),
+        (
+            "tls.roots = '/nowhere/roots.pem'",
+            ["destinations.a.tls.roots", "/nowhere/roots.pem"],
+        ),
+    ] {
+        let file = File::new(&format!(
+            "[destinations.a]\nurl = 'http://a.example/'\n{lines}"
+        ));
+        let named = [&[file.path()], named.as_slice()].concat();
+        let named = match lines {
+            // The whole of the settings is checked after the file.
+            _ if lines.starts_with("headers") || lines.starts_with("https_only") => &named[1..],
+            _ if lines.starts_with("tls") => &named[1..],
+            _ => &named,
+        };
+        refused(check(&database, &file, &[]), named);
+    }
+}
+
+#[test]
+fn files_of_secrets_are_read_from_the_working_directory() {
+    let database = Database::new();
+    let url = File::new(&database.url);
+    let secret = File::new(&format!("{SECRET}\n"));
+    let name = |file: &File| {
+        let (folder, name) = file.path().rsplit_once('/').expect("a folder");
+        (folder.to_owned(), name.to_owned())
+    };
+    let (folder, url) = name(&url);
+    let (_, secret) = name(&secret);
+    let file = File::new(&format!(
+        "database_url_file = '{url}'\nsecret_file = '{secret}'\nmode = 'structured'\nurl = 'http://a.internal/'"
+    ));
+    let mut command = check(&database, &file, &[]);
+    command.env_remove("DATABASE_URL").current_dir(folder);
+    let text = finish(command).code(0).stdout;
+    assert!(text.contains("signed with 1 secret"), "{text}");
+    assert!(text.contains("connected to PostgreSQL"), "{text}");
+}
+
+#[test]
+fn what_the_file_says_of_destinations_is_what_receivers_get() {
+    let database = Database::new();
+    let billing = Receiver::answering(|_| 404);
+    let audit = Receiver::ok();
+    let token = File::new("token-of-file\n");
+    let file = File::new(&format!(
+        "[destinations.billing]
+url = '{}'
+secret = ['{SECRET}', '{OLD_SECRET}']
+mode = 'structured'
+headers = {{ x-plain = 'plain', x-token = {{ file = '{}' }} }}
+classes = {{ 404 = 'dead' }}
+[destinations.audit]
+url = '{}'
+[[routes]]
+topic = 'order.*'
+to = ['billing', 'audit']
+",
+        billing.url(),
+        token.path(),
+        audit.url()
+    ));
+    database.enqueue("order.paid", json!({ "n": 7 }));
+    let drain = database
+        .binary(&["drain", "--quiet"])
+        .with("OUTBOX_CONFIG", file.path());
+    finish(drain).code(0);
+
+    let [request] = &billing.requests()[..] else {
+        panic!("it is dead at once: {}", billing.count());
+    };
+    assert_eq!(request.header("x-plain"), Some("plain"));
+    assert_eq!(request.header("x-token"), Some("token-of-file"));
+    let content_type = request.header("content-type");
+    assert_eq!(content_type, Some("application/cloudevents+json"));
+    let signatures = request.header("webhook-signature").expect("signed");
+    assert_eq!(signatures.split(' ').count(), 2);
+    assert_eq!(request.json()["data"], json!({ "n": 7 }));
+    let [request] = &audit.requests()[..] else {
+        panic!("once: {}", audit.count());
+    };
+    assert_eq!(request.header("webhook-signature"), None);
+    assert_eq!(request.json(), json!({ "n": 7 }));
+    assert_eq!(database.count("dead"), 1);
+    assert_eq!(database.count("delivered"), 1);
+}
