@@ -82,6 +82,8 @@ impl Bulkhead {
             Some(rate) => (rate.per_second.ceil() as usize)
                 .saturating_mul(per_request)
                 .clamp(1, config.batch),
+            // Its senders are done with a batch in no time: larger statements cost less for each.
+            None if request_batch.is_some() => 2 * config.batch,
             None => config.batch,
         };
         Self {

@@ -289,8 +289,7 @@ impl<'a> Claimer<'a> {
             .in_flight
             .load(Ordering::Acquire)
             .saturating_sub(queued + self.shared.senders());
-        let batch = self.shared.config.batch;
-        if settling > 2 * batch {
+        if settling > 2 * self.shared.batch() {
             return Rooms::default();
         }
         let of_bulkheads = self
@@ -310,7 +309,7 @@ impl<'a> Claimer<'a> {
             .collect();
         Rooms {
             of_bulkheads,
-            of_split: batch,
+            of_split: self.shared.config.batch,
         }
     }
 

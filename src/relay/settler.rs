@@ -39,6 +39,7 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let mut aside = Vec::new();
     let mut aside_until = Instant::now();
     let mut is_busy = false;
+    let batch_size = shared.batch();
     loop {
         let next = if aside.is_empty() {
             outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -52,11 +53,11 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
         let is_again = next.is_err();
         let mut batch = match next {
             Ok(first) => {
-                if is_busy {
+                if is_busy && outcomes.len() < batch_size {
                     // Not on the channel: each outcome would wake this thread. Ends early at shutdown.
                     let _ = shared.stop_signal().recv_timeout(LINGER);
                 }
-                gather(first, outcomes, shared.config.batch)
+                gather(first, outcomes, batch_size)
             }
             Err(_) => {
                 shared.take_up_aside();

@@ -107,6 +107,12 @@ impl Shared {
             .for_each(|bulkhead| bulkhead.gate.wake());
     }
 
+    /// Messages of one settle, at most.
+    pub(crate) fn batch(&self) -> usize {
+        let of_bulkheads = self.bulkheads.iter().map(|bulkhead| bulkhead.batch);
+        of_bulkheads.fold(self.config.batch, usize::max)
+    }
+
     /// The thread count of all senders.
     pub(crate) fn senders(&self) -> usize {
         self.bulkheads

@@ -54,14 +54,13 @@ impl Running {
         lease_id: LeaseId,
         told: Told,
     ) -> Result<(), StartError> {
-        let config = &shared.config;
         let queues: Vec<(Sender<Job>, Receiver<Job>)> = shared
             .bulkheads
             .iter()
             .map(|bulkhead| bounded(bulkhead.queue()))
             .collect();
         // Claimed messages are bounded, so a send into it never waits for long.
-        let (outcomes, outcome_queue) = bounded(2 * config.batch + shared.senders());
+        let (outcomes, outcome_queue) = bounded(2 * shared.batch() + shared.senders());
 
         let Told {
             ending,

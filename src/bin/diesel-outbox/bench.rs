@@ -112,7 +112,7 @@ fn measure(
 ) -> Result<Value> {
     admin::migrate(conn, &config.table)?;
     let enqueue_seconds = enqueue(options, config, conn)?;
-    conn.batch_execute(&format!("ANALYZE {schema}.outbox"))?;
+    quiet(config)?;
     let wal_before = wal_position(conn)?;
     let drained = drain(options, config, signals)?;
     let wal = wal_position(conn)? - wal_before;
@@ -135,21 +135,44 @@ fn measure(
         "claim_ms": drained.claim_ms(),
         "peak_memory_mib": peak_memory_mib()?,
     });
+    report["paced"] = paced(options, config, conn)?;
     if options.behind_dead > 0 {
-        enqueue_dead(options, config, conn)?;
-        enqueue(options, config, conn)?;
-        conn.batch_execute(&format!("ANALYZE {schema}.outbox"))?;
-        let beside = drain(options, config, signals)?;
+        let beside = beside_dead(options, config, conn, signals)?;
         report["beside_dead"] = json!({
             "waiting": options.behind_dead,
             "messages_per_second": count / beside.seconds,
             "share_of_rate_alone": drained.seconds / beside.seconds,
             "claim_ms": beside.claim_ms(),
         });
-        conn.batch_execute(&format!("TRUNCATE {schema}.outbox"))?;
     }
-    report["paced"] = paced(options, config, conn)?;
     Ok(report)
+}
+
+/// The same drain in an outbox of its own, beside messages for a destination that never answers.
+fn beside_dead(
+    options: &Options,
+    config: &Config,
+    conn: &mut PgConnection,
+    signals: &crossbeam_channel::Receiver<i32>,
+) -> Result<Drained> {
+    let mut config = config.clone();
+    conn.batch_execute(&format!("SELECT outbox_drop('{}')", config.table))?;
+    config.table = format!("{}_beside", config.table).parse()?;
+    conn.batch_execute(&format!("SELECT outbox_create('{}')", config.table))?;
+    enqueue_dead(options, &config, conn)?;
+    enqueue(options, &config, conn)?;
+    quiet(&config)?;
+    drain(options, &config, signals)
+}
+
+/// Lets the database do now what it would do soon, because of what was just enqueued.
+fn quiet(config: &Config) -> Result<()> {
+    let mut conn = admin::connect(config.database_url()?, "bench", Duration::from_secs(3600))?;
+    conn.batch_execute(&format!("VACUUM ANALYZE {}", config.table))?;
+    if let Err(error) = conn.batch_execute("CHECKPOINT") {
+        eprintln!("diesel-outbox: a checkpoint may disturb the measurement: {error}");
+    }
+    Ok(())
 }
 
 /// What a drain took.
