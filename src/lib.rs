@@ -38,6 +38,7 @@
 mod backoff;
 pub mod config;
 mod error;
+mod header;
 mod message;
 mod name;
 mod routes;

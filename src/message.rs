@@ -9,6 +9,8 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::header::check_header;
+
 /// Bytes that a payload may have. The table has the same limit.
 pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
 /// Bytes that names and values of the headers may have together. The table's own limit leaves room
@@ -304,97 +306,6 @@ fn check_name(field: &'static str, value: &str) -> Result<(), MessageError> {
     })
 }
 
-/// Headers that the relay or HTTP itself sets, and the one name that CloudEvents forbids.
-const RESERVED_HEADERS: &[&str] = &[
-    "accept",
-    "accept-encoding",
-    "ce-data",
-    "ce-datacontenttype",
-    "ce-id",
-    "ce-partitionkey",
-    "ce-sequence",
-    "ce-source",
-    "ce-specversion",
-    "ce-time",
-    "ce-type",
-    "connection",
-    "content-encoding",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "outbox-attempt",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "webhook-id",
-    "webhook-signature",
-    "webhook-timestamp",
-];
-
-/// Headers whose names begin so stand for attributes of CloudEvents.
-pub(crate) const ATTRIBUTE_PREFIX: &str = "ce-";
-/// Characters that the name of an attribute may have.
-const MAX_ATTRIBUTE_NAME: usize = 20;
-
-/// Whether a stored header, or one of a destination, may be sent, and if not why.
-pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> {
-    if name.is_empty() || !name.bytes().all(is_token) {
-        return Err("the name is not an HTTP token");
-    }
-    if RESERVED_HEADERS
-        .iter()
-        .any(|other| other.eq_ignore_ascii_case(name))
-    {
-        return Err("the name is reserved for the relay");
-    }
-    if value.bytes().any(|b| matches!(b, b'\r' | b'\n' | 0)) {
-        return Err("the value holds a line break or NUL");
-    }
-    match name.split_at_checked(ATTRIBUTE_PREFIX.len()) {
-        Some((prefix, attribute)) if prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX) => {
-            check_attribute(attribute, value)
-        }
-        _ if value
-            .bytes()
-            .all(|b| matches!(b, b' '..=b'~' | b'\t' | 0x80..)) =>
-        {
-            Ok(())
-        }
-        _ => Err("the value holds a character that HTTP does not allow"),
-    }
-}
-
-/// The value of an attribute is encoded before it is sent, so it may be any text.
-fn check_attribute(name: &str, value: &str) -> Result<(), &'static str> {
-    let has_length = (1..=MAX_ATTRIBUTE_NAME).contains(&name.len());
-    if !has_length || !name.bytes().all(|b| b.is_ascii_alphanumeric()) {
-        return Err("what follows ce- has to be 1 to 20 letters (a to z) and digits");
-    }
-    if value.contains(char::is_control) {
-        return Err("the value holds a control character");
-    }
-    if value.is_empty()
-        && ["subject", "dataschema"]
-            .iter()
-            .any(|n| n.eq_ignore_ascii_case(name))
-    {
-        return Err("the value is empty");
-    }
-    Ok(())
-}
-
-/// What names of headers are made of (RFC 9110, 5.6.2).
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
-}
-
 /// SHA-256 of topic, line feed and payload. (A topic holds no line feed, so two different
 /// pairs never give one input. The same expression stands in SQL, for plain inserts.)
 pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
@@ -508,8 +419,6 @@ impl fmt::Debug for Message {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{prop_assert, proptest};
-
     use super::*;
 
     fn message() -> NewMessage {
@@ -539,61 +448,6 @@ mod tests {
         ] {
             let error = message.validate().expect_err(named).to_string();
             assert!(error.contains(named), "{error}");
-        }
-    }
-
-    #[test]
-    fn reserved_headers_are_refused_in_any_case_of_letters() {
-        for name in RESERVED_HEADERS {
-            for name in [(*name).to_owned(), name.to_ascii_uppercase()] {
-                let refused = Err("the name is reserved for the relay");
-                assert_eq!(check_header(&name, "1"), refused, "{name}");
-            }
-        }
-    }
-
-    #[test]
-    fn attributes_have_short_names_and_any_text() {
-        for (name, value) in [
-            ("ce-region", "Köln, \"Altstadt\" 50% 😀"),
-            ("CE-Subject", "order/7"),
-            ("ce-dataschema", "https://shop.example/order.json"),
-            ("ce-a0123456789abcdefghi", ""),
-        ] {
-            assert_eq!(check_header(name, value), Ok(()), "{name}");
-        }
-        for (name, value) in [
-            ("ce-", "1"),
-            ("ce-a-b", "1"),
-            ("ce-a_b", "1"),
-            ("ce-a0123456789abcdefghij", "1"),
-            ("ce-data", "1"),
-            ("ce-a", "1\r\n2"),
-            ("ce-a", "1\t2"),
-            ("ce-a", "\u{85}"),
-            ("ce-subject", ""),
-            ("Ce-DataSchema", ""),
-        ] {
-            assert!(check_header(name, value).is_err(), "{name}: {value:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn what_passes_the_check_can_be_sent(
-            name in "(ce-|x-)?[!-~]{0,12}|.{0,9}",
-            value in "(?s)[ -~]{0,20}|.{0,20}",
-        ) {
-            let header = http::HeaderName::from_bytes(name.as_bytes());
-            let as_it_is = http::HeaderValue::from_str(&value);
-            if check_header(&name, &value).is_ok() {
-                prop_assert!(header.is_ok());
-                let is_attribute = name.to_ascii_lowercase().starts_with(ATTRIBUTE_PREFIX);
-                prop_assert!(is_attribute || as_it_is.is_ok());
-                prop_assert!(!value.contains(['\r', '\n', '\0']));
-            } else {
-                prop_assert!(header.is_err() || !name.starts_with("x-") || as_it_is.is_err());
-            }
         }
     }
 

@@ -13,7 +13,8 @@ use super::signature::Signer;
 use super::stored::{self, Stored, invalid};
 use super::{Failure, headers};
 use crate::config::{Config, ConfigError, Destination, Mode};
-use crate::message::{ATTRIBUTE_PREFIX, Message, check_header};
+use crate::header::{ATTRIBUTE_PREFIX, check_header};
+use crate::message::Message;
 use crate::status::ReasonCode;
 
 /// Bytes that the headers of a request may have. What the library takes is far below, but a plain

@@ -7,7 +7,7 @@ use ::http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::Failure;
 use super::trace::continued;
-use crate::message::{ATTRIBUTE_PREFIX, check_header};
+use crate::header::{ATTRIBUTE_PREFIX, check_header};
 use crate::status::ReasonCode;
 
 const TRACEPARENT: &str = "traceparent";

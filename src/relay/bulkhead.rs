@@ -105,6 +105,12 @@ impl Bulkhead {
         }
     }
 
+    /// Messages that its senders may hold.
+    pub(crate) fn most_sending(&self) -> usize {
+        let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
+        self.concurrency.saturating_mul(of_a_request)
+    }
+
     /// Places in its queue: two batches, one to be sent while the next is claimed, and what lanes
     /// may give beyond the batch that they share.
     pub(crate) fn queue(&self) -> usize {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::bulkhead::Bulkhead;
 use super::gate::Room;
+use super::intake::{Intake, Rooms};
 use super::lanes::{Lanes, To};
 use super::pauses;
 use super::session::Session;
@@ -26,8 +26,6 @@ use crate::store::{pause, settle};
 
 /// How often, at least, topics and expired leases are looked for.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
-/// The first claim, before the size of payloads is known.
-const FIRST_BATCH: usize = 32;
 /// A claim that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -49,14 +47,6 @@ pub(crate) struct Claimer<'a> {
     doubtful: Option<Doubt>,
 }
 
-/// The queue of a bulkhead, and what is known of what goes into it.
-struct Intake {
-    jobs: Sender<Job>,
-    queue: Receiver<Job>,
-    /// The largest mean of payload bytes that a claim has shown lately.
-    payload_bytes: Option<usize>,
-}
-
 /// A look at all lanes, which may take several claims. It begins with a survey.
 #[derive(Debug, Default)]
 struct Look {
@@ -76,14 +66,7 @@ impl<'a> Claimer<'a> {
         Self {
             shared,
             session: shared.session("claimer", STATEMENT_TIMEOUT),
-            intakes: queues
-                .into_iter()
-                .map(|(jobs, queue)| Intake {
-                    jobs,
-                    queue,
-                    payload_bytes: None,
-                })
-                .collect(),
+            intakes: queues.into_iter().map(Intake::new).collect(),
             outcomes,
             doorbell,
             lanes: Lanes::default(),
@@ -230,7 +213,7 @@ impl<'a> Claimer<'a> {
             }
             return Ok(Next::WaitForWork);
         }
-        let rooms = self.rooms();
+        let rooms = Rooms::now(self.shared, &self.intakes);
         let asked = self.lanes.allot(|to| rooms.of(to));
         if asked.is_empty() {
             return Ok(self.nothing_to_ask());
@@ -253,7 +236,7 @@ impl<'a> Claimer<'a> {
     fn nothing_to_ask(&mut self) -> Next {
         // Looked at again after the flags are up: a sender that made room before did not ring.
         self.want_room(true);
-        let rooms = self.rooms();
+        let rooms = Rooms::now(self.shared, &self.intakes);
         if !self.lanes.allot(|to| rooms.of(to)).is_empty() {
             self.want_room(false);
             return Next::Again;
@@ -275,41 +258,6 @@ impl<'a> Claimer<'a> {
     fn want_room(&self, is_wanted: bool) {
         for bulkhead in &self.shared.bulkheads {
             bulkhead.wants_room.store(is_wanted, Ordering::Release);
-        }
-    }
-
-    /// How much each bulkhead can take. Claims are as large as the batch where there is a backlog:
-    /// it has to have room for a whole one.
-    fn rooms(&self) -> Rooms {
-        // What is neither in a queue nor with a sender waits for the settler. The claimer stands
-        // still when settles do.
-        let queued: usize = self.intakes.iter().map(|intake| intake.jobs.len()).sum();
-        let settling = self
-            .shared
-            .in_flight
-            .load(Ordering::Acquire)
-            .saturating_sub(queued + self.shared.senders());
-        if settling > 2 * self.shared.batch() {
-            return Rooms::default();
-        }
-        let of_bulkheads = self
-            .shared
-            .bulkheads
-            .iter()
-            .zip(&self.intakes)
-            .map(|(bulkhead, intake)| match bulkhead.gate.room() {
-                Room::Closed => 0,
-                Room::One => usize::from(intake.jobs.is_empty()),
-                Room::Free => {
-                    let batch = intake.batch(bulkhead);
-                    let is_free = intake.jobs.len() <= batch;
-                    if is_free { batch } else { 0 }
-                }
-            })
-            .collect();
-        Rooms {
-            of_bulkheads,
-            of_split: self.shared.config.batch,
         }
     }
 
@@ -477,42 +425,6 @@ impl<'a> Claimer<'a> {
                 .map(|number| self.shared.bulkheads[*number].name.to_string())
                 .collect(),
             Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
-        }
-    }
-}
-
-impl Intake {
-    /// Messages that one claim may bring, so that their payloads do not fill the memory.
-    fn batch(&self, bulkhead: &Bulkhead) -> usize {
-        match self.payload_bytes {
-            None => bulkhead.batch.min(FIRST_BATCH),
-            Some(bytes) => bulkhead
-                .batch
-                .min((bulkhead.queue_bytes / bytes.max(1)).max(1)),
-        }
-    }
-
-    /// Up at once, down slowly.
-    fn learn(&mut self, count: usize, bytes: usize) {
-        if let Some(mean) = bytes.checked_div(count) {
-            let before = self.payload_bytes.unwrap_or_default();
-            self.payload_bytes = Some(mean.max(before - before / 8));
-        }
-    }
-}
-
-/// How many messages a claim may bring.
-#[derive(Debug, Default)]
-struct Rooms {
-    of_bulkheads: Vec<usize>,
-    of_split: usize,
-}
-
-impl Rooms {
-    fn of(&self, to: To) -> usize {
-        match to {
-            To::Bulkhead(number) => self.of_bulkheads.get(number).copied().unwrap_or(0),
-            To::Split => self.of_split,
         }
     }
 }

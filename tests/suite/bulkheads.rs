@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use diesel_outbox::admin::{self, Pausable};
-use diesel_outbox::config::{Breaker, Class, Rate};
+use diesel_outbox::config::{Breaker, Class, Mode, Rate};
 use diesel_outbox::{
     Destination, Dispatcher, Failure, Message, Outcome, ReasonCode, RelayBuilder, RelayHandle,
     Response,
@@ -462,6 +462,19 @@ fn a_destination_has_no_more_sends_at_once_than_its_concurrency() {
 
 #[test]
 fn a_hanging_destination_with_all_its_threads_taken_does_not_slow_the_others() {
+    beside_a_hanging_one(|_| {});
+}
+
+#[test]
+fn nor_does_one_that_hangs_with_many_messages_in_each_request() {
+    beside_a_hanging_one(|destination| {
+        destination.mode = Some(Mode::Batched);
+        destination.request_batch.size = 1000;
+        destination.request_batch.linger = Duration::from_millis(100);
+    });
+}
+
+fn beside_a_hanging_one(change: impl FnOnce(&mut Destination)) {
     let database = Database::new();
     let (release, released) = crossbeam_channel::bounded::<()>(0);
     let hanging = Receiver::start(move |_, _| {
@@ -474,7 +487,7 @@ fn a_hanging_destination_with_all_its_threads_taken_does_not_slow_the_others() {
     let relay = relay_to(
         &database,
         vec![
-            destination("hanging", &hanging, |_| {}),
+            destination("hanging", &hanging, change),
             destination("healthy", &healthy, |_| {}),
         ],
     )

@@ -1022,3 +1022,84 @@ fn one_bad_receiver_does_not_hold_up_another() {
     });
     end(&relay);
 }
+
+/// Answers that are nearly HTTP, made from a seed: parts of a real one, cut, repeated, exchanged and
+/// mixed with noise.
+fn odd_answer(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let parts: [&[u8]; 16] = [
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 429 Slow\r\n",
+        b"HTTP/1.0 503 \r\n",
+        b"HTTP/9.9 99999 ?\r\n",
+        b"retry-after: 99999999999999999999\r\n",
+        b"retry-after: Sun, 06 Nov 9994 08:49:37 GMT\r\n",
+        b"retry-after: \xff\xfe\r\n",
+        b"content-length: 18446744073709551616\r\n",
+        b"content-length: 5\r\n",
+        b"transfer-encoding: chunked\r\n",
+        b"content-encoding: gzip\r\n",
+        b"fffffffffffffffff\r\n",
+        b"5\r\nhello\r\n0\r\n\r\n",
+        b"\r\n",
+        b": \r\n",
+        b"\0\x1b[2J\x7f\r\r\n\n",
+    ];
+    let mut answer = Vec::new();
+    if random.bool() {
+        // Begins well.
+        answer.extend_from_slice(parts[random.usize(..3)]);
+    }
+    for _ in 0..random.usize(0..8) {
+        let part = parts[random.usize(..parts.len())];
+        let end = if random.u8(..4) == 0 {
+            random.usize(..=part.len())
+        } else {
+            part.len()
+        };
+        answer.extend_from_slice(&part[..end]);
+        if random.u8(..8) == 0 {
+            answer.extend(std::iter::repeat_with(|| random.u8(..)).take(20));
+        }
+    }
+    if random.bool() {
+        answer.extend_from_slice(b"\r\n\r\n\x1b[2J\0 body");
+    }
+    answer
+}
+
+#[test]
+fn any_bytes_that_a_receiver_answers_have_an_outcome() {
+    const ANSWERS: usize = 300;
+    let database = Database::new();
+    let receiver = Receiver::start(|request, stream| {
+        let seed = request.json()["n"].as_u64().expect("a number");
+        stream.write_all(&odd_answer(seed))?;
+        // Its end is the end of the connection.
+        Err(std::io::ErrorKind::Other.into())
+    });
+    database.enqueue_many(ANSWERS);
+    let mut destination = Destination::new("odd", &receiver.url()).expect("a URL");
+    destination.breaker = None;
+    destination.retry_after_cap = Duration::from_millis(10);
+    let relay = relay(&database)
+        .max_attempts(1)
+        .destination(destination)
+        .route("*", "odd")
+        .start()
+        .expect("a relay");
+    eventually("each has come to its end", || {
+        usize::try_from(database.count("delivered") + database.count("dead")) == Ok(ANSWERS)
+    });
+    end(&relay);
+    // The answers are of many kinds, and what is kept of them shows no control character.
+    assert!(database.count("delivered") > 0 && database.count("dead") > 0);
+    assert!(database.number("SELECT count(DISTINCT reason) FROM {o}_dead") >= 3);
+    assert_eq!(
+        database.number(
+            "SELECT count(*) FROM {o}_ledger
+              WHERE coalesce(response, '') || coalesce(error, '') ~ '[\\x01-\\x08\\x0b-\\x1f\\x7f]'"
+        ),
+        0
+    );
+}

@@ -1,24 +1,23 @@
 //! `diesel-outbox bench`: what the relay does on this machine.
 
-use std::collections::HashMap;
+mod measures;
+mod paced;
+
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use diesel::connection::SimpleConnection;
-use diesel::sql_types::{BigInt, Double, Text};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{BigInt, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::admin;
-use diesel_outbox::{
-    Config, Destination, Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay,
-    RelayHandle, Route, Stats,
-};
-use hdrhistogram::Histogram;
+use diesel_outbox::{Config, Destination, NewMessage, Outbox, Relay, RelayHandle, Route, Stats};
 use serde_json::{Value, json};
 
+use self::measures::{cpu_seconds, hot_share, peak_memory_mib, wal_position};
+use self::paced::paced;
 use crate::settings::SettingFlags;
 use crate::{logging, output, signals};
 
@@ -50,12 +49,10 @@ pub(crate) struct Options {
 
 /// Messages enqueued in one transaction.
 const ENQUEUE_BATCH: usize = 1000;
-const TICK: Duration = Duration::from_millis(100);
-const SHORT_TICK: Duration = Duration::from_millis(20);
+/// Between two looks whether a drain is done.
+const TICK: Duration = Duration::from_millis(20);
 /// Goes to the destination that never answers.
 const DEAD_TOPIC: &str = "bench.dead";
-/// Clock ticks per second in /proc: fixed by Linux's ABI.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut config = settings.load()?;
@@ -202,7 +199,7 @@ fn drain(
     let relay = Relay::from_config(config.clone()).start()?;
     let is_done = |relay: &RelayHandle| relay.stats().delivered >= messages;
     // Where something waits behind a dead destination, the relay may never be idle.
-    while !is_done(&relay) && !relay.wait_until_idle(SHORT_TICK) {
+    while !is_done(&relay) && !relay.wait_until_idle(TICK) {
         if signals.try_recv().is_ok() {
             bail!("interrupted by a signal");
         }
@@ -256,99 +253,6 @@ fn enqueue(options: &Options, config: &Config, conn: &mut PgConnection) -> Resul
         left -= count;
     }
     Ok(began.elapsed().as_secs_f64())
-}
-
-/// Remembers when each message was committed and how long it took until it was answered.
-struct Timed {
-    http: HttpDispatcher,
-    times: Arc<Times>,
-}
-
-struct Times {
-    committed: Mutex<HashMap<uuid::Uuid, Instant>>,
-    latencies: Mutex<Histogram<u64>>,
-}
-
-impl Dispatcher for Timed {
-    fn dispatch(&self, message: &Message) -> Outcome {
-        let outcome = self.http.dispatch(message);
-        let now = Instant::now();
-        let committed = self
-            .times
-            .committed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&message.message_id);
-        if let Some(committed) = committed {
-            let micros = u64::try_from((now - committed).as_micros()).unwrap_or(u64::MAX);
-            let mut latencies = self
-                .times
-                .latencies
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            latencies.saturating_record(micros);
-        }
-        outcome
-    }
-}
-
-/// Commits at a steady rate on an idle outbox; from the commit to the receiver's answer.
-fn paced(options: &Options, config: &Config, conn: &mut PgConnection) -> Result<Value> {
-    let count = options.rate * options.paced_seconds;
-    if count == 0 {
-        return Ok(Value::Null);
-    }
-    let times = Arc::new(Times {
-        committed: Mutex::default(),
-        // A microsecond to an hour.
-        latencies: Mutex::new(Histogram::new_with_bounds(1, 3_600_000_000, 3)?),
-    });
-    let dispatcher = Timed {
-        http: HttpDispatcher::new(config)?,
-        times: Arc::clone(&times),
-    };
-    let relay = Relay::from_config(config.clone())
-        .dispatcher(dispatcher)
-        .start()?;
-    let outbox = Outbox::new(&config.table.to_string())?;
-    let payload = payload(options.payload_bytes);
-    let began = Instant::now();
-    for n in 0..count {
-        let due = began + Duration::from_secs(1) * n / options.rate;
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let message = NewMessage::new("bench.message", &payload)?;
-        let id = message.message_id();
-        let mut committed = None;
-        conn.transaction::<_, anyhow::Error, _>(|conn| {
-            outbox.enqueue(conn, message)?;
-            // Just before the commit: a relay may be faster than our next line after it.
-            committed = Some(Instant::now());
-            times
-                .committed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .extend(committed.map(|at| (id, at)));
-            Ok(())
-        })?;
-    }
-    ensure!(
-        relay.wait_until_idle(Duration::from_secs(60)),
-        "the paced run did not end"
-    );
-    relay.shutdown(config.shutdown_timeout)?;
-    let latencies = times
-        .latencies
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let millis = |quantile: f64| latencies.value_at_quantile(quantile) as f64 / 1000.0;
-    Ok(json!({
-        "per_second": options.rate,
-        "messages": latencies.len(),
-        "p50_ms": millis(0.5),
-        "p90_ms": millis(0.9),
-        "p99_ms": millis(0.99),
-        "max_ms": latencies.max() as f64 / 1000.0,
-    }))
 }
 
 fn show(report: &Value) -> Result<()> {
@@ -476,72 +380,4 @@ impl Drop for Receiver {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-#[derive(diesel::QueryableByName)]
-struct NumberRow {
-    #[diesel(sql_type = Double)]
-    number: f64,
-}
-
-fn wal_position(conn: &mut PgConnection) -> Result<f64> {
-    Ok(
-        sql_query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number")
-            .get_result::<NumberRow>(conn)?
-            .number,
-    )
-}
-
-#[derive(diesel::QueryableByName)]
-struct UpdatesRow {
-    #[diesel(sql_type = BigInt)]
-    updates: i64,
-    #[diesel(sql_type = BigInt)]
-    hot: i64,
-}
-
-/// The share of updates that touched no index. Backends report what they did with a delay.
-fn hot_share(conn: &mut PgConnection, schema: &str, stats: Stats) -> Result<f64> {
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        sql_query("SELECT pg_stat_clear_snapshot()").execute(conn)?;
-        let row: UpdatesRow = sql_query(
-            "SELECT n_tup_upd AS updates, n_tup_hot_upd AS hot FROM pg_stat_all_tables
-              WHERE schemaname = $1 AND relname = 'outbox'",
-        )
-        .bind::<Text, _>(schema)
-        .get_result(conn)?;
-        let is_complete = u64::try_from(row.updates).unwrap_or(0) >= stats.claimed;
-        if is_complete || Instant::now() >= until {
-            return Ok(row.hot as f64 / row.updates.max(1) as f64);
-        }
-        std::thread::sleep(TICK);
-    }
-}
-
-/// User and system time of this process.
-fn cpu_seconds() -> Result<f64> {
-    let stat =
-        std::fs::read_to_string("/proc/self/stat").context("no /proc: CPU cannot be measured")?;
-    // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
-    let after = stat.rsplit_once(')').context("/proc/self/stat is odd")?.1;
-    let ticks: f64 = after
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(|field| field.parse::<f64>().unwrap_or_default())
-        .sum();
-    Ok(ticks / TICKS_PER_SECOND)
-}
-
-fn peak_memory_mib() -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status")
-        .context("no /proc: memory cannot be measured")?;
-    let kib: f64 = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .and_then(|rest| rest.split_whitespace().next())
-        .context("/proc/self/status has no VmHWM")?
-        .parse()?;
-    Ok(kib / 1024.0)
 }

@@ -1,0 +1,133 @@
+//! Whether settings agree with each other.
+
+use std::time::Duration;
+
+use secrecy::ExposeSecret;
+
+use super::settings::{ConfigError, bad};
+use super::{Config, DEFAULT_DESTINATION};
+use crate::header::check_header;
+
+/// Threads that send, of all destinations together.
+const MOST_THREADS: usize = 4096;
+/// Time that a settle is expected to take at most, for the check of the lease.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+
+impl Config {
+    /// Whether the settings agree with each other.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the settings that contradict each other.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (variable, duration) in [
+            ("OUTBOX_POLL_INTERVAL", self.poll_interval),
+            ("OUTBOX_LEASE", self.lease),
+            ("OUTBOX_SEND_TIMEOUT", self.send_timeout),
+        ] {
+            if duration < Duration::from_millis(1) {
+                return Err(bad(variable, "it has to be 1ms or longer"));
+            }
+        }
+        if self.cleaner && self.retention.is_zero() {
+            return Err(bad(
+                "OUTBOX_RETENTION",
+                "0 would forget at once what was delivered; to keep it for ever set OUTBOX_CLEANER=false",
+            ));
+        }
+        let longest_send = self.longest_send();
+        if longest_send + SETTLE_TIME >= self.lease / 2 {
+            return Err(bad(
+                "OUTBOX_LEASE",
+                &format!(
+                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or a destination's timeout) and {} for its settle have to fit into half of it",
+                    humantime::format_duration(self.lease),
+                    humantime::format_duration(longest_send),
+                    humantime::format_duration(SETTLE_TIME),
+                ),
+            ));
+        }
+        self.validate_destinations()?;
+        self.validate_routes()
+    }
+
+    fn validate_destinations(&self) -> Result<(), ConfigError> {
+        let all = self.all_destinations();
+        for (index, destination) in all.iter().enumerate() {
+            let name = &destination.name;
+            let key = |key: &str| format!("destinations.{name}.{key}");
+            if name == DEFAULT_DESTINATION && self.url.is_some() && index + 1 < all.len() {
+                return Err(bad(
+                    &format!("destinations.{name}"),
+                    "OUTBOX_URL is the destination of this name: unset it, or choose another name",
+                ));
+            }
+            if all[..index].iter().any(|d| d.name == *name) {
+                return Err(bad(&format!("destinations.{name}"), "it is there twice"));
+            }
+            if destination.https_only.unwrap_or(self.https_only)
+                && destination.url.scheme() != "https"
+            {
+                let key = if name == DEFAULT_DESTINATION {
+                    "OUTBOX_URL".to_owned()
+                } else {
+                    key("url")
+                };
+                return Err(bad(&key, "it has to be https: https_only is set"));
+            }
+            for (header, value) in &destination.headers {
+                check_header(header, value.expose_secret())
+                    .map_err(|reason| bad(&key(&format!("headers.{header}")), reason))?;
+            }
+            if destination.request_batch.size == 0 {
+                return Err(bad(&key("batch_size"), "it has to be 1 or more"));
+            }
+            if destination.tls.client_cert_file.is_some()
+                != destination.tls.client_key_file.is_some()
+            {
+                return Err(bad(
+                    &key("tls"),
+                    "client_cert_file and client_key_file go together",
+                ));
+            }
+        }
+        let threads: usize = all
+            .iter()
+            .map(|destination| destination.concurrency.unwrap_or(self.concurrency))
+            .fold(0, usize::saturating_add);
+        if threads > MOST_THREADS {
+            return Err(bad(
+                "OUTBOX_CONCURRENCY",
+                &format!(
+                    "{} destinations have {threads} threads together; {MOST_THREADS} are allowed: lower it, or the destinations' own concurrency",
+                    all.len()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_routes(&self) -> Result<(), ConfigError> {
+        for (index, route) in self.routes.iter().enumerate() {
+            let key = format!("routes[{index}].to");
+            if route.to.is_empty() {
+                return Err(bad(&key, "it names no destination"));
+            }
+            for (place, name) in route.to.iter().enumerate() {
+                let is_there = self.all_destinations().iter().any(|d| d.name == *name);
+                if !is_there {
+                    return Err(bad(&key, &format!("no destination is called {name:?}")));
+                }
+                if route.to[..place].contains(name) {
+                    return Err(bad(&key, &format!("it names {name:?} twice")));
+                }
+            }
+            if self.routes[..index].iter().any(|r| r.topic == route.topic) {
+                return Err(bad(
+                    &format!("routes[{index}].topic"),
+                    &format!("{:?} has a route already", route.topic),
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! What closes a gate, and what opens it again.
+
+use super::*;
+use crate::config::Rate;
+use crate::dispatch::Response;
+
+fn gate(change: impl FnOnce(&mut Destination)) -> Gate {
+    let mut destination = Destination::new("a", "http://a").expect("a URL");
+    change(&mut destination);
+    Gate::new(&destination)
+}
+
+fn failed(code: ReasonCode) -> Outcome {
+    Outcome::Retry(Failure::new(code, ""))
+}
+
+fn asked_to_wait(duration: Duration) -> Outcome {
+    let mut failure = Failure::new(ReasonCode::RateLimited, "");
+    failure.pause = Some(Pause::For(duration));
+    Outcome::Retry(failure)
+}
+
+fn delivered() -> Outcome {
+    Outcome::Delivered(Response::default())
+}
+
+fn send(gate: &Gate, outcome: &Outcome) {
+    let pass = gate.admit(|| true).expect("it is open");
+    gate.record(&pass, outcome);
+}
+
+fn row(reason: &str, left: Option<Duration>) -> Paused {
+    Paused {
+        kind: "destination".to_owned(),
+        name: "a".to_owned(),
+        reason: reason.to_owned(),
+        openings: 1,
+        left,
+    }
+}
+
+#[test]
+fn the_first_send_goes_alone_and_its_answer_closes_the_gate_for_all() {
+    let gate = gate(|_| {});
+    let first = gate.admit(|| true).expect("it is open");
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (0..3)
+            .map(|_| scope.spawn(|| gate.admit(|| true).is_some()))
+            .collect();
+        gate.record(&first, &asked_to_wait(Duration::from_secs(2)));
+        for other in others {
+            assert!(!other.join().expect("no panic"), "it was let through");
+        }
+    });
+    assert_eq!(gate.room(), Room::Closed);
+    assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+}
+
+#[test]
+fn a_slow_first_send_holds_the_others_for_a_moment_only() {
+    let gate = gate(|_| {});
+    let _first = gate.admit(|| true).expect("it is open");
+    let began = Instant::now();
+    assert!(gate.admit(|| true).is_some());
+    assert!(began.elapsed() >= FIRST_SEND / 2);
+    assert!(
+        gate.admit(|| true).is_some(),
+        "from then on nothing is waited for"
+    );
+}
+
+#[test]
+fn a_breaker_opens_probes_and_closes() {
+    let gate = gate(|destination| {
+        destination.breaker = Some(Breaker {
+            min_sends: 2,
+            open: Duration::from_millis(1),
+            ..Breaker::default()
+        });
+    });
+    send(&gate, &failed(ReasonCode::Timeout));
+    send(&gate, &failed(ReasonCode::Timeout));
+    assert_eq!(
+        gate.take_news(),
+        Some(News::Opened(Duration::from_millis(1), 1))
+    );
+    let later = Instant::now() + Duration::from_millis(5);
+    assert_eq!(gate.open_in_time(later), Due::Probe);
+    gate.begin_probe();
+    assert_eq!(gate.room(), Room::One);
+    send(&gate, &failed(ReasonCode::Timeout));
+    assert_eq!(
+        gate.take_news(),
+        Some(News::Opened(Duration::from_millis(2), 2)),
+        "a failed probe opens it for longer"
+    );
+    gate.begin_probe();
+    send(&gate, &delivered());
+    assert_eq!(gate.take_news(), Some(News::Recovered));
+    assert_eq!(gate.room(), Room::Free);
+}
+
+#[test]
+fn without_a_breaker_failures_close_nothing() {
+    let gate = gate(|destination| destination.breaker = None);
+    for _ in 0..200 {
+        send(&gate, &failed(ReasonCode::Timeout));
+    }
+    assert_eq!(gate.room(), Room::Free);
+}
+
+#[test]
+fn what_the_table_says_closes_and_opens_it() {
+    let gate = gate(|_| {});
+    let now = Instant::now();
+    gate.learn(Some(&row("OPERATOR", None)), now);
+    assert_eq!(gate.room(), Room::Closed);
+    assert_eq!(gate.opens_at(), None);
+    gate.learn(None, now);
+    assert_eq!(gate.room(), Room::Free);
+    gate.learn(
+        Some(&row("RATE_LIMITED", Some(Duration::from_secs(3)))),
+        now,
+    );
+    assert_eq!(gate.opens_at(), Some(now + Duration::from_secs(3)));
+    assert_eq!(
+        gate.open_in_time(now + Duration::from_secs(4)),
+        Due::Nothing
+    );
+    assert_eq!(gate.room(), Room::Free);
+}
+
+#[test]
+fn a_row_whose_time_is_over_closes_nothing_and_one_of_a_breaker_asks_for_a_probe() {
+    let gate = gate(|_| {});
+    let now = Instant::now();
+    let over = Some(Duration::ZERO);
+    gate.learn(Some(&row("RATE_LIMITED", over)), now);
+    assert_eq!(gate.room(), Room::Free);
+    gate.learn(Some(&row(BREAKER_OPEN, over)), now);
+    assert_eq!(gate.open_in_time(now), Due::Probe);
+    // Meanwhile another reason has taken the breaker's place, and its time is over, too.
+    gate.learn(Some(&row("RATE_LIMITED", over)), now);
+    assert_eq!(gate.open_in_time(now), Due::Nothing);
+    assert_eq!(gate.room(), Room::Free);
+}
+
+#[test]
+fn what_the_table_does_not_know_yet_is_not_forgotten() {
+    let gate = gate(|_| {});
+    send(&gate, &asked_to_wait(Duration::from_secs(9)));
+    gate.learn(None, Instant::now());
+    assert_eq!(gate.room(), Room::Closed);
+    let news = gate.take_news().expect("news");
+    gate.keep_news(news);
+    gate.learn(None, Instant::now());
+    assert_eq!(gate.room(), Room::Closed);
+}
+
+#[test]
+fn who_waits_for_the_rate_goes_when_it_is_not_wanted_any_more() {
+    let gate = gate(|destination| destination.rate = Some(Rate::per_second(0.001)));
+    send(&gate, &delivered());
+    let is_wanted = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| gate.admit(|| is_wanted.load(std::sync::atomic::Ordering::SeqCst)));
+        is_wanted.store(false, std::sync::atomic::Ordering::SeqCst);
+        gate.wake();
+        assert!(waiting.join().expect("no panic").is_none());
+    });
+}

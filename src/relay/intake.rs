@@ -1,0 +1,98 @@
+//! How much may be claimed: what the queues, the memory and the settler can take.
+
+use std::sync::atomic::Ordering;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::bulkhead::Bulkhead;
+use super::gate::Room;
+use super::lanes::To;
+use super::shared::{Job, Shared};
+
+/// The first claim, before the size of payloads is known.
+const FIRST_BATCH: usize = 32;
+
+/// The queue of a bulkhead, and what is known of what goes into it.
+pub(super) struct Intake {
+    pub(super) jobs: Sender<Job>,
+    pub(super) queue: Receiver<Job>,
+    /// The largest mean of payload bytes that a claim has shown lately.
+    payload_bytes: Option<usize>,
+}
+
+impl Intake {
+    pub(super) fn new((jobs, queue): (Sender<Job>, Receiver<Job>)) -> Self {
+        Self {
+            jobs,
+            queue,
+            payload_bytes: None,
+        }
+    }
+
+    /// Messages that one claim may bring, so that their payloads do not fill the memory.
+    fn batch(&self, bulkhead: &Bulkhead) -> usize {
+        match self.payload_bytes {
+            None => bulkhead.batch.min(FIRST_BATCH),
+            Some(bytes) => bulkhead
+                .batch
+                .min((bulkhead.queue_bytes / bytes.max(1)).max(1)),
+        }
+    }
+
+    /// Up at once, down slowly.
+    pub(super) fn learn(&mut self, count: usize, bytes: usize) {
+        if let Some(mean) = bytes.checked_div(count) {
+            let before = self.payload_bytes.unwrap_or_default();
+            self.payload_bytes = Some(mean.max(before - before / 8));
+        }
+    }
+}
+
+/// How many messages a claim may bring.
+#[derive(Debug, Default)]
+pub(super) struct Rooms {
+    of_bulkheads: Vec<usize>,
+    of_split: usize,
+}
+
+impl Rooms {
+    /// How much each bulkhead can take. Claims are as large as the batch where there is a backlog:
+    /// it has to have room for a whole one.
+    pub(super) fn now(shared: &Shared, intakes: &[Intake]) -> Self {
+        // What is neither in a queue nor with a sender waits for the settler. The claimer stands
+        // still when settles do, and for nothing else: what a destination holds is its own affair.
+        let queued: usize = intakes.iter().map(|intake| intake.jobs.len()).sum();
+        let settling = shared
+            .in_flight
+            .load(Ordering::Acquire)
+            .saturating_sub(queued + shared.most_sending());
+        if settling > 2 * shared.batch() {
+            return Self::default();
+        }
+        let of_bulkheads = shared
+            .bulkheads
+            .iter()
+            .zip(intakes)
+            .map(|(bulkhead, intake)| match bulkhead.gate.room() {
+                Room::Closed => 0,
+                Room::One => usize::from(intake.jobs.is_empty()),
+                Room::Free => {
+                    let batch = intake.batch(bulkhead);
+                    let is_free = intake.jobs.len() <= batch;
+                    if is_free { batch } else { 0 }
+                }
+            })
+            .collect();
+        Self {
+            of_bulkheads,
+            of_split: shared.config.batch,
+        }
+    }
+
+    pub(super) fn of(&self, to: To) -> usize {
+        match to {
+            To::Bulkhead(number) => self.of_bulkheads.get(number).copied().unwrap_or(0),
+            To::Split => self.of_split,
+        }
+    }
+}
