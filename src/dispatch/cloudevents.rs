@@ -7,7 +7,8 @@ use std::fmt::{self, Write};
 use uuid::Uuid;
 
 use super::stored::Stored;
-use crate::message::{ATTRIBUTE_PREFIX, Message};
+use crate::header::ATTRIBUTE_PREFIX;
+use crate::message::Message;
 
 /// What an event has beside its payload and the texts that are counted, at most.
 const OTHER_BYTES: usize = 256;
