@@ -24,6 +24,9 @@ pub use self::http::HttpDispatcher;
 use crate::message::Message;
 use crate::status::ReasonCode;
 
+/// How requests say whose they are, also to a proxy.
+const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
+
 /// Sends a message to where it belongs.
 ///
 /// Called by all sender threads at once, each with a message of its own. A panic is a failed

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Config, DEFAULT_DESTINATION};
+use crate::config::{Config, DEFAULT_DESTINATION, Route};
 
 /// Patterns and what they lead to, the most particular first: an exact topic, then the longest
 /// text before the first `*`, then the longest pattern.
@@ -34,25 +34,15 @@ impl Routes {
             .enumerate()
             .map(|(number, destination)| (destination.name, number))
             .collect();
-        let mut patterns: Vec<(String, Vec<usize>)> = config
-            .routes
-            .iter()
+        let patterns = config
+            .all_routes()
+            .into_iter()
             .map(|route| {
                 let numbers = route.to.iter().filter_map(|name| by_name.get(name));
-                (route.topic.clone(), numbers.copied().collect())
+                let numbers = numbers.copied().collect();
+                (route.topic, numbers)
             })
             .collect();
-        if config.url.is_some()
-            && !config.routes.iter().any(|route| route.topic == "*")
-            && let Some(default) = by_name.get(DEFAULT_DESTINATION)
-        {
-            patterns.push(("*".to_owned(), vec![*default]));
-        }
-        patterns.sort_by_key(|(pattern, _)| {
-            let prefix = pattern.split('*').next().unwrap_or_default().len();
-            let particularity = (!pattern.contains('*'), prefix, pattern.len());
-            std::cmp::Reverse(particularity)
-        });
         Self { patterns, by_name }
     }
 
@@ -74,6 +64,22 @@ impl Routes {
             Some([]) | None => Way::NoRoute,
             Some(numbers) => Way::Split(numbers),
         }
+    }
+}
+
+impl Config {
+    /// All routes in the order in which they are tried, the most particular first, with the one of
+    /// `OUTBOX_URL`: `*` to `default`, where no other one serves every topic.
+    pub fn all_routes(&self) -> Vec<Route> {
+        let mut routes = self.routes.clone();
+        if self.url.is_some() && !routes.iter().any(|route| route.topic == "*") {
+            routes.push(Route::new("*", DEFAULT_DESTINATION));
+        }
+        routes.sort_by_key(|route| {
+            let prefix = route.topic.split('*').next().unwrap_or_default().len();
+            std::cmp::Reverse((!route.topic.contains('*'), prefix, route.topic.len()))
+        });
+        routes
     }
 }
 
@@ -102,7 +108,7 @@ mod tests {
     use proptest::prelude::{prop_assert, proptest};
 
     use super::*;
-    use crate::config::{Destination, Route};
+    use crate::config::Destination;
 
     #[test]
     fn a_star_stands_for_any_characters() {

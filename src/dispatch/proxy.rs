@@ -84,7 +84,7 @@ impl Via {
         let port = destination.port_or_known_default().unwrap_or_default();
         let mut connect = format!(
             "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: {}\r\n",
-            super::target::USER_AGENT
+            super::USER_AGENT
         );
         if parsed.username().is_some() || parsed.password().is_some() {
             let user = parsed.username().unwrap_or_default();

@@ -16,12 +16,10 @@ use super::lookups::{Lookup, LookupFailed, Lookups};
 use super::proxy::{FirstHop, NotConnected, ProxyFailed, Via};
 use super::resolver::FirstAddress;
 use super::tls::{HandshakeFailed, SharedTls, TlsSettings};
-use super::{Failure, Outcome, Response};
+use super::{Failure, Outcome, Response, USER_AGENT};
 use crate::config::{Config, ConfigError, Destination};
 use crate::status::ReasonCode;
 
-/// What requests say of their sender.
-pub(super) const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
 /// Bytes of an answer that are read, so that its connection can be used again. A longer answer
 /// costs its connection.
 const READ_BYTES: u64 = 64 * 1024;

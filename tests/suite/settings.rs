@@ -89,7 +89,7 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
     let expected = [
         "ok route order.paid -> billing and audit",
         "ok route order.* -> audit",
-        "ok route every other topic -> default (OUTBOX_URL)",
+        "ok route every other topic -> default",
         "ok destination audit: http://audit.internal/, batched (up to 10 in 20ms), \
          signed with 2 secrets, 16 threads, 0.5/s (burst 1), no breaker, internal (any address), \
          no TLS, no proxy",
