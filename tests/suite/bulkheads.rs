@@ -482,7 +482,7 @@ fn beside_a_hanging_one(change: impl FnOnce(&mut Destination)) {
         Err(std::io::ErrorKind::Other.into())
     });
     let healthy = Receiver::ok();
-    enqueue(&database, "hanging", 2000);
+    enqueue(&database, "hanging", 8000);
     let relay = relay_to(
         &database,
         vec![
