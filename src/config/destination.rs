@@ -121,6 +121,57 @@ impl Destination {
     }
 }
 
+impl Destination {
+    /// Whether each value can be used. The key of the one that cannot, and why.
+    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+        let within = |key, value: usize, most: usize| {
+            if (1..=most).contains(&value) {
+                return Ok(());
+            }
+            Err((key, format!("{value} is not a number from 1 to {most}")))
+        };
+        let wrong = |key, reason: &str| Err((key, reason.to_owned()));
+        within("concurrency", self.concurrency.unwrap_or(1), 1024)?;
+        within("batch_size", self.request_batch.size, 10_000)?;
+        if self.request_batch.linger > LONGEST_LINGER {
+            return wrong("batch_linger", "it is longer than 10s");
+        }
+        if self.timeout.is_some_and(|timeout| timeout.as_millis() == 0) {
+            return wrong("timeout", "it has to be 1ms or longer");
+        }
+        if self.max_attempts == Some(0) {
+            return wrong("max_attempts", "it has to be 1 or more");
+        }
+        if let Some(rate) = self.rate {
+            let is_rate = rate.per_second > 0.0 && rate.per_second < 1e6;
+            if !is_rate || rate.burst == 0 {
+                return wrong(
+                    "rate",
+                    "it has to be above 0 and below 1000000, with a burst of 1 or more",
+                );
+            }
+        }
+        if let Some(breaker) = self.breaker {
+            if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
+                return wrong("breaker.failure_ratio", "it has to be above 0 and up to 1");
+            }
+            if breaker.open > breaker.open_cap || breaker.open.is_zero() {
+                return wrong("breaker.open", "it has to be above 0 and up to open_cap");
+            }
+            if breaker.window.is_zero() {
+                return wrong("breaker.window", "it has to be longer than 0");
+            }
+        }
+        if self.internal == Some(true) && !self.allow.is_empty() {
+            return wrong("allow", "internal = true allows every address already");
+        }
+        Ok(())
+    }
+}
+
+/// A request in batched mode waits for no longer than this.
+const LONGEST_LINGER: Duration = Duration::from_secs(10);
+
 impl fmt::Debug for Destination {
     /// Without passwords, secrets and values of headers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

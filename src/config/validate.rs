@@ -78,9 +78,9 @@ impl Config {
                 check_header(header, value.expose_secret())
                     .map_err(|reason| bad(&key(&format!("headers.{header}")), reason))?;
             }
-            if destination.request_batch.size == 0 {
-                return Err(bad(&key("batch_size"), "it has to be 1 or more"));
-            }
+            destination
+                .check()
+                .map_err(|(of, reason)| bad(&key(of), &reason))?;
             if destination.tls.client_cert_file.is_some()
                 != destination.tls.client_key_file.is_some()
             {

@@ -36,7 +36,7 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     let pause = match (class, status) {
         (Class::Pause, _) => Some(Pause::UntilResumed),
         // The receiver as a whole wants to be left alone, not only by this message.
-        (Class::Retry, 429 | 503) => retry_after.map(Pause::For),
+        (Class::Retry, 429 | 503) => retry_after.filter(|wait| !wait.is_zero()).map(Pause::For),
         _ => None,
     };
     let failure = Failure {

@@ -292,8 +292,8 @@ impl<'a> Claimer<'a> {
         result
     }
 
-    /// Looks for topics, for leases that are over and for pauses, where that was not done lately,
-    /// and begins a new look.
+    /// Looks for topics, for leases that are over and for pauses, where that was not done lately.
+    /// Begins a new look, unless one is under way that has found nothing yet.
     fn survey(&mut self) -> Result<(), DatabaseError> {
         let is_recent = self
             .surveyed
@@ -313,7 +313,11 @@ impl<'a> Claimer<'a> {
             let newly_expired = lease::newly_expired(conn, name, known)?;
             Ok((topics, newly_expired, pause::all(conn, name)?))
         })?;
-        let paused_topics = pauses::learn(self.shared, &paused);
+        let kept_back = pauses::learn(self.shared, &paused);
+        // A look of many lanes that has found nothing may take longer than a survey is good for: it
+        // goes on, or it would never end. What a dead relay held may be in any lane.
+        let is_new_look =
+            self.surveyed.is_none() || !self.look.found_nothing || !newly_expired.is_empty();
         for id in newly_expired {
             log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
             self.known_expired.push(id);
@@ -331,8 +335,11 @@ impl<'a> Claimer<'a> {
         drop(vanished);
         let nowhere = self.shared.bulkheads.len() - 1;
         self.lanes.set_topics(topics, &self.shared.routes, nowhere);
-        self.lanes.set_paused_topics(paused_topics);
-        self.look = look;
+        self.lanes.keep_back(kept_back);
+        if is_new_look {
+            self.lanes.begin_look();
+            self.look = look;
+        }
         self.expired = expired;
         self.surveyed = Some(Instant::now());
         Ok(())

@@ -299,6 +299,7 @@ impl Gate {
     /// The breaker opens.
     fn trip(&self, state: &mut State, now: Instant) {
         let Some(settings) = &self.breaker else {
+            state.phase = Phase::Flowing;
             return;
         };
         state.openings = state.openings.saturating_add(1);
@@ -384,6 +385,10 @@ impl Gate {
             return;
         };
         let is_breaker = row.reason == BREAKER_OPEN;
+        if is_breaker && self.breaker.is_none() {
+            // That of a relay with other settings.
+            return;
+        }
         state.openings = state.openings.max(row.openings);
         let until = match row.left {
             // The time of a probe is its relay's own.
@@ -391,9 +396,6 @@ impl Gate {
             None => None,
             Some(left) => Some(later(now, left)),
         };
-        if !matches!(state.phase, Phase::Closed { .. }) && self.breaker.is_none() && is_breaker {
-            return;
-        }
         if !matches!(state.phase, Phase::Closed { .. }) {
             log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "the destination is paused: its messages wait, at no cost");
         }
@@ -451,9 +453,10 @@ impl State {
 fn pause_of(outcome: &Outcome) -> Option<(Pause, &Failure)> {
     match outcome {
         Outcome::Delivered(_) => None,
-        Outcome::Retry(failure) | Outcome::Wait(failure) | Outcome::Dead(failure) => {
-            failure.pause.map(|pause| (pause, failure))
-        }
+        Outcome::Retry(failure) | Outcome::Wait(failure) | Outcome::Dead(failure) => failure
+            .pause
+            .filter(|pause| *pause != Pause::For(Duration::ZERO))
+            .map(|pause| (pause, failure)),
     }
 }
 

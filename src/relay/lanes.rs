@@ -1,7 +1,8 @@
 //! How claims are shared between topics.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
+use super::pauses::KeptBack;
 use crate::routes::{Routes, Way};
 use crate::store::claim::{Claimed, Lane, Topic};
 
@@ -26,7 +27,7 @@ pub(crate) enum To {
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: Vec<Known>,
-    paused_topics: HashSet<String>,
+    kept_back: KeptBack,
     turn: usize,
 }
 
@@ -40,32 +41,32 @@ struct Known {
 }
 
 impl Lanes {
-    /// Takes over the topics that were found. New ones count as busy.
+    /// Takes over the topics that were found. New ones count as busy, and are to be asked.
     pub(crate) fn set_topics(&mut self, topics: Vec<Topic>, routes: &Routes, nowhere: usize) {
-        let quiet: HashSet<Topic> = self
+        let known: HashMap<Topic, (bool, bool)> = self
             .lanes
             .drain(..)
-            .filter(|lane| lane.is_quiet)
-            .map(|lane| lane.topic)
+            .map(|lane| (lane.topic, (lane.is_quiet, lane.is_done)))
             .collect();
         self.lanes = topics
             .into_iter()
-            .map(|topic| Known {
+            .map(|topic| (known.get(&topic).copied().unwrap_or_default(), topic))
+            .map(|((is_quiet, is_done), topic)| Known {
                 to: match routes.find(&topic.topic, &topic.destination) {
                     Way::To(number) => To::Bulkhead(number),
                     Way::Split(_) => To::Split,
                     Way::NoRoute | Way::UnknownDestination => To::Bulkhead(nowhere),
                 },
-                is_quiet: quiet.contains(&topic),
-                is_done: false,
+                is_quiet,
+                is_done,
                 topic,
             })
             .collect();
     }
 
-    /// Topics whose messages wait.
-    pub(crate) fn set_paused_topics(&mut self, topics: HashSet<String>) {
-        self.paused_topics = topics;
+    /// What nobody is to be asked for.
+    pub(super) fn keep_back(&mut self, kept_back: KeptBack) {
+        self.kept_back = kept_back;
     }
 
     /// Every lane may have something again.
@@ -83,10 +84,12 @@ impl Lanes {
         if count == 0 {
             return Vec::new();
         }
-        self.turn = (self.turn + 1) % count;
+        // Few lanes: another one is first each time. Many: the next ones have their turn.
+        let step = if count > MOST_LANES { MOST_LANES } else { 1 };
+        self.turn = (self.turn + step) % count;
         let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
         let (left, done): (Vec<&Known>, Vec<&Known>) = in_turn
-            .filter(|lane| !self.paused_topics.contains(&lane.topic.topic))
+            .filter(|lane| !self.kept_back.has(&lane.topic))
             .filter(|lane| room_of(lane.to) > 0)
             .partition(|lane| !lane.is_done);
         if left.is_empty() {
@@ -155,14 +158,16 @@ impl Lanes {
     /// Whether some lane is left to be asked whose messages are not kept back: `is_open` says so
     /// for a bulkhead.
     pub(crate) fn is_anything_left(&self, is_open: impl Fn(To) -> bool) -> bool {
-        self.lanes.iter().any(|lane| {
-            !lane.is_done && is_open(lane.to) && !self.paused_topics.contains(&lane.topic.topic)
-        })
+        self.lanes
+            .iter()
+            .any(|lane| !lane.is_done && is_open(lane.to) && !self.kept_back.has(&lane.topic))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::config::{Config, Destination, Route};
 
@@ -238,7 +243,10 @@ mod tests {
         let mut lanes = Lanes::default();
         let topics = ["a", "b", "both", "neither"].map(topic).to_vec();
         lanes.set_topics(topics, &Routes::new(&config), 2);
-        lanes.set_paused_topics(HashSet::from(["b".to_owned()]));
+        lanes.keep_back(KeptBack {
+            topics: HashSet::from(["b".to_owned()]),
+            ..KeptBack::default()
+        });
         let asked = lanes.allot(|to| if to == To::Bulkhead(0) { 0 } else { 10 });
         let asked: Vec<&str> = asked.iter().map(|lane| lane.topic.topic.as_str()).collect();
         assert_eq!(asked.len(), 2, "{asked:?}");

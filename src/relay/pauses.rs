@@ -8,6 +8,7 @@ use super::gate::{Due, News};
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
+use crate::store::claim::Topic;
 use crate::store::pause::{self, BREAKER_OPEN, Paused};
 
 const DESTINATION: &str = "destination";
@@ -75,8 +76,34 @@ fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<
     Ok(())
 }
 
-/// Teaches the gates what the table says. Returns the topics that are paused.
-pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> HashSet<String> {
+/// Tells what the last senders have seen, when the claimer is gone already.
+pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
+    for bulkhead in &shared.bulkheads {
+        if let Some(news) = bulkhead.gate.take_news()
+            && let Err(error) = tell(shared, session, bulkhead, news)
+        {
+            log::warn!(event = "pause_lost", destination:% = bulkhead.name, error:% = error; "other relays are not told of a pause and will find out themselves");
+        }
+    }
+}
+
+/// What is kept back and has no gate.
+#[derive(Debug, Default)]
+pub(super) struct KeptBack {
+    pub(super) topics: HashSet<String>,
+    /// Destinations that the settings do not have.
+    pub(super) destinations: HashSet<String>,
+}
+
+impl KeptBack {
+    pub(super) fn has(&self, topic: &Topic) -> bool {
+        self.topics.contains(&topic.topic)
+            || (!topic.destination.is_empty() && self.destinations.contains(&topic.destination))
+    }
+}
+
+/// Teaches the gates what the table says. Returns what has none.
+pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let now = Instant::now();
     let of_kind = |kind: &'static str| rows.iter().filter(move |row| row.kind == kind);
     let destinations: HashMap<&str, &Paused> = of_kind(DESTINATION)
@@ -87,8 +114,17 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> HashSet<String> {
             .gate
             .learn(destinations.get(&*bulkhead.name).copied(), now);
     }
-    of_kind(TOPIC)
-        .filter(|row| row.left.is_none_or(|left| !left.is_zero()))
-        .map(|row| row.name.clone())
-        .collect()
+    let is_on = |row: &&Paused| row.left.is_none_or(|left| !left.is_zero());
+    let has_gate = |row: &&Paused| shared.bulkheads.iter().any(|b| *b.name == *row.name);
+    KeptBack {
+        topics: of_kind(TOPIC)
+            .filter(is_on)
+            .map(|row| row.name.clone())
+            .collect(),
+        destinations: of_kind(DESTINATION)
+            .filter(is_on)
+            .filter(|row| !has_gate(row))
+            .map(|row| row.name.clone())
+            .collect(),
+    }
 }

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel::PgConnection;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 
+use super::pauses;
 use super::session::Session;
 use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
 use super::shared::{Shared, add};
@@ -84,6 +85,7 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
             isolate = true;
         }
         if is_last {
+            pauses::tell_the_last(shared, &mut session);
             return;
         }
     }

@@ -9,6 +9,7 @@ mod support;
 mod acceptance;
 mod bulkheads;
 mod commands;
+mod edges;
 mod egress;
 mod enqueue;
 mod fan_out;
