@@ -112,15 +112,15 @@ pub fn dead_letter(
     Ok(dead::find(conn, name, sequence)?)
 }
 
-/// One dead letter with its payload, by the id that receivers see.
+/// The dead letters of a message, by its id: one for each destination that did not get it.
 ///
 /// # Errors
 /// A [`DatabaseError`].
-pub fn dead_letter_by_message_id(
+pub fn dead_letters_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     message_id: uuid::Uuid,
-) -> Result<Option<DeadLetter>, DatabaseError> {
+) -> Result<Vec<DeadLetter>, DatabaseError> {
     Ok(dead::find_by_message_id(conn, name, message_id)?)
 }
 
@@ -231,7 +231,7 @@ pub struct Pause {
     pub name: String,
     /// Why: a reason code of the relay's, `BREAKER_OPEN`, or an operator's words.
     pub reason: String,
-    /// For how long; zero: a single message is tried just now; `None`: until it is resumed.
+    /// For how long; zero: it is over, and one message is tried next; `None`: until it is resumed.
     pub left: Option<Duration>,
 }
 

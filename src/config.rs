@@ -5,6 +5,7 @@
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
 mod destination;
+mod no_proxy;
 mod secret;
 mod settings;
 mod text;

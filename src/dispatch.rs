@@ -8,7 +8,6 @@ mod form;
 mod headers;
 mod http;
 mod lookups;
-mod no_proxy;
 mod proxy;
 mod resolver;
 mod response;

@@ -19,7 +19,6 @@ use ureq::unversioned::transport::{
 };
 use url::Url;
 
-use super::no_proxy::is_excepted;
 use crate::config::{Config, ConfigError, Destination, Proxy};
 
 /// Bytes of the proxy's answers, all together.
@@ -48,23 +47,19 @@ pub(super) enum ProxyFailed {
 }
 
 impl Via {
-    /// The proxy of a destination. Its own setting wins over the general one, and `no_proxy` is
-    /// a part of the latter.
+    /// The proxy of a destination, if it has one.
     pub(super) fn of(
         destination: &Destination,
         config: &Config,
     ) -> Result<Option<Arc<Self>>, ConfigError> {
-        let (key, proxy) = match &destination.proxy {
-            Some(proxy) => (format!("destinations.{}.proxy", destination.name), proxy),
-            None => ("OUTBOX_PROXY".to_owned(), &config.proxy),
-        };
-        let Proxy::Via(url) = proxy else {
+        let Proxy::Via(url) = config.proxy_of(destination)? else {
             return Ok(None);
         };
-        if destination.proxy.is_none() && is_excepted(&destination.url, &config.no_proxy)? {
-            return Ok(None);
-        }
-        Self::new(url, &destination.url)
+        let key = match &destination.proxy {
+            Some(_) => format!("destinations.{}.proxy", destination.name),
+            None => "OUTBOX_PROXY".to_owned(),
+        };
+        Self::new(&url, &destination.url)
             .map(|via| Some(Arc::new(via)))
             .map_err(|reason| ConfigError::new(key, reason))
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::gate::Room;
-use super::intake::{Intake, Rooms};
+use super::intake::{Intake, Payloads, Rooms};
 use super::lanes::{Lanes, To};
 use super::pauses;
 use super::session::Session;
@@ -34,6 +34,8 @@ pub(crate) struct Claimer<'a> {
     session: Session,
     /// One for each bulkhead.
     intakes: Vec<Intake>,
+    /// Of messages for several destinations.
+    split_payloads: Payloads,
     outcomes: Sender<Settlement>,
     doorbell: Receiver<()>,
     lanes: Lanes,
@@ -67,6 +69,7 @@ impl<'a> Claimer<'a> {
             shared,
             session: shared.session("claimer", STATEMENT_TIMEOUT),
             intakes: queues.into_iter().map(Intake::new).collect(),
+            split_payloads: Payloads::default(),
             outcomes,
             doorbell,
             lanes: Lanes::default(),
@@ -213,7 +216,7 @@ impl<'a> Claimer<'a> {
             }
             return Ok(Next::WaitForWork);
         }
-        let rooms = Rooms::now(self.shared, &self.intakes);
+        let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
         let asked = self.lanes.allot(|to| rooms.of(to));
         if asked.is_empty() {
             return Ok(self.nothing_to_ask());
@@ -236,7 +239,7 @@ impl<'a> Claimer<'a> {
     fn nothing_to_ask(&mut self) -> Next {
         // Looked at again after the flags are up: a sender that made room before did not ring.
         self.want_room(true);
-        let rooms = Rooms::now(self.shared, &self.intakes);
+        let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
         if !self.lanes.allot(|to| rooms.of(to)).is_empty() {
             self.want_room(false);
             return Next::Again;
@@ -249,6 +252,10 @@ impl<'a> Claimer<'a> {
             return Next::WaitForRoom;
         }
         self.want_room(false);
+        if self.shared.bulkheads.iter().any(|b| b.gate.is_due()) {
+            // A pause whose time is over was just read: what waits behind it may be sent.
+            return Next::Again;
+        }
         if self.look.found_nothing && self.look.nothing_in_flight {
             self.shared.idle().answer(self.look.question);
         }
@@ -263,10 +270,14 @@ impl<'a> Claimer<'a> {
 
     /// Where only so many messages are to be claimed.
     fn left_to_claim(&self) -> Option<usize> {
+        // What was given back unsent, or became other messages, was not sent yet.
+        let stats = self.shared.stats.read();
+        let given_back = stats.released + stats.split;
         let left = self
             .shared
             .limit?
-            .saturating_sub(self.shared.stats.claimed.load(Ordering::Relaxed));
+            .saturating_add(given_back)
+            .saturating_sub(stats.claimed);
         Some(usize::try_from(left).unwrap_or(usize::MAX))
     }
 
@@ -365,24 +376,29 @@ impl<'a> Claimer<'a> {
             .collect();
         claimed.sort_unstable_by_key(|c| c.message.sequence);
         let mut seen = vec![(0, 0); self.intakes.len()];
+        let mut seen_to_split = (0, 0);
         for one in claimed {
             let key = (one.message.topic.as_str(), one.message.destination.as_str());
             let to = ways.get(&key).copied().unwrap_or(To::Split);
-            if let To::Bulkhead(number) = to {
-                seen[number].0 += 1;
-                seen[number].1 += one.message.payload.len();
-            }
+            let (count, bytes) = match to {
+                To::Bulkhead(number) => &mut seen[number],
+                To::Split => &mut seen_to_split,
+            };
+            *count += 1;
+            *bytes += one.message.payload.len();
             self.hand_over(one, to, lease);
         }
         for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
-            intake.learn(count, bytes);
+            intake.payloads.learn(count, bytes);
         }
+        let (count, bytes) = seen_to_split;
+        self.split_payloads.learn(count, bytes);
     }
 
     /// To a sender, or straight to the settler where nothing has to be sent.
     fn hand_over(&self, claimed: Claimed, to: To, lease: LeaseId) {
         let Claimed {
-            message,
+            mut message,
             known,
             taken_over,
         } = claimed;
@@ -417,6 +433,8 @@ impl<'a> Claimer<'a> {
             let _ = self.intakes[number].jobs.send(Job { message, lease });
             return;
         };
+        // Not needed any more: the settle works on the stored row.
+        message.payload = String::new();
         let settlement = Settlement::unsent(message, lease, verdict).to(bulkhead.name.clone());
         let _ = self.outcomes.send(settlement);
     }

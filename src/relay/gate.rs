@@ -39,6 +39,8 @@ struct State {
     window: Option<Window>,
     /// How often in a row the breaker has opened.
     openings: u32,
+    /// Until when the right to probe is this relay's.
+    may_probe_until: Option<Instant>,
     /// What the table has to be told.
     news: Option<News>,
 }
@@ -61,10 +63,10 @@ enum Phase {
 /// A change that other relays have to know of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Closed for this long, or until an operator resumes it.
-    Paused(ReasonCode, Option<Duration>),
-    /// The breaker has opened for this long, the so-manieth time in a row.
-    Opened(Duration, u32),
+    /// Closed until then, or until an operator resumes it.
+    Paused(ReasonCode, Option<Instant>),
+    /// The breaker is open until then, for the so-manieth time in a row.
+    Opened(Instant, u32),
     /// A probe went well.
     Recovered,
 }
@@ -106,6 +108,7 @@ impl Gate {
             bucket: destination.rate.map(|rate| Bucket::new(rate, now)),
             window: destination.breaker.map(Window::new),
             openings: 0,
+            may_probe_until: None,
             news: None,
         };
         Self::with(destination.name.as_str().into(), destination.breaker, state)
@@ -118,6 +121,7 @@ impl Gate {
             bucket: None,
             window: None,
             openings: 0,
+            may_probe_until: None,
             news: None,
         };
         Self::with(name.into(), None, state)
@@ -243,13 +247,13 @@ impl Gate {
         }
         state.close(until, false);
         let duration = until.map(|until| until.saturating_duration_since(now));
-        state.news = Some(News::Paused(code, duration));
+        state.news = Some(News::Paused(code, until));
         match duration {
             Some(duration) => {
-                log::warn!(event = "destination_parked", destination:% = self.name, reason = code.as_str(), seconds = duration.as_secs_f64(); "the destination wants to be left alone: its messages wait, at no cost");
+                log::warn!(event = "destination_parked", destination:% = self.name, reason = code.as_str(), seconds = duration.as_secs_f64(); "{} wants to be left alone: its messages wait, at no cost", self.name);
             }
             None => {
-                log::error!(event = "destination_paused", destination:% = self.name, reason = code.as_str(); "the destination is paused until an operator resumes it (diesel-outbox resume): its messages wait, at no cost");
+                log::error!(event = "destination_paused", destination:% = self.name, reason = code.as_str(); "{0} is paused until an operator resumes it (diesel-outbox resume destination {0}): its messages wait, at no cost", self.name);
             }
         }
     }
@@ -262,7 +266,7 @@ impl Gate {
                 state.flow();
                 state.openings = 0;
                 state.news = Some(News::Recovered);
-                log::info!(event = "breaker_closed", destination:% = self.name; "the destination works again");
+                log::info!(event = "breaker_closed", destination:% = self.name; "{} works again", self.name);
             }
             (Phase::Trying { is_probe: true, .. }, Sign::None) => {
                 state.phase = Phase::Trying {
@@ -272,7 +276,7 @@ impl Gate {
             }
             (Phase::Trying { is_probe: true, .. }, Sign::Bad | Sign::NoWay) => {
                 if pass.is_first {
-                    self.trip(state, now);
+                    self.trip(state, sign, now);
                 }
             }
             (Phase::Trying { .. } | Phase::Flowing, sign) => {
@@ -290,23 +294,29 @@ impl Gate {
                     (Sign::NoWay, Some(_)) => true,
                 };
                 if is_over {
-                    self.trip(state, now);
+                    self.trip(state, sign, now);
                 }
             }
         }
     }
 
     /// The breaker opens.
-    fn trip(&self, state: &mut State, now: Instant) {
+    fn trip(&self, state: &mut State, sign: Sign, now: Instant) {
         let Some(settings) = &self.breaker else {
             state.phase = Phase::Flowing;
             return;
         };
         state.openings = state.openings.saturating_add(1);
         let duration = open_time(settings, state.openings);
-        state.close(Some(later(now, duration)), true);
-        state.news = Some(News::Opened(duration, state.openings));
-        log::warn!(event = "breaker_opened", destination:% = self.name, seconds = duration.as_secs_f64(), in_a_row = state.openings; "too many sends to the destination fail: its messages wait, at no cost, then one is tried");
+        let until = later(now, duration);
+        let why = if sign == Sign::NoWay {
+            "there is no way to"
+        } else {
+            "too many sends fail to"
+        };
+        state.close(Some(until), true);
+        state.news = Some(News::Opened(until, state.openings));
+        log::warn!(event = "breaker_opened", destination:% = self.name, seconds = duration.as_secs_f64(), in_a_row = state.openings; "{why} {}: its messages wait, at no cost, then one is tried", self.name);
     }
 
     /// How many messages may be claimed for it.
@@ -324,6 +334,24 @@ impl Gate {
         }
     }
 
+    /// Whether it is closed and its time is over: the claimer is about to look after it.
+    pub(crate) fn is_due(&self) -> bool {
+        self.opens_at().is_some_and(|at| Instant::now() >= at)
+    }
+
+    /// Whether this relay has the right to probe and has not used it.
+    pub(crate) fn has_unused_probe(&self) -> bool {
+        let unused = Phase::Trying {
+            began: None,
+            is_probe: true,
+        };
+        let state = self.lock();
+        let is_ours = state
+            .may_probe_until
+            .is_some_and(|until| Instant::now() < until);
+        is_ours && state.phase == unused
+    }
+
     /// When it opens by itself.
     pub(crate) fn opens_at(&self) -> Option<Instant> {
         match self.lock().phase {
@@ -336,6 +364,18 @@ impl Gate {
     pub(crate) fn open_in_time(&self, now: Instant) -> Due {
         let mut state = self.lock();
         self.count_good(&mut state, now);
+        let is_unused = matches!(
+            state.phase,
+            Phase::Trying {
+                began: None,
+                is_probe: true
+            }
+        );
+        if is_unused && state.may_probe_until.is_none_or(|until| now >= until) {
+            // Nothing was there to be sent. Another relay may have the right by now.
+            state.close(Some(now), true);
+            self.changed(&state);
+        }
         let Phase::Closed {
             until: Some(until),
             then_probe,
@@ -349,13 +389,16 @@ impl Gate {
         if then_probe {
             return Due::Probe;
         }
+        log::info!(event = "destination_resumed", destination:% = self.name; "the time of {}'s pause is over", self.name);
         self.try_first(&mut state, false);
         Due::Nothing
     }
 
-    /// This relay may probe.
-    pub(crate) fn begin_probe(&self) {
-        self.try_first(&mut self.lock(), true);
+    /// This relay may probe, for as long as this.
+    pub(crate) fn begin_probe(&self, hold: Duration) {
+        let mut state = self.lock();
+        state.may_probe_until = Some(later(Instant::now(), hold));
+        self.try_first(&mut state, true);
     }
 
     fn try_first(&self, state: &mut State, is_probe: bool) {
@@ -373,22 +416,24 @@ impl Gate {
             return;
         }
         let is_probing = matches!(state.phase, Phase::Trying { is_probe: true, .. });
+        let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
+        // That of a relay with other settings: it has taken the place of what closed this gate.
+        let is_of_others = is_breaker && self.breaker.is_none();
+        let has_own_end = matches!(state.phase, Phase::Closed { until: Some(_), .. });
+        if is_of_others && has_own_end {
+            return;
+        }
         let is_on = |row: &&Paused| {
-            row.left.is_none_or(|left| !left.is_zero()) || row.reason == BREAKER_OPEN
+            !is_of_others && (is_breaker || row.left.is_none_or(|left| !left.is_zero()))
         };
         let Some(row) = row.filter(is_on) else {
             if matches!(state.phase, Phase::Closed { .. }) || is_probing {
-                log::info!(event = "destination_resumed", destination:% = self.name; "the destination is not paused any more");
+                log::info!(event = "destination_resumed", destination:% = self.name; "{} is not paused any more", self.name);
                 state.openings = 0;
                 self.try_first(&mut state, false);
             }
             return;
         };
-        let is_breaker = row.reason == BREAKER_OPEN;
-        if is_breaker && self.breaker.is_none() {
-            // That of a relay with other settings.
-            return;
-        }
         state.openings = state.openings.max(row.openings);
         let until = match row.left {
             // The time of a probe is its relay's own.
@@ -397,7 +442,7 @@ impl Gate {
             Some(left) => Some(later(now, left)),
         };
         if !matches!(state.phase, Phase::Closed { .. }) {
-            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "the destination is paused: its messages wait, at no cost");
+            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "{} is paused: its messages wait, at no cost", self.name);
         }
         state.close(until, is_breaker);
         self.changed(&state);

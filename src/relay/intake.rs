@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::bulkhead::Bulkhead;
 use super::gate::Room;
 use super::lanes::To;
 use super::shared::{Job, Shared};
@@ -16,34 +15,37 @@ const FIRST_BATCH: usize = 32;
 pub(super) struct Intake {
     pub(super) jobs: Sender<Job>,
     pub(super) queue: Receiver<Job>,
-    /// The largest mean of payload bytes that a claim has shown lately.
-    payload_bytes: Option<usize>,
+    pub(super) payloads: Payloads,
 }
+
+/// The largest mean of payload bytes that a claim has shown lately.
+#[derive(Debug, Default)]
+pub(super) struct Payloads(Option<usize>);
 
 impl Intake {
     pub(super) fn new((jobs, queue): (Sender<Job>, Receiver<Job>)) -> Self {
         Self {
             jobs,
             queue,
-            payload_bytes: None,
+            payloads: Payloads::default(),
         }
     }
+}
 
+impl Payloads {
     /// Messages that one claim may bring, so that their payloads do not fill the memory.
-    fn batch(&self, bulkhead: &Bulkhead) -> usize {
-        match self.payload_bytes {
-            None => bulkhead.batch.min(FIRST_BATCH),
-            Some(bytes) => bulkhead
-                .batch
-                .min((bulkhead.queue_bytes / bytes.max(1)).max(1)),
+    fn batch(&self, most: usize, most_bytes: usize) -> usize {
+        match self.0 {
+            None => most.min(FIRST_BATCH),
+            Some(bytes) => most.min((most_bytes / bytes.max(1)).max(1)),
         }
     }
 
     /// Up at once, down slowly.
     pub(super) fn learn(&mut self, count: usize, bytes: usize) {
         if let Some(mean) = bytes.checked_div(count) {
-            let before = self.payload_bytes.unwrap_or_default();
-            self.payload_bytes = Some(mean.max(before - before / 8));
+            let before = self.0.unwrap_or_default();
+            self.0 = Some(mean.max(before - before / 8));
         }
     }
 }
@@ -58,7 +60,7 @@ pub(super) struct Rooms {
 impl Rooms {
     /// How much each bulkhead can take. Claims are as large as the batch where there is a backlog:
     /// it has to have room for a whole one.
-    pub(super) fn now(shared: &Shared, intakes: &[Intake]) -> Self {
+    pub(super) fn now(shared: &Shared, intakes: &[Intake], to_split: &Payloads) -> Self {
         // What is neither in a queue nor with a sender waits for the settler. The claimer stands
         // still when settles do, and for nothing else: what a destination holds is its own affair.
         let queued: usize = intakes.iter().map(|intake| intake.jobs.len()).sum();
@@ -77,15 +79,17 @@ impl Rooms {
                 Room::Closed => 0,
                 Room::One => usize::from(intake.jobs.is_empty()),
                 Room::Free => {
-                    let batch = intake.batch(bulkhead);
+                    let batch = intake.payloads.batch(bulkhead.batch, bulkhead.queue_bytes);
                     let is_free = intake.jobs.len() <= batch;
                     if is_free { batch } else { 0 }
                 }
             })
             .collect();
+        // What is to be split has no queue; its payloads come with the claim all the same.
+        let bytes = shared.bulkheads.iter().map(|b| b.queue_bytes).min();
         Self {
             of_bulkheads,
-            of_split: shared.config.batch,
+            of_split: to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
         }
     }
 

@@ -95,9 +95,16 @@ impl Lanes {
         if left.is_empty() {
             return Vec::new();
         }
+        // No more lanes than there is room for: each gives one message at least.
+        let mut lanes_of: HashMap<To, usize> = HashMap::new();
         let (quiet, busy): (Vec<&Known>, Vec<&Known>) = left
             .into_iter()
             .chain(done)
+            .filter(|lane| {
+                let lanes = lanes_of.entry(lane.to).or_default();
+                *lanes += 1;
+                *lanes <= room_of(lane.to)
+            })
             .take(MOST_LANES)
             .partition(|lane| lane.is_quiet);
         let mut shares: HashMap<To, (usize, usize)> = HashMap::new();

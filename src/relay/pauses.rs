@@ -40,13 +40,15 @@ fn tell(
     news: News,
 ) -> Result<(), DatabaseError> {
     let (outbox, name) = (&shared.config.table, &*bulkhead.name);
+    // What is left of it by now: the database may have been away.
+    let left = |until: Instant| until.saturating_duration_since(Instant::now());
     session.run(|conn| match news {
-        News::Paused(code, duration) => {
-            let reason = code.as_str();
+        News::Paused(code, until) => {
+            let (reason, duration) = (code.as_str(), until.map(left));
             pause::pause(conn, outbox, DESTINATION, name, reason, duration, 0)
         }
-        News::Opened(duration, openings) => {
-            let duration = Some(duration);
+        News::Opened(until, openings) => {
+            let duration = Some(left(until));
             pause::pause(
                 conn,
                 outbox,
@@ -69,16 +71,23 @@ fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<
         Ok((is_ours, pause::all(conn, outbox)?))
     })?;
     if is_ours {
-        bulkhead.gate.begin_probe();
+        bulkhead.gate.begin_probe(hold);
     } else {
         learn(shared, &rows);
     }
     Ok(())
 }
 
-/// Tells what the last senders have seen, when the claimer is gone already.
+/// Tells what the last senders have seen, when the claimer is gone already, and gives back the
+/// right to probe where it was not used.
 pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
     for bulkhead in &shared.bulkheads {
+        if bulkhead.gate.has_unused_probe() {
+            let (outbox, name) = (&shared.config.table, &*bulkhead.name);
+            if let Err(error) = session.run(|conn| pause::give_back_probe(conn, outbox, name)) {
+                log::warn!(event = "probe_kept", destination:% = bulkhead.name, error:% = error; "other relays may probe only when this one's time is over");
+            }
+        }
         if let Some(news) = bulkhead.gate.take_news()
             && let Err(error) = tell(shared, session, bulkhead, news)
         {

@@ -136,6 +136,7 @@ impl Settlement {
             delay: Duration::ZERO,
             before: i32::try_from(self.message.attempts).unwrap_or(i32::MAX),
             counted: 0,
+            claimed_at: self.message.claimed_at,
         }
     }
 
@@ -203,6 +204,7 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
         delay: delay.min(LONGEST_DELAY),
         before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,
+        claimed_at: settlement.message.claimed_at,
     })
 }
 

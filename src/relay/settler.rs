@@ -258,7 +258,10 @@ fn write_down(
             settle::dead(conn, name, lease, &failed, config.ledger_payload)
         }
         Kind::Split => split_up(conn, config, lease, group),
-        Kind::Released => settle::release(conn, name, lease, &sequences()),
+        Kind::Released => {
+            let claims = group.iter().map(|s| (s.sequence(), s.message.claimed_at));
+            settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
+        }
     }
 }
 

@@ -100,6 +100,8 @@ struct ClaimedRow {
     tenant_id: Option<Uuid>,
     #[diesel(sql_type = Timestamptz)]
     created_at: PgTimestamp,
+    #[diesel(sql_type = Timestamptz)]
+    locked_at: PgTimestamp,
     #[diesel(sql_type = Integer)]
     attempts: i32,
     #[diesel(sql_type = Nullable<Double>)]
@@ -183,7 +185,7 @@ pub(crate) fn claim(
         )
         SELECT o.sequence, o.message_id, o.topic, o.destination, o.payload::text AS payload,
                o.headers::text AS headers, o.ordering_key, o.idempotency_key, o.tenant_id,
-               o.created_at, o.attempts, c.taken_over,
+               o.created_at, o.locked_at, o.attempts, c.taken_over,
                CASE WHEN isfinite(o.expires_at)
                     THEN extract(epoch FROM o.expires_at - clock_timestamp())::float8
                     WHEN o.expires_at = '-infinity' THEN -1::float8 END AS expires_in,
@@ -245,6 +247,7 @@ impl ClaimedRow {
                 created_at: system_time(self.created_at),
                 attempts: u32::try_from(self.attempts).unwrap_or(0),
                 expires,
+                claimed_at: self.locked_at.0,
             },
         }
     }

@@ -138,19 +138,19 @@ pub(crate) fn find(
     .optional()
 }
 
+/// The dead letters of a message: one for each destination that did not get it.
 pub(crate) fn find_by_message_id(
     conn: &mut PgConnection,
     name: &OutboxName,
     message_id: Uuid,
-) -> QueryResult<Option<DeadLetter>> {
+) -> QueryResult<Vec<DeadLetter>> {
     sql_query(format!(
-        "SELECT {} FROM {} d WHERE d.message_id = $1 ORDER BY d.sequence LIMIT 1",
+        "SELECT {} FROM {} d WHERE d.message_id = $1 ORDER BY d.sequence",
         columns("d.headers::text", "d.payload::text"),
         name.dead()
     ))
     .bind::<SqlUuid, _>(message_id)
-    .get_result(conn)
-    .optional()
+    .load(conn)
 }
 
 /// Puts these dead letters back into the outbox, due at once, with no attempts and, where their

@@ -248,9 +248,9 @@ pub(crate) fn troubles(
     name: &OutboxName,
 ) -> QueryResult<Vec<TroubleCount>> {
     sql_query(format!(
-        "SELECT 'retrying' AS status, topic, last_error_code AS reason, count(*) AS count,
-                min(last_error) AS example
-           FROM {outbox} WHERE last_error_code IS NOT NULL GROUP BY topic, last_error_code
+        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
+                last_error_code AS reason, count(*) AS count, min(last_error) AS example
+           FROM {outbox} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code
          UNION ALL
          SELECT 'dead', topic, reason, count(*), min(last_error) FROM {dead} GROUP BY topic, reason
          ORDER BY 1, 4 DESC, 2, 3 LIMIT 100",

@@ -115,6 +115,22 @@ pub(crate) fn take_probe(
     .map(|count| count > 0)
 }
 
+/// Gives the right to probe back: whoever comes next may.
+pub(crate) fn give_back_probe(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+) -> QueryResult<()> {
+    sql_query(format!(
+        "UPDATE {} SET paused_until = clock_timestamp()
+          WHERE kind = 'destination' AND name = $1 AND reason = '{BREAKER_OPEN}'",
+        name.pause()
+    ))
+    .bind::<Text, _>(destination)
+    .execute(conn)
+    .map(|_| ())
+}
+
 /// A probe went well: the breaker is closed for all relays. Other pauses stay.
 pub(crate) fn close_breaker(
     conn: &mut PgConnection,

@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text};
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::lease::LeaseId;
@@ -36,6 +37,7 @@ pub(crate) struct Failed {
     pub(crate) before: i32,
     /// 1, or 0 where nothing was sent.
     pub(crate) counted: i32,
+    pub(crate) claimed_at: i64,
 }
 
 /// Removes the messages from the outbox and writes them into the ledger.
@@ -121,10 +123,11 @@ pub(crate) fn retry(
                 attempts = o.attempts + f.counted,
                 last_error_code = f.code, last_error = f.error,
                 locked_by = NULL, locked_at = NULL
-           FROM unnest($1::bigint[], $3::bigint[], $4::int[], $5::text[], $6::text[], $7::int[])
-                AS f(sequence, delay, counted, code, error, before)
+           FROM unnest($1::bigint[], $3::bigint[], $4::int[], $5::text[], $6::text[], $7::int[],
+                       $8::timestamptz[])
+                AS f(sequence, delay, counted, code, error, before, claimed_at)
           WHERE o.sequence = ANY($1) AND o.sequence = f.sequence AND o.locked_by = $2
-            AND o.attempts <= f.before
+            AND o.locked_at = f.claimed_at AND o.attempts <= f.before
         RETURNING o.sequence",
         outbox = name.outbox()
     ))
@@ -140,6 +143,12 @@ pub(crate) fn retry(
             .collect::<Vec<_>>(),
     )
     .bind::<Array<Integer>, _>(messages.iter().map(|m| m.before).collect::<Vec<_>>())
+    .bind::<Array<Timestamptz>, _>(
+        messages
+            .iter()
+            .map(|m| PgTimestamp(m.claimed_at))
+            .collect::<Vec<_>>(),
+    )
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }
@@ -201,20 +210,28 @@ pub(crate) fn dead(
     .map(only_sequences)
 }
 
-/// Gives messages back unsent. Costs no attempt, and is a HOT update.
+/// Gives messages back unsent: sequences, and when they were claimed. Costs no attempt, and is a HOT
+/// update. When its answer was lost and the same lease has claimed a message anew meanwhile, the
+/// repeat leaves it alone.
 pub(crate) fn release(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
-    sequences: &[i64],
+    messages: &[(i64, i64)],
 ) -> QueryResult<Vec<i64>> {
+    let sequences: Vec<i64> = messages.iter().map(|m| m.0).collect();
+    let claimed_at: Vec<PgTimestamp> = messages.iter().map(|m| PgTimestamp(m.1)).collect();
     sql_query(format!(
-        "UPDATE {} SET locked_by = NULL, locked_at = NULL
-          WHERE sequence = ANY($1) AND locked_by = $2 RETURNING sequence",
+        "UPDATE {} o SET locked_by = NULL, locked_at = NULL
+           FROM unnest($1::bigint[], $3::timestamptz[]) AS c(sequence, claimed_at)
+          WHERE o.sequence = ANY($1) AND o.sequence = c.sequence AND o.locked_by = $2
+            AND o.locked_at = c.claimed_at
+        RETURNING o.sequence",
         name.outbox()
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<BigInt, _>(lease.0)
+    .bind::<Array<Timestamptz>, _>(claimed_at)
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }

@@ -35,6 +35,8 @@ struct ProxyState {
     /// The next statement with this text that does something loses its answer.
     victim: Mutex<Option<&'static str>>,
     lost: AtomicUsize,
+    /// For how long nothing is heard before the connection breaks.
+    silence: Mutex<Duration>,
 }
 
 impl Proxy {
@@ -157,6 +159,8 @@ impl Link {
             }
             if has_rows(&kept) && self.proxy.victim().take().is_some() {
                 self.proxy.lost.fetch_add(1, Ordering::AcqRel);
+                let silence = *self.proxy.silence.lock().expect("no panic");
+                std::thread::sleep(silence);
                 return Ok(());
             }
             // Before the client, which then sends the next statement, has it.
@@ -346,4 +350,43 @@ fn a_release_that_was_not_answered_ends_the_relay_cleanly() {
     assert_eq!(database.count("pending"), 50 - sent);
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
     assert_eq!(lines_with(&relay, "event=conflict"), 0, "{}", relay.log());
+}
+
+#[test]
+fn a_release_that_was_not_answered_does_not_free_what_was_claimed_again() {
+    let _alone = alone();
+    let database = Database::new();
+    let is_first = AtomicBool::new(true);
+    // It asks to wait for a second. The sends after that take longer than the silence.
+    let receiver = Receiver::start(move |_, stream| {
+        if is_first.swap(false, Ordering::SeqCst) {
+            return stream
+                .write_all(b"HTTP/1.1 429 Slow\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n");
+        }
+        std::thread::sleep(Duration::from_secs(4));
+        stream.write_all(&crate::support::status(200))
+    });
+    let proxy = Proxy::new(&database);
+    let settings = [
+        ("OUTBOX_POLL_INTERVAL", "20ms"),
+        ("OUTBOX_CONCURRENCY", "8"),
+        ("OUTBOX_SEND_TIMEOUT", "10s"),
+        ("OUTBOX_LEASE", "60s"),
+    ];
+    *proxy.state.silence.lock().expect("no panic") = Duration::from_secs(3);
+    enqueue(&database, 1, 4);
+    proxy.lose_the_answer_to(RELEASE);
+    let mut relay =
+        Running::start(proxy.between(&database, relay(&database, &receiver, &settings)));
+    eventually("an answer is lost", || proxy.lost() == 1);
+    eventually("all are settled", || database.count("delivered") == 4);
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+    let mut arrivals: Vec<usize> = receiver.arrivals().into_values().collect();
+    arrivals.sort_unstable();
+    assert_eq!(
+        arrivals,
+        [1, 1, 1, 2],
+        "one was asked to wait, each other one was sent once"
+    );
 }

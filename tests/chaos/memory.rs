@@ -69,3 +69,41 @@ fn two_hundred_megabytes_of_payloads_drain_in_200_mib() {
             .all(|request| request.body.len() == 1_000_002)
     );
 }
+
+#[test]
+fn three_hundred_megabytes_that_are_fanned_out_drain_in_200_mib() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let enqueued = database.execute(
+        "INSERT INTO {o} (topic, payload)
+         SELECT 'order.paid', to_json(repeat(md5(n::text), 31250)) FROM generate_series(1, 300) AS n",
+    );
+    assert_eq!(enqueued, 300);
+    let file = std::env::temp_dir().join(format!("{}.toml", database.schema()));
+    let url = receiver.url();
+    std::fs::write(
+        &file,
+        format!(
+            "[destinations.a]\nurl = '{url}'\n[destinations.b]\nurl = '{url}'\n
+             [[routes]]\ntopic = '*'\nto = ['a', 'b']\n"
+        ),
+    )
+    .expect("a file");
+    let mut command = database.binary(&["drain", "--quiet"]);
+    command
+        .env("OUTBOX_CONFIG", &file)
+        .env("OUTBOX_LEASE", "60s")
+        .env("OUTBOX_SEND_TIMEOUT", "10s");
+    let mut drain = Running::start(command);
+    let mut peak = 0;
+    while drain.is_running() {
+        peak = peak.max(peak_bytes(drain.pid()).unwrap_or_default());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
+    std::fs::remove_file(&file).expect("our file");
+    eprintln!("peak: {} MiB", peak / MIB);
+    assert_eq!(database.count("delivered"), 600);
+    assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
+}

@@ -10,7 +10,7 @@ use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::{Destination, Relay, RelayHandle};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, eventually, status};
+use crate::support::{Database, PATIENCE, Receiver, Running, eventually, status};
 
 fn end(relay: &RelayHandle) {
     relay
@@ -72,6 +72,77 @@ fn a_look_at_many_topics_that_takes_longer_than_a_survey_is_good_for_comes_to_it
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!(database.count("delivered"), 1);
     end(&relay);
+}
+
+#[test]
+fn a_drain_beside_many_topics_that_wait_ends() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, available_at)
+         SELECT 'tenant-' || n, '1', now() + interval '1 h' FROM generate_series(1, 5000) n",
+    );
+    database.execute("ANALYZE {o}");
+    database.enqueue("order.paid", json!(1));
+    let mut command = database.binary(&["drain", "--quiet"]);
+    command.env("OUTBOX_URL", receiver.url());
+    let mut drain = Running::start(command);
+    assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
+    assert_eq!(database.count("delivered"), 1);
+}
+
+#[test]
+fn a_drain_tries_a_destination_whose_breaker_has_been_open_for_long_enough() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.enqueue("order.paid", json!(1));
+    database.execute(
+        "INSERT INTO {o}_pause (kind, name, reason, openings, paused_until)
+         VALUES ('destination', 'default', 'BREAKER_OPEN', 3, clock_timestamp() - interval '9 s')",
+    );
+    let mut command = database.binary(&["drain", "--quiet"]);
+    command.env("OUTBOX_URL", receiver.url());
+    let mut drain = Running::start(command);
+    assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
+    assert_eq!(database.count("delivered"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
+}
+
+#[test]
+fn a_right_to_probe_that_a_drain_did_not_need_is_given_back() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.execute(
+        "INSERT INTO {o}_pause (kind, name, reason, openings, paused_until)
+         VALUES ('destination', 'default', 'BREAKER_OPEN', 3, clock_timestamp() - interval '9 s')",
+    );
+    let mut command = database.binary(&["drain", "--quiet"]);
+    command.env("OUTBOX_URL", receiver.url());
+    let mut drain = Running::start(command);
+    assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_pause WHERE paused_until <= clock_timestamp()"),
+        1
+    );
+}
+
+#[test]
+fn a_limited_job_counts_what_is_sent_and_not_what_is_split() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.enqueue_many(5);
+    let destination = |name: &str| Destination::new(name, &receiver.url()).expect("a URL");
+    let relay = database
+        .relay()
+        .destination(destination("a"))
+        .destination(destination("b"))
+        .route_to_each("*", &["a", "b"])
+        .limit(3)
+        .start()
+        .expect("a relay");
+    assert!(relay.wait_until_idle(PATIENCE));
+    end(&relay);
+    assert_eq!(database.count("delivered"), 3);
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn status_check_and_list_show_what_is_paused() {
     }
     let text = shop.run(&["check"]).code(1).stdout;
     for part in [
-        "PROBLEM pause       destination billing is paused: OPERATOR, for another ",
+        "warning pause       destination billing is paused: OPERATOR, for another ",
         "PROBLEM pause       topic audit.due is paused: migration, until resumed",
     ] {
         assert!(text.contains(part), "{text}");

@@ -160,7 +160,14 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => findings.push(bad("topics", error.to_string())),
     }
     match admin::pauses(&mut conn, &config.table) {
-        Ok(pauses) => findings.extend(pauses.iter().map(|p| bad("pause", pauses::sentence(p)))),
+        Ok(pauses) => findings.extend(pauses.iter().map(|pause| {
+            let sentence = pauses::sentence(pause);
+            // One that ends by itself is a receiver's hiccup.
+            match pause.left {
+                Some(_) => warning("pause", sentence),
+                None => bad("pause", sentence),
+            }
+        })),
         Err(error) => findings.push(bad("pause", error.to_string())),
     }
     findings

@@ -115,22 +115,30 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             list(&letters, *json)
         }
         Action::Show { id, json } => {
-            let letter = if let Ok(sequence) = id.parse() {
-                admin::dead_letter(&mut conn, &config.table, sequence)?
+            let letters: Vec<DeadLetter> = if let Ok(sequence) = id.parse() {
+                let letter = admin::dead_letter(&mut conn, &config.table, sequence)?;
+                letter.into_iter().collect()
             } else if let Ok(message_id) = id.parse() {
-                admin::dead_letter_by_message_id(&mut conn, &config.table, message_id)?
+                admin::dead_letters_of(&mut conn, &config.table, message_id)?
             } else {
                 return Err(
                     ConfigError::new(id.as_str(), "it is no sequence and no message id").into(),
                 );
             };
-            let Some(letter) = letter else {
-                bail!(
+            match letters.as_slice() {
+                [letter] => show(letter, *json),
+                [] => bail!(
                     "there is no dead letter with the id {id} in the outbox \"{}\"",
                     config.table
-                );
-            };
-            show(&letter, *json)
+                ),
+                several => {
+                    let each = several
+                        .iter()
+                        .map(|l| format!("dead show {} ({})", l.sequence, l.destination));
+                    let each = output::shown(&each.collect::<Vec<_>>().join(", "));
+                    bail!("the message is dead for several destinations; see {each}")
+                }
+            }
         }
         Action::Requeue { which, all } => {
             change(&mut conn, &config, which, all, "requeue", admin::requeue)

@@ -1,10 +1,12 @@
 //! `diesel-outbox drain`
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use diesel_outbox::admin;
-use diesel_outbox::{Relay, Stats};
+use diesel_outbox::{Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -46,10 +48,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if let Some(most) = options.max_messages {
         builder = builder.limit(most);
     }
-    let relay = builder.start()?;
+    let relay = Arc::new(builder.start()?);
     let began = Instant::now();
     let mut interrupted = false;
-    while !relay.wait_until_idle(TICK) {
+    let idle = when_idle(&relay)?;
+    while idle.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         show(&bar, due, relay.stats());
         if signals.try_recv().is_ok() {
             interrupted = true;
@@ -70,6 +73,23 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         bail!("interrupted by a signal before everything due was processed");
     }
     Ok(())
+}
+
+/// Says when nothing is due any more. One question for the whole time: a look may take longer than
+/// a tick, and answers only what was asked before it began.
+fn when_idle(relay: &Arc<RelayHandle>) -> Result<Receiver<()>> {
+    let (idle, is_idle) = bounded(1);
+    let relay = Arc::clone(relay);
+    std::thread::Builder::new()
+        .name("idle".to_owned())
+        .spawn(move || {
+            if relay.wait_until_idle(Duration::MAX) {
+                // Whoever was interrupted does not listen.
+                let _ = idle.send(());
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(is_idle)
 }
 
 fn progress_bar(options: &Options, due: u64) -> ProgressBar {

@@ -38,7 +38,7 @@ enum Action {
         #[command(flatten)]
         how: How,
     },
-    /// Show what is paused, by whom and for how long
+    /// Show what is paused, why and for how long
     List {
         /// Show it as JSON
         #[arg(long)]

@@ -49,7 +49,7 @@ pub(crate) fn sentence(pause: &Pause) -> String {
 fn left(pause: &Pause) -> String {
     match pause.left {
         None => "until resumed".to_owned(),
-        Some(Duration::ZERO) => "a single message is tried just now".to_owned(),
+        Some(Duration::ZERO) => "its time is over: one message is tried next".to_owned(),
         Some(left) => {
             let seconds = Duration::from_secs(left.as_secs_f64().ceil() as u64);
             format!("for another {}", humantime::format_duration(seconds))

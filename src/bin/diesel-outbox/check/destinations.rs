@@ -187,8 +187,9 @@ fn tls(destination: &Destination, config: &Config) -> String {
     text
 }
 
-fn proxy<'a>(destination: &'a Destination, config: &'a Config) -> &'a Proxy {
-    destination.proxy.as_ref().unwrap_or(&config.proxy)
+/// Settings that cannot be read have ended `check` before.
+fn proxy(destination: &Destination, config: &Config) -> Proxy {
+    config.proxy_of(destination).unwrap_or(Proxy::Direct)
 }
 
 #[cfg(test)]

@@ -11,7 +11,12 @@ const REST: &str = "*";
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let routes = config.all_routes();
     if routes.is_empty() {
-        let nothing = "there is no route and no OUTBOX_URL: nothing can be sent";
+        let nothing = match config.destinations.as_slice() {
+            [] => "there is no route and no OUTBOX_URL: nothing can be sent",
+            _ => {
+                "there is no route and no OUTBOX_URL: only messages that name a destination are sent"
+            }
+        };
         return vec![bad("route", nothing.to_owned())];
     }
     let mut findings: Vec<Finding> = routes.iter().map(in_words).collect();

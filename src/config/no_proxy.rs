@@ -5,10 +5,28 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use url::{Host, Url};
 
-use crate::config::ConfigError;
+use super::settings::ConfigError;
+use super::{Config, Destination, Proxy};
+
+impl Config {
+    /// The proxy that stands between a destination and this relay: its own setting, or the general
+    /// one unless `OUTBOX_NO_PROXY` has the destination's host.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when `OUTBOX_NO_PROXY` cannot be read.
+    pub fn proxy_of(&self, destination: &Destination) -> Result<Proxy, ConfigError> {
+        if let Some(proxy) = &destination.proxy {
+            return Ok(proxy.clone());
+        }
+        if self.proxy != Proxy::Direct && is_excepted(&destination.url, &self.no_proxy)? {
+            return Ok(Proxy::Direct);
+        }
+        Ok(self.proxy.clone())
+    }
+}
 
 /// Whether a URL's host is in a list of names, `.suffix`es and networks.
-pub(super) fn is_excepted(url: &Url, no_proxy: &[String]) -> Result<bool, ConfigError> {
+fn is_excepted(url: &Url, no_proxy: &[String]) -> Result<bool, ConfigError> {
     for exception in no_proxy {
         let exception = Exception::parse(exception).ok_or_else(|| {
             ConfigError::new(
