@@ -18,6 +18,8 @@ pub struct DeadFilter {
     pub topic: Option<String>,
     /// This reason only.
     pub reason: Option<ReasonCode>,
+    /// Only those that name this destination; the parts of a fan-out do.
+    pub destination: Option<String>,
 }
 
 /// A dead letter.
@@ -72,7 +74,8 @@ pub struct DeadLetter {
 }
 
 const FILTER: &str = "(cardinality($1::bigint[]) = 0 OR d.sequence = ANY($1::bigint[]))
-    AND ($2::text IS NULL OR d.topic = $2) AND ($3::text IS NULL OR d.reason = $3)";
+    AND ($2::text IS NULL OR d.topic = $2) AND ($3::text IS NULL OR d.reason = $3)
+    AND ($4::text IS NULL OR d.destination = $4)";
 
 const RFC3339: &str = "'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'";
 
@@ -94,13 +97,14 @@ pub(crate) fn list(
     limit: i64,
 ) -> QueryResult<Vec<DeadLetter>> {
     sql_query(format!(
-        "SELECT {} FROM {} d WHERE {FILTER} ORDER BY d.died_at DESC, d.sequence DESC LIMIT $4",
+        "SELECT {} FROM {} d WHERE {FILTER} ORDER BY d.died_at DESC, d.sequence DESC LIMIT $5",
         columns("NULL::text", "NULL::text"),
         name.dead()
     ))
     .bind::<Array<BigInt>, _>(&filter.sequences)
     .bind::<Nullable<Text>, _>(&filter.topic)
     .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
+    .bind::<Nullable<Text>, _>(&filter.destination)
     .bind::<BigInt, _>(limit)
     .load(conn)
 }
@@ -118,6 +122,7 @@ pub(crate) fn matching(
     .bind::<Array<BigInt>, _>(&filter.sequences)
     .bind::<Nullable<Text>, _>(&filter.topic)
     .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
+    .bind::<Nullable<Text>, _>(&filter.destination)
     .load::<SequenceRow>(conn)
     .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
 }

@@ -8,7 +8,7 @@ use diesel_outbox::config::Mode;
 use diesel_outbox::{Destination, EnqueueError, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::{Value, json};
 
-use crate::support::{Database, PATIENCE, Receiver, eventually, status};
+use crate::support::{Database, PATIENCE, Receiver, eventually, finish, status};
 
 fn to_both(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBuilder {
     database
@@ -66,6 +66,33 @@ fn a_message_for_two_destinations_has_attempts_and_a_ledger_row_for_each() {
         Some("audit dead 3, billing delivered 1")
     );
     assert_eq!(relay.stats().split, 1);
+}
+
+#[test]
+fn dead_letters_of_one_destination_are_requeued_by_its_name() {
+    let database = Database::new();
+    let (billing, audit) = (Receiver::answering(|_| 422), Receiver::answering(|_| 422));
+    let message = order("order-7", json!(7));
+    let id = message.message_id().to_string();
+    database.enqueue_message(message);
+    let relay = to_both(&database, &billing, &audit)
+        .start()
+        .expect("a relay");
+    eventually("both are dead", || database.count("dead") == 2);
+    end(&relay);
+    let shown = finish(database.binary(&["dead", "show", &id])).code(1);
+    for part in ["(billing)", "(audit)"] {
+        assert!(shown.stderr.contains(part), "{}", shown.stderr);
+    }
+    let arguments = ["dead", "list", "--destination", "audit", "--json"];
+    let listed = finish(database.binary(&arguments)).code(0).json();
+    assert_eq!(listed.as_array().map(Vec::len), Some(1));
+    assert_eq!(listed[0]["destination"], "audit");
+    finish(database.binary(&["dead", "requeue", "--destination", "audit"])).code(0);
+    assert_eq!(
+        database.text("SELECT string_agg(destination, ',') FROM {o}"),
+        Some("audit".to_owned())
+    );
 }
 
 #[test]

@@ -67,6 +67,9 @@ struct Which {
     /// Only this reason, for example SERVER_ERROR
     #[arg(long)]
     reason: Option<String>,
+    /// Only those that name this destination, as the parts of a fan-out do
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -92,11 +95,15 @@ impl Which {
             sequences: self.ids.clone(),
             topic: self.topic.clone(),
             reason,
+            destination: self.destination.clone(),
         })
     }
 
     fn is_empty(&self) -> bool {
-        self.ids.is_empty() && self.topic.is_none() && self.reason.is_none()
+        self.ids.is_empty()
+            && self.topic.is_none()
+            && self.reason.is_none()
+            && self.destination.is_none()
     }
 }
 
@@ -183,11 +190,20 @@ fn list(letters: &[DeadLetter], as_json_array: bool) -> Result<()> {
     if letters.is_empty() {
         return output::line("no dead letters");
     }
-    let mut table = output::table(&["id", "topic", "reason", "attempts", "died at", "last error"]);
+    let mut table = output::table(&[
+        "id",
+        "topic",
+        "destination",
+        "reason",
+        "attempts",
+        "died at",
+        "last error",
+    ]);
     for letter in letters {
         table.add_row([
             letter.sequence.to_string(),
             output::shown(&letter.topic),
+            output::shown(&letter.destination),
             letter.reason.clone(),
             letter.attempts.to_string(),
             letter.died_at.clone(),
