@@ -10,7 +10,7 @@ use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::{Destination, Relay, RelayHandle};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Running, eventually, status};
+use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish, status};
 
 fn end(relay: &RelayHandle) {
     relay
@@ -106,6 +106,31 @@ fn a_drain_tries_a_destination_whose_breaker_has_been_open_for_long_enough() {
     assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
     assert_eq!(database.count("delivered"), 1);
     assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
+}
+
+#[test]
+fn a_drain_says_what_it_leaves_behind_a_pause() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 410);
+    database.enqueue_many(3);
+    let drain = |arguments: &[&str]| {
+        let mut command = database.binary(arguments);
+        command.env("OUTBOX_URL", receiver.url());
+        finish(command).code(0)
+    };
+    drain(&["drain", "--quiet"]);
+    let left = drain(&["drain", "--json"]).json();
+    assert_eq!(left["processed"], 0);
+    assert_eq!(left["pauses"][0]["reason"], "GONE");
+    let due = left["left_due"].as_u64().expect("a number");
+    assert!((2..=3).contains(&due), "{due}");
+    let text = drain(&["drain", "--quiet"]).stdout;
+    for part in [
+        "due messages are left",
+        "destination default is paused: GONE",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]

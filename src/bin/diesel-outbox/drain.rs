@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use diesel_outbox::admin;
-use diesel_outbox::{Relay, RelayHandle, Stats};
+use diesel_outbox::admin::{self, Pause};
+use diesel_outbox::{DatabaseError, OutboxName, Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
+use secrecy::SecretString;
 use serde_json::json;
 
 use crate::settings::SettingFlags;
-use crate::{logging, output, signals};
+use crate::{logging, output, pauses, signals};
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
@@ -44,6 +45,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     };
     let bar = progress_bar(options, due);
     let shutdown_timeout = config.shutdown_timeout;
+    let (database_url, table) = (config.database_url()?.clone(), config.table.clone());
     let mut builder = Relay::from_config(config);
     if let Some(most) = options.max_messages {
         builder = builder.limit(most);
@@ -68,7 +70,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let stats = relay.stats();
     show(&bar, due, stats);
     bar.finish_and_clear();
-    report(options, stats, elapsed)?;
+    let left = Left::read(&database_url, &table).unwrap_or_else(|error| {
+        // What was done is told all the same.
+        log::warn!(event = "left_unknown", error:% = error; "what is left cannot be read");
+        Left::default()
+    });
+    report(options, stats, elapsed, &left)?;
     if interrupted {
         bail!("interrupted by a signal before everything due was processed");
     }
@@ -107,7 +114,25 @@ fn show(bar: &ProgressBar, due: u64, stats: Stats) {
     bar.set_position(done);
 }
 
-fn report(options: &Options, stats: Stats, elapsed: Duration) -> Result<()> {
+/// What a drain leaves behind.
+#[derive(Default)]
+struct Left {
+    /// Due messages: those behind a pause, or beyond `--max-messages`.
+    due: u64,
+    pauses: Vec<Pause>,
+}
+
+impl Left {
+    fn read(database_url: &SecretString, table: &OutboxName) -> Result<Self, DatabaseError> {
+        let mut conn = admin::connect(database_url, "drain", Duration::from_secs(60))?;
+        Ok(Self {
+            due: admin::count_due(&mut conn, table)?,
+            pauses: admin::pauses(&mut conn, table)?,
+        })
+    }
+}
+
+fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Result<()> {
     let seconds = elapsed.as_secs_f64();
     let processed = stats.processed() + stats.retried;
     let failed = stats.dead + stats.retried;
@@ -126,6 +151,8 @@ fn report(options: &Options, stats: Stats, elapsed: Duration) -> Result<()> {
             "dead": stats.dead,
             "seconds": seconds,
             "messages_per_second": rate,
+            "left_due": left.due,
+            "pauses": left.pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
         }));
     }
     output::line(format!(
@@ -133,5 +160,13 @@ fn report(options: &Options, stats: Stats, elapsed: Duration) -> Result<()> {
         stats.retried,
         stats.dead,
         output::grouped(rate),
-    ))
+    ))?;
+    if left.due == 0 {
+        return Ok(());
+    }
+    output::line(format!("{} due messages are left", left.due))?;
+    for pause in &left.pauses {
+        output::line(pauses::sentence(pause))?;
+    }
+    Ok(())
 }
