@@ -12,6 +12,7 @@ use crate::store::{claim, connection, dead, inspect, migrate as migrations, paus
 pub use crate::store::dead::{DeadFilter, DeadLetter};
 pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
 pub use crate::store::migrate::Direction;
+pub use crate::store::pause::Pausable;
 
 /// Dead letters moved by one statement.
 const BATCH: usize = 1000;
@@ -202,25 +203,6 @@ pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopi
         .collect())
 }
 
-/// What can be paused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pausable {
-    /// A destination, by its name; `default` is the one of `OUTBOX_URL`.
-    Destination,
-    /// A topic, as it is written in messages.
-    Topic,
-}
-
-impl Pausable {
-    /// The name in the table and in output.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Destination => "destination",
-            Self::Topic => "topic",
-        }
-    }
-}
-
 /// A destination or a topic whose messages wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -267,15 +249,7 @@ pub fn pause(
     reason: &str,
     duration: Option<Duration>,
 ) -> Result<(), DatabaseError> {
-    Ok(pause::pause(
-        conn,
-        name,
-        kind.as_str(),
-        which,
-        reason,
-        duration,
-        0,
-    )?)
+    Ok(pause::pause(conn, name, kind, which, reason, duration, 0)?)
 }
 
 /// Ends a pause, whatever its reason. `false`: there was none.
@@ -288,7 +262,7 @@ pub fn resume(
     kind: Pausable,
     which: &str,
 ) -> Result<bool, DatabaseError> {
-    Ok(pause::resume(conn, name, kind.as_str(), which)?)
+    Ok(pause::resume(conn, name, kind, which)?)
 }
 
 /// The server's version, as it says it.

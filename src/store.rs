@@ -26,6 +26,13 @@ pub(crate) struct SequenceRow {
     pub(crate) sequence: i64,
 }
 
+/// The digest of a row's content: plain inserts give none. As `message::digest` makes it.
+pub(crate) fn digest_of(row: &str) -> String {
+    format!(
+        "coalesce({row}.digest, sha256(convert_to({row}.topic || E'\\n' || {row}.payload::text, 'UTF8')))"
+    )
+}
+
 /// Milliseconds for a `bigint` parameter. Settings are far below its range.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)

@@ -1,5 +1,6 @@
 //! Whether settings agree with each other.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
@@ -107,21 +108,26 @@ impl Config {
     }
 
     fn validate_routes(&self) -> Result<(), ConfigError> {
+        let names: HashSet<String> = self
+            .all_destinations()
+            .into_iter()
+            .map(|destination| destination.name)
+            .collect();
+        let mut topics = HashSet::new();
         for (index, route) in self.routes.iter().enumerate() {
             let key = format!("routes[{index}].to");
             if route.to.is_empty() {
                 return Err(bad(&key, "it names no destination"));
             }
             for (place, name) in route.to.iter().enumerate() {
-                let is_there = self.all_destinations().iter().any(|d| d.name == *name);
-                if !is_there {
+                if !names.contains(name) {
                     return Err(bad(&key, &format!("no destination is called {name:?}")));
                 }
                 if route.to[..place].contains(name) {
                     return Err(bad(&key, &format!("it names {name:?} twice")));
                 }
             }
-            if self.routes[..index].iter().any(|r| r.topic == route.topic) {
+            if !topics.insert(route.topic.as_str()) {
                 return Err(bad(
                     &format!("routes[{index}].topic"),
                     &format!("{:?} has a route already", route.topic),

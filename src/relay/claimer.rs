@@ -217,7 +217,8 @@ impl<'a> Claimer<'a> {
             return Ok(Next::WaitForWork);
         }
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
-        let asked = self.lanes.allot(|to| rooms.of(to));
+        let (asked, ways): (Vec<Lane>, Vec<To>) =
+            self.lanes.allot(|to| rooms.of(to)).into_iter().unzip();
         if asked.is_empty() {
             return Ok(self.nothing_to_ask());
         }
@@ -230,7 +231,7 @@ impl<'a> Claimer<'a> {
         if !claimed.is_empty() {
             let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
             add(&self.shared.stats.claim_micros, micros);
-            self.hand_over_all(claimed, &asked, lease);
+            self.hand_over_all(claimed, &asked, &ways, lease);
         }
         Ok(Next::Again)
     }
@@ -356,7 +357,13 @@ impl<'a> Claimer<'a> {
         Ok(())
     }
 
-    fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, asked: &[Lane], lease: LeaseId) {
+    fn hand_over_all(
+        &mut self,
+        mut claimed: Vec<Claimed>,
+        asked: &[Lane],
+        ways: &[To],
+        lease: LeaseId,
+    ) {
         let count = claimed.len();
         add(&self.shared.stats.claims, 1);
         add(&self.shared.stats.claimed, count);
@@ -369,17 +376,20 @@ impl<'a> Claimer<'a> {
         }
         let ways: HashMap<(&str, &str), To> = asked
             .iter()
-            .filter_map(|lane| {
+            .zip(ways)
+            .map(|(lane, to)| {
                 let key = (lane.topic.topic.as_str(), lane.topic.destination.as_str());
-                Some((key, self.lanes.way(key.0, key.1)?))
+                (key, *to)
             })
             .collect();
+        // A claim brings what its lanes have; anything else would be told that nothing serves it.
+        let nowhere = To::Bulkhead(self.shared.bulkheads.len() - 1);
         claimed.sort_unstable_by_key(|c| c.message.sequence);
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut seen_to_split = (0, 0);
         for one in claimed {
             let key = (one.message.topic.as_str(), one.message.destination.as_str());
-            let to = ways.get(&key).copied().unwrap_or(To::Split);
+            let to = ways.get(&key).copied().unwrap_or(nowhere);
             let (count, bytes) = match to {
                 To::Bulkhead(number) => &mut seen[number],
                 To::Split => &mut seen_to_split,

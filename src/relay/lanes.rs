@@ -76,10 +76,11 @@ impl Lanes {
         }
     }
 
-    /// Shares room out, as much as `room_of` says: for a bulkhead, or for messages to be split.
+    /// Shares room out, as much as `room_of` says: for a bulkhead, or for messages to be split. Tells
+    /// of each lane where it leads.
     /// Nothing where no lane is left to be asked. The lanes of a bulkhead may together ask for a
     /// quarter more than its room, and for one message each.
-    pub(crate) fn allot(&mut self, room_of: impl Fn(To) -> usize) -> Vec<Lane> {
+    pub(crate) fn allot(&mut self, room_of: impl Fn(To) -> usize) -> Vec<(Lane, To)> {
         let count = self.lanes.len();
         if count == 0 {
             return Vec::new();
@@ -114,9 +115,12 @@ impl Lanes {
         for lane in &busy {
             shares.entry(lane.to).or_default().1 += 1;
         }
-        let lane = |lane: &Known, room: usize| Lane {
-            topic: lane.topic.clone(),
-            room: room.max(1),
+        let lane = |known: &Known, room: usize| {
+            let lane = Lane {
+                topic: known.topic.clone(),
+                room: room.max(1),
+            };
+            (lane, known.to)
         };
         let quiet = quiet.into_iter().map(|known| {
             let (quiet, _) = shares[&known.to];
@@ -152,14 +156,6 @@ impl Lanes {
                 lane.is_quiet = !is_full;
             }
         }
-    }
-
-    /// Where the messages of a topic go.
-    pub(crate) fn way(&self, topic: &str, destination: &str) -> Option<To> {
-        self.lanes
-            .iter()
-            .find(|lane| lane.topic.topic == topic && lane.topic.destination == destination)
-            .map(|lane| lane.to)
     }
 
     /// Whether some lane is left to be asked whose messages are not kept back: `is_open` says so
@@ -200,11 +196,12 @@ mod tests {
         lanes
     }
 
-    fn lane(name: &str, room: usize) -> Lane {
-        Lane {
+    fn lane(name: &str, room: usize) -> (Lane, To) {
+        let lane = Lane {
             topic: topic(name),
             room,
-        }
+        };
+        (lane, To::Bulkhead(0))
     }
 
     #[test]
@@ -216,7 +213,7 @@ mod tests {
     fn busy_topics_share_the_room_and_quiet_ones_come_first() {
         let allotted = lanes(&["a", "b", "c"], &["b"]).allot(|_| 400);
         assert_eq!(allotted[0], lane("b", 100));
-        assert!(allotted[1..].iter().all(|lane| lane.room == 200));
+        assert!(allotted[1..].iter().all(|(lane, _)| lane.room == 200));
     }
 
     #[test]
@@ -226,7 +223,7 @@ mod tests {
         let mut lanes = lanes(&names, &[]);
         let mut seen = HashSet::new();
         loop {
-            let asked = lanes.allot(|_| 10);
+            let (asked, _): (Vec<Lane>, Vec<To>) = lanes.allot(|_| 10).into_iter().unzip();
             if asked.is_empty() {
                 break;
             }
@@ -255,10 +252,12 @@ mod tests {
             ..KeptBack::default()
         });
         let asked = lanes.allot(|to| if to == To::Bulkhead(0) { 0 } else { 10 });
-        let asked: Vec<&str> = asked.iter().map(|lane| lane.topic.topic.as_str()).collect();
-        assert_eq!(asked.len(), 2, "{asked:?}");
-        assert!(asked.contains(&"both") && asked.contains(&"neither"));
+        let mut asked: Vec<(&str, To)> = asked
+            .iter()
+            .map(|(lane, to)| (lane.topic.topic.as_str(), *to))
+            .collect();
+        asked.sort_by_key(|(topic, _)| *topic);
+        assert_eq!(asked, [("both", To::Split), ("neither", To::Bulkhead(2))]);
         assert!(lanes.is_anything_left(|_| true));
-        assert_eq!(lanes.way("both", ""), Some(To::Split));
     }
 }

@@ -9,10 +9,8 @@ use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
 use crate::store::claim::Topic;
-use crate::store::pause::{self, BREAKER_OPEN, Paused};
+use crate::store::pause::{self, BREAKER_OPEN, Pausable, Paused};
 
-const DESTINATION: &str = "destination";
-const TOPIC: &str = "topic";
 /// Beyond the time of a send, a probe has this long to be claimed and answered.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
@@ -45,14 +43,22 @@ fn tell(
     session.run(|conn| match news {
         News::Paused(code, until) => {
             let (reason, duration) = (code.as_str(), until.map(left));
-            pause::pause(conn, outbox, DESTINATION, name, reason, duration, 0)
+            pause::pause(
+                conn,
+                outbox,
+                Pausable::Destination,
+                name,
+                reason,
+                duration,
+                0,
+            )
         }
         News::Opened(until, openings) => {
             let duration = Some(left(until));
             pause::pause(
                 conn,
                 outbox,
-                DESTINATION,
+                Pausable::Destination,
                 name,
                 BREAKER_OPEN,
                 duration,
@@ -79,20 +85,23 @@ fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<
 }
 
 /// Tells what the last senders have seen, when the claimer is gone already, and gives back the
-/// right to probe where it was not used.
+/// right to probe where it was not used. A database that is away is asked once: other relays find
+/// out themselves.
 pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
-    for bulkhead in &shared.bulkheads {
-        if bulkhead.gate.has_unused_probe() {
-            let (outbox, name) = (&shared.config.table, &*bulkhead.name);
-            if let Err(error) = session.run(|conn| pause::give_back_probe(conn, outbox, name)) {
-                log::warn!(event = "probe_kept", destination:% = bulkhead.name, error:% = error; "other relays may probe only when this one's time is over");
+    let mut tell_all = || {
+        for bulkhead in &shared.bulkheads {
+            if bulkhead.gate.has_unused_probe() {
+                let (outbox, name) = (&shared.config.table, &*bulkhead.name);
+                session.run(|conn| pause::give_back_probe(conn, outbox, name))?;
+            }
+            if let Some(news) = bulkhead.gate.take_news() {
+                tell(shared, session, bulkhead, news)?;
             }
         }
-        if let Some(news) = bulkhead.gate.take_news()
-            && let Err(error) = tell(shared, session, bulkhead, news)
-        {
-            log::warn!(event = "pause_lost", destination:% = bulkhead.name, error:% = error; "other relays are not told of a pause and will find out themselves");
-        }
+        Ok::<(), DatabaseError>(())
+    };
+    if let Err(error) = tell_all() {
+        log::warn!(event = "pause_lost", error:% = error; "other relays are not told of pauses and will find out themselves");
     }
 }
 
@@ -114,8 +123,8 @@ impl KeptBack {
 /// Teaches the gates what the table says. Returns what has none.
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let now = Instant::now();
-    let of_kind = |kind: &'static str| rows.iter().filter(move |row| row.kind == kind);
-    let destinations: HashMap<&str, &Paused> = of_kind(DESTINATION)
+    let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
+    let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)
         .map(|row| (row.name.as_str(), row))
         .collect();
     for bulkhead in &shared.bulkheads {
@@ -126,11 +135,11 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let is_on = |row: &&Paused| row.left.is_none_or(|left| !left.is_zero());
     let has_gate = |row: &&Paused| shared.bulkheads.iter().any(|b| *b.name == *row.name);
     KeptBack {
-        topics: of_kind(TOPIC)
+        topics: of_kind(Pausable::Topic)
             .filter(is_on)
             .map(|row| row.name.clone())
             .collect(),
-        destinations: of_kind(DESTINATION)
+        destinations: of_kind(Pausable::Destination)
             .filter(is_on)
             .filter(|row| !has_gate(row))
             .map(|row| row.name.clone())

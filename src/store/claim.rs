@@ -10,6 +10,7 @@ use diesel::sql_types::{
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 use uuid::Uuid;
 
+use super::digest_of;
 use super::lease::LeaseId;
 use crate::message::{Message, Sequence};
 use crate::name::OutboxName;
@@ -189,9 +190,8 @@ pub(crate) fn claim(
                CASE WHEN isfinite(o.expires_at)
                     THEN extract(epoch FROM o.expires_at - clock_timestamp())::float8
                     WHEN o.expires_at = '-infinity' THEN -1::float8 END AS expires_in,
-               CASE WHEN o.idempotency_key <> o.message_id::text THEN (SELECT CASE WHEN l.digest = coalesce(o.digest,
-                            sha256(convert_to(o.topic || E'\\n' || o.payload::text, 'UTF8')))
-                       THEN 1 ELSE 2 END
+               CASE WHEN o.idempotency_key <> o.message_id::text THEN (
+                SELECT CASE WHEN l.digest = {digest} THEN 1 ELSE 2 END
                   FROM {ledger} l
                  WHERE l.idempotency_key = o.idempotency_key AND l.destination = o.destination
                    AND l.status = 'delivered') END AS known
@@ -199,6 +199,7 @@ pub(crate) fn claim(
         outbox = name.outbox(),
         lease = name.lease(),
         ledger = name.ledger(),
+        digest = digest_of("o"),
         first_time = "(o.locked_by IS NOT NULL AND o.attempts + 1 < $6
                        AND o.last_error_code IS DISTINCT FROM 'ABANDONED')",
     ))

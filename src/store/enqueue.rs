@@ -9,6 +9,7 @@ use diesel::sql_types::{Array, BigInt, Binary, Bool, Nullable, Text, Uuid as Sql
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 use uuid::Uuid;
 
+use super::digest_of;
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
 
@@ -110,9 +111,9 @@ fn insert_statement(
         SELECT sequence, idempotency_key, destination, digest, true AS is_new FROM inserted
         UNION ALL
         SELECT o.sequence, o.idempotency_key, o.destination,
-               coalesce(o.digest, sha256(convert_to(o.topic || E'\\n' || o.payload::text, 'UTF8'))),
-               false
-          FROM given JOIN {outbox} o USING (idempotency_key, destination)"
+               {stored_digest}, false
+          FROM given JOIN {outbox} o USING (idempotency_key, destination)",
+        stored_digest = digest_of("o"),
     ))
     .into_boxed()
     .bind::<Array<SqlUuid>, _>(ids)

@@ -12,6 +12,25 @@ use crate::name::OutboxName;
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 
+/// What can be paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pausable {
+    /// A destination, by its name; `default` is the one of `OUTBOX_URL`.
+    Destination,
+    /// A topic, as it is written in messages.
+    Topic,
+}
+
+impl Pausable {
+    /// The name in the table and in output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Destination => "destination",
+            Self::Topic => "topic",
+        }
+    }
+}
+
 /// A row of `outbox_pause`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Paused {
@@ -69,7 +88,7 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
 pub(crate) fn pause(
     conn: &mut PgConnection,
     name: &OutboxName,
-    kind: &str,
+    kind: Pausable,
     which: &str,
     reason: &str,
     duration: Option<Duration>,
@@ -86,7 +105,7 @@ pub(crate) fn pause(
                  OR excluded.paused_until > p.paused_until)",
         pause = name.pause()
     ))
-    .bind::<Text, _>(kind)
+    .bind::<Text, _>(kind.as_str())
     .bind::<Text, _>(which)
     .bind::<Text, _>(reason)
     .bind::<Integer, _>(i32::try_from(openings).unwrap_or(i32::MAX))
@@ -150,14 +169,14 @@ pub(crate) fn close_breaker(
 pub(crate) fn resume(
     conn: &mut PgConnection,
     name: &OutboxName,
-    kind: &str,
+    kind: Pausable,
     which: &str,
 ) -> QueryResult<bool> {
     sql_query(format!(
         "DELETE FROM {} WHERE kind = $1 AND name = $2",
         name.pause()
     ))
-    .bind::<Text, _>(kind)
+    .bind::<Text, _>(kind.as_str())
     .bind::<Text, _>(which)
     .execute(conn)
     .map(|count| count > 0)

@@ -11,7 +11,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Timestampt
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::lease::LeaseId;
-use super::{SequenceRow, millis};
+use super::{SequenceRow, digest_of, millis};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 
@@ -76,7 +76,7 @@ pub(crate) fn delivered(
         SELECT sequence FROM gone",
         outbox = name.outbox(),
         ledger = name.ledger(),
-        digest = DIGEST,
+        digest = digest_of("g"),
         overwrite = OVERWRITE,
     ))
     .bind::<Array<BigInt>, _>(sequences)
@@ -195,7 +195,7 @@ pub(crate) fn dead(
         outbox = name.outbox(),
         dead = name.dead(),
         ledger = name.ledger(),
-        digest = DIGEST,
+        digest = digest_of("g"),
         overwrite = OVERWRITE,
     ))
     .bind::<Array<BigInt>, _>(sequences(messages))
@@ -273,10 +273,6 @@ pub(crate) fn settled(
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }
-
-/// Of the row `g`: plain inserts give no digest.
-const DIGEST: &str =
-    "coalesce(g.digest, sha256(convert_to(g.topic || E'\\n' || g.payload::text, 'UTF8')))";
 
 const OVERWRITE: &str = "sequence = excluded.sequence, message_id = excluded.message_id,
     topic = excluded.topic, ordering_key = excluded.ordering_key, tenant_id = excluded.tenant_id,

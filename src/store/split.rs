@@ -4,8 +4,8 @@ use diesel::result::{Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
-use super::SequenceRow;
 use super::lease::LeaseId;
+use super::{SequenceRow, digest_of};
 use crate::name::OutboxName;
 
 /// A message, and the destinations that it goes to.
@@ -70,8 +70,8 @@ fn try_to_split(
                           AND o.destination = t.destination
           WHERE {other} <> {own}",
         outbox = name.outbox(),
-        other = content_of("o"),
-        own = content_of("g"),
+        other = digest_of("o"),
+        own = digest_of("g"),
     ))
     .bind::<Array<BigInt>, _>(&parts.sequences)
     .bind::<Array<Text>, _>(&parts.destinations)
@@ -108,8 +108,8 @@ fn try_to_split(
                               AND o.destination = p.part_destination AND {other} = {own}
          GROUP BY p.sequence",
         outbox = name.outbox(),
-        other = content_of("o"),
-        own = content_of("p"),
+        other = digest_of("o"),
+        own = digest_of("p"),
     ))
     .bind::<Array<BigInt>, _>(&parts.sequences)
     .bind::<Array<Text>, _>(&parts.destinations)
@@ -136,11 +136,4 @@ struct SplitRow {
     /// How many of them are there.
     #[diesel(sql_type = BigInt)]
     placed: i64,
-}
-
-/// The digest of a row: plain inserts give none.
-fn content_of(row: &str) -> String {
-    format!(
-        "coalesce({row}.digest, sha256(convert_to({row}.topic || E'\\n' || {row}.payload::text, 'UTF8')))"
-    )
 }
