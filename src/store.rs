@@ -16,6 +16,8 @@ pub(crate) mod migrate;
 pub(crate) mod pause;
 pub(crate) mod settle;
 pub(crate) mod split;
+#[allow(dead_code, reason = "for the statements that become prepared ones")]
+pub(crate) mod statement;
 
 use diesel::sql_types::BigInt;
 

@@ -1,0 +1,109 @@
+//! A statement whose text does not change from call to call, prepared once for each connection.
+
+use diesel::pg::Pg;
+use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
+use diesel::result::QueryResult;
+use diesel::serialize::ToSql;
+use diesel::sql_types::{HasSqlType, Untyped};
+use diesel::{PgConnection, RunQueryDsl};
+
+/// SQL with its values, used like `sql_query`: `.bind`, then `.load` or `.execute`.
+///
+/// The difference: `sql_query` is parsed and planned by the server at every call. This is prepared
+/// by its first call on a connection (one more round trip then) and kept by Diesel under its text, so
+/// later calls only bind and execute.
+///
+/// The text must be one of few: it may name an outbox, but never hold a value, as every text is kept
+/// for as long as its connection. Its plan must be good whatever the values and whatever the size of
+/// the tables was when it was made: after five calls PostgreSQL may keep one plan for all values.
+pub(crate) struct Statement<'a> {
+    sql: String,
+    binds: Vec<Box<dyn QueryFragment<Pg> + Send + 'a>>,
+}
+
+/// The statement of this text; `$1`, `$2`, … stand for what is bound, in any order, any number of
+/// times.
+pub(crate) fn statement<'a>(sql: impl Into<String>) -> Statement<'a> {
+    Statement {
+        sql: sql.into(),
+        binds: Vec::new(),
+    }
+}
+
+impl<'a> Statement<'a> {
+    /// Binds the next value, of the SQL type `T`.
+    pub(crate) fn bind<T, V>(mut self, value: V) -> Self
+    where
+        Pg: HasSqlType<T>,
+        T: Send + 'a,
+        V: ToSql<T, Pg> + Send + 'a,
+    {
+        self.binds.push(Box::new(Bind {
+            value,
+            sql_type: std::marker::PhantomData,
+        }));
+        self
+    }
+}
+
+impl QueryFragment<Pg> for Statement<'_> {
+    /// Diesel writes `$n` where a value is bound. The text has placeholders of its own, so Diesel's
+    /// stand in a comment behind it.
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.push_sql(&self.sql);
+        out.push_sql("\n--");
+        for bind in &self.binds {
+            out.push_sql(" ");
+            bind.walk_ast(out.reborrow())?;
+        }
+        Ok(())
+    }
+}
+
+/// Without an id of its type: Diesel then finds the prepared statement by its text.
+impl QueryId for Statement<'_> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl Query for Statement<'_> {
+    type SqlType = Untyped;
+}
+
+impl RunQueryDsl<PgConnection> for Statement<'_> {}
+
+struct Bind<T, V> {
+    value: V,
+    sql_type: std::marker::PhantomData<T>,
+}
+
+impl<T, V> QueryFragment<Pg> for Bind<T, V>
+where
+    Pg: HasSqlType<T>,
+    V: ToSql<T, Pg>,
+{
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.push_bind_param::<T, V>(&self.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::debug_query;
+    use diesel::sql_types::{Array, BigInt, Nullable, Text};
+
+    use super::*;
+
+    #[test]
+    fn a_statement_has_its_own_placeholders_and_is_kept_by_its_text() {
+        let statement = statement("SELECT $2, $1, $1")
+            .bind::<Array<Nullable<BigInt>>, _>(vec![Some(7), None])
+            .bind::<Text, _>("a");
+        assert_eq!(
+            debug_query::<Pg, _>(&statement).to_string(),
+            "SELECT $2, $1, $1\n-- $1 $2 -- binds: [[Some(7), None], \"a\"]"
+        );
+        assert!(!Statement::HAS_STATIC_QUERY_ID);
+    }
+}
