@@ -7,6 +7,7 @@
 mod support;
 
 mod acceptance;
+mod bench;
 mod bulkheads;
 mod commands;
 mod edges;

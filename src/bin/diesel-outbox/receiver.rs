@@ -14,6 +14,9 @@ pub(crate) struct Options {
     /// The port; 0: any free one
     #[arg(long, default_value_t = 0)]
     port: u16,
+    /// The status of every answer
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(200..=599))]
+    status: u16,
 }
 
 /// Headers of a request that is read.
@@ -124,9 +127,10 @@ fn read(reader: &mut BufReader<TcpStream>, head: &mut Vec<u8>) -> Result<Option<
     Ok(Some(Received { headers, body }))
 }
 
-/// Answers everything with 200, and says on standard output where.
+/// Answers everything with one status, and says on standard output where.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let address = start(options.port, |_| 200)?;
+    let status = options.status;
+    let address = start(options.port, move |_| status)?;
     output::line(format!("http://{address}/"))?;
     // Whoever started this closes its standard input to end it.
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;

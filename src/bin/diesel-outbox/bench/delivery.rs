@@ -1,0 +1,147 @@
+//! Delivers what waits, with a relay in this process, and says what it took.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use diesel_outbox::{Relay, RelayBuilder, Stats};
+use hdrhistogram::Histogram;
+
+use super::ground::Ground;
+use super::measures::cpu_seconds;
+
+/// Between two looks at what the relay has done. A claim takes about as long.
+const TICK: Duration = Duration::from_millis(5);
+/// A relay that has delivered nothing for so long will not.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest claim that is told apart.
+const MOST_MICROS: u64 = 3_600_000_000;
+
+/// What a delivery took.
+pub(super) struct Delivery {
+    pub(super) messages: u64,
+    pub(super) seconds: f64,
+    /// Seconds of this process.
+    pub(super) cpu: f64,
+    pub(super) stats: Stats,
+    claims: Claims,
+}
+
+impl Delivery {
+    /// Messages per second.
+    pub(super) fn rate(&self) -> f64 {
+        self.messages as f64 / self.seconds
+    }
+
+    pub(super) fn cpu_us_per_message(&self) -> f64 {
+        self.cpu * 1e6 / self.messages as f64
+    }
+
+    /// A claim's mean time.
+    pub(super) fn claim_ms(&self) -> f64 {
+        self.stats.claim_micros as f64 / 1000.0 / self.stats.claims.max(1) as f64
+    }
+
+    /// What 99 of 100 claims took at most.
+    pub(super) fn claim_p99_ms(&self) -> f64 {
+        self.claims.micros.value_at_quantile(0.99) as f64 / 1000.0
+    }
+}
+
+/// Delivers so many messages with the ground's settings.
+pub(super) fn deliver(ground: &Ground, messages: u64) -> Result<Delivery> {
+    deliver_with(ground, Relay::from_config(ground.config.clone()), messages)
+}
+
+/// Delivers so many messages with this relay. Nobody wakes it: it finds its work by itself.
+pub(super) fn deliver_with(
+    ground: &Ground,
+    relay: RelayBuilder,
+    messages: u64,
+) -> Result<Delivery> {
+    let progress = ground.progress("delivering", messages);
+    let mut claims = Claims::new()?;
+    let mut patience = Patience::new();
+    let cpu_before = cpu_seconds()?;
+    let began = Instant::now();
+    let relay = relay.start()?;
+    loop {
+        let stats = relay.stats();
+        claims.look(stats);
+        progress.set_position(stats.delivered);
+        if stats.delivered >= messages {
+            break;
+        }
+        patience.look(stats.delivered, messages, &ground.config.summary())?;
+        ground.wait(TICK)?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let cpu = cpu_seconds()? - cpu_before;
+    progress.finish_and_clear();
+    relay.shutdown(ground.config.shutdown_timeout)?;
+    Ok(Delivery {
+        messages,
+        seconds,
+        cpu,
+        stats: relay.stats(),
+        claims,
+    })
+}
+
+/// The rate of several deliveries together.
+pub(super) fn rate_of(deliveries: &[Delivery]) -> f64 {
+    let messages: u64 = deliveries.iter().map(|one| one.messages).sum();
+    let seconds: f64 = deliveries.iter().map(|one| one.seconds).sum();
+    messages as f64 / seconds
+}
+
+/// Gives up when nothing is delivered any more.
+pub(super) struct Patience {
+    delivered: u64,
+    since: Instant,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self {
+            delivered: 0,
+            since: Instant::now(),
+        }
+    }
+
+    pub(super) fn look(&mut self, delivered: u64, messages: u64, settings: &str) -> Result<()> {
+        if delivered > self.delivered {
+            self.delivered = delivered;
+            self.since = Instant::now();
+        }
+        ensure!(
+            self.since.elapsed() < PATIENCE,
+            "{delivered} of {messages} messages were delivered, and for {} seconds none more: does the receiver answer with 2xx? ({settings})",
+            PATIENCE.as_secs(),
+        );
+        Ok(())
+    }
+}
+
+/// What single claims took: between two looks there are few of them.
+struct Claims {
+    before: Stats,
+    micros: Histogram<u64>,
+}
+
+impl Claims {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            before: Stats::default(),
+            micros: Histogram::new_with_bounds(1, MOST_MICROS, 3)?,
+        })
+    }
+
+    fn look(&mut self, stats: Stats) {
+        let claims = stats.claims - self.before.claims;
+        let micros = stats.claim_micros - self.before.claim_micros;
+        if let Some(mean) = micros.checked_div(claims) {
+            self.micros.saturating_record_n(mean, claims);
+        }
+        self.before = stats;
+    }
+}

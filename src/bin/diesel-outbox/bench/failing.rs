@@ -1,0 +1,96 @@
+//! What messages for a destination that always fails take from the others.
+
+use anyhow::Result;
+use comfy_table::Table;
+use diesel_outbox::{Destination, Route};
+use serde_json::{Value, json};
+
+use super::children::Receiver;
+use super::delivery::{Delivery, deliver, rate_of};
+use super::ground::{Fill, Ground, TOPIC};
+use super::report::{self, Unit};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// Messages for the destination that works
+    #[arg(long, default_value_t = 70_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    messages: u64,
+    /// The share of all messages that goes to the destination that fails, in percent
+    #[arg(long, default_value_t = 30, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=99))]
+    percent: u64,
+    /// How often both are measured, in turns
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+/// Goes to the destination that fails.
+const FAILING_TOPIC: &str = "bench.failing";
+const FAILING: &str = "failing";
+
+pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
+    let receiver = Receiver::start(500)?;
+    ground
+        .config
+        .destinations
+        .push(Destination::new(FAILING, &receiver.url)?);
+    ground
+        .config
+        .routes
+        .push(Route::new(FAILING_TOPIC, FAILING));
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..options.rounds {
+        alone.push(one(&Fill::plain(options.messages), options, ground)?);
+        beside.push(one(&mixed(options), options, ground)?);
+    }
+    let run = |what: &str, deliveries: &[Delivery]| {
+        json!({
+            "what": what,
+            "messages_per_second": rate_of(deliveries),
+            "ratio": rate_of(deliveries) / rate_of(&alone),
+            "failed_attempts": deliveries.iter().map(|one| one.stats.retried).sum::<u64>(),
+            "released": deliveries.iter().map(|one| one.stats.released).sum::<u64>(),
+        })
+    };
+    Ok(json!({
+        "messages": options.messages,
+        "failing_percent": options.percent,
+        "rounds": options.rounds,
+        "runs": [run("alone", &alone), run("beside_failing", &beside)],
+    }))
+}
+
+fn one(fill: &Fill, options: &Options, ground: &mut Ground) -> Result<Delivery> {
+    ground.fresh()?;
+    ground.fill(fill)?;
+    ground.quiet()?;
+    deliver(ground, options.messages)
+}
+
+/// As many messages that work, with those that fail evenly between them.
+fn mixed(options: &Options) -> Fill {
+    let working = 100 - options.percent;
+    let failing = options.messages * options.percent / working;
+    let all = options.messages + failing;
+    Fill {
+        messages: all,
+        // One more than before of the failing ones has come by n: n is one of them.
+        topic: format!(
+            "CASE WHEN (n + 1) * {failing} / {all} > n * {failing} / {all}
+                  THEN '{FAILING_TOPIC}' ELSE '{TOPIC}' END"
+        ),
+        ordering_key: "NULL".into(),
+    }
+}
+
+pub(super) fn table(report: &Value) -> Table {
+    report::runs(
+        report,
+        &[
+            ("the working destination", "what", Unit::Word),
+            ("delivered/s", "messages_per_second", Unit::Count),
+            ("of the rate alone", "ratio", Unit::Ratio),
+            ("failed attempts", "failed_attempts", Unit::Count),
+            ("given back unsent", "released", Unit::Count),
+        ],
+    )
+}

@@ -1,0 +1,185 @@
+//! Commits at a steady rate on an idle outbox: how long a message takes from its commit to the
+//! receiver's answer. Nobody calls `RelayHandle::wake`: the relay learns of a commit by itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use comfy_table::Table;
+use diesel::Connection;
+use diesel_outbox::{Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay};
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+use super::ground::{Ground, TOPIC, payload};
+use super::report::{self, Unit};
+use crate::output;
+
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub(super) struct Options {
+    /// Commits per second; 0: no paced commits
+    #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+    rate: u32,
+    /// Seconds of paced commits
+    #[arg(long, default_value_t = 5, value_name = "NUMBER")]
+    paced_seconds: u32,
+}
+
+/// By then the last message is answered.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Remembers when each message was committed and how long it took until it was answered.
+struct Timed {
+    http: HttpDispatcher,
+    times: Arc<Times>,
+}
+
+struct Times {
+    committed: Mutex<HashMap<uuid::Uuid, Instant>>,
+    latencies: Mutex<Histogram<u64>>,
+}
+
+impl Dispatcher for Timed {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        let outcome = self.http.dispatch(message);
+        let now = Instant::now();
+        let committed = self
+            .times
+            .committed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&message.message_id);
+        if let Some(committed) = committed {
+            let micros = u64::try_from((now - committed).as_micros()).unwrap_or(u64::MAX);
+            let mut latencies = self
+                .times
+                .latencies
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            latencies.saturating_record(micros);
+        }
+        outcome
+    }
+}
+
+impl Times {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            committed: Mutex::default(),
+            // A microsecond to an hour.
+            latencies: Mutex::new(Histogram::new_with_bounds(1, 3_600_000_000, 3)?),
+        })
+    }
+
+    fn commits(&self, id: uuid::Uuid) {
+        self.committed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, Instant::now());
+    }
+}
+
+impl Options {
+    pub(super) fn commits(&self) -> u32 {
+        self.rate.saturating_mul(self.paced_seconds)
+    }
+}
+
+pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
+    ensure!(
+        options.commits() > 0,
+        "--rate and --paced-seconds have to be at least 1"
+    );
+    ground.fresh()?;
+    let times = Arc::new(Times::new()?);
+    let dispatcher = Timed {
+        http: HttpDispatcher::new(&ground.config)?,
+        times: Arc::clone(&times),
+    };
+    let relay = Relay::from_config(ground.config.clone())
+        .dispatcher(dispatcher)
+        .start()?;
+    commit_at_a_pace(options, ground, &times)?;
+    ensure!(
+        relay.wait_until_idle(PATIENCE),
+        "the last messages were not answered within {} seconds",
+        PATIENCE.as_secs()
+    );
+    relay.shutdown(ground.config.shutdown_timeout)?;
+    let latencies = times
+        .latencies
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    ensure!(
+        latencies.len() == u64::from(options.commits()),
+        "{} messages were committed and {} answered",
+        options.commits(),
+        latencies.len()
+    );
+    let millis = |quantile: f64| latencies.value_at_quantile(quantile) as f64 / 1000.0;
+    Ok(json!({
+        "per_second": options.rate,
+        "messages": latencies.len(),
+        "p50_ms": millis(0.5),
+        "p90_ms": millis(0.9),
+        "p99_ms": millis(0.99),
+        "max_ms": latencies.max() as f64 / 1000.0,
+    }))
+}
+
+fn commit_at_a_pace(options: &Options, ground: &mut Ground, times: &Times) -> Result<()> {
+    let outbox = Outbox::new(&ground.config.table.to_string())?;
+    let payload = payload(ground.payload_bytes);
+    let progress = ground.progress("committing", u64::from(options.commits()));
+    let began = Instant::now();
+    for n in 0..options.commits() {
+        let due = began + Duration::from_secs(1) * n / options.rate;
+        ground.wait(due.saturating_duration_since(Instant::now()))?;
+        let message = NewMessage::new(TOPIC, &payload)?;
+        let id = message.message_id();
+        ground.conn.transaction::<_, anyhow::Error, _>(|conn| {
+            outbox.enqueue(conn, message)?;
+            // Just before the commit: a relay may be faster than our next line after it.
+            times.commits(id);
+            Ok(())
+        })?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(())
+}
+
+/// The line in the table of a bench without a scenario.
+pub(super) fn row(report: &Value) -> [String; 2] {
+    let shown = |key: &str| report::shown(&report[key], Unit::Millis);
+    [
+        format!(
+            "commit to answer at {}/s",
+            report::shown(&report["per_second"], Unit::Count)
+        ),
+        format!(
+            "p50 {}, p90 {}, p99 {}, max {}",
+            shown("p50_ms"),
+            shown("p90_ms"),
+            shown("p99_ms"),
+            shown("max_ms")
+        ),
+    ]
+}
+
+pub(super) fn table(report: &Value) -> Table {
+    let mut table = output::table(&["measure", "value"]);
+    for (name, key, unit) in [
+        ("commits/s", "per_second", Unit::Count),
+        ("messages", "messages", Unit::Count),
+        ("commit to answer: half of them", "p50_ms", Unit::Millis),
+        ("90 %", "p90_ms", Unit::Millis),
+        ("99 %", "p99_ms", Unit::Millis),
+        ("the slowest", "max_ms", Unit::Millis),
+    ] {
+        table.add_row([name.to_owned(), report::shown(&report[key], unit)]);
+    }
+    table
+}
