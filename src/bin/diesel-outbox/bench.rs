@@ -6,8 +6,14 @@ mod delivery;
 mod drain;
 mod failing;
 mod ground;
+mod held_snapshot;
 mod latency;
 mod measures;
+mod order_checker;
+mod ordered;
+mod producers;
+mod relay_process;
+mod relays;
 mod report;
 
 use anyhow::Result;
@@ -33,13 +39,22 @@ use crate::{logging, output, signals};
 )]
 pub(crate) struct Options {
     #[command(subcommand)]
-    scenario: Option<Scenario>,
+    work: Option<Work>,
     #[command(flatten)]
     drain: drain::Options,
     #[command(flatten)]
     latency: latency::Options,
     #[command(flatten)]
     common: Common,
+}
+
+impl Options {
+    fn scenario(&self) -> Option<&Scenario> {
+        match &self.work {
+            Some(Work::Scenario(scenario)) => Some(scenario),
+            _ => None,
+        }
+    }
 }
 
 /// What every scenario has. `--batch`, `--mode` and `--url` are settings.
@@ -58,6 +73,15 @@ struct Common {
 }
 
 #[derive(Debug, clap::Subcommand)]
+enum Work {
+    #[command(flatten)]
+    Scenario(Scenario),
+    /// A relay that tells what it does, for `relays` and `producers`
+    #[command(hide = true)]
+    RelayProcess,
+}
+
+#[derive(Debug, clap::Subcommand)]
 enum Scenario {
     /// How fast what waits is delivered, and what it costs (10 s)
     Drain(drain::Options),
@@ -65,8 +89,16 @@ enum Scenario {
     Latency(latency::Options),
     /// Whether it slows down with what waits behind
     Backlog(backlog::Options),
+    /// Whether it slows down while an open transaction holds vacuum up
+    HeldSnapshot(held_snapshot::Options),
+    /// What the order of keys costs, and whether it is kept; exit code 1 where it is not
+    Ordered(ordered::Options),
     /// What messages for a destination that always fails take from the others
     Failing(failing::Options),
+    /// What more relays, each a process, deliver from one outbox
+    Relays(relays::Options),
+    /// What the outbox costs the clients that write into it
+    Producers(producers::Options),
 }
 
 impl Scenario {
@@ -75,7 +107,11 @@ impl Scenario {
             Self::Drain(_) => "drain",
             Self::Latency(_) => "latency",
             Self::Backlog(_) => "backlog",
+            Self::HeldSnapshot(_) => "held-snapshot",
+            Self::Ordered(_) => "ordered",
             Self::Failing(_) => "failing",
+            Self::Relays(_) => "relays",
+            Self::Producers(_) => "producers",
         }
     }
 
@@ -84,7 +120,19 @@ impl Scenario {
             Self::Drain(options) => drain::measure(options, ground),
             Self::Latency(options) => latency::measure(options, ground),
             Self::Backlog(options) => backlog::measure(options, ground),
+            Self::HeldSnapshot(options) => held_snapshot::measure(options, ground),
+            Self::Ordered(options) => ordered::measure(options, ground),
             Self::Failing(options) => failing::measure(options, ground),
+            Self::Relays(options) => relays::measure(options, ground),
+            Self::Producers(options) => producers::measure(options, ground),
+        }
+    }
+
+    /// An error where the report shows that a promise was broken.
+    fn verdict(&self, report: &Value) -> Result<()> {
+        match self {
+            Self::Ordered(_) => ordered::verdict(report),
+            _ => Ok(()),
         }
     }
 
@@ -93,7 +141,11 @@ impl Scenario {
             Self::Drain(_) => drain::table(report),
             Self::Latency(_) => latency::table(report),
             Self::Backlog(_) => backlog::table(report),
+            Self::HeldSnapshot(_) => held_snapshot::table(report),
+            Self::Ordered(_) => ordered::table(report),
             Self::Failing(_) => failing::table(report),
+            Self::Relays(_) => relays::table(report),
+            Self::Producers(_) => producers::table(report),
         }
     }
 }
@@ -109,20 +161,25 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     // The messages of a scenario go where the scenario wants them.
     config.routes.clear();
     config.destinations.clear();
+    if let Some(Work::RelayProcess) = options.work {
+        return relay_process::run(config);
+    }
     if cfg!(debug_assertions) {
         eprintln!("diesel-outbox: this is not a release build: its numbers mean little");
     }
-    let report = on_ground(options, config)?;
+    let report = on_ground(options, config, settings)?;
     if options.common.json {
         output::json(&report)?;
     } else {
         show(options, &report)?;
     }
-    Ok(())
+    options
+        .scenario()
+        .map_or(Ok(()), |scenario| scenario.verdict(&report))
 }
 
 /// Measures in a schema that is there for as long as it takes.
-fn on_ground(options: &Options, mut config: Config) -> Result<Value> {
+fn on_ground(options: &Options, mut config: Config, flags: &SettingFlags) -> Result<Value> {
     let signals = signals::channel()?;
     let _receiver = match config.url {
         Some(_) => None,
@@ -132,14 +189,14 @@ fn on_ground(options: &Options, mut config: Config) -> Result<Value> {
             Some(receiver)
         }
     };
-    let mut ground = Ground::new(config, &options.common, signals)?;
+    let mut ground = Ground::new(config, &options.common, flags, signals)?;
     let result = measure(options, &mut ground);
     ground.remove()?;
     result
 }
 
 fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
-    let mut report = match &options.scenario {
+    let mut report = match options.scenario() {
         Some(scenario) => scenario.measure(ground)?,
         None => {
             let mut report = drain::measure(&options.drain, ground)?;
@@ -150,14 +207,14 @@ fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             report
         }
     };
-    let name = options.scenario.as_ref().map_or("all", Scenario::name);
+    let name = options.scenario().map_or("all", Scenario::name);
     report["scenario"] = json!(name);
     ground.describe(&mut report);
     Ok(report)
 }
 
 fn show(options: &Options, report: &Value) -> Result<()> {
-    let table = match &options.scenario {
+    let table = match options.scenario() {
         Some(scenario) => scenario.table(report),
         None => {
             let mut table = drain::table(report);

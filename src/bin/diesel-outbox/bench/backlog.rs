@@ -22,6 +22,7 @@ pub(super) struct Options {
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let mut runs = Vec::new();
     for waiting in &options.waiting {
+        ground.say(format_args!("{waiting} waiting"));
         ground.fresh()?;
         ground.fill(&Fill::plain(options.messages + waiting))?;
         ground.quiet()?;

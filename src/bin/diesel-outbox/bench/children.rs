@@ -1,45 +1,125 @@
-//! Processes that a bench starts, so that what they cost is not counted as the relay's.
+//! Processes that a bench starts: receivers, so that what they cost is not counted as the relay's,
+//! and relays beside each other.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+
+use super::ground::Ground;
+use super::relay_process::Done;
+
+/// A process that ends when its standard input is closed, and is killed when dropped.
+struct Process {
+    child: Child,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Result<(Self, BufReader<ChildStdout>)> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a process")?;
+        let out = child.stdout.take().context("the process has no output")?;
+        Ok((Self { child }, BufReader::new(out)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It ends by itself when its standard input is closed; this is faster.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
 
 /// A receiver in a process of its own.
 pub(super) struct Receiver {
-    process: Child,
+    _process: Process,
     pub(super) url: String,
 }
 
 impl Receiver {
     /// One that answers every request with this status.
     pub(super) fn start(status: u16) -> Result<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["receive", "--status", &status.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start a receiver")?;
-        let out = process
-            .stdout
-            .take()
-            .context("the receiver has no output")?;
-        let mut receiver = Self {
-            process,
-            url: String::new(),
-        };
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["receive", "--status", &status.to_string()]);
+        let (process, mut out) = Process::start(command)?;
         let mut url = String::new();
-        BufReader::new(out).read_line(&mut url)?;
+        out.read_line(&mut url)?;
         ensure!(!url.is_empty(), "the receiver did not say where it listens");
-        url.trim().clone_into(&mut receiver.url);
-        Ok(receiver)
+        Ok(Self {
+            _process: process,
+            url: url.trim().to_owned(),
+        })
     }
 }
 
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        // It ends by itself when its standard input is closed; this is faster.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+/// A relay in a process of its own, on the ground's outbox and with its settings.
+pub(super) struct RelayProcess {
+    process: Process,
+    done: Arc<Mutex<Done>>,
+    reader: JoinHandle<()>,
+}
+
+impl RelayProcess {
+    /// Starts the process; the relay in it waits for `begin`.
+    pub(super) fn start(ground: &Ground) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "relay-process"]);
+        for (variable, value) in &ground.settings {
+            command.env(variable, value);
+            // With both, a setting would be given twice.
+            command.env_remove(format!("{variable}_FILE"));
+        }
+        let (process, mut out) = Process::start(command)?;
+        let mut line = String::new();
+        out.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "a relay's process has ended at once");
+        let done = Arc::new(Mutex::new(Done::default()));
+        let latest = Arc::clone(&done);
+        let reader = std::thread::Builder::new()
+            .name("relay-output".to_owned())
+            .spawn(move || {
+                for line in out.lines().map_while(Result::ok) {
+                    if let Ok(said) = serde_json::from_str(&line) {
+                        *latest.lock().unwrap_or_else(PoisonError::into_inner) = said;
+                    }
+                }
+            })?;
+        Ok(Self {
+            process,
+            done,
+            reader,
+        })
+    }
+
+    pub(super) fn begin(&mut self) -> Result<()> {
+        let input = self.process.child.stdin.as_mut();
+        input
+            .context("a relay's process has no input")?
+            .write_all(b"begin\n")
+            .context("a relay's process has ended")
+    }
+
+    /// What it has done until a moment ago.
+    pub(super) fn done(&mut self) -> Result<Done> {
+        if let Some(status) = self.process.child.try_wait()? {
+            bail!("a relay's process has ended by itself: {status}");
+        }
+        Ok(*self.done.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Ends it, and says what it has done.
+    pub(super) fn finish(mut self) -> Result<Done> {
+        drop(self.process.child.stdin.take());
+        let status = self.process.child.wait()?;
+        ensure!(status.success(), "a relay's process has failed: {status}");
+        // Its output is read to the end.
+        ensure!(self.reader.join().is_ok(), "a relay's output was not read");
+        Ok(*self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

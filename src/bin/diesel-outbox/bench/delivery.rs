@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use diesel_outbox::{Relay, RelayBuilder, Stats};
+use diesel_outbox::{Config, Relay, RelayBuilder, Stats};
 use hdrhistogram::Histogram;
 
 use super::ground::Ground;
@@ -11,7 +11,8 @@ use super::measures::cpu_seconds;
 
 /// Between two looks at what the relay has done. A claim takes about as long.
 const TICK: Duration = Duration::from_millis(5);
-/// A relay that has delivered nothing for so long will not.
+/// A relay that has delivered nothing for so long will not: where sends fail, and where none do.
+const PATIENCE_WITH_FAILURES: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest claim that is told apart.
 const MOST_MICROS: u64 = 3_600_000_000;
@@ -71,7 +72,8 @@ pub(super) fn deliver_with(
         if stats.delivered >= messages {
             break;
         }
-        patience.look(stats.delivered, messages, &ground.config.summary())?;
+        let failed = stats.retried + stats.dead;
+        patience.look(stats.delivered, failed, messages, &ground.config)?;
         ground.wait(TICK)?;
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -108,15 +110,26 @@ impl Patience {
         }
     }
 
-    pub(super) fn look(&mut self, delivered: u64, messages: u64, settings: &str) -> Result<()> {
+    pub(super) fn look(
+        &mut self,
+        delivered: u64,
+        failed: u64,
+        messages: u64,
+        config: &Config,
+    ) -> Result<()> {
         if delivered > self.delivered {
             self.delivered = delivered;
             self.since = Instant::now();
         }
+        let limit = match failed {
+            0 => PATIENCE,
+            _ => PATIENCE_WITH_FAILURES,
+        };
         ensure!(
-            self.since.elapsed() < PATIENCE,
-            "{delivered} of {messages} messages were delivered, and for {} seconds none more: does the receiver answer with 2xx? ({settings})",
-            PATIENCE.as_secs(),
+            self.since.elapsed() < limit,
+            "{delivered} of {messages} messages were delivered, none in the last {} seconds, and {failed} sends failed: does the receiver answer with 2xx? ({})",
+            limit.as_secs(),
+            config.summary(),
         );
         Ok(())
     }

@@ -38,7 +38,8 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         .routes
         .push(Route::new(FAILING_TOPIC, FAILING));
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
-    for _ in 0..options.rounds {
+    for round in 1..=options.rounds {
+        ground.say(format_args!("round {round}"));
         alone.push(one(&Fill::plain(options.messages), options, ground)?);
         beside.push(one(&mixed(options), options, ground)?);
     }

@@ -1,5 +1,6 @@
 //! Where a scenario works: a schema with one outbox, filled as the scenario wants it.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -7,11 +8,13 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel_outbox::config::SETTINGS;
 use diesel_outbox::{Config, admin};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::Common;
+use crate::settings::SettingFlags;
 
 /// The topic of messages that go to the default destination.
 pub(super) const TOPIC: &str = "bench.message";
@@ -25,6 +28,8 @@ pub(super) struct Ground {
     pub(super) config: Config,
     pub(super) conn: PgConnection,
     pub(super) schema: String,
+    /// The settings as variables, for a process that is to have the same.
+    pub(super) settings: Vec<(&'static str, String)>,
     pub(super) payload_bytes: u32,
     is_quiet: bool,
     signals: Receiver<i32>,
@@ -60,10 +65,12 @@ impl Ground {
     pub(super) fn new(
         mut config: Config,
         options: &Common,
+        flags: &SettingFlags,
         signals: Receiver<i32>,
     ) -> Result<Self> {
         let schema = format!("diesel_outbox_bench_{}", std::process::id());
         config.table = format!("{schema}.outbox").parse()?;
+        let settings = settings(&config, flags);
         let mut conn = connect(&config)?;
         conn.batch_execute(&format!("CREATE SCHEMA {schema}"))
             .context("cannot make a schema for the benchmark")?;
@@ -71,6 +78,7 @@ impl Ground {
             config,
             conn,
             schema,
+            settings,
             payload_bytes: options.payload_bytes,
             is_quiet: options.json,
             signals,
@@ -139,6 +147,11 @@ impl Ground {
         Ok(())
     }
 
+    /// A connection beside the ground's own.
+    pub(super) fn connect(&self) -> Result<PgConnection> {
+        connect(&self.config)
+    }
+
     /// Waits, unless a signal has come or comes: that is an error.
     pub(super) fn wait(&self, time: Duration) -> Result<()> {
         match self.signals.recv_timeout(time) {
@@ -159,6 +172,13 @@ impl Ground {
             .with_message(doing)
     }
 
+    /// Says on standard error what is measured now, where that is a terminal.
+    pub(super) fn say(&self, what: impl std::fmt::Display) {
+        if !self.is_quiet && std::io::stderr().is_terminal() {
+            eprintln!("{what}");
+        }
+    }
+
     /// Adds what all numbers depend on.
     pub(super) fn describe(&self, report: &mut Value) {
         report["payload_bytes"] = json!(self.payload_bytes);
@@ -174,6 +194,21 @@ fn connect(config: &Config) -> Result<PgConnection> {
         "bench",
         STATEMENT_TIMEOUT,
     )?)
+}
+
+/// What was given as flags, and what the bench itself has set. The rest is in the environment.
+fn settings(config: &Config, flags: &SettingFlags) -> Vec<(&'static str, String)> {
+    let given = SETTINGS.iter().filter_map(|setting| {
+        let value = flags.get(setting.variable)?;
+        Some((setting.variable, value.to_owned()))
+    });
+    let url = config.url.as_ref().map(|url| url.to_string());
+    let own = [
+        Some(("OUTBOX_TABLE", config.table.to_string())),
+        Some(("OUTBOX_CONCURRENCY", config.concurrency.to_string())),
+        url.map(|url| ("OUTBOX_URL", url)),
+    ];
+    given.chain(own.into_iter().flatten()).collect()
 }
 
 /// A document of so many bytes.

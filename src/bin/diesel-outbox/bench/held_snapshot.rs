@@ -1,0 +1,128 @@
+//! Whether a relay slows down while a transaction keeps vacuum from removing what was settled.
+
+use anyhow::{Context, Result};
+use comfy_table::Table;
+use diesel::PgConnection;
+use diesel::connection::SimpleConnection;
+use serde_json::{Value, json};
+
+use super::delivery::{Delivery, deliver, rate_of};
+use super::ground::{Fill, Ground};
+use super::report::{self, Unit};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// Messages settled while the transaction is open
+    #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    settled: u64,
+    /// Messages delivered after them, which are measured
+    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    messages: u64,
+    /// How often each is measured, in turns
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+/// Whose transaction is open.
+#[derive(Debug, Clone, Copy)]
+enum Holder {
+    Nobody,
+    /// Has read something long ago, and will read on as of then.
+    OldReader,
+    /// Has written something and does not commit.
+    IdleWriter,
+}
+
+const HOLDERS: [Holder; 3] = [Holder::Nobody, Holder::OldReader, Holder::IdleWriter];
+
+impl Holder {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nobody => "nobody",
+            Self::OldReader => "old_reader",
+            Self::IdleWriter => "idle_writer",
+        }
+    }
+
+    /// Opens the transaction.
+    fn hold(self, ground: &Ground) -> Result<Option<PgConnection>> {
+        let begin = match self {
+            Self::Nobody => return Ok(None),
+            Self::OldReader => "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1",
+            Self::IdleWriter => "BEGIN; SELECT txid_current()",
+        };
+        let mut conn = ground.connect()?;
+        conn.batch_execute("SET idle_in_transaction_session_timeout = 0")?;
+        conn.batch_execute(begin)?;
+        Ok(Some(conn))
+    }
+}
+
+pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
+    let mut measured: Vec<(Holder, Vec<Delivery>)> =
+        HOLDERS.iter().map(|holder| (*holder, Vec::new())).collect();
+    for round in 1..=options.rounds {
+        for (holder, deliveries) in &mut measured {
+            ground.say(format_args!("round {round}: {}", holder.name()));
+            deliveries.push(one(*holder, options, ground)?);
+        }
+    }
+    let free = rate_of(&measured[0].1);
+    let run = |(holder, deliveries): &(Holder, Vec<Delivery>)| {
+        let mean = |f: fn(&Delivery) -> f64| {
+            deliveries.iter().map(f).sum::<f64>() / deliveries.len() as f64
+        };
+        json!({
+            "holder": holder.name(),
+            "messages_per_second": rate_of(deliveries),
+            "ratio_to_nobody": rate_of(deliveries) / free,
+            "claim_ms": mean(Delivery::claim_ms),
+            "claim_p99_ms": mean(Delivery::claim_p99_ms),
+            "own_cpu_us_per_message": mean(Delivery::cpu_us_per_message),
+        })
+    };
+    Ok(json!({
+        "settled": options.settled,
+        "messages": options.messages,
+        "rounds": options.rounds,
+        "runs": measured.iter().map(run).collect::<Vec<_>>(),
+    }))
+}
+
+fn one(holder: Holder, options: &Options, ground: &mut Ground) -> Result<Delivery> {
+    ground.fresh()?;
+    let held = holder.hold(ground)?;
+    ground.fill(&Fill::plain(options.settled))?;
+    ground.quiet()?;
+    deliver(ground, options.settled)?;
+    ground.fill(&Fill::plain(options.messages))?;
+    ground.quiet()?;
+    let delivery = deliver(ground, options.messages)?;
+    if let Some(mut conn) = held {
+        conn.batch_execute("COMMIT").with_context(|| {
+            format!(
+                "the transaction of {} was not held to the end",
+                holder.name()
+            )
+        })?;
+    }
+    Ok(delivery)
+}
+
+pub(super) fn table(report: &Value) -> Table {
+    report::runs(
+        report,
+        &[
+            ("an open transaction of", "holder", Unit::Word),
+            ("delivered/s", "messages_per_second", Unit::Count),
+            ("of the rate without", "ratio_to_nobody", Unit::Ratio),
+            ("a claim", "claim_ms", Unit::Millis),
+            ("99 % of claims", "claim_p99_ms", Unit::Millis),
+            (
+                "own CPU per message",
+                "own_cpu_us_per_message",
+                Unit::Micros,
+            ),
+        ],
+    )
+}

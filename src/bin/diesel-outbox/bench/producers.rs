@@ -1,0 +1,251 @@
+//! What the outbox costs those who write into it: commits per second of many clients, with and
+//! without the table's triggers, and with a relay that is absent, asleep or at work.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use comfy_table::Table;
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
+use diesel_outbox::admin::{self, Pausable};
+use diesel_outbox::{NewMessage, Outbox};
+use serde_json::{Value, json};
+
+use super::children::RelayProcess;
+use super::ground::{Fill, Ground, TOPIC, payload};
+use super::report::{self, Unit};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// Clients that commit one message after the other, each on a connection of its own
+    #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    clients: u32,
+    /// Seconds of a run
+    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// How often each is measured, in turns
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Messages that keep a relay at work [default: 40,000 for each second]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    backlog: Option<u64>,
+}
+
+/// A relay delivers fewer messages in a second where clients are busy beside it.
+const BACKLOG_PER_SECOND: u64 = 40_000;
+/// By then a relay with nothing to do has looked at everything and sleeps.
+const ASLEEP_AFTER: Duration = Duration::from_secs(2);
+/// Until a relay has begun to deliver.
+const TICK: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Absent,
+    /// Its only topic is paused.
+    Asleep,
+    /// Delivers a backlog.
+    Busy,
+}
+
+/// What is measured, beside what it is compared with.
+struct Situation {
+    name: &'static str,
+    has_triggers: bool,
+    relay: Presence,
+    compared_with: &'static str,
+    commits: u64,
+    seconds: f64,
+    /// What the relay has delivered meanwhile.
+    delivered: u64,
+}
+
+impl Situation {
+    fn all() -> Vec<Self> {
+        let alone = "no_trigger";
+        let busy = "relay_busy_no_trigger";
+        [
+            (alone, false, Presence::Absent, alone),
+            ("relay_absent", true, Presence::Absent, alone),
+            ("relay_asleep", true, Presence::Asleep, alone),
+            (busy, false, Presence::Busy, busy),
+            ("relay_busy", true, Presence::Busy, busy),
+        ]
+        .map(|(name, has_triggers, relay, compared_with)| Self {
+            name,
+            has_triggers,
+            relay,
+            compared_with,
+            commits: 0,
+            seconds: 0.0,
+            delivered: 0,
+        })
+        .into()
+    }
+
+    fn rate(&self) -> f64 {
+        self.commits as f64 / self.seconds
+    }
+}
+
+pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
+    let mut situations = Situation::all();
+    for round in 1..=options.rounds {
+        for situation in &mut situations {
+            ground.say(format_args!("round {round}: {}", situation.name));
+            one(situation, options, ground)
+                .with_context(|| format!("in the situation {}", situation.name))?;
+        }
+    }
+    let shown = |situation: &Situation| {
+        let beside = situations
+            .iter()
+            .find(|other| other.name == situation.compared_with)
+            .map_or(f64::NAN, Situation::rate);
+        json!({
+            "situation": situation.name,
+            "commits_per_second": situation.rate(),
+            "compared_with": situation.compared_with,
+            "ratio": situation.rate() / beside,
+            "relay_messages_per_second": situation.delivered as f64 / situation.seconds,
+        })
+    };
+    Ok(json!({
+        "clients": options.clients,
+        "seconds": options.seconds,
+        "rounds": options.rounds,
+        "runs": situations.iter().map(shown).collect::<Vec<_>>(),
+    }))
+}
+
+fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Result<()> {
+    ground.fresh()?;
+    if !situation.has_triggers {
+        ground.conn.batch_execute(&format!(
+            "ALTER TABLE {} DISABLE TRIGGER USER",
+            ground.config.table
+        ))?;
+    }
+    let backlog = options
+        .backlog
+        .unwrap_or(options.seconds * BACKLOG_PER_SECOND);
+    let mut relay = start_relay(situation.relay, backlog, ground)?;
+    let delivered = |relay: &mut Option<RelayProcess>| match relay {
+        Some(relay) => Ok(relay.done()?.delivered),
+        None => anyhow::Ok(0),
+    };
+    let before = delivered(&mut relay)?;
+    let (commits, seconds) = produce(options, ground)?;
+    let after = delivered(&mut relay)?;
+    ensure!(
+        situation.relay != Presence::Busy || after < backlog,
+        "the relay had nothing left to do: give it more than {backlog} by --backlog"
+    );
+    situation.commits += commits;
+    situation.seconds += seconds;
+    situation.delivered += after - before;
+    Ok(())
+}
+
+fn start_relay(
+    presence: Presence,
+    backlog: u64,
+    ground: &mut Ground,
+) -> Result<Option<RelayProcess>> {
+    match presence {
+        Presence::Absent => {
+            ground.quiet()?;
+            Ok(None)
+        }
+        Presence::Asleep => {
+            let table = ground.config.table.clone();
+            let why = "benchmark";
+            admin::pause(&mut ground.conn, &table, Pausable::Topic, TOPIC, why, None)?;
+            ground.quiet()?;
+            let mut relay = RelayProcess::start(ground)?;
+            relay.begin()?;
+            ground.wait(ASLEEP_AFTER)?;
+            Ok(Some(relay))
+        }
+        Presence::Busy => {
+            ground.fill(&Fill::plain(backlog))?;
+            ground.quiet()?;
+            let mut relay = RelayProcess::start(ground)?;
+            relay.begin()?;
+            while relay.done()?.delivered == 0 {
+                ground.wait(TICK)?;
+            }
+            Ok(Some(relay))
+        }
+    }
+}
+
+/// One that commits as fast as it can.
+struct Client {
+    conn: PgConnection,
+    outbox: Outbox,
+    payload: Value,
+}
+
+impl Client {
+    fn new(ground: &Ground) -> Result<Self> {
+        Ok(Self {
+            conn: ground.connect()?,
+            outbox: Outbox::new(&ground.config.table.to_string())?,
+            payload: payload(ground.payload_bytes),
+        })
+    }
+
+    /// Returns how many commits it made.
+    fn commit_until(mut self, is_over: &AtomicBool) -> Result<u64> {
+        let mut commits = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let message = NewMessage::new(TOPIC, &self.payload)?;
+            self.conn
+                .transaction(|conn| self.outbox.enqueue(conn, message))?;
+            commits += 1;
+        }
+        Ok(commits)
+    }
+}
+
+/// Lets the clients commit. Returns how many commits they made, and in how many seconds.
+fn produce(options: &Options, ground: &Ground) -> Result<(u64, f64)> {
+    let clients = (0..options.clients)
+        .map(|_| Client::new(ground))
+        .collect::<Result<Vec<_>>>()?;
+    let is_over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let began = Instant::now();
+        let clients: Vec<_> = clients
+            .into_iter()
+            .map(|client| scope.spawn(move || client.commit_until(is_over)))
+            .collect();
+        let waited = ground.wait(Duration::from_secs(options.seconds));
+        is_over.store(true, Ordering::Relaxed);
+        let mut commits = 0;
+        for client in clients {
+            let done = client.join().ok().context("a client panicked")?;
+            commits += done.context("a client failed")?;
+        }
+        waited?;
+        Ok((commits, began.elapsed().as_secs_f64()))
+    })
+}
+
+pub(super) fn table(report: &Value) -> Table {
+    report::runs(
+        report,
+        &[
+            ("situation", "situation", Unit::Word),
+            ("commits/s", "commits_per_second", Unit::Count),
+            ("compared with", "compared_with", Unit::Word),
+            ("ratio", "ratio", Unit::Ratio),
+            (
+                "relay's messages/s",
+                "relay_messages_per_second",
+                Unit::Count,
+            ),
+        ],
+    )
+}

@@ -1,0 +1,84 @@
+//! A relay in a process of its own: it tells what it has done, line by line, and ends when its
+//! standard input does.
+
+use std::io::{BufRead, Read};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use diesel_outbox::{Config, Relay, Stats};
+use serde::{Deserialize, Serialize};
+
+use super::measures::cpu_seconds;
+use crate::output;
+
+/// Between two lines.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What a relay has done, as a line says it.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct Done {
+    pub(super) delivered: u64,
+    /// Sends that failed.
+    pub(super) failed: u64,
+    pub(super) claims: u64,
+    pub(super) claim_micros: u64,
+    pub(super) conflicts: u64,
+    pub(super) cpu_seconds: f64,
+}
+
+impl Done {
+    pub(super) fn add(&mut self, other: Self) {
+        self.delivered += other.delivered;
+        self.failed += other.failed;
+        self.claims += other.claims;
+        self.claim_micros += other.claim_micros;
+        self.conflicts += other.conflicts;
+        self.cpu_seconds += other.cpu_seconds;
+    }
+
+    fn of(stats: Stats) -> Result<Self> {
+        Ok(Self {
+            delivered: stats.delivered,
+            failed: stats.retried + stats.dead,
+            claims: stats.claims,
+            claim_micros: stats.claim_micros,
+            conflicts: stats.conflicts,
+            cpu_seconds: cpu_seconds()?,
+        })
+    }
+}
+
+/// Says that it is there, waits for a line, and relays until its input is closed.
+pub(super) fn run(config: Config) -> Result<()> {
+    tell(Stats::default())?;
+    let mut line = String::new();
+    if std::io::stdin().lock().read_line(&mut line)? == 0 {
+        return Ok(());
+    }
+    let shutdown_timeout = config.shutdown_timeout;
+    let end = end_of_input()?;
+    let relay = Relay::from_config(config).start()?;
+    while end.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        tell(relay.stats())?;
+    }
+    relay.shutdown(shutdown_timeout)?;
+    tell(relay.stats())
+}
+
+fn tell(stats: Stats) -> Result<()> {
+    output::line(serde_json::to_string(&Done::of(stats)?)?)
+}
+
+/// Disconnected when nobody writes to standard input any more.
+fn end_of_input() -> Result<Receiver<()>> {
+    let (alive, end) = bounded(0);
+    std::thread::Builder::new()
+        .name("input".to_owned())
+        .spawn(move || {
+            let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+            drop(alive);
+        })
+        .context("cannot start a thread")?;
+    Ok(end)
+}
