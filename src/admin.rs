@@ -179,7 +179,7 @@ pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, Data
 }
 
 /// A topic that has live messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LiveTopic {
     /// The topic.
@@ -193,14 +193,17 @@ pub struct LiveTopic {
 /// # Errors
 /// A [`DatabaseError`].
 pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopic>, DatabaseError> {
-    let topics = claim::topics(conn, name)?;
-    Ok(topics
+    let streams = claim::streams(conn, name)?;
+    let mut topics: Vec<LiveTopic> = streams
         .into_iter()
-        .map(|topic| LiveTopic {
-            topic: topic.topic,
-            destination: topic.destination,
+        .map(|stream| LiveTopic {
+            topic: stream.topic.topic,
+            destination: stream.topic.destination,
         })
-        .collect())
+        .collect();
+    topics.sort();
+    topics.dedup();
+    Ok(topics)
 }
 
 /// A destination or a topic whose messages wait.

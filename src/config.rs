@@ -18,13 +18,14 @@ use secrecy::SecretString;
 use url::Url;
 
 pub use self::destination::{
-    Breaker, Class, Classes, Destination, Mode, Proxy, Rate, RequestBatch, Roots, Tls, TlsVersion,
+    Breaker, Class, Classes, Destination, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
+    TlsVersion,
 };
 pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{ConfigError, SETTINGS, Setting};
 pub use self::text::parse_duration;
 
-use self::settings::{bad, not_yet, unknown};
+use self::settings::{bad, unknown};
 
 use self::text::{
     not_empty, parse_bool, parse_count, parse_database_url, parse_source, parse_url, parse_word,
@@ -120,6 +121,14 @@ pub struct Config {
     pub max_attempts: u32,
     /// Delay between attempts.
     pub backoff: Backoff,
+    /// What the death of a message means for those behind it that have its ordering key.
+    pub on_dead: OnDead,
+    /// Whether relays stand by while an older one of this outbox works.
+    pub single_active: bool,
+    /// Whether the relay listens for new messages. Without, it polls.
+    pub listener: bool,
+    /// Where it listens, if not at the database's URL: behind a pooler it has to be a direct one.
+    pub listener_url: Option<SecretString>,
     /// Time for a graceful end.
     pub shutdown_timeout: Duration,
     /// Age at which ledger rows are removed.
@@ -160,6 +169,10 @@ impl Default for Config {
             send_timeout: Duration::ZERO,
             max_attempts: 0,
             backoff: Backoff::default(),
+            on_dead: OnDead::Continue,
+            single_active: false,
+            listener: true,
+            listener_url: None,
             shutdown_timeout: Duration::ZERO,
             retention: Duration::ZERO,
             cleaner: true,
@@ -224,6 +237,7 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
     let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
     for (name, file) in [
         ("DATABASE_URL", "DATABASE_URL_FILE"),
+        ("OUTBOX_LISTENER_URL", "OUTBOX_LISTENER_URL_FILE"),
         ("OUTBOX_SECRET", "OUTBOX_SECRET_FILE"),
     ] {
         if is_set(name) && is_set(file) {
@@ -245,7 +259,7 @@ fn is_relevant(variable: &str) -> bool {
 }
 
 impl Config {
-    /// Sets one setting by its variable, or by `DATABASE_URL_FILE` or `OUTBOX_SECRET_FILE` from a
+    /// Sets one setting by its variable, or by `DATABASE_URL_FILE` or its like from a
     /// file.
     ///
     /// # Errors
@@ -253,6 +267,7 @@ impl Config {
     pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         let of_file = match variable {
             "DATABASE_URL_FILE" => "DATABASE_URL",
+            "OUTBOX_LISTENER_URL_FILE" => "OUTBOX_LISTENER_URL",
             "OUTBOX_SECRET_FILE" => "OUTBOX_SECRET",
             _ => return self.set(variable, value),
         };
@@ -276,7 +291,7 @@ impl Config {
     /// A [`ConfigError`] that names the variable.
     pub fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         match variable {
-            "DATABASE_URL" => self.database_url = Some(parse_database_url(value)?.into()),
+            "DATABASE_URL" => self.database_url = Some(parse_database_url(variable, value)?.into()),
             "OUTBOX_CONFIG" => self.config = Some(not_empty(variable, value)?.to_owned()),
             "OUTBOX_ENABLED" => self.enabled = parse_bool(variable, value)?,
             "OUTBOX_TABLE" => {
@@ -299,11 +314,12 @@ impl Config {
                     .map(str::to_ascii_lowercase)
                     .collect();
             }
-            "OUTBOX_SINGLE_ACTIVE" => {
-                if parse_bool(variable, value)? {
-                    return Err(not_yet(variable, "single-active relaying"));
-                }
+            "OUTBOX_SINGLE_ACTIVE" => self.single_active = parse_bool(variable, value)?,
+            "OUTBOX_LISTENER" => self.listener = parse_bool(variable, value)?,
+            "OUTBOX_LISTENER_URL" => {
+                self.listener_url = Some(parse_database_url(variable, value)?.into());
             }
+            "OUTBOX_ON_DEAD" => self.on_dead = parse_word(variable, value)?,
             "OUTBOX_CONCURRENCY" => self.concurrency = parse_count(variable, value, 1, 1024)?,
             "OUTBOX_BATCH" => self.batch = parse_count(variable, value, 1, 10_000)?,
             "OUTBOX_POLL_INTERVAL" => self.poll_interval = parse_duration(variable, value)?,
@@ -366,7 +382,7 @@ impl Config {
     /// The settings in one line, without secrets.
     pub fn summary(&self) -> String {
         format!(
-            "table={} database={} url={} mode={} secrets={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={}",
+            "table={} database={} url={} mode={} secrets={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={} on_dead={} single_active={} listener={}",
             self.table,
             self.database_url
                 .as_ref()
@@ -389,6 +405,12 @@ impl Config {
             written(self.retention),
             self.enabled,
             self.cleaner,
+            self.on_dead,
+            self.single_active,
+            match &self.listener_url {
+                Some(url) if self.listener => shown_database(url),
+                _ => self.listener.to_string(),
+            },
         )
     }
 }

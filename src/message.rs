@@ -389,6 +389,8 @@ pub struct Message {
     pub(crate) expires: Option<Instant>,
     /// When it was claimed, as the database counts: tells this claim of a lease from another one.
     pub(crate) claimed_at: i64,
+    /// How many messages of its key were claimed right after one another before it.
+    pub(crate) in_a_row: u32,
 }
 
 impl Message {

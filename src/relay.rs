@@ -6,20 +6,24 @@ mod bucket;
 mod builder;
 mod bulkhead;
 mod claimer;
+mod database_clock;
 mod gate;
 mod heartbeat;
 mod intake;
 mod janitor;
 mod lanes;
 mod lease_clock;
+mod listener;
 mod pauses;
 mod sender;
 mod session;
 mod settlement;
 mod settler;
 mod shared;
+mod sleep;
 mod spans;
 mod threads;
+mod walk;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,6 +37,7 @@ use self::bulkhead::Bulkhead;
 use self::heartbeat::Ending;
 use self::lease_clock::LeaseClock;
 use self::shared::{Shared, Signals};
+use self::sleep::Sleep;
 use self::threads::{Exit, HEARTBEAT, Running, Told};
 use crate::config::Config;
 use crate::dispatch::Dispatcher;
@@ -87,8 +92,14 @@ impl RelayHandle {
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::new(config.lease, config.longest_send());
         let asked = Instant::now();
-        let lease_id = lease::register(&mut conn, &config.table, &relay_name, config.lease)
-            .map_err(DatabaseError::from)?;
+        let lease_id = lease::register(
+            &mut conn,
+            &config.table,
+            &relay_name,
+            config.lease,
+            config.single_active,
+        )
+        .map_err(DatabaseError::from)?;
         clock.renewed(lease_id, asked);
         drop(conn);
 
@@ -108,6 +119,7 @@ impl RelayHandle {
                 abandon: abandon_signal,
                 doorbell,
                 pulse,
+                sleep: Sleep::new()?,
             },
         ));
         let (ending, ending_signal) = bounded(1);

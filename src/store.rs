@@ -13,10 +13,11 @@ pub(crate) mod enqueue;
 pub(crate) mod inspect;
 pub(crate) mod lease;
 pub(crate) mod migrate;
+pub(crate) mod notifications;
+pub(crate) mod ordered;
 pub(crate) mod pause;
 pub(crate) mod settle;
 pub(crate) mod split;
-#[allow(dead_code, reason = "for the statements that become prepared ones")]
 pub(crate) mod statement;
 
 use diesel::sql_types::BigInt;
@@ -34,6 +35,10 @@ pub(crate) fn digest_of(row: &str) -> String {
         "coalesce({row}.digest, sha256(convert_to({row}.topic || E'\\n' || {row}.payload::text, 'UTF8')))"
     )
 }
+
+/// The outbox named $1 as a number of 32 bits: the first half of the keys of its advisory locks. As
+/// the trigger `outbox_wake` makes it.
+const OUTBOX_NUMBER: &str = "to_regclass($1)::oid::bigint::bit(32)::integer";
 
 /// Milliseconds for a `bigint` parameter. Settings are far below its range.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {

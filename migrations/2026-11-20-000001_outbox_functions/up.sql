@@ -29,6 +29,21 @@ BEGIN
 END
 $function$;
 
+-- After each INSERT into an outbox: tells relays that sleep, and nobody else. A relay that is about
+-- to sleep takes the advisory lock (outbox, 1) and looks once more before it does; so where this gets
+-- the lock, shared with other inserts, every relay will look after this transaction's end. An
+-- unconditional NOTIFY would make all commits wait for one another.
+CREATE FUNCTION outbox_wake() RETURNS trigger
+LANGUAGE plpgsql AS $function$
+BEGIN
+    -- The table's oid, which has 32 bits, as a signed number.
+    IF NOT pg_catalog.pg_try_advisory_xact_lock_shared(TG_RELID::bigint::bit(32)::integer, 1) THEN
+        PERFORM pg_catalog.pg_notify('outbox_' || TG_RELID::text, '');
+    END IF;
+    RETURN NULL;
+END
+$function$;
+
 CREATE FUNCTION outbox_create(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
@@ -72,6 +87,7 @@ BEGIN
             locked_at       timestamptz,
             last_error_code text,
             last_error      text,
+            split_from      bigint,
             CONSTRAINT %3$I PRIMARY KEY (sequence),
             CONSTRAINT %4$I UNIQUE (idempotency_key, destination),
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
@@ -89,13 +105,20 @@ BEGIN
             autovacuum_analyze_threshold = 5000
         )$sql$, s, t, t || '_pkey', t || '_idempotency');
     -- A claim reads the due messages of each topic and destination in this order, so that those of
-    -- a destination that is left alone are passed over as a whole.
-    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, destination, available_at, sequence)',
+    -- a destination that is left alone are passed over as a whole. Messages with an ordering key
+    -- have an index of their own: most of them wait for one before them, and are in nobody's way.
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, destination, available_at, sequence) WHERE ordering_key IS NULL',
         s, t, t || '_claim');
-    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key, sequence) WHERE ordering_key IS NOT NULL',
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, destination, available_at, sequence) WHERE ordering_key IS NOT NULL',
+        s, t, t || '_claim_keyed');
+    -- The order within each key. A part of a fan-out (split_from) stands where the whole one stood.
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key, destination, (coalesce(split_from, sequence))) WHERE ordering_key IS NOT NULL',
         s, t, t || '_ordering');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id) WHERE tenant_id IS NOT NULL',
         s, t, t || '_tenant');
+
+    EXECUTE format('CREATE TRIGGER outbox_wake AFTER INSERT ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION outbox_wake()',
+        s, t);
 
     -- What became of each (idempotency key, destination): the truth about what was delivered.
     -- Append-only, so BRIN finds the old rows for the cleaner at nearly no cost.
@@ -145,17 +168,24 @@ BEGIN
             http_status     integer,
             response        text,
             died_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+            split_from      bigint,
+            blocks_key      boolean NOT NULL DEFAULT false,
             CONSTRAINT %3$I PRIMARY KEY (sequence)
         )$sql$, s, t || '_dead', t || '_dead_pkey');
+    -- Where on_dead = "block", a dead letter keeps back its key until it is requeued or discarded.
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key) WHERE blocks_key',
+        s, t || '_dead', t || '_dead_blocks');
 
-    -- One row per relay incarnation. Its id is the fencing token; ids are never used again.
+    -- One row per relay incarnation. Its id is the fencing token; ids are never used again. Of those
+    -- that are single_active, the one with the lowest id works and the others stand by.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            id         bigint GENERATED ALWAYS AS IDENTITY,
-            relay      text NOT NULL,
-            started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-            renewed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-            expires_at timestamptz NOT NULL,
+            id            bigint GENERATED ALWAYS AS IDENTITY,
+            relay         text NOT NULL,
+            started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+            renewed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+            expires_at    timestamptz NOT NULL,
+            single_active boolean NOT NULL DEFAULT false,
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 

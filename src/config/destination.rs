@@ -56,6 +56,8 @@ pub struct Destination {
     pub max_attempts: Option<u32>,
     /// The delay between attempts.
     pub backoff: Option<Backoff>,
+    /// What the death of a message means for those behind it that have its ordering key.
+    pub on_dead: Option<OnDead>,
     /// The longest wait that its `Retry-After` can ask for.
     pub retry_after_cap: Duration,
     /// When it is left alone because it fails; `None`: never.
@@ -108,6 +110,7 @@ impl Destination {
             rate: None,
             max_attempts: None,
             backoff: None,
+            on_dead: None,
             retry_after_cap: RETRY_AFTER_CAP,
             breaker: Some(Breaker::default()),
             classes: Classes::default(),
@@ -186,6 +189,38 @@ impl fmt::Debug for Destination {
             .field("concurrency", &self.concurrency)
             .field("rate", &self.rate)
             .finish_non_exhaustive()
+    }
+}
+
+/// What the death of a message means for those behind it that have its ordering key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnDead {
+    /// The next one is delivered.
+    #[default]
+    Continue,
+    /// They wait until an operator requeues or discards it.
+    Block,
+}
+
+impl fmt::Display for OnDead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Continue => "continue",
+            Self::Block => "block",
+        })
+    }
+}
+
+impl std::str::FromStr for OnDead {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "continue" => Ok(Self::Continue),
+            "block" => Ok(Self::Block),
+            _ => Err(format!("{word:?} is not continue or block")),
+        }
     }
 }
 

@@ -128,9 +128,24 @@ pub const SETTINGS: &[Setting] = &[
         "Time for sends under way and the last settles",
     ),
     setting(
+        "OUTBOX_ON_DEAD",
+        "continue",
+        "What a dead message means for those behind it with its ordering key: continue or block",
+    ),
+    setting(
         "OUTBOX_SINGLE_ACTIVE",
         "false",
-        "One relay of an outbox works and the others stand by; not in this version",
+        "true: one relay of an outbox works, the others stand by and take over",
+    ),
+    setting(
+        "OUTBOX_LISTENER",
+        "true",
+        "false: the relay finds new messages by polling only",
+    ),
+    setting(
+        "OUTBOX_LISTENER_URL",
+        "",
+        "Direct connection to listen on, where DATABASE_URL leads through a pooler; or OUTBOX_LISTENER_URL_FILE",
     ),
     setting(
         "OUTBOX_RETENTION",

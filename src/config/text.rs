@@ -16,8 +16,11 @@ pub(super) fn not_empty<'a>(variable: &str, value: &'a str) -> Result<&'a str, C
 }
 
 /// Only what is certainly none is refused; libpq reads the rest.
-pub(super) fn parse_database_url(value: &str) -> Result<&str, ConfigError> {
-    let value = not_empty("DATABASE_URL", value)?;
+pub(super) fn parse_database_url<'a>(
+    variable: &str,
+    value: &'a str,
+) -> Result<&'a str, ConfigError> {
+    let value = not_empty(variable, value)?;
     let is_url = ["postgres://", "postgresql://"]
         .iter()
         .any(|scheme| value.starts_with(scheme));
@@ -25,7 +28,7 @@ pub(super) fn parse_database_url(value: &str) -> Result<&str, ConfigError> {
         return Ok(value);
     }
     Err(bad(
-        "DATABASE_URL",
+        variable,
         "it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop",
     ))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::gate::Gate;
 use super::lanes::MOST_LANES;
 use crate::backoff::Backoff;
-use crate::config::{Config, Destination, Mode, RequestBatch};
+use crate::config::{Config, Destination, Mode, OnDead, RequestBatch};
 
 /// Payload bytes that may wait in the queues of all destinations together.
 const QUEUE_BYTES: usize = 16 * 1024 * 1024;
@@ -24,6 +24,7 @@ pub(crate) struct Bulkhead {
     /// In batched mode.
     pub(crate) request_batch: Option<RequestBatch>,
     pub(crate) retries: Retries,
+    pub(crate) on_dead: OnDead,
     /// Messages of one claim, at most.
     pub(crate) batch: usize,
     /// Payload bytes in its queue.
@@ -56,6 +57,7 @@ impl Bulkhead {
                 max_attempts: config.max_attempts,
                 backoff: config.backoff.clone(),
             },
+            on_dead: config.on_dead,
             batch: config.batch,
             queue_bytes: if destinations.is_empty() {
                 QUEUE_BYTES
@@ -98,6 +100,7 @@ impl Bulkhead {
                     .clone()
                     .unwrap_or_else(|| config.backoff.clone()),
             },
+            on_dead: destination.on_dead.unwrap_or(config.on_dead),
             batch,
             queue_bytes,
             send_timeout: destination.timeout.unwrap_or(config.send_timeout),

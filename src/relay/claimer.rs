@@ -5,27 +5,33 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, TrySendError, select};
+use diesel::PgConnection;
+use diesel::result::QueryResult;
 
+use super::database_clock::DatabaseClock;
 use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
-use super::lanes::{Lanes, To};
+use super::lanes::{Harvest, Lanes, To};
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Settlement, Verdict};
-use super::shared::{Job, Shared, add};
+use super::shared::{Continued, Doubt, Job, Shared, add};
+use super::walk::{self, Step, Walk};
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
 use crate::message::Message;
 use crate::routes::Way;
 use crate::status::ReasonCode;
-use crate::store::claim::{self, Claim, Claimed, Known, Lane, TakenOver};
+use crate::store::claim::{self, Claimant, Claimed, Known, Lane, TakenOver};
 use crate::store::connection;
 use crate::store::lease::{self, LeaseId};
-use crate::store::{pause, settle};
+use crate::store::{ordered, pause, settle};
 
 /// How often, at least, topics and expired leases are looked for.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+/// While another relay claims messages with ordering keys.
+const CONTENTION: Duration = Duration::from_millis(1);
 /// A claim that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -38,22 +44,29 @@ pub(crate) struct Claimer<'a> {
     split_payloads: Payloads,
     outcomes: Sender<Settlement>,
     doorbell: Receiver<()>,
+    /// What the settler has claimed right behind a settled message.
+    continued: Receiver<Continued>,
     lanes: Lanes,
+    walk: Walk,
+    /// The walk's turn comes after each claim of lanes.
+    is_walks_turn: bool,
+    clock: DatabaseClock,
+    /// No other relay has to do the work.
+    is_active: bool,
     /// Leases that are over, as far as they were seen. A lease that is over stays so.
     known_expired: Vec<i64>,
     /// Leases of others whose messages may be taken.
     expired: Vec<i64>,
     surveyed: Option<Instant>,
     look: Look,
-    /// A claim without an answer: it may have worked, or be at work still.
-    doubtful: Option<Doubt>,
 }
 
-/// A look at all lanes, which may take several claims. It begins with a survey.
-#[derive(Debug, Default)]
+/// A look at all lanes, which may take several claims.
+#[derive(Debug)]
 struct Look {
-    /// The last question when it began.
+    /// The last question before the last survey.
     question: u64,
+    began: Instant,
     nothing_in_flight: bool,
     found_nothing: bool,
 }
@@ -64,6 +77,7 @@ impl<'a> Claimer<'a> {
         queues: Vec<(Sender<Job>, Receiver<Job>)>,
         outcomes: Sender<Settlement>,
         doorbell: Receiver<()>,
+        continued: Receiver<Continued>,
     ) -> Self {
         Self {
             shared,
@@ -72,12 +86,21 @@ impl<'a> Claimer<'a> {
             split_payloads: Payloads::default(),
             outcomes,
             doorbell,
+            continued,
             lanes: Lanes::default(),
+            walk: Walk::default(),
+            is_walks_turn: false,
+            clock: DatabaseClock::default(),
+            is_active: true,
             known_expired: Vec::new(),
             expired: Vec::new(),
             surveyed: None,
-            look: Look::default(),
-            doubtful: None,
+            look: Look {
+                question: 0,
+                began: Instant::now(),
+                nothing_in_flight: false,
+                found_nothing: false,
+            },
         }
     }
 
@@ -91,7 +114,7 @@ impl<'a> Claimer<'a> {
                 let _ = self.outcomes.send(settlement);
             }
         }
-        if self.doubtful.is_some() {
+        if self.shared.doubt().is_some() {
             // The lease has to expire by itself, so that others find what it may hold.
             self.shared.keep_lease.store(true, Ordering::Release);
         }
@@ -114,21 +137,27 @@ impl<'a> Claimer<'a> {
                 );
                 continue;
             };
-            if let Some(doubt) = self.doubtful
+            if let Some(doubt) = self.shared.doubt()
                 && !self.resolve(doubt, lease)
             {
                 continue;
             }
             match self.claim_once(lease) {
                 Ok(Next::Again) => {}
+                Ok(Next::AgainSoon) => {
+                    self.wait(CONTENTION);
+                }
                 Ok(Next::WaitForRoom) => {
                     self.wait(self.until_next_look());
                     self.want_room(false);
-                    self.lanes.begin_look();
+                    self.begin_look();
                 }
                 Ok(Next::WaitForWork) => {
-                    self.wait(self.until_next_look());
-                    self.surveyed = None;
+                    self.shared.fall_asleep();
+                    if !self.wait(self.until_next_look()) {
+                        self.surveyed = None;
+                    }
+                    self.begin_look();
                 }
                 Err(_) => {
                     self.surveyed = None;
@@ -156,13 +185,15 @@ impl<'a> Claimer<'a> {
     fn resolve(&mut self, doubt: Doubt, lease: LeaseId) -> bool {
         if doubt.lease != lease {
             // That lease is over: what it held is taken over.
-            self.doubtful = None;
+            self.shared.set_doubt(None);
             return true;
         }
+        self.shared.ring_when_settled(true);
         let Some(aside) = self.shared.only_aside() else {
             self.wait(self.shared.config.poll_interval);
             return false;
         };
+        self.shared.ring_when_settled(false);
         let name = &self.shared.config.table;
         let result = self.session.run(|conn| {
             let is_at_work = match doubt.backend {
@@ -184,7 +215,9 @@ impl<'a> Claimer<'a> {
         if count > 0 || is_at_work {
             log::warn!(event = "claim_undone", lease = lease.0, messages = count, new_lease = is_at_work; "a claim had no answer: what it took was given back");
         }
-        self.doubtful = None;
+        self.shared.set_doubt(None);
+        self.lanes.forget_places();
+        self.walk.restart();
         if is_at_work {
             self.shared.lease.lost();
             self.shared.beat_now();
@@ -192,21 +225,39 @@ impl<'a> Claimer<'a> {
         !is_at_work
     }
 
-    /// Waits for the doorbell or the time.
-    fn wait(&self, duration: Duration) {
-        // By ring, by time or, when the relay is gone, by disconnection: look again.
-        let _ = self.doorbell.recv_timeout(duration);
+    /// Waits for the doorbell or the time, and hands over what the settler has claimed meanwhile.
+    /// `true`: the doorbell rang.
+    fn wait(&mut self, duration: Duration) -> bool {
+        let until = Instant::now() + duration;
+        loop {
+            select! {
+                recv(self.doorbell) -> _ => return true,
+                recv(self.continued) -> continued => match continued {
+                    Ok(Continued { claimed, lease }) => self.hand_over_all(claimed, lease),
+                    // The settler is gone, and with it the relay.
+                    Err(_) => return true,
+                },
+                default(until.saturating_duration_since(Instant::now())) => return false,
+            }
+        }
     }
 
-    /// One claim, from as many lanes as one claim takes and have room.
+    fn take_continued(&mut self) {
+        while let Ok(Continued { claimed, lease }) = self.continued.try_recv() {
+            self.hand_over_all(claimed, lease);
+        }
+    }
+
+    /// One claim: from as many lanes as one claim takes and have room, or a step of the walk.
     fn claim_once(&mut self, lease: LeaseId) -> Result<Next, DatabaseError> {
+        self.take_continued();
         pauses::follow_up(self.shared, &mut self.session)?;
         if self.shared.take_news() {
             self.surveyed = None;
         }
-        self.survey()?;
-        if self.known_expired.contains(&lease.0) {
-            // The heartbeat is about to find out.
+        self.survey(lease)?;
+        if self.known_expired.contains(&lease.0) || !self.is_active {
+            // The heartbeat is about to find out; or another relay does the work.
             return Ok(Next::WaitForWork);
         }
         let limit = self.left_to_claim();
@@ -216,24 +267,187 @@ impl<'a> Claimer<'a> {
             }
             return Ok(Next::WaitForWork);
         }
+        let returned = self.shared.take_returned();
+        if !returned.is_empty() {
+            self.lanes.forget_places_of(&returned);
+            self.walk.restart();
+        }
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
-        let (asked, ways): (Vec<Lane>, Vec<To>) =
-            self.lanes.allot(|to| rooms.of(to)).into_iter().unzip();
+        let is_asked = self.is_asked();
+        let asked = self.lanes.allot(|to| rooms.of(to), is_asked);
+        self.is_walks_turn = !self.is_walks_turn;
+        if (self.is_walks_turn || asked.is_empty())
+            && self.lanes.has_keyed(|to| rooms.of(to) > 0)
+            && let Some(from) = self
+                .walk
+                .from(asked.is_empty(), is_asked.then_some(self.look.began))
+        {
+            return self.step(lease, &from, limit, &rooms);
+        }
         if asked.is_empty() {
             return Ok(self.nothing_to_ask());
         }
+        self.claim_from(lease, limit, &asked)
+    }
+
+    /// Whether somebody waits for an answer that could be given now.
+    fn is_asked(&self) -> bool {
+        self.shared.idle().is_asked() && self.look.nothing_in_flight
+    }
+
+    fn claim_from(
+        &mut self,
+        lease: LeaseId,
+        limit: Option<usize>,
+        asked: &[Lane],
+    ) -> Result<Next, DatabaseError> {
+        let (keyed, plain): (Vec<&Lane>, Vec<&Lane>) =
+            asked.iter().partition(|lane| lane.stream.is_keyed);
+        let room = limit.unwrap_or(usize::MAX);
+        let name = &self.shared.config.table;
+        let expired = std::mem::take(&mut self.expired);
+        let claimant = self.claimant(lease, &expired);
         let began = Instant::now();
-        let claimed = self.claim(lease, limit, &asked)?;
+        let result = self.claiming(lease, |conn| {
+            let mut claimed = match plain.is_empty() {
+                true => Vec::new(),
+                false => claim::claim(conn, name, claimant, &plain, room)?,
+            };
+            let left = room.saturating_sub(claimed.len());
+            if keyed.is_empty() || left == 0 {
+                return Ok((claimed, true));
+            }
+            let mut due = ordered::due(conn, name, claimant, &keyed)?;
+            due.truncate(left);
+            if due.is_empty() {
+                return Ok((claimed, true));
+            }
+            let of_keys = ordered::claim(conn, name, claimant, &due)?;
+            let is_heard = of_keys.is_some();
+            claimed.extend(of_keys.into_iter().flatten());
+            Ok((claimed, is_heard))
+        });
+        self.expired = expired;
+        let (claimed, is_heard) = result?;
+        let took = began.elapsed();
+        self.look.found_nothing &= claimed.is_empty() && is_heard;
+        let heard: Vec<Lane> = asked
+            .iter()
+            .filter(|lane| is_heard || !lane.stream.is_keyed)
+            .cloned()
+            .collect();
+        self.lanes.learn(&Harvest {
+            asked: &heard,
+            claimed: &claimed,
+            is_cut: claimed.len() >= room,
+            took,
+            clock: &self.clock,
+        });
+        self.take(claimed, took, lease);
+        Ok(if is_heard {
+            Next::Again
+        } else {
+            Next::AgainSoon
+        })
+    }
+
+    /// A step of the walk over all keys.
+    fn step(
+        &mut self,
+        lease: LeaseId,
+        from: &ordered::Key,
+        limit: Option<usize>,
+        rooms: &Rooms,
+    ) -> Result<Next, DatabaseError> {
+        let name = &self.shared.config.table;
+        let expired = std::mem::take(&mut self.expired);
+        let claimant = self.claimant(lease, &expired);
+        let began = Instant::now();
+        let page = self
+            .session
+            .run(|conn| ordered::walk(conn, name, &expired, from, walk::STEP));
+        let picked = page.map(|page| self.pick(page, limit, rooms));
+        let result = picked.and_then(|picked| {
+            let claimed = match picked.sequences.is_empty() {
+                true => Some(Vec::new()),
+                false => self.claiming(lease, |conn| {
+                    ordered::claim(conn, name, claimant, &picked.sequences)
+                })?,
+            };
+            Ok((picked, claimed))
+        });
+        self.expired = expired;
+        let (picked, claimed) = result?;
+        let Some(claimed) = claimed else {
+            self.look.found_nothing = false;
+            return Ok(Next::AgainSoon);
+        };
         let took = began.elapsed();
         self.look.found_nothing &= claimed.is_empty();
-        let is_cut = limit.is_some_and(|limit| claimed.len() >= limit);
-        self.lanes.learn(&asked, &claimed, is_cut);
-        if !claimed.is_empty() {
-            let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
-            add(&self.shared.stats.claim_micros, micros);
-            self.hand_over_all(claimed, &asked, &ways, lease);
-        }
+        self.walk.learn(picked.step, took, picked.has_left);
+        self.take(claimed, took, lease);
         Ok(Next::Again)
+    }
+
+    /// Those of a page that there is room for. Ends where the first of a destination has none left.
+    fn pick(&self, page: ordered::Page, limit: Option<usize>, rooms: &Rooms) -> Picked {
+        let mut picked = Picked {
+            sequences: Vec::new(),
+            step: page.last.map_or(Step::End, Step::At),
+            has_left: false,
+        };
+        let mut taken: HashMap<To, usize> = HashMap::new();
+        for head in page.heads {
+            let to = self.way(&head.topic.topic, &head.topic.destination);
+            if self.lanes.kept_back().has(&head.topic) {
+                continue;
+            }
+            let room = rooms.of(to);
+            let count = taken.entry(to).or_default();
+            if room == 0 {
+                picked.has_left |= self.is_open(to);
+            } else if *count >= room || limit.is_some_and(|limit| picked.sequences.len() >= limit) {
+                picked.step = Step::At(head.key);
+                break;
+            } else {
+                *count += 1;
+                picked.sequences.push(head.sequence);
+            }
+        }
+        picked
+    }
+
+    fn way(&self, topic: &str, destination: &str) -> To {
+        let nowhere = self.shared.bulkheads.len() - 1;
+        To::of(&self.shared.routes, topic, destination, nowhere)
+    }
+
+    fn is_open(&self, to: To) -> bool {
+        match to {
+            To::Bulkhead(number) => self.shared.bulkheads[number].gate.room() != Room::Closed,
+            To::Split => true,
+        }
+    }
+
+    fn claimant<'e>(&self, lease: LeaseId, expired: &'e [i64]) -> Claimant<'e> {
+        Claimant {
+            lease,
+            expired,
+            max_attempts: self.shared.config.max_attempts,
+        }
+    }
+
+    fn take(&mut self, claimed: Vec<Claimed>, took: Duration, lease: LeaseId) {
+        if claimed.is_empty() {
+            return;
+        }
+        self.shared.stay_awake();
+        let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
+        add(&self.shared.stats.claim_micros, micros);
+        add(&self.shared.stats.claims, 1);
+        add(&self.shared.stats.claimed, claimed.len());
+        self.shared.began(lease, claimed.len());
+        self.hand_over_all(claimed, lease);
     }
 
     /// Every lane that has room was asked: wait for room where one has none, or else for work.
@@ -241,15 +455,14 @@ impl<'a> Claimer<'a> {
         // Looked at again after the flags are up: a sender that made room before did not ring.
         self.want_room(true);
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
-        if !self.lanes.allot(|to| rooms.of(to)).is_empty() {
+        let is_asked = self.is_asked();
+        if !self.lanes.allot(|to| rooms.of(to), is_asked).is_empty() {
             self.want_room(false);
             return Next::Again;
         }
-        let is_open = |to: To| match to {
-            To::Bulkhead(number) => self.shared.bulkheads[number].gate.room() != Room::Closed,
-            To::Split => true,
-        };
-        if self.lanes.is_anything_left(is_open) {
+        let waits_for_room = self.lanes.is_anything_left(|to| self.is_open(to))
+            || (self.walk.is_under_way() && self.lanes.has_keyed(|to| self.is_open(to)));
+        if waits_for_room {
             return Next::WaitForRoom;
         }
         self.want_room(false);
@@ -257,7 +470,9 @@ impl<'a> Claimer<'a> {
             // A pause whose time is over was just read: what waits behind it may be sent.
             return Next::Again;
         }
-        if self.look.found_nothing && self.look.nothing_in_flight {
+        let has_keyed = self.lanes.has_keyed(|to| self.is_open(to));
+        let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
+        if self.look.found_nothing && self.look.nothing_in_flight && is_walked {
             self.shared.idle().answer(self.look.question);
         }
         Next::WaitForWork
@@ -282,54 +497,62 @@ impl<'a> Claimer<'a> {
         Some(usize::try_from(left).unwrap_or(usize::MAX))
     }
 
-    fn claim(
+    /// Runs a claim. One without an answer may have worked, or be at work still.
+    fn claiming<T>(
         &mut self,
         lease: LeaseId,
-        limit: Option<usize>,
-        lanes: &[Lane],
-    ) -> Result<Vec<Claimed>, DatabaseError> {
-        let claim = Claim {
-            lease,
-            lanes,
-            room: limit.unwrap_or(usize::MAX),
-            expired: &self.expired,
-            max_attempts: self.shared.config.max_attempts,
-        };
-        let name = &self.shared.config.table;
-        let result = self.session.run(|conn| claim::claim(conn, name, &claim));
+        claim: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+    ) -> Result<T, DatabaseError> {
+        let result = self.session.run(claim);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             let backend = self.session.backend();
-            self.doubtful = Some(Doubt { lease, backend });
+            self.shared.set_doubt(Some(Doubt { lease, backend }));
         }
         result
     }
 
+    /// Every lane may have something again, as far as the last survey has seen lanes.
+    fn begin_look(&mut self) {
+        self.lanes.begin_look();
+        self.look = Look {
+            question: self.look.question,
+            began: Instant::now(),
+            nothing_in_flight: self.shared.in_flight.load(Ordering::Acquire) == 0,
+            found_nothing: true,
+        };
+    }
+
     /// Looks for topics, for leases that are over and for pauses, where that was not done lately.
     /// Begins a new look, unless one is under way that has found nothing yet.
-    fn survey(&mut self) -> Result<(), DatabaseError> {
+    fn survey(&mut self, lease: LeaseId) -> Result<(), DatabaseError> {
         let is_recent = self
             .surveyed
             .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL);
         if is_recent {
             return Ok(());
         }
-        let look = Look {
-            question: self.shared.idle().question(),
-            nothing_in_flight: self.shared.in_flight.load(Ordering::Acquire) == 0,
-            found_nothing: true,
-        };
+        let question = self.shared.idle().question();
+        let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
+        let began = Instant::now();
         let name = &self.shared.config.table;
         let known = &self.known_expired;
-        let (topics, newly_expired, paused) = self.session.run(|conn| {
-            let topics = claim::topics(conn, name)?;
+        let (streams, standing, newly_expired, paused) = self.session.run(|conn| {
+            let streams = claim::streams(conn, name)?;
+            let standing = lease::standing(conn, name, lease)?;
             let newly_expired = lease::newly_expired(conn, name, known)?;
-            Ok((topics, newly_expired, pause::all(conn, name)?))
+            Ok((streams, standing, newly_expired, pause::all(conn, name)?))
         })?;
+        self.clock = DatabaseClock::new(standing.now, began);
+        self.stand(standing.is_active);
         let kept_back = pauses::learn(self.shared, &paused);
         // A look of many lanes that has found nothing may take longer than a survey is good for: it
         // goes on, or it would never end. What a dead relay held may be in any lane.
         let is_new_look =
             self.surveyed.is_none() || !self.look.found_nothing || !newly_expired.is_empty();
+        if !newly_expired.is_empty() {
+            self.lanes.forget_places();
+            self.walk.restart();
+        }
         for id in newly_expired {
             log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
             self.known_expired.push(id);
@@ -346,50 +569,50 @@ impl<'a> Claimer<'a> {
         expired.extend(vanished.iter());
         drop(vanished);
         let nowhere = self.shared.bulkheads.len() - 1;
-        self.lanes.set_topics(topics, &self.shared.routes, nowhere);
+        self.lanes
+            .set_streams(streams, &self.shared.routes, nowhere, &self.clock);
+        self.shared.set_paused_topics(&kept_back);
         self.lanes.keep_back(kept_back);
         if is_new_look {
             self.lanes.begin_look();
-            self.look = look;
+            self.look = Look {
+                question,
+                began,
+                nothing_in_flight,
+                found_nothing: true,
+            };
         }
         self.expired = expired;
         self.surveyed = Some(Instant::now());
         Ok(())
     }
 
-    fn hand_over_all(
-        &mut self,
-        mut claimed: Vec<Claimed>,
-        asked: &[Lane],
-        ways: &[To],
-        lease: LeaseId,
-    ) {
-        let count = claimed.len();
-        add(&self.shared.stats.claims, 1);
-        add(&self.shared.stats.claimed, count);
-        self.shared.began(lease, count);
+    /// Says so when this relay becomes, or ceases to be, the one that works.
+    fn stand(&mut self, is_active: bool) {
+        if is_active == self.is_active || !self.shared.config.single_active {
+            return;
+        }
+        self.is_active = is_active;
+        if is_active {
+            log::info!(event = "active", outbox:% = self.shared.config.table; "this relay does the work now");
+            self.lanes.forget_places();
+        } else {
+            log::info!(event = "standby", outbox:% = self.shared.config.table; "another relay does the work: standing by");
+        }
+    }
+
+    fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
         let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count();
         if taken_over > 0 {
             add(&self.shared.stats.taken_over, taken_over);
             log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
         }
-        let ways: HashMap<(&str, &str), To> = asked
-            .iter()
-            .zip(ways)
-            .map(|(lane, to)| {
-                let key = (lane.topic.topic.as_str(), lane.topic.destination.as_str());
-                (key, *to)
-            })
-            .collect();
-        // A claim brings what its lanes have; anything else would be told that nothing serves it.
-        let nowhere = To::Bulkhead(self.shared.bulkheads.len() - 1);
         claimed.sort_unstable_by_key(|c| c.message.sequence);
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut seen_to_split = (0, 0);
         for one in claimed {
-            let key = (one.message.topic.as_str(), one.message.destination.as_str());
-            let to = ways.get(&key).copied().unwrap_or(nowhere);
+            let to = self.way(&one.message.topic, &one.message.destination);
             let (count, bytes) = match to {
                 To::Bulkhead(number) => &mut seen[number],
                 To::Split => &mut seen_to_split,
@@ -411,6 +634,7 @@ impl<'a> Claimer<'a> {
             mut message,
             known,
             taken_over,
+            ..
         } = claimed;
         if taken_over != TakenOver::No {
             log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
@@ -438,10 +662,17 @@ impl<'a> Claimer<'a> {
             // The takeover was the last attempt that its destination allows.
             Verdict::Dead(abandoned(), 0)
         } else {
-            // The queue has room: nobody else fills it. When the senders are gone, so is the
-            // relay, and its lease leads to a takeover.
-            let _ = self.intakes[number].jobs.send(Job { message, lease });
-            return;
+            match self.intakes[number].jobs.try_send(Job { message, lease }) {
+                Ok(()) => return,
+                // It has room for what is claimed here, since nobody else fills it; hardly ever not
+                // for what the settler has claimed besides.
+                Err(TrySendError::Full(job)) => {
+                    message = job.message;
+                    Verdict::Released
+                }
+                // When the senders are gone, so is the relay, and its lease leads to a takeover.
+                Err(TrySendError::Disconnected(_)) => return,
+            }
         };
         // Not needed any more: the settle works on the stored row.
         message.payload = String::new();
@@ -464,12 +695,12 @@ impl<'a> Claimer<'a> {
     }
 }
 
-/// A claim without an answer.
-#[derive(Debug, Clone, Copy)]
-struct Doubt {
-    lease: LeaseId,
-    /// The server's process that it ran in.
-    backend: Option<i32>,
+/// What a step of the walk is about to claim.
+struct Picked {
+    sequences: Vec<i64>,
+    step: Step,
+    /// Something was passed over whose destination has no room.
+    has_left: bool,
 }
 
 /// What the claimer does next.
@@ -477,6 +708,8 @@ struct Doubt {
 enum Next {
     /// Another claim.
     Again,
+    /// Another claim, when another relay is done with its own.
+    AgainSoon,
     /// Some lane has more than its queue can take.
     WaitForRoom,
     /// Nothing is due that can be sent.

@@ -27,6 +27,7 @@ pub(crate) fn run(
     let lease = shared.config.lease;
     let beat = lease / 3;
     let name = &shared.config.table;
+    let single_active = shared.config.single_active;
     let mut session = shared.session("heartbeat", beat);
     let mut current = Some(first);
     let mut wait = beat;
@@ -51,7 +52,7 @@ pub(crate) fn run(
         let asked = Instant::now();
         let result = session.run(|conn| match current {
             Some(id) => Ok(lease::renew(conn, name, id, lease)?.then_some(id)),
-            None => lease::register(conn, name, relay_name, lease).map(Some),
+            None => lease::register(conn, name, relay_name, lease, single_active).map(Some),
         });
         wait = match result {
             Ok(Some(id)) => {

@@ -15,6 +15,8 @@ use crate::store::connection::{backend, connect};
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// The longest wait between tries to reach a database that is gone.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// The thread that the relay can do without.
+pub(super) const LISTENER: &str = "listener";
 /// An outage shorter than this after the last one is the same one to the log.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -111,7 +113,7 @@ struct OutageState {
 }
 
 impl Outage {
-    fn noticed(&self, purpose: &'static str, error: &DatabaseError) {
+    pub(super) fn noticed(&self, purpose: &'static str, error: &DatabaseError) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = state.without.is_empty();
         state.without.insert(purpose);
@@ -132,7 +134,7 @@ impl Outage {
         log::log!(level, event = event, thread = purpose, error:% = error; "the database failed; trying again until it is back");
     }
 
-    fn over(&self, purpose: &'static str) {
+    pub(super) fn over(&self, purpose: &'static str) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.without.remove(purpose) || !state.without.is_empty() {
             return;
@@ -149,9 +151,9 @@ impl Outage {
         log::log!(level, event = "db_recovered", seconds = seconds; "the database is back");
     }
 
-    /// Whether a thread is without its database.
+    /// Whether a thread that the relay needs is without its database.
     pub(crate) fn is_on(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        !state.without.is_empty()
+        state.without.iter().any(|purpose| *purpose != LISTENER)
     }
 }

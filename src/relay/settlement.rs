@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::message::{Message, hashed_key};
 use crate::status::{ReasonCode, Status};
+use crate::store::claim::Topic;
 use crate::store::lease::LeaseId;
 use crate::store::settle::{Delivered, Failed};
 
@@ -137,6 +138,25 @@ impl Settlement {
             before: i32::try_from(self.message.attempts).unwrap_or(i32::MAX),
             counted: 0,
             claimed_at: self.message.claimed_at,
+            blocks_key: false,
+        }
+    }
+
+    /// Whether it was for the destination of this name.
+    pub(super) fn is_for(&self, destination: &str) -> bool {
+        *self.destination == *destination
+    }
+
+    /// The topics under which the message, or its parts, are in the outbox when it is written down,
+    /// where it was before.
+    pub(super) fn topics_before(&self) -> Vec<Topic> {
+        let with = |destination: &str| Topic {
+            topic: self.message.topic.clone(),
+            destination: destination.to_owned(),
+        };
+        match &self.verdict {
+            Verdict::Split(destinations) => destinations.iter().map(|d| with(d)).collect(),
+            _ => vec![with(&self.message.destination)],
         }
     }
 
@@ -205,6 +225,7 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
         before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,
         claimed_at: settlement.message.claimed_at,
+        blocks_key: false,
     })
 }
 

@@ -1,26 +1,34 @@
 //! The settle thread: writes down what became of messages, many at a time.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
-use diesel::PgConnection;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+use diesel::{Connection, PgConnection};
 
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
-use super::shared::{Shared, add};
+use super::shared::{Continued, Doubt, Shared, add};
 use crate::config::Config;
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
+use crate::message::Message;
 use crate::status::ReasonCode;
+use crate::store::claim::{Claimant, Claimed};
 use crate::store::lease::LeaseId;
+use crate::store::ordered::{self, Key};
 use crate::store::settle::{self, Delivered, Failed};
 use crate::store::split::{self, Split};
 
-/// How long outcomes are gathered while there are many of them.
+/// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
+/// whether the senders have run out of work.
 const LINGER: Duration = Duration::from_millis(5);
+const GLANCE: Duration = Duration::from_millis(1);
+/// Messages of one key that are claimed right behind one another, while others wait for a place.
+const MOST_IN_A_ROW: u32 = 100;
 /// A batch of no more than this is of a relay with little to do: it settles at once.
 const LIGHT: usize = 16;
 /// How long a message waits whose settle was refused.
@@ -35,7 +43,16 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 ///
 /// What the database refuses for its values is put aside and tried again now and then, so that it
 /// holds nothing else.
-pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
+///
+/// Where the first message of an ordering key is done, the next one is claimed in the transaction
+/// that says so, and goes to the claimer by `continued`. `left` is that channel's other end, for what
+/// the claimer left in it.
+pub(crate) fn run(
+    shared: &Shared,
+    outcomes: &Receiver<Settlement>,
+    continued: &Sender<Continued>,
+    left: &Receiver<Continued>,
+) {
     let mut session = shared.session("settler", STATEMENT_TIMEOUT);
     let mut aside = Vec::new();
     let mut aside_until = Instant::now();
@@ -54,9 +71,8 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
         let is_again = next.is_err();
         let mut batch = match next {
             Ok(first) => {
-                if is_busy && outcomes.len() < batch_size {
-                    // Not on the channel: each outcome would wake this thread. Ends early at shutdown.
-                    let _ = shared.stop_signal().recv_timeout(LINGER);
+                if is_busy {
+                    linger(shared, outcomes, batch_size);
                 }
                 gather(first, outcomes, batch_size)
             }
@@ -68,7 +84,7 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
         is_busy = batch.len() > LIGHT;
         let mut isolate = is_again;
         while !batch.is_empty() {
-            let unsettled = settle(shared, &mut session, batch, isolate);
+            let unsettled = settle(shared, &mut session, continued, batch, isolate);
             if !unsettled.refused.is_empty() {
                 shared.put_aside(unsettled.refused.iter().map(Settlement::sequence));
                 aside.extend(unsettled.refused);
@@ -85,9 +101,29 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
             isolate = true;
         }
         if is_last {
+            for Continued { claimed, lease } in left.try_iter() {
+                release(shared, &mut session, claimed, lease);
+            }
             pauses::tell_the_last(shared, &mut session);
             return;
         }
+    }
+}
+
+/// Waits for more outcomes while the senders have work. Not on the channel: each outcome would wake
+/// this thread. Ends early at shutdown.
+fn linger(shared: &Shared, outcomes: &Receiver<Settlement>, enough: usize) {
+    let until = Instant::now() + LINGER;
+    let is_worth_it = || {
+        let waiting = outcomes.len();
+        let unsent = shared
+            .in_flight
+            .load(Ordering::Acquire)
+            .saturating_sub(waiting);
+        waiting < enough && unsent > shared.senders() && Instant::now() < until
+    };
+    while is_worth_it() && !shared.is_stopping() {
+        let _ = shared.stop_signal().recv_timeout(GLANCE);
     }
 }
 
@@ -112,6 +148,7 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
 fn settle(
     shared: &Shared,
     session: &mut Session,
+    continued: &Sender<Continued>,
     batch: Vec<Settlement>,
     isolate: bool,
 ) -> Unsettled {
@@ -125,10 +162,18 @@ fn settle(
     let mut unsettled = Unsettled::default();
     for ((lease, kind), mut group) in groups {
         group.sort_unstable_by_key(Settlement::sequence);
-        match settle_group(shared, session, lease, kind, &group) {
+        match settle_group(shared, session, continued, lease, kind, &group) {
             Ok(()) => {}
             Err(error) if isolate && is_of_the_data(&error) => {
-                settle_singly(shared, session, lease, kind, group, &mut unsettled);
+                settle_singly(
+                    shared,
+                    session,
+                    continued,
+                    lease,
+                    kind,
+                    group,
+                    &mut unsettled,
+                );
             }
             Err(_) => unsettled.failed.extend(group),
         }
@@ -162,6 +207,7 @@ fn is_of_the_data(error: &DatabaseError) -> bool {
 fn settle_singly(
     shared: &Shared,
     session: &mut Session,
+    continued: &Sender<Continued>,
     lease: LeaseId,
     kind: Kind,
     group: Vec<Settlement>,
@@ -171,7 +217,7 @@ fn settle_singly(
     while let Some(mut settlement) = group.next() {
         settlement.make_ascii();
         let one = std::slice::from_ref(&settlement);
-        match settle_group(shared, session, lease, kind, one) {
+        match settle_group(shared, session, continued, lease, kind, one) {
             Ok(()) => {}
             Err(error)
                 if is_of_the_data(&error)
@@ -193,11 +239,25 @@ fn settle_singly(
 fn settle_group(
     shared: &Shared,
     session: &mut Session,
+    continued: &Sender<Continued>,
     lease: LeaseId,
     kind: Kind,
     group: &[Settlement],
 ) -> Result<(), DatabaseError> {
-    let changed = session.run(|conn| write_down(conn, &shared.config, lease, kind, group))?;
+    let (changed, next) = settle_and_continue(shared, session, lease, kind, group)?;
+    if !next.is_empty() {
+        add(&shared.stats.claimed, next.len());
+        add(&shared.stats.continued, next.len());
+        shared.began(lease, next.len());
+        let next = Continued {
+            claimed: next,
+            lease,
+        };
+        if let Err(error) = continued.send(next) {
+            // The claimer is gone.
+            release(shared, session, error.0.claimed, lease);
+        }
+    }
     let changed: HashSet<i64> = changed.into_iter().collect();
     let missed: Vec<&Settlement> = group
         .iter()
@@ -226,6 +286,10 @@ fn settle_group(
         Kind::Released => &shared.stats.released,
     };
     add(counter, counted);
+    if matches!(kind, Kind::Split | Kind::Released) {
+        let topics = group.iter().flat_map(Settlement::topics_before);
+        shared.returned(topics);
+    }
     if kind == Kind::Split {
         // What it became is to be claimed.
         shared.look();
@@ -234,13 +298,116 @@ fn settle_group(
     Ok(())
 }
 
+/// Writes down a group and, where messages were the first of their ordering keys, claims those behind
+/// them: in one transaction, so that no other relay can be faster.
+fn settle_and_continue(
+    shared: &Shared,
+    session: &mut Session,
+    lease: LeaseId,
+    kind: Kind,
+    group: &[Settlement],
+) -> Result<(Vec<i64>, Vec<Claimed>), DatabaseError> {
+    let rows: HashMap<i64, (Key, u32)> = if may_continue(shared, lease) {
+        let next =
+            |settlement: &Settlement| Some((settlement.sequence(), next_key(shared, settlement)?));
+        group.iter().filter_map(next).collect()
+    } else {
+        HashMap::new()
+    };
+    if rows.is_empty() {
+        let changed = session.run(|conn| write_down(conn, shared, lease, kind, group))?;
+        return Ok((changed, Vec::new()));
+    }
+    let paused = shared.paused_topics();
+    let claimant = Claimant {
+        lease,
+        expired: &[],
+        max_attempts: shared.config.max_attempts,
+    };
+    let result = session.run(|conn| {
+        conn.transaction(|conn| {
+            let changed = write_down(conn, shared, lease, kind, group)?;
+            let of_changed = changed.iter().filter_map(|sequence| rows.get(sequence));
+            let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
+            if keys.is_empty() {
+                return Ok((changed, Vec::new()));
+            }
+            let mut next =
+                ordered::claim_next(conn, &shared.config.table, claimant, &keys, &paused)?;
+            let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
+            for one in &mut next {
+                let key = key_of(&one.message).and_then(|key| in_a_row.get(&key));
+                one.message.in_a_row = key.map_or(0, |count| count + 1);
+            }
+            Ok((changed, next))
+        })
+    });
+    if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
+        // It may have worked: then the lease holds messages that nobody here knows of.
+        let backend = session.backend();
+        shared.set_doubt(Some(Doubt { lease, backend }));
+        shared.ring();
+    }
+    result
+}
+
+/// Whether this relay may claim under this lease, as it did before.
+fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
+    !shared.is_stopping()
+        && shared.limit.is_none()
+        && shared.lease.current() == Some(lease)
+        && shared.doubt().is_none()
+}
+
+/// The key that goes on when this is written down, and how many of it were claimed in a row.
+fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
+    let is_done = match settlement.kind() {
+        Kind::Delivered | Kind::Deduplicated => true,
+        Kind::Dead => !shared.blocks_key(settlement),
+        Kind::Retry | Kind::Split | Kind::Released => false,
+    };
+    let in_a_row = settlement.message.in_a_row;
+    if !is_done || (in_a_row >= MOST_IN_A_ROW && shared.is_room_wanted()) {
+        return None;
+    }
+    Some((key_of(&settlement.message)?, in_a_row))
+}
+
+fn key_of(message: &Message) -> Option<Key> {
+    Some(Key {
+        ordering_key: message.ordering_key.clone()?,
+        destination: message.destination.clone(),
+    })
+}
+
+/// Gives back what was claimed and has nobody to send it.
+fn release(shared: &Shared, session: &mut Session, claimed: Vec<Claimed>, lease: LeaseId) {
+    let count = claimed.len();
+    let claims: Vec<(i64, i64)> = claimed
+        .iter()
+        .map(|one| (one.message.sequence.0, one.message.claimed_at))
+        .collect();
+    let name = &shared.config.table;
+    match session.run(|conn| settle::release(conn, name, lease, &claims)) {
+        Ok(_) => {
+            add(&shared.stats.released, count);
+            shared.finished(lease, count);
+        }
+        Err(error) => {
+            // They stay in flight, so the lease is left to expire, and they are taken over.
+            log::warn!(event = "release_failed", messages = count, error:% = error; "messages could not be given back; another relay takes them when the lease is over");
+        }
+    }
+}
+
 fn write_down(
     conn: &mut PgConnection,
-    config: &Config,
+    shared: &Shared,
     lease: LeaseId,
     kind: Kind,
     group: &[Settlement],
 ) -> QueryResult<Vec<i64>> {
+    let config = &shared.config;
     let name = &config.table;
     let sequences = || group.iter().map(Settlement::sequence).collect::<Vec<_>>();
     match kind {
@@ -254,8 +421,15 @@ fn write_down(
             settle::retry(conn, name, lease, &failed)
         }
         Kind::Dead => {
-            let failed: Vec<Failed> = group.iter().filter_map(failed).collect();
-            settle::dead(conn, name, lease, &failed, config.ledger_payload)
+            let dead = |settlement: &Settlement| {
+                let blocks_key = shared.blocks_key(settlement);
+                failed(settlement).map(|failed| Failed {
+                    blocks_key,
+                    ..failed
+                })
+            };
+            let dead: Vec<Failed> = group.iter().filter_map(dead).collect();
+            settle::dead(conn, name, lease, &dead, config.ledger_payload)
         }
         Kind::Split => split_up(conn, config, lease, group),
         Kind::Released => {

@@ -1,6 +1,6 @@
 //! What the threads of one relay have in common.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,17 +10,35 @@ use secrecy::SecretString;
 
 use super::bulkhead::Bulkhead;
 use super::lease_clock::LeaseClock;
+use super::pauses::KeptBack;
 use super::session::{Outage, Session};
-use crate::config::Config;
+use super::settlement::Settlement;
+use super::sleep::Sleep;
+use crate::config::{Config, OnDead};
 use crate::dispatch::Dispatcher;
 use crate::message::Message;
 use crate::routes::Routes;
+use crate::store::claim::{Claimed, Topic};
 use crate::store::lease::LeaseId;
 
 /// A claimed message on its way to a sender.
 pub(crate) struct Job {
     pub(crate) message: Message,
     pub(crate) lease: LeaseId,
+}
+
+/// Messages that were claimed right behind settled ones of their keys.
+pub(crate) struct Continued {
+    pub(crate) claimed: Vec<Claimed>,
+    pub(crate) lease: LeaseId,
+}
+
+/// A claim without an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Doubt {
+    pub(crate) lease: LeaseId,
+    /// The server's process that it ran in.
+    pub(crate) backend: Option<i32>,
 }
 
 pub(crate) struct Shared {
@@ -40,6 +58,14 @@ pub(crate) struct Shared {
     aside: Mutex<Vec<i64>>,
     /// How many messages of each lease are not settled.
     held: Mutex<HashMap<LeaseId, usize>>,
+    /// A claim without an answer: it may have worked, or be at work still.
+    doubt: Mutex<Option<Doubt>>,
+    /// Topics of messages that were given back.
+    returned: Mutex<HashSet<Topic>>,
+    /// Topics that an operator has paused.
+    paused_topics: Mutex<Vec<String>>,
+    /// The claimer waits until nothing is in flight.
+    ring_when_settled: AtomicBool,
     /// The lease may hold messages that nobody here knows of.
     pub(crate) keep_lease: AtomicBool,
     /// Leases whose rows are gone while messages name them.
@@ -62,6 +88,8 @@ pub(crate) struct Signals {
     pub(crate) doorbell: Sender<()>,
     /// Makes the heartbeat beat now.
     pub(crate) pulse: Sender<()>,
+    /// Between the claimer and the listener.
+    pub(crate) sleep: Sleep,
 }
 
 impl Shared {
@@ -87,6 +115,10 @@ impl Shared {
             in_flight: AtomicUsize::new(0),
             aside: Mutex::default(),
             held: Mutex::default(),
+            doubt: Mutex::default(),
+            returned: Mutex::default(),
+            paused_topics: Mutex::default(),
+            ring_when_settled: AtomicBool::new(false),
             keep_lease: AtomicBool::new(false),
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -103,6 +135,7 @@ impl Shared {
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.ring();
+        self.signals.sleep.tell_listener();
         self.bulkheads
             .iter()
             .for_each(|bulkhead| bulkhead.gate.wake());
@@ -117,6 +150,19 @@ impl Shared {
     /// Messages that all senders together may hold.
     pub(crate) fn most_sending(&self) -> usize {
         self.bulkheads.iter().map(Bulkhead::most_sending).sum()
+    }
+
+    /// Whether the death of this message keeps back those behind it that have its ordering key.
+    pub(crate) fn blocks_key(&self, settlement: &Settlement) -> bool {
+        let is_it = |bulkhead: &&Bulkhead| settlement.is_for(&bulkhead.name);
+        let on_dead = self.bulkheads.iter().find(is_it).map(|b| b.on_dead);
+        on_dead.unwrap_or(self.config.on_dead) == OnDead::Block
+    }
+
+    /// Whether messages wait for a place in some queue.
+    pub(crate) fn is_room_wanted(&self) -> bool {
+        let is_wanted = |bulkhead: &Bulkhead| bulkhead.wants_room.load(Ordering::Acquire);
+        self.bulkheads.iter().any(is_wanted)
     }
 
     /// The thread count of all senders.
@@ -165,6 +211,59 @@ impl Shared {
         self.has_news.swap(false, Ordering::AcqRel)
     }
 
+    pub(crate) fn sleep(&self) -> &Sleep {
+        &self.signals.sleep
+    }
+
+    /// Nothing is to be done: whoever enqueues shall ring from now on.
+    pub(crate) fn fall_asleep(&self) {
+        self.signals.sleep.ask();
+    }
+
+    /// There is work: nobody needs to ring.
+    pub(crate) fn stay_awake(&self) {
+        self.signals.sleep.end();
+    }
+
+    pub(crate) fn doubt(&self) -> Option<Doubt> {
+        *self.doubt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_doubt(&self, doubt: Option<Doubt>) {
+        *self.doubt.lock().unwrap_or_else(PoisonError::into_inner) = doubt;
+    }
+
+    /// Messages of these topics were given back: they may stand before a lane's place.
+    pub(crate) fn returned(&self, topics: impl Iterator<Item = Topic>) {
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        returned.extend(topics);
+    }
+
+    pub(crate) fn take_returned(&self) -> HashSet<Topic> {
+        std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_paused_topics(&self, kept_back: &KeptBack) {
+        let mut paused = self
+            .paused_topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        paused.clear();
+        paused.extend(kept_back.topics.iter().cloned());
+    }
+
+    pub(crate) fn paused_topics(&self) -> Vec<String> {
+        self.paused_topics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Whether the claimer is to be rung for when nothing is in flight any more.
+    pub(crate) fn ring_when_settled(&self, is_wanted: bool) {
+        self.ring_when_settled.store(is_wanted, Ordering::SeqCst);
+    }
+
     pub(crate) fn idle(&self) -> &Idle {
         &self.idle
     }
@@ -172,6 +271,14 @@ impl Shared {
     /// Waits until nothing is due and nothing in flight. `false`: the time was over first.
     pub(crate) fn wait_until_idle(&self, timeout: Duration) -> bool {
         self.idle.wait(timeout, || self.look())
+    }
+
+    /// Where the listener connects.
+    pub(crate) fn listener_url(&self) -> &SecretString {
+        self.config
+            .listener_url
+            .as_ref()
+            .unwrap_or(&self.database_url)
     }
 
     /// A session with no connection yet, for the thread that is named after `purpose`.
@@ -244,8 +351,9 @@ impl Shared {
         }
         drop(held);
         let before = self.in_flight.fetch_sub(count, Ordering::AcqRel);
-        let is_wanted = |bulkhead: &Bulkhead| bulkhead.wants_room.load(Ordering::Acquire);
-        if before == count || self.bulkheads.iter().any(is_wanted) {
+        let is_waited_for =
+            || self.idle.is_asked() || self.ring_when_settled.load(Ordering::SeqCst);
+        if (before == count && is_waited_for()) || self.is_room_wanted() {
             self.ring();
         }
     }
@@ -272,6 +380,12 @@ impl Idle {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .asked
+    }
+
+    /// Whether a question has no answer yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.answered < state.asked
     }
 
     /// A look that began after this question found nothing.
@@ -336,6 +450,8 @@ counters! {
     taken_over,
     /// Settles that changed nothing, because another relay had the message.
     conflicts,
+    /// Messages claimed right behind one of their ordering key that was settled.
+    continued,
     /// Leases lost.
     leases_lost,
     /// Claims that found something.

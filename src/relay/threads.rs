@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
 use super::shared::{Job, Shared};
-use super::{StartError, janitor, sender, settler};
+use super::{StartError, janitor, listener, sender, settler};
 use crate::store::lease::LeaseId;
 
 /// The thread that ends last, told how.
@@ -71,9 +71,11 @@ impl Running {
         self.spawn(HEARTBEAT, exit, move || {
             heartbeat::run(&state, &name, lease_id, &ending, &pulse);
         })?;
-        let state = Arc::clone(shared);
+        // No more than was settled: claimed messages are bounded, and so are these.
+        let (continued, continued_queue) = unbounded();
+        let (state, left) = (Arc::clone(shared), continued_queue.clone());
         self.spawn("relay-settler", exit, move || {
-            settler::run(&state, &outcome_queue)
+            settler::run(&state, &outcome_queue, &continued, &left)
         })?;
         let mut number = 0;
         for (bulkhead, (_, queue)) in queues.iter().enumerate() {
@@ -92,9 +94,13 @@ impl Running {
         self.spawn("relay-janitor", exit, move || {
             janitor::run(&state);
         })?;
+        if shared.config.listener && shared.config.enabled {
+            let state = Arc::clone(shared);
+            self.spawn("relay-listener", exit, move || listener::run(&state))?;
+        }
         let state = Arc::clone(shared);
         self.spawn("relay-claimer", exit, move || {
-            Claimer::new(&state, queues, outcomes, ring).run();
+            Claimer::new(&state, queues, outcomes, ring, continued_queue).run();
         })
     }
 

@@ -5,30 +5,54 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{
-    Array, BigInt, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+    Array, BigInt, Bool, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
 };
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
 use super::digest_of;
 use super::lease::LeaseId;
+use super::statement::statement;
 use crate::message::{Message, Sequence};
 use crate::name::OutboxName;
 
 /// A topic, and the destination that its messages name: empty where they name none.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, diesel::QueryableByName)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Topic {
-    #[diesel(sql_type = Text)]
     pub(crate) topic: String,
-    #[diesel(sql_type = Text)]
     pub(crate) destination: String,
 }
 
-/// How many messages of a topic may be claimed at once.
+/// The messages of a topic, those with an ordering key apart from those without.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Stream {
+    pub(crate) topic: Topic,
+    pub(crate) is_keyed: bool,
+}
+
+/// A place in the order in which a stream is claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    /// Microseconds, as the database counts.
+    pub(crate) available_at: i64,
+    pub(crate) sequence: i64,
+}
+
+impl Position {
+    /// Before everything.
+    pub(crate) const START: Self = Self {
+        // PostgreSQL's -infinity.
+        available_at: i64::MIN,
+        sequence: i64::MIN,
+    };
+}
+
+/// How many messages of a stream may be claimed at once, and behind which place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lane {
-    pub(crate) topic: Topic,
+    pub(crate) stream: Stream,
     pub(crate) room: usize,
+    pub(crate) after: Position,
 }
 
 /// What the ledger knows of a claimed message's key.
@@ -56,31 +80,62 @@ pub(crate) enum TakenOver {
 /// A claimed message and what the claim found out about it.
 pub(crate) struct Claimed {
     pub(crate) message: Message,
+    pub(crate) position: Position,
     pub(crate) known: Known,
     pub(crate) taken_over: TakenOver,
 }
 
-/// The topics of live messages, by a loose index scan: one probe for each.
-pub(crate) fn topics(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Topic>> {
-    sql_query(format!(
-        "WITH RECURSIVE found AS (
-            (SELECT topic, destination FROM {outbox} ORDER BY topic, destination LIMIT 1)
-            UNION ALL
-            (SELECT next.topic, next.destination
-               FROM found CROSS JOIN LATERAL (
-                    SELECT o.topic, o.destination FROM {outbox} o
-                     WHERE (o.topic, o.destination) > (found.topic, found.destination)
-                     ORDER BY o.topic, o.destination LIMIT 1
-               ) next)
+#[derive(diesel::QueryableByName)]
+struct StreamRow {
+    #[diesel(sql_type = Text)]
+    topic: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    #[diesel(sql_type = Bool)]
+    is_keyed: bool,
+}
+
+/// The streams of live messages, by loose index scans: one probe for each.
+pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Stream>> {
+    let found = |scan: &str, which: &str| {
+        format!(
+            "{scan} AS (
+                (SELECT topic, destination FROM {outbox} WHERE {which}
+                  ORDER BY topic, destination LIMIT 1)
+                UNION ALL
+                (SELECT next.topic, next.destination
+                   FROM {scan} CROSS JOIN LATERAL (
+                        SELECT o.topic, o.destination FROM {outbox} o
+                         WHERE {which} AND (o.topic, o.destination) > ({scan}.topic, {scan}.destination)
+                         ORDER BY o.topic, o.destination LIMIT 1
+                   ) next)
+            )",
+            outbox = name.outbox()
         )
-        SELECT topic, destination FROM found",
-        outbox = name.outbox()
+    };
+    let rows: Vec<StreamRow> = statement(format!(
+        "WITH RECURSIVE {}, {}
+         SELECT topic, destination, false AS is_keyed FROM plain
+         UNION ALL
+         SELECT topic, destination, true FROM keyed",
+        found("plain", "ordering_key IS NULL"),
+        found("keyed", "ordering_key IS NOT NULL"),
     ))
-    .load(conn)
+    .load(conn)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Stream {
+            topic: Topic {
+                topic: row.topic,
+                destination: row.destination,
+            },
+            is_keyed: row.is_keyed,
+        })
+        .collect())
 }
 
 #[derive(diesel::QueryableByName)]
-struct ClaimedRow {
+pub(super) struct ClaimedRow {
     #[diesel(sql_type = BigInt)]
     sequence: i64,
     #[diesel(sql_type = SqlUuid)]
@@ -102,6 +157,8 @@ struct ClaimedRow {
     #[diesel(sql_type = Timestamptz)]
     created_at: PgTimestamp,
     #[diesel(sql_type = Timestamptz)]
+    available_at: PgTimestamp,
+    #[diesel(sql_type = Timestamptz)]
     locked_at: PgTimestamp,
     #[diesel(sql_type = Integer)]
     attempts: i32,
@@ -113,80 +170,138 @@ struct ClaimedRow {
     known: Option<i32>,
 }
 
-/// Who claims, and what it may take.
-pub(crate) struct Claim<'a> {
+/// Who claims.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claimant<'a> {
     pub(crate) lease: LeaseId,
-    pub(crate) lanes: &'a [Lane],
-    /// The most that all lanes may give together.
-    pub(crate) room: usize,
     /// Leases that are over: what they hold may be taken.
     pub(crate) expired: &'a [i64],
     pub(crate) max_attempts: u32,
 }
 
-/// Claims due messages for a lease that is not over, by one statement.
+/// Claims due messages without an ordering key, `room` of them at most, by one statement.
 ///
-/// Each lane reads `(topic, destination, available_at, sequence)` from its first due message and stops at its
-/// room; rows that others hold are skipped, not waited for. `= ANY(ARRAY(…))` locks no more rows
-/// than were chosen. A key made from the message's own id cannot have been delivered before, so the
-/// ledger is asked about other keys only. The leases that are over come as parameters: a subquery would keep the old
-/// snapshot when a row has changed meanwhile.
+/// Each lane reads the index of the claim from its place on and stops at its room; rows that others
+/// hold are skipped, not waited for.
 pub(crate) fn claim(
     conn: &mut PgConnection,
     name: &OutboxName,
-    claim: &Claim<'_>,
+    claimant: Claimant<'_>,
+    lanes: &[&Lane],
+    room: usize,
 ) -> QueryResult<Vec<Claimed>> {
-    let topics: Vec<&str> = claim
-        .lanes
-        .iter()
-        .map(|lane| lane.topic.topic.as_str())
-        .collect();
-    let destinations: Vec<&str> = claim
-        .lanes
-        .iter()
-        .map(|lane| lane.topic.destination.as_str())
-        .collect();
-    let rooms: Vec<i64> = claim
-        .lanes
-        .iter()
-        .map(|lane| as_bigint(lane.room))
-        .collect();
-    let before = Instant::now();
-    let rows: Vec<ClaimedRow> = sql_query(format!(
+    let candidates = format!(
         "WITH lane AS MATERIALIZED (
-            SELECT * FROM unnest($1::text[], $7::text[], $2::bigint[])
-                     WITH ORDINALITY AS t(topic, destination, room, n)
-             WHERE EXISTS (SELECT FROM {lease} WHERE id = $3 AND expires_at > clock_timestamp())
+            SELECT * FROM unnest($4::text[], $5::text[], $6::bigint[], $7::timestamptz[], $8::bigint[])
+                     WITH ORDINALITY AS t(topic, destination, room, after_time, after_sequence, n)
+             WHERE {is_live}
              ORDER BY n
         ), candidate AS MATERIALIZED (
             SELECT chosen.* FROM lane CROSS JOIN LATERAL (
-                SELECT o.sequence,
-                       CASE WHEN o.locked_by IS NULL THEN 0
-                            WHEN {first_time} THEN 1
-                            ELSE 2 END AS taken_over
+                SELECT o.sequence, {taken_over} AS taken_over
                   FROM {outbox} o
                  WHERE o.topic = lane.topic AND o.destination = lane.destination
+                   AND o.ordering_key IS NULL
                    AND o.available_at <= now()
-                   AND (o.locked_by IS NULL OR o.locked_by = ANY($5))
+                   AND (o.available_at, o.sequence) > (lane.after_time, lane.after_sequence)
+                   AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                  ORDER BY o.available_at, o.sequence
                  LIMIT lane.room
                    FOR NO KEY UPDATE SKIP LOCKED
             ) chosen
-            LIMIT $4
-        ), claimed AS (
+            LIMIT $9
+        )",
+        is_live = is_live(name),
+        taken_over = taken_over(),
+        outbox = name.outbox(),
+    );
+    let before = Instant::now();
+    let lanes = Lanes::of(lanes);
+    statement(claim_statement(name, &candidates))
+        .bind::<BigInt, _>(claimant.lease.0)
+        .bind::<Array<BigInt>, _>(claimant.expired)
+        .bind::<Integer, _>(most(claimant))
+        .bind::<Array<Text>, _>(lanes.topics)
+        .bind::<Array<Text>, _>(lanes.destinations)
+        .bind::<Array<BigInt>, _>(lanes.rooms)
+        .bind::<Array<Timestamptz>, _>(lanes.after_times)
+        .bind::<Array<BigInt>, _>(lanes.after_sequences)
+        .bind::<BigInt, _>(as_bigint(room))
+        .load::<ClaimedRow>(conn)
+        .map(|rows| claimed(rows, before))
+}
+
+/// Lanes as parameters.
+pub(super) struct Lanes<'a> {
+    pub(super) topics: Vec<&'a str>,
+    pub(super) destinations: Vec<&'a str>,
+    pub(super) rooms: Vec<i64>,
+    pub(super) after_times: Vec<PgTimestamp>,
+    pub(super) after_sequences: Vec<i64>,
+}
+
+impl<'a> Lanes<'a> {
+    pub(super) fn of(lanes: &[&'a Lane]) -> Self {
+        let topic = |lane: &&'a Lane| lane.stream.topic.topic.as_str();
+        let destination = |lane: &&'a Lane| lane.stream.topic.destination.as_str();
+        let lanes_of = || lanes.iter();
+        Self {
+            topics: lanes_of().map(topic).collect(),
+            destinations: lanes_of().map(destination).collect(),
+            rooms: lanes_of().map(|lane| as_bigint(lane.room)).collect(),
+            after_times: lanes_of()
+                .map(|lane| PgTimestamp(lane.after.available_at))
+                .collect(),
+            after_sequences: lanes_of().map(|lane| lane.after.sequence).collect(),
+        }
+    }
+}
+
+/// Whether the lease $1 is not over. Of several that are to be the only one at work, it has to be
+/// the oldest.
+pub(super) fn is_live(name: &OutboxName) -> String {
+    format!(
+        "EXISTS (SELECT FROM {lease} l
+                  WHERE l.id = $1 AND l.expires_at > clock_timestamp()
+                    AND NOT (l.single_active AND EXISTS (
+                            SELECT FROM {lease} e
+                             WHERE e.single_active AND e.id < l.id
+                               AND e.expires_at > clock_timestamp())))",
+        lease = name.lease()
+    )
+}
+
+/// How a candidate is taken from the lease that holds it, if one does.
+pub(super) fn taken_over() -> String {
+    format!("CASE WHEN o.locked_by IS NULL THEN 0 WHEN {FIRST_TIME} THEN 1 ELSE 2 END")
+}
+
+const FIRST_TIME: &str = "(o.locked_by IS NOT NULL AND o.attempts + 1 < $3
+    AND o.last_error_code IS DISTINCT FROM 'ABANDONED')";
+
+/// Locks what `candidates` has chosen for the lease $1, and returns it.
+///
+/// `candidates` is a WITH clause that ends with `candidate (sequence, taken_over)`. $2: leases that
+/// are over; they come as a parameter, because a subquery would keep the old snapshot when a row has
+/// changed meanwhile. $3: most attempts. `= ANY(ARRAY(…))` locks no more rows than were chosen. A key
+/// made from the message's own id cannot have been delivered before, so the ledger is asked about
+/// other keys only.
+pub(super) fn claim_statement(name: &OutboxName, candidates: &str) -> String {
+    format!(
+        "{candidates}, claimed AS (
             UPDATE {outbox} o
-               SET locked_by = $3,
+               SET locked_by = $1,
                    locked_at = clock_timestamp(),
-                   attempts = CASE WHEN {first_time} THEN o.attempts + 1 ELSE o.attempts END,
-                   last_error_code = CASE WHEN {first_time} THEN 'ABANDONED' ELSE o.last_error_code END,
-                   last_error = CASE WHEN {first_time} THEN 'taken over from lease ' || o.locked_by
+                   attempts = CASE WHEN {FIRST_TIME} THEN o.attempts + 1 ELSE o.attempts END,
+                   last_error_code = CASE WHEN {FIRST_TIME} THEN 'ABANDONED' ELSE o.last_error_code END,
+                   last_error = CASE WHEN {FIRST_TIME} THEN 'taken over from lease ' || o.locked_by
                                      ELSE o.last_error END
              WHERE o.sequence = ANY(ARRAY(SELECT sequence FROM candidate))
             RETURNING o.*
         )
         SELECT o.sequence, o.message_id, o.topic, o.destination, o.payload::text AS payload,
                o.headers::text AS headers, o.ordering_key, o.idempotency_key, o.tenant_id,
-               o.created_at, o.locked_at, o.attempts, c.taken_over,
+               o.created_at, o.available_at, o.locked_at, o.attempts, c.taken_over,
                CASE WHEN isfinite(o.expires_at)
                     THEN extract(epoch FROM o.expires_at - clock_timestamp())::float8
                     WHEN o.expires_at = '-infinity' THEN -1::float8 END AS expires_in,
@@ -197,24 +312,19 @@ pub(crate) fn claim(
                    AND l.status = 'delivered') END AS known
           FROM claimed o JOIN candidate c USING (sequence)",
         outbox = name.outbox(),
-        lease = name.lease(),
         ledger = name.ledger(),
         digest = digest_of("o"),
-        first_time = "(o.locked_by IS NOT NULL AND o.attempts + 1 < $6
-                       AND o.last_error_code IS DISTINCT FROM 'ABANDONED')",
-    ))
-    .bind::<Array<Text>, _>(topics)
-    .bind::<Array<BigInt>, _>(rooms)
-    .bind::<BigInt, _>(claim.lease.0)
-    .bind::<BigInt, _>(as_bigint(claim.room))
-    .bind::<Array<BigInt>, _>(claim.expired)
-    .bind::<Integer, _>(i32::try_from(claim.max_attempts).unwrap_or(i32::MAX))
-    .bind::<Array<Text>, _>(destinations)
-    .load(conn)?;
-    Ok(rows
-        .into_iter()
+    )
+}
+
+pub(super) fn most(claimant: Claimant<'_>) -> i32 {
+    i32::try_from(claimant.max_attempts).unwrap_or(i32::MAX)
+}
+
+pub(super) fn claimed(rows: Vec<ClaimedRow>, before: Instant) -> Vec<Claimed> {
+    rows.into_iter()
         .map(|row| row.into_claimed(before))
-        .collect())
+        .collect()
 }
 
 impl ClaimedRow {
@@ -235,6 +345,10 @@ impl ClaimedRow {
                 1 => TakenOver::Once,
                 _ => TakenOver::Again,
             },
+            position: Position {
+                available_at: self.available_at.0,
+                sequence: self.sequence,
+            },
             message: Message {
                 sequence: Sequence(self.sequence),
                 message_id: self.message_id,
@@ -249,6 +363,7 @@ impl ClaimedRow {
                 attempts: u32::try_from(self.attempts).unwrap_or(0),
                 expires,
                 claimed_at: self.locked_at.0,
+                in_a_row: 0,
             },
         }
     }
@@ -273,6 +388,6 @@ fn system_time(timestamp: PgTimestamp) -> SystemTime {
     UNIX_EPOCH + since_1970.min(LAST_SECOND)
 }
 
-fn as_bigint(count: usize) -> i64 {
+pub(super) fn as_bigint(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

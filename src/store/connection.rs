@@ -72,7 +72,7 @@ pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<b
 }
 
 /// Puts our parameters before the given ones: of two, libpq takes the later.
-fn with_parameters(database_url: &str) -> String {
+pub(super) fn with_parameters(database_url: &str) -> String {
     let is_url = ["postgres://", "postgresql://"]
         .iter()
         .any(|scheme| database_url.starts_with(scheme));
@@ -94,7 +94,7 @@ fn with_parameters(database_url: &str) -> String {
 
 /// libpq quotes what it cannot read, and a password with a `/` or an `@` that is not encoded makes
 /// it read a piece of the password as something else. Every piece that may be one is hidden.
-fn without_password(error: &str, database_url: &str) -> String {
+pub(super) fn without_password(error: &str, database_url: &str) -> String {
     let secret = password_of(database_url);
     let touches_secret = |piece: &str| {
         !secret.is_empty()

@@ -184,11 +184,11 @@ pub(crate) fn requeue(
                AND l.message_id = g.message_id AND l.status = 'dead'
         )
         INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
-            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at)
+            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, split_from)
         OVERRIDING SYSTEM VALUE
         SELECT sequence, message_id, topic, destination, payload, headers, ordering_key,
                idempotency_key, digest, tenant_id,
-               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at
+               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at, split_from
           FROM gone",
         dead = name.dead(),
         ledger = name.ledger(),

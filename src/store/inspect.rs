@@ -30,6 +30,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("locked_at", "timestamp with time zone"),
             ("last_error_code", "text"),
             ("last_error", "text"),
+            ("split_from", "bigint"),
         ],
     ),
     (
@@ -61,6 +62,8 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("http_status", "integer"),
             ("response", "text"),
             ("died_at", "timestamp with time zone"),
+            ("split_from", "bigint"),
+            ("blocks_key", "boolean"),
         ],
     ),
     (
@@ -70,6 +73,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("relay", "text"),
             ("renewed_at", "timestamp with time zone"),
             ("expires_at", "timestamp with time zone"),
+            ("single_active", "boolean"),
         ],
     ),
     (
@@ -79,7 +83,6 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("name", "text"),
             ("reason", "text"),
             ("openings", "integer"),
-            ("reason", "text"),
             ("paused_until", "timestamp with time zone"),
         ],
     ),

@@ -3,11 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
+use super::claim::is_live;
 use super::millis;
+use super::statement::statement;
 use crate::name::OutboxName;
 
 /// The id of a lease, never used twice in one outbox.
@@ -26,22 +29,70 @@ struct IdRow {
     id: i64,
 }
 
-/// Registers a relay: a new lease, valid for `lease` from now.
+/// Registers a relay: a new lease, valid for `lease` from now. `single_active`: it is to work only
+/// while no older lease of that kind is alive.
 pub(crate) fn register(
     conn: &mut PgConnection,
     name: &OutboxName,
     relay: &str,
     lease: Duration,
+    single_active: bool,
 ) -> QueryResult<LeaseId> {
-    sql_query(format!(
-        "INSERT INTO {} (relay, expires_at)
-         VALUES ($1, clock_timestamp() + $2 * interval '1 millisecond') RETURNING id",
-        name.lease()
+    conn.transaction(|conn| {
+        if single_active {
+            // Ids become visible in their order: a lower one that appears later would put two to work.
+            sql_query(format!(
+                "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
+                name.lease()
+            ))
+            .execute(conn)?;
+        }
+        sql_query(format!(
+            "INSERT INTO {} (relay, expires_at, single_active)
+             VALUES ($1, clock_timestamp() + $2 * interval '1 millisecond', $3) RETURNING id",
+            name.lease()
+        ))
+        .bind::<Text, _>(relay)
+        .bind::<BigInt, _>(millis(lease))
+        .bind::<Bool, _>(single_active)
+        .get_result::<IdRow>(conn)
+        .map(|row| LeaseId(row.id))
+    })
+}
+
+/// What a relay is to know at each look.
+#[derive(diesel::QueryableByName)]
+struct StandingRow {
+    #[diesel(sql_type = Timestamptz)]
+    now: PgTimestamp,
+    #[diesel(sql_type = Bool)]
+    is_active: bool,
+}
+
+/// How a relay stands.
+pub(crate) struct Standing {
+    /// The database's clock, in microseconds as the database counts.
+    pub(crate) now: i64,
+    /// Its lease is not over, and no older one has to do the work.
+    pub(crate) is_active: bool,
+}
+
+/// The database's clock, and whether this relay is to work.
+pub(crate) fn standing(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<Standing> {
+    statement(format!(
+        "SELECT clock_timestamp() AS now, {} AS is_active",
+        is_live(name)
     ))
-    .bind::<Text, _>(relay)
-    .bind::<BigInt, _>(millis(lease))
-    .get_result::<IdRow>(conn)
-    .map(|row| LeaseId(row.id))
+    .bind::<BigInt, _>(id.0)
+    .get_result::<StandingRow>(conn)
+    .map(|row| Standing {
+        now: row.now.0,
+        is_active: row.is_active,
+    })
 }
 
 /// Renews a lease that is not over. `false`: it is over, for ever.
@@ -79,7 +130,7 @@ pub(crate) fn newly_expired(
     name: &OutboxName,
     known: &[i64],
 ) -> QueryResult<Vec<i64>> {
-    sql_query(format!(
+    statement(format!(
         "UPDATE {} SET expires_at = expires_at
           WHERE expires_at <= clock_timestamp() AND id <> ALL($1) RETURNING id",
         name.lease()

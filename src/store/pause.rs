@@ -7,6 +7,7 @@ use diesel::sql_types::{BigInt, Double, Integer, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::millis;
+use super::statement::statement;
 use crate::name::OutboxName;
 
 /// The reason of a row that a circuit breaker wrote.
@@ -60,7 +61,7 @@ struct PausedRow {
 
 /// All rows, also those whose time is over.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
-    let rows: Vec<PausedRow> = sql_query(format!(
+    let rows: Vec<PausedRow> = statement(format!(
         "SELECT kind, name, reason, openings,
                 CASE WHEN isfinite(paused_until) THEN
                      greatest(extract(epoch FROM paused_until - clock_timestamp()), 0)::float8

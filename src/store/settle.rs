@@ -8,9 +8,10 @@ use std::time::Duration;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
 use super::lease::LeaseId;
+use super::statement::statement;
 use super::{SequenceRow, digest_of, millis};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -38,6 +39,8 @@ pub(crate) struct Failed {
     /// 1, or 0 where nothing was sent.
     pub(crate) counted: i32,
     pub(crate) claimed_at: i64,
+    /// Where it dies: whether its ordering key is kept back.
+    pub(crate) blocks_key: bool,
 }
 
 /// Removes the messages from the outbox and writes them into the ledger.
@@ -54,7 +57,7 @@ pub(crate) fn delivered(
     let sequences: Vec<i64> = messages.iter().map(|m| m.sequence).collect();
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
-    sql_query(format!(
+    statement(format!(
         "WITH outcome AS (
             SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[])
                 AS t(sequence, http_status, response)
@@ -95,7 +98,7 @@ pub(crate) fn deduplicated(
     lease: LeaseId,
     sequences: &[i64],
 ) -> QueryResult<Vec<i64>> {
-    sql_query(format!(
+    statement(format!(
         "DELETE FROM {} WHERE sequence = ANY($1) AND locked_by = $2 RETURNING sequence",
         name.outbox()
     ))
@@ -117,7 +120,7 @@ pub(crate) fn retry(
 ) -> QueryResult<Vec<i64>> {
     let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
     // The array beside the join makes the plan an index scan, however many rows there are.
-    sql_query(format!(
+    statement(format!(
         "UPDATE {outbox} o
             SET available_at = clock_timestamp() + f.delay * interval '1 millisecond',
                 attempts = o.attempts + f.counted,
@@ -163,21 +166,24 @@ pub(crate) fn dead(
 ) -> QueryResult<Vec<i64>> {
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
-    sql_query(format!(
+    statement(format!(
         "WITH outcome AS (
-            SELECT * FROM unnest($1::bigint[], $3::int[], $4::text[], $5::text[], $6::int[], $7::text[])
-                AS t(sequence, counted, code, error, http_status, response)
+            SELECT * FROM unnest($1::bigint[], $3::int[], $4::text[], $5::text[], $6::int[], $7::text[],
+                                 $9::bool[])
+                AS t(sequence, counted, code, error, http_status, response, blocks_key)
         ), gone AS (
             DELETE FROM {outbox} WHERE sequence = ANY($1) AND locked_by = $2
             RETURNING *
         ), buried AS (
             INSERT INTO {dead} (sequence, message_id, topic, destination, payload, headers,
                 ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
-                created_at, attempts, reason, last_error, http_status, response)
+                created_at, attempts, reason, last_error, http_status, response, split_from,
+                blocks_key)
             SELECT g.sequence, g.message_id, g.topic, g.destination, g.payload, g.headers,
                    g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
                    g.expires_at, g.created_at, g.attempts + o.counted, o.code, o.error,
-                   o.http_status, o.response
+                   o.http_status, o.response, g.split_from,
+                   o.blocks_key AND g.ordering_key IS NOT NULL
               FROM gone g JOIN outcome o USING (sequence)
         ), recorded AS (
             INSERT INTO {ledger} AS l (idempotency_key, destination, sequence, message_id, topic,
@@ -206,6 +212,7 @@ pub(crate) fn dead(
     .bind::<Array<Nullable<Integer>>, _>(statuses)
     .bind::<Array<Nullable<Text>>, _>(responses)
     .bind::<Bool, _>(keep_payload)
+    .bind::<Array<Bool>, _>(messages.iter().map(|m| m.blocks_key).collect::<Vec<_>>())
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }
@@ -221,7 +228,7 @@ pub(crate) fn release(
 ) -> QueryResult<Vec<i64>> {
     let sequences: Vec<i64> = messages.iter().map(|m| m.0).collect();
     let claimed_at: Vec<PgTimestamp> = messages.iter().map(|m| PgTimestamp(m.1)).collect();
-    sql_query(format!(
+    statement(format!(
         "UPDATE {} o SET locked_by = NULL, locked_at = NULL
            FROM unnest($1::bigint[], $3::timestamptz[]) AS c(sequence, claimed_at)
           WHERE o.sequence = ANY($1) AND o.sequence = c.sequence AND o.locked_by = $2
@@ -244,7 +251,7 @@ pub(crate) fn release_all(
     lease: LeaseId,
     known: &[i64],
 ) -> QueryResult<usize> {
-    sql_query(format!(
+    statement(format!(
         "UPDATE {} SET (locked_by, locked_at) = (NULL, NULL)
           WHERE locked_by = $1 AND sequence <> ALL($2)",
         name.outbox()
@@ -263,7 +270,7 @@ pub(crate) fn settled(
 ) -> QueryResult<Vec<i64>> {
     let (keys, destinations): (Vec<&str>, Vec<&str>) =
         keys.iter().map(|(k, d)| (k.as_str(), d.as_str())).unzip();
-    sql_query(format!(
+    statement(format!(
         "SELECT l.sequence FROM unnest($1::text[], $2::text[]) AS t(k, d)
            JOIN {} l ON l.idempotency_key = t.k AND l.destination = t.d",
         name.ledger()

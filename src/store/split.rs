@@ -92,9 +92,10 @@ fn try_to_split(
                    AS t(part_sequence, part_destination, place) ON t.part_sequence = g.sequence
         ), inserted AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
-                idempotency_key, digest, tenant_id, available_at, expires_at, created_at)
+                idempotency_key, digest, tenant_id, available_at, expires_at, created_at, split_from)
             SELECT message_id, topic, part_destination, payload, headers, ordering_key,
-                   idempotency_key, digest, tenant_id, available_at, expires_at, created_at
+                   idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
+                   coalesce(split_from, sequence)
               FROM part ORDER BY sequence, place
             ON CONFLICT (idempotency_key, destination) DO NOTHING
             RETURNING idempotency_key, destination

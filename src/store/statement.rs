@@ -104,6 +104,6 @@ mod tests {
             debug_query::<Pg, _>(&statement).to_string(),
             "SELECT $2, $1, $1\n-- $1 $2 -- binds: [[Some(7), None], \"a\"]"
         );
-        assert!(!Statement::HAS_STATIC_QUERY_ID);
+        const { assert!(!Statement::HAS_STATIC_QUERY_ID) };
     }
 }

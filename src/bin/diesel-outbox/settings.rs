@@ -93,7 +93,7 @@ impl Args for SettingFlags {
 
 fn value_name(variable: &str) -> &'static str {
     match variable {
-        "DATABASE_URL" | "OUTBOX_URL" | "OUTBOX_PROXY" => "URL",
+        "DATABASE_URL" | "OUTBOX_URL" | "OUTBOX_PROXY" | "OUTBOX_LISTENER_URL" => "URL",
         "OUTBOX_CONFIG" => "PATH",
         "OUTBOX_TABLE" => "NAME",
         "OUTBOX_SECRET" => "SECRET",
@@ -101,7 +101,7 @@ fn value_name(variable: &str) -> &'static str {
         "OUTBOX_TLS_ROOTS" => "ROOTS",
         "OUTBOX_NO_PROXY" => "HOSTS",
         "OUTBOX_CONCURRENCY" | "OUTBOX_BATCH" | "OUTBOX_MAX_ATTEMPTS" => "NUMBER",
-        "OUTBOX_MODE" | "OUTBOX_LOG_FORMAT" => "WORD",
+        "OUTBOX_MODE" | "OUTBOX_LOG_FORMAT" | "OUTBOX_ON_DEAD" => "WORD",
         "OUTBOX_BACKOFF" => "BACKOFF",
         _ if is_switch(variable) => "BOOL",
         _ => "DURATION",

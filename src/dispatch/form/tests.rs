@@ -22,6 +22,7 @@ pub(in crate::dispatch) fn message(payload: &str) -> Message {
         attempts: 2,
         expires: None,
         claimed_at: 0,
+        in_a_row: 0,
     }
 }
 

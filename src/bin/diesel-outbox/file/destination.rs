@@ -32,6 +32,7 @@ pub(super) const KEYS: &[&str] = &[
     "burst",
     "max_attempts",
     "backoff",
+    "on_dead",
     "retry_after_cap",
     "breaker",
     "classes",
@@ -118,6 +119,7 @@ fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), 
     destination.max_attempts = section.take("max_attempts", count(1..=1_000_000))?;
     let takes = "it takes exponential(base, cap) or a table 5s,10s,20s";
     destination.backoff = section.take("backoff", word(takes))?;
+    destination.on_dead = section.take("on_dead", word("it takes continue or block"))?;
     if let Some(cap) = section.take("retry_after_cap", duration)? {
         destination.retry_after_cap = cap;
     }

@@ -1,0 +1,104 @@
+//! The listener thread: rings the claimer when something was committed.
+
+use std::time::Duration;
+
+use super::session::LISTENER;
+use super::shared::Shared;
+use crate::error::DatabaseError;
+use crate::store::notifications::{Listener, Lock};
+
+/// The limit of each of its statements.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// While an insert is under way that will not notify, the claimer looks after this long, then after
+/// twice as long, and so on.
+const FIRST_TRY: Duration = Duration::from_millis(2);
+const LONGEST_TRY: Duration = Duration::from_millis(25);
+/// Between tries to reach a database that is gone.
+const RECONNECT: Duration = Duration::from_secs(1);
+
+/// Listens until the relay stops. Everything it does is a hint: without it the relay polls.
+pub(crate) fn run(shared: &Shared) {
+    while !shared.is_stopping() {
+        let end = match Listener::connect(
+            shared.listener_url(),
+            &shared.config.table,
+            STATEMENT_TIMEOUT,
+        ) {
+            Ok(listener) => listen(shared, listener),
+            Err(error) => Err(error),
+        };
+        shared.sleep().interrupt();
+        match end {
+            Ok(End::Stopped) => return,
+            Ok(End::Pooled) => {
+                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
+                return;
+            }
+            Err(error) => {
+                shared.outage.noticed(LISTENER, &error);
+                // What is committed from now on is not heard.
+                shared.look();
+                shared.pause(RECONNECT);
+            }
+        }
+    }
+}
+
+enum End {
+    Stopped,
+    /// Notifications do not come through.
+    Pooled,
+}
+
+fn listen(shared: &Shared, mut listener: Listener) -> Result<End, DatabaseError> {
+    if shared.config.listener_url.is_none() && listener.is_behind_pooler()? {
+        return Ok(End::Pooled);
+    }
+    shared.outage.over(LISTENER);
+    // Whatever was committed before was heard by nobody.
+    shared.look();
+    let sleep = shared.sleep();
+    let mut has_lock = false;
+    let mut next_try: Option<Duration> = None;
+    while !shared.is_stopping() {
+        listener.wait(sleep.descriptor(), next_try)?;
+        sleep.drain();
+        let is_news = listener.notifications() > 0;
+        if is_news {
+            sleep.interrupt();
+            shared.ring();
+        }
+        if has_lock && (is_news || sleep.is_awake()) {
+            listener.unlock()?;
+            has_lock = false;
+        }
+        next_try = match (sleep.is_asked(), has_lock) {
+            (false, _) => None,
+            (true, true) => {
+                fall_asleep(shared);
+                None
+            }
+            (true, false) => match listener.try_lock()? {
+                Lock::Insert => {
+                    // It may be committed by now, and others with it.
+                    shared.ring();
+                    let wait = next_try.map_or(FIRST_TRY, |wait| wait * 2);
+                    Some(wait.min(LONGEST_TRY))
+                }
+                lock => {
+                    has_lock = lock == Lock::Taken;
+                    fall_asleep(shared);
+                    None
+                }
+            },
+        };
+    }
+    Ok(End::Stopped)
+}
+
+/// From now on whoever commits rings. The claimer looks once more: before, nobody did.
+fn fall_asleep(shared: &Shared) {
+    if shared.sleep().begin() {
+        shared.look();
+    }
+}

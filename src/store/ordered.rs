@@ -1,0 +1,322 @@
+//! Order by key: claiming messages that have an ordering key.
+//!
+//! Such a message is claimed only when none before it in its key is live, none of its key is held by
+//! a live lease, and no dead letter before it keeps the key back. Messages for different named
+//! destinations are no part of one order; those that name none stand in the order of all.
+//!
+//! Claims of keyed messages exclude one another by an advisory lock. Otherwise a message that was
+//! committed late could be claimed while another claim, not yet seen, takes one behind it.
+
+use std::time::Instant;
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Text, Timestamptz};
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+
+use super::claim::{
+    Claimant, Claimed, ClaimedRow, Lane, Lanes, Topic, as_bigint, claim_statement, claimed,
+    is_live, most, taken_over,
+};
+use super::statement::statement;
+use super::{OUTBOX_NUMBER, SequenceRow};
+use crate::name::OutboxName;
+
+/// A key, and the destination within which it orders.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) ordering_key: String,
+    pub(crate) destination: String,
+}
+
+/// The first message of a key.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) key: Key,
+    pub(crate) topic: Topic,
+    pub(crate) sequence: i64,
+}
+
+/// A part of the walk over all keys.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    /// Those that can be claimed, as it seems.
+    pub(crate) heads: Vec<Head>,
+    /// The last key that was looked at; `None`: it was the last one.
+    pub(crate) last: Option<Key>,
+}
+
+/// A message's place in the order of its key.
+fn place(row: &str) -> String {
+    format!("coalesce({row}.split_from, {row}.sequence)")
+}
+
+/// Whether no live message stands before `o`. Written so that each question is a probe of the index
+/// (ordering_key, destination, place), and stays one: a NOT EXISTS could become a join.
+fn is_first(name: &OutboxName) -> String {
+    let none_before = |destinations: &str| {
+        format!(
+            "(SELECT 1 FROM {outbox} e
+               WHERE e.ordering_key = o.ordering_key AND e.destination {destinations}
+                 AND {before} < {here} LIMIT 1) IS NULL",
+            outbox = name.outbox(),
+            before = place("e"),
+            here = place("o"),
+        )
+    };
+    format!(
+        "{} AND (o.destination = '' OR {}) AND (o.destination <> '' OR {})",
+        none_before("= o.destination"),
+        none_before("= ''"),
+        none_before("> ''"),
+    )
+}
+
+/// Whether nothing else of the key is on its way, as far as it is in one order with `o`, and no dead
+/// letter keeps it back. $2: leases that are over.
+fn is_alone(name: &OutboxName) -> String {
+    let same_order = |row: &str| {
+        format!(
+            "{row}.ordering_key = o.ordering_key
+             AND ({row}.destination = o.destination OR {row}.destination = '' OR o.destination = '')"
+        )
+    };
+    format!(
+        "(SELECT 1 FROM {outbox} e
+           WHERE {live} AND e.sequence <> o.sequence
+             AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2) LIMIT 1) IS NULL
+         AND {not_kept_back}",
+        outbox = name.outbox(),
+        live = same_order("e"),
+        not_kept_back = is_not_kept_back(name),
+    )
+}
+
+fn is_not_kept_back(name: &OutboxName) -> String {
+    format!(
+        "(SELECT 1 FROM {dead} d
+           WHERE d.blocks_key AND d.ordering_key = o.ordering_key AND {before} < {here}
+             AND (d.destination = o.destination OR d.destination = '' OR o.destination = '')
+           LIMIT 1) IS NULL",
+        dead = name.dead(),
+        before = place("d"),
+        here = place("o"),
+    )
+}
+
+/// The messages of these lanes that can be claimed, as it seems: from each lane's place on.
+pub(crate) fn due(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claimant: Claimant<'_>,
+    lanes: &[&Lane],
+) -> QueryResult<Vec<i64>> {
+    let lanes = Lanes::of(lanes);
+    statement(format!(
+        "SELECT chosen.sequence
+           FROM unnest($2::text[], $3::text[], $4::bigint[], $5::timestamptz[], $6::bigint[])
+                WITH ORDINALITY AS lane(topic, destination, room, after_time, after_sequence, n)
+          CROSS JOIN LATERAL (
+                SELECT o.sequence
+                  FROM {outbox} o
+                 WHERE o.topic = lane.topic AND o.destination = lane.destination
+                   AND o.ordering_key IS NOT NULL
+                   AND o.available_at <= now()
+                   AND (o.available_at, o.sequence) > (lane.after_time, lane.after_sequence)
+                   AND (o.locked_by IS NULL OR o.locked_by = ANY($1))
+                   AND {is_first}
+                 ORDER BY o.available_at, o.sequence
+                 LIMIT lane.room
+          ) chosen",
+        outbox = name.outbox(),
+        is_first = is_first(name),
+    ))
+    .bind::<Array<BigInt>, _>(claimant.expired)
+    .bind::<Array<Text>, _>(lanes.topics)
+    .bind::<Array<Text>, _>(lanes.destinations)
+    .bind::<Array<BigInt>, _>(lanes.rooms)
+    .bind::<Array<Timestamptz>, _>(lanes.after_times)
+    .bind::<Array<BigInt>, _>(lanes.after_sequences)
+    .load::<SequenceRow>(conn)
+    .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+}
+
+#[derive(diesel::QueryableByName)]
+struct HeadRow {
+    #[diesel(sql_type = Text)]
+    ordering_key: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    #[diesel(sql_type = Text)]
+    topic: String,
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Bool)]
+    is_free: bool,
+    #[diesel(sql_type = BigInt)]
+    n: i64,
+}
+
+/// The first message of each of the next `count` keys, from the key `from` on, by a loose index scan:
+/// one probe for each key, however many messages wait in it.
+pub(crate) fn walk(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    from: &Key,
+    count: usize,
+) -> QueryResult<Page> {
+    let step = |from: &str| {
+        format!(
+            "SELECT o.ordering_key, o.destination, o.topic, o.sequence,
+                    o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1)) AS is_free
+               FROM {outbox} o
+              WHERE o.ordering_key IS NOT NULL AND (o.ordering_key, o.destination) {from}
+              ORDER BY o.ordering_key, o.destination, {place} LIMIT 1",
+            outbox = name.outbox(),
+            place = place("o"),
+        )
+    };
+    let rows: Vec<HeadRow> = statement(format!(
+        "WITH RECURSIVE walk AS (
+            (SELECT first.*, 1::bigint AS n FROM ({first}) first)
+            UNION ALL
+            (SELECT next.*, walk.n + 1 FROM walk CROSS JOIN LATERAL ({next}) next WHERE walk.n < $4)
+         )
+         SELECT * FROM walk WHERE is_free OR n = $4",
+        first = step(">= ($2, $3)"),
+        next = step("> (walk.ordering_key, walk.destination)"),
+    ))
+    .bind::<Array<BigInt>, _>(expired)
+    .bind::<Text, _>(&from.ordering_key)
+    .bind::<Text, _>(&from.destination)
+    .bind::<BigInt, _>(as_bigint(count))
+    .load(conn)?;
+    let mut page = Page::default();
+    for row in rows {
+        let key = Key {
+            ordering_key: row.ordering_key,
+            destination: row.destination,
+        };
+        if row.n >= as_bigint(count) {
+            page.last = Some(key.clone());
+        }
+        if row.is_free {
+            let topic = Topic {
+                topic: row.topic,
+                destination: key.destination.clone(),
+            };
+            let sequence = row.sequence;
+            page.heads.push(Head {
+                key,
+                topic,
+                sequence,
+            });
+        }
+    }
+    Ok(page)
+}
+
+#[derive(diesel::QueryableByName)]
+struct LockedRow {
+    #[diesel(sql_type = Bool)]
+    is_locked: bool,
+}
+
+/// Claims those of these keyed messages that are the first of their key and alone. `None`: another
+/// relay is claiming just now.
+pub(crate) fn claim(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claimant: Claimant<'_>,
+    sequences: &[i64],
+) -> QueryResult<Option<Vec<Claimed>>> {
+    let candidates = format!(
+        "WITH candidate AS MATERIALIZED (
+            SELECT o.sequence, {taken_over} AS taken_over
+              FROM {outbox} o
+             WHERE o.sequence = ANY($4) AND {is_live}
+               AND o.available_at <= now()
+               AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
+               AND {is_first} AND {is_alone}
+             ORDER BY o.sequence
+               FOR NO KEY UPDATE SKIP LOCKED
+        )",
+        taken_over = taken_over(),
+        outbox = name.outbox(),
+        is_live = is_live(name),
+        is_first = is_first(name),
+        is_alone = is_alone(name),
+    );
+    let before = Instant::now();
+    conn.transaction(|conn| {
+        // A statement of its own: the claim sees what the last holder of the lock did.
+        let locked: LockedRow = sql_query(format!(
+            "SELECT pg_try_advisory_xact_lock({OUTBOX_NUMBER}, 2) AS is_locked"
+        ))
+        .bind::<Text, _>(name.outbox())
+        .get_result(conn)?;
+        if !locked.is_locked {
+            return Ok(None);
+        }
+        statement(claim_statement(name, &candidates))
+            .bind::<BigInt, _>(claimant.lease.0)
+            .bind::<Array<BigInt>, _>(claimant.expired)
+            .bind::<Integer, _>(most(claimant))
+            .bind::<Array<BigInt>, _>(sequences)
+            .load::<ClaimedRow>(conn)
+            .map(|rows| Some(claimed(rows, before)))
+    })
+}
+
+/// Claims the next message of each of these keys.
+///
+/// For a transaction that has just removed a message of each, held by the same lease: until it
+/// commits, no other claim can find any of these keys free, so this needs neither the lock nor a
+/// look at what else is on its way. Nothing of the topics `paused` is taken.
+pub(crate) fn claim_next(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claimant: Claimant<'_>,
+    keys: &[Key],
+    paused: &[String],
+) -> QueryResult<Vec<Claimed>> {
+    let candidates = format!(
+        "WITH candidate AS MATERIALIZED (
+            SELECT o.sequence, {taken_over} AS taken_over
+              FROM {outbox} o
+             WHERE o.sequence = ANY(ARRAY(
+                    SELECT next.sequence FROM unnest($4::text[], $5::text[]) AS k(ordering_key, destination)
+                     CROSS JOIN LATERAL (
+                        SELECT n.sequence FROM {outbox} n
+                         WHERE n.ordering_key = k.ordering_key AND n.destination = k.destination
+                         ORDER BY {place} LIMIT 1
+                     ) next))
+               AND {is_live}
+               AND o.available_at <= now() AND o.topic <> ALL($6)
+               AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
+               AND {is_first} AND {is_not_kept_back}
+             ORDER BY o.sequence
+               FOR NO KEY UPDATE SKIP LOCKED
+        )",
+        taken_over = taken_over(),
+        outbox = name.outbox(),
+        place = place("n"),
+        is_live = is_live(name),
+        is_first = is_first(name),
+        is_not_kept_back = is_not_kept_back(name),
+    );
+    let before = Instant::now();
+    let (ordering_keys, destinations): (Vec<&str>, Vec<&str>) = keys
+        .iter()
+        .map(|key| (key.ordering_key.as_str(), key.destination.as_str()))
+        .unzip();
+    statement(claim_statement(name, &candidates))
+        .bind::<BigInt, _>(claimant.lease.0)
+        .bind::<Array<BigInt>, _>(claimant.expired)
+        .bind::<Integer, _>(most(claimant))
+        .bind::<Array<Text>, _>(ordering_keys)
+        .bind::<Array<Text>, _>(destinations)
+        .bind::<Array<Text>, _>(paused)
+        .load::<ClaimedRow>(conn)
+        .map(|rows| claimed(rows, before))
+}
