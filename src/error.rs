@@ -9,6 +9,15 @@ pub enum EnqueueError {
     /// The message itself is bad. Nothing was sent to the database.
     #[error(transparent)]
     Message(#[from] MessageError),
+    /// One of many messages is bad. Nothing was written, and the caller's transaction stays usable.
+    #[error("message {index} (counted from 0): {error}")]
+    MessageAt {
+        /// How many messages came before it.
+        index: u64,
+        /// What is wrong with it.
+        #[source]
+        error: MessageError,
+    },
     /// The key stands for another message already. Nothing was written, and the caller's
     /// transaction stays usable.
     #[error(

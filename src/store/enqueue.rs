@@ -4,139 +4,292 @@ use std::collections::HashMap;
 
 use diesel::pg::Pg;
 use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
-use diesel::result::{Error, QueryResult};
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Binary, Bool, Nullable, Text, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
-use uuid::Uuid;
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
 use super::digest_of;
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
 
-/// What the table has for a key after an insert.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+/// A message with what its row has besides.
+pub(crate) struct Row {
+    message: NewMessage,
+    key: String,
+    digest: Vec<u8>,
+}
+
+impl Row {
+    pub(crate) fn new(message: NewMessage) -> Self {
+        Self {
+            key: message.key(),
+            digest: message.digest(),
+            message,
+        }
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// About as many bytes as it takes on its way to the database.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers = self.message.headers.iter();
+        self.message.payload.len() + headers.map(|(n, v)| n.len() + v.len()).sum::<usize>()
+    }
+
+    /// Key and destination: what is unique in the outbox.
+    fn identity(&self) -> (&str, &str) {
+        (&self.key, &self.message.destination)
+    }
+}
+
+/// What the outbox has for a message's key after an insert.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Stored {
-    #[diesel(sql_type = BigInt)]
     pub(crate) sequence: i64,
+    /// It is this message, written just now.
+    pub(crate) is_new: bool,
+    /// It has this message's topic and payload.
+    pub(crate) is_same: bool,
+}
+
+#[derive(diesel::QueryableByName)]
+struct FoundRow {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
     #[diesel(sql_type = Text)]
     idempotency_key: String,
     #[diesel(sql_type = Text)]
     destination: String,
-    #[diesel(sql_type = Binary)]
-    pub(crate) digest: Vec<u8>,
+    /// Of a row that was there before.
+    #[diesel(sql_type = Nullable<Binary>)]
+    digest: Option<Vec<u8>>,
     #[diesel(sql_type = Bool)]
-    pub(crate) is_new: bool,
+    is_new: bool,
 }
-
-/// Key and destination: what is unique in the outbox.
-pub(crate) type Identity = (String, String);
 
 /// How often an insert is tried that neither inserted nor saw the row that stood in its way: that
 /// row was committed, or removed, at just that moment.
 const TRIES: usize = 100;
 
 /// Inserts the messages whose key is free, in their order, by one statement, and tells for each
-/// key what the table has. Needs a second statement only when another transaction enqueued one of
-/// the keys at the same moment.
+/// message what the outbox has. Needs a second statement only when another transaction enqueued one
+/// of the keys at the same moment.
+///
+/// The statement is not a prepared one: it is one round trip from the first call on a connection, and
+/// its search for keys is planned for the table as it is (a plan of an empty table reads all of it).
 pub(crate) fn insert_or_find(
     conn: &mut PgConnection,
     name: &OutboxName,
-    messages: &[NewMessage],
-) -> QueryResult<HashMap<Identity, Stored>> {
-    let mut found: HashMap<Identity, Stored> = HashMap::with_capacity(messages.len());
+    rows: &[Row],
+) -> QueryResult<Vec<Stored>> {
+    let mut first_of = HashMap::with_capacity(rows.len());
+    let mut missing = Vec::with_capacity(rows.len());
+    for (index, row) in rows.iter().enumerate() {
+        first_of.entry(row.identity()).or_insert_with(|| {
+            missing.push(index);
+            index
+        });
+    }
+    let mut found: Vec<Option<FoundRow>> = rows.iter().map(|_| None).collect();
     for _ in 0..TRIES {
-        let missing: Vec<&NewMessage> = messages
-            .iter()
-            .filter(|message| !found.contains_key(&identity(message)))
-            .collect();
         if missing.is_empty() {
-            return Ok(found);
+            return Ok(stored(rows, &first_of, &found));
         }
-        for stored in insert_statement(name, &missing).load::<Stored>(conn)? {
-            let identity = (stored.idempotency_key.clone(), stored.destination.clone());
+        let wanted: Vec<&Row> = missing.iter().map(|&index| &rows[index]).collect();
+        for row in insert_or_find_statement(name, &wanted).load::<FoundRow>(conn)? {
+            let Some(&index) = first_of.get(&(&*row.idempotency_key, &*row.destination)) else {
+                continue;
+            };
             // A row that was settled while the insert waited for it is seen beside the new one.
-            if stored.is_new || !found.contains_key(&identity) {
-                found.insert(identity, stored);
+            if row.is_new || found[index].is_none() {
+                found[index] = Some(row);
             }
         }
+        missing.retain(|&index| found[index].is_none());
     }
     Err(Error::QueryBuilderError(
         format!("a key was enqueued and settled by others {TRIES} times in a row").into(),
     ))
 }
 
-pub(crate) fn identity(message: &NewMessage) -> Identity {
-    (message.key(), message.destination.clone())
+/// What was found for the first message of each key, told for every message.
+fn stored(
+    rows: &[Row],
+    first_of: &HashMap<(&str, &str), usize>,
+    found: &[Option<FoundRow>],
+) -> Vec<Stored> {
+    let stored = rows.iter().enumerate().filter_map(|(index, row)| {
+        let &first = first_of.get(&row.identity())?;
+        let found = found[first].as_ref()?;
+        let digest = found.digest.as_ref().unwrap_or(&rows[first].digest);
+        Some(Stored {
+            sequence: found.sequence,
+            is_new: found.is_new && first == index,
+            is_same: *digest == row.digest,
+        })
+    });
+    stored.collect()
 }
+
+/// Inserts the messages in their order, by one statement in a savepoint: all, or (`false`) none
+/// because a key is taken. A fifth less work for the server than an insert which looks at each key
+/// first.
+pub(crate) fn insert_all(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    rows: &[Row],
+) -> QueryResult<bool> {
+    let rows: Vec<&Row> = rows.iter().collect();
+    let statement = sql_query(insert(name, in_array)).into_boxed();
+    match conn.transaction(|conn| bind_many(statement, &rows).execute(conn)) {
+        Ok(_) => Ok(true),
+        Err(Error::DatabaseError(DatabaseErrorKind::UniqueViolation, _)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+type Bound<'a> = BoxedSqlQuery<'a, Pg, SqlQuery>;
 
 /// `ON CONFLICT DO NOTHING` raises no error, so the caller's transaction stays usable.
-fn insert_statement(
-    name: &OutboxName,
-    messages: &[&NewMessage],
-) -> BoxedSqlQuery<'static, Pg, SqlQuery> {
-    let outbox = name.outbox();
-    let column = |f: fn(&NewMessage) -> String| messages.iter().map(|m| f(m)).collect::<Vec<_>>();
-    let optional =
-        |f: fn(&NewMessage) -> Option<String>| messages.iter().map(|m| f(m)).collect::<Vec<_>>();
-    let times = |f: fn(&NewMessage) -> Option<Due>, which: fn(Due) -> Option<i64>| {
-        messages
-            .iter()
-            .map(|m| f(m).and_then(which))
-            .collect::<Vec<Option<i64>>>()
-    };
-    let ids: Vec<Uuid> = messages.iter().map(|m| m.message_id).collect();
-    let tenants: Vec<Option<Uuid>> = messages.iter().map(|m| m.tenant_id).collect();
-    let digests: Vec<Vec<u8>> = messages.iter().map(|m| m.digest()).collect();
-    sql_query(format!(
-        "WITH given AS MATERIALIZED (
-            SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[],
-                                 $6::text[], $7::text[], $8::bytea[], $9::uuid[],
-                                 $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[])
-                WITH ORDINALITY
-                AS t(message_id, topic, destination, payload, headers, ordering_key,
-                     idempotency_key, digest, tenant_id, due_in, due_at, expires_in, expires_at, n)
-        ), inserted AS (
-            INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
-                                  idempotency_key, digest, tenant_id, available_at, expires_at)
-            SELECT message_id, topic, destination, payload::json, headers::json, ordering_key,
-                   idempotency_key, digest, tenant_id,
-                   coalesce('epoch'::timestamptz + due_at * interval '1 microsecond',
-                            now() + coalesce(due_in, 0) * interval '1 microsecond'),
-                   coalesce('epoch'::timestamptz + expires_at * interval '1 microsecond',
-                            now() + expires_in * interval '1 microsecond')
-              FROM given ORDER BY n
+fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Bound<'a> {
+    let element = if rows.len() == 1 { alone } else { in_array };
+    let statement = sql_query(format!(
+        "WITH inserted AS (
+            {insert}
             ON CONFLICT (idempotency_key, destination) DO NOTHING
-            RETURNING sequence, idempotency_key, destination, digest
+            RETURNING sequence, idempotency_key, destination
         )
-        SELECT sequence, idempotency_key, destination, digest, true AS is_new FROM inserted
+        SELECT sequence, idempotency_key, destination, NULL::bytea AS digest, true AS is_new
+          FROM inserted
         UNION ALL
-        SELECT o.sequence, o.idempotency_key, o.destination,
-               {stored_digest}, false
-          FROM given JOIN {outbox} o USING (idempotency_key, destination)",
+        SELECT o.sequence, o.idempotency_key, o.destination, {stored_digest}, false
+          FROM (SELECT {key} AS idempotency_key, {destination} AS destination) AS given
+          JOIN {outbox} o USING (idempotency_key, destination)
+         WHERE (SELECT count(*) FROM inserted) < {count}",
+        insert = insert(name, element),
         stored_digest = digest_of("o"),
+        key = element(7),
+        destination = element(3),
+        outbox = name.outbox(),
+        count = rows.len(),
     ))
-    .into_boxed()
-    .bind::<Array<SqlUuid>, _>(ids)
-    .bind::<Array<Text>, _>(column(|m| m.topic.clone()))
-    .bind::<Array<Text>, _>(column(|m| m.destination.clone()))
-    .bind::<Array<Text>, _>(column(|m| m.payload.clone()))
-    .bind::<Array<Nullable<Text>>, _>(optional(headers_json))
-    .bind::<Array<Nullable<Text>>, _>(optional(|m| m.ordering_key.clone()))
-    .bind::<Array<Text>, _>(column(NewMessage::key))
-    .bind::<Array<Binary>, _>(digests)
-    .bind::<Array<Nullable<SqlUuid>>, _>(tenants)
-    .bind::<Array<Nullable<BigInt>>, _>(times(|m| Some(m.due), relative_micros))
-    .bind::<Array<Nullable<BigInt>>, _>(times(|m| Some(m.due), absolute_micros))
-    .bind::<Array<Nullable<BigInt>>, _>(times(|m| m.expiry, relative_micros))
-    .bind::<Array<Nullable<BigInt>>, _>(times(|m| m.expiry, absolute_micros))
+    .into_boxed();
+    match rows {
+        [row] => bind_one(statement, row),
+        rows => bind_many(statement, rows),
+    }
 }
 
-fn headers_json(message: &NewMessage) -> Option<String> {
-    if message.headers.is_empty() {
+/// The parameter as it is.
+fn alone(parameter: usize) -> String {
+    format!("${parameter}")
+}
+
+/// The parameter's elements, one for each row. An array that is NULL gives NULL to each.
+fn in_array(parameter: usize) -> String {
+    format!("unnest(${parameter})")
+}
+
+/// Rows are inserted in the order of the arrays: unnest in a list of SELECT gives them one by one,
+/// and nothing comes between it and the insert.
+fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
+    let given = [
+        "message_id",
+        "topic",
+        "destination",
+        "payload",
+        "headers",
+        "ordering_key",
+        "idempotency_key",
+        "digest",
+        "tenant_id",
+        "due_in",
+        "due_at",
+        "expires_in",
+        "expires_at",
+    ];
+    let given: Vec<String> = (1..)
+        .zip(given)
+        .map(|(parameter, column)| format!("{} AS {column}", element(parameter)))
+        .collect();
+    format!(
+        "INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
+                               idempotency_key, digest, tenant_id, available_at, expires_at)
+         SELECT message_id, topic, destination, payload::json, headers::json, ordering_key,
+                idempotency_key, digest, tenant_id,
+                coalesce('epoch'::timestamptz + due_at * interval '1 microsecond',
+                         now() + due_in * interval '1 microsecond', now()),
+                coalesce('epoch'::timestamptz + expires_at * interval '1 microsecond',
+                         now() + expires_in * interval '1 microsecond')
+           FROM (SELECT {given}) AS given",
+        outbox = name.outbox(),
+        given = given.join(", "),
+    )
+}
+
+fn bind_one<'a>(statement: Bound<'a>, row: &'a Row) -> Bound<'a> {
+    let message = &row.message;
+    statement
+        .bind::<SqlUuid, _>(message.message_id)
+        .bind::<Text, _>(&message.topic)
+        .bind::<Text, _>(&message.destination)
+        .bind::<Text, _>(&message.payload)
+        .bind::<Nullable<Text>, _>(headers_json(row))
+        .bind::<Nullable<Text>, _>(&message.ordering_key)
+        .bind::<Text, _>(&row.key)
+        .bind::<Binary, _>(&row.digest)
+        .bind::<Nullable<SqlUuid>, _>(message.tenant_id)
+        .bind::<Nullable<BigInt>, _>(relative_micros(message.due))
+        .bind::<Nullable<BigInt>, _>(absolute_micros(message.due))
+        .bind::<Nullable<BigInt>, _>(message.expiry.and_then(relative_micros))
+        .bind::<Nullable<BigInt>, _>(message.expiry.and_then(absolute_micros))
+}
+
+fn bind_many<'a>(statement: Bound<'a>, rows: &[&'a Row]) -> Bound<'a> {
+    statement
+        .bind::<Array<SqlUuid>, _>(each(rows, |row| row.message.message_id))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.message.topic))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.message.destination))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.message.payload))
+        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, headers_json))
+        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, |row| {
+            row.message.ordering_key.as_deref()
+        }))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.key))
+        .bind::<Array<Binary>, _>(each(rows, |row| &*row.digest))
+        .bind::<Nullable<Array<Nullable<SqlUuid>>>, _>(any(rows, |row| row.message.tenant_id))
+        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
+            relative_micros(row.message.due)
+        }))
+        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
+            absolute_micros(row.message.due)
+        }))
+        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
+            row.message.expiry.and_then(relative_micros)
+        }))
+        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
+            row.message.expiry.and_then(absolute_micros)
+        }))
+}
+
+fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
+    rows.iter().map(|&row| value(row)).collect()
+}
+
+/// None where no row has a value: most messages use few of the columns.
+fn any<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> Option<T>) -> Option<Vec<Option<T>>> {
+    let values = each(rows, value);
+    values.iter().any(Option::is_some).then_some(values)
+}
+
+fn headers_json(row: &Row) -> Option<String> {
+    let headers = &row.message.headers;
+    if headers.is_empty() {
         return None;
     }
-    let object = message
-        .headers
+    let object = headers
         .iter()
         .map(|(name, value)| (name.clone(), value.clone().into()))
         .collect();

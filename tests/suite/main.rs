@@ -8,6 +8,7 @@ mod support;
 
 mod acceptance;
 mod bench;
+mod bulk;
 mod bulkheads;
 mod commands;
 mod edges;

@@ -130,7 +130,7 @@ fn a_key_that_is_settled_while_it_is_enqueued_again_is_new() {
         conn.transaction::<_, EnqueueError, _>(|conn| outbox.enqueue(conn, message(2)))
     });
     eventually("the insert waits for the settle", || {
-        database.number("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%given AS MATERIALIZED%'") > 0
+        database.number("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'WITH inserted AS%'") > 0
     });
     settler.batch_execute("COMMIT").expect("committed");
     let enqueued = enqueuer
