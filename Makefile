@@ -6,7 +6,7 @@ TEST_FEATURES := cli,tracing
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
-# Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=--help
+# Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -45,7 +45,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies and scripts
 		echo "shellcheck is not installed: the scripts were not checked"; \
 	fi
 
-bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL
+bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=ordered: a scenario; ARGS=--help)
 	$(CARGO) build --release --features $(FEATURES)
 	scripts/with-postgres $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 

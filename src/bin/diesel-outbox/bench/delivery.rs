@@ -8,6 +8,7 @@ use hdrhistogram::Histogram;
 
 use super::ground::Ground;
 use super::measures::cpu_seconds;
+use crate::output;
 
 /// Between two looks at what the relay has done. A claim takes about as long.
 const TICK: Duration = Duration::from_millis(5);
@@ -80,13 +81,18 @@ pub(super) fn deliver_with(
     let cpu = cpu_seconds()? - cpu_before;
     progress.finish_and_clear();
     relay.shutdown(ground.config.shutdown_timeout)?;
-    Ok(Delivery {
+    let delivery = Delivery {
         messages,
         seconds,
         cpu,
         stats: relay.stats(),
         claims,
-    })
+    };
+    ground.say(format_args!(
+        "{} delivered/s",
+        output::grouped(delivery.rate())
+    ));
+    Ok(delivery)
 }
 
 /// The rate of several deliveries together.

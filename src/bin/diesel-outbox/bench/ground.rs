@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::Common;
+use crate::output;
 use crate::settings::SettingFlags;
 
 /// The topic of messages that go to the default destination.
@@ -22,6 +23,13 @@ pub(super) const TOPIC: &str = "bench.message";
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Messages of one INSERT: between two of them a signal is seen.
 const CHUNK: u64 = 20_000;
+
+/// So many are worth a word about the disk.
+const MANY: u64 = 1_000_000;
+/// Of a row: without its payload, in the indexes, and how full pages are.
+const ROW_BYTES: f64 = 210.0;
+const INDEX_BYTES: f64 = 130.0;
+const FILLFACTOR: f64 = 0.45;
 
 /// The bench's own schema, and the settings of relays that work in it.
 pub(super) struct Ground {
@@ -119,6 +127,13 @@ impl Ground {
             self.config.table, fill.topic, fill.ordering_key
         );
         let payload = payload(self.payload_bytes).to_string();
+        if fill.messages >= MANY {
+            self.say(format_args!(
+                "{} messages take about {:.0} GB of the server's disk",
+                output::grouped(fill.messages as f64),
+                self.bytes_of(fill.messages) / 1e9
+            ));
+        }
         let progress = self.progress("enqueueing", fill.messages);
         for first in (0..fill.messages).step_by(CHUNK as usize) {
             self.wait(Duration::ZERO)?;
@@ -135,6 +150,12 @@ impl Ground {
         progress.finish_and_clear();
         self.filled += fill.messages;
         Ok(())
+    }
+
+    /// What messages take in the table and its indexes, roughly.
+    fn bytes_of(&self, messages: u64) -> f64 {
+        let row = (ROW_BYTES + f64::from(self.payload_bytes)) / FILLFACTOR + INDEX_BYTES;
+        messages as f64 * row
     }
 
     /// Lets the database do now what it would do soon, because of what was just enqueued.

@@ -57,6 +57,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             "claim_ms": ordered.claim_ms(),
             "claim_p99_ms": ordered.claim_p99_ms(),
             "messages_per_claim": ordered.messages as f64 / ordered.stats.claims as f64,
+            "continued_share": ordered.stats.continued as f64 / ordered.messages as f64,
             "own_cpu_us_per_message": ordered.cpu_us_per_message(),
             "misorders": breaches.misorders,
             "overlaps": breaches.overlaps,
@@ -140,8 +141,25 @@ pub(super) fn table(report: &Value) -> Table {
             ("without keys", "unordered_messages_per_second", Unit::Count),
             ("ratio", "ratio_to_unordered", Unit::Ratio),
             ("a claim", "claim_ms", Unit::Millis),
+            ("continued", "continued_share", Unit::Percent),
             ("misorders", "misorders", Unit::Count),
             ("overlaps", "overlaps", Unit::Count),
         ],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_order_is_an_error() {
+        assert!(verdict(&json!({ "misorders": 0, "overlaps": 0 })).is_ok());
+        for broken in [
+            json!({ "misorders": 1, "overlaps": 0 }),
+            json!({ "misorders": 0, "overlaps": 1 }),
+        ] {
+            assert!(verdict(&broken).is_err(), "{broken}");
+        }
+    }
 }
