@@ -10,10 +10,12 @@ use crate::name::OutboxName;
 use crate::store::{claim, connection, dead, inspect, migrate as migrations, pause};
 
 pub use crate::store::dead::{DeadFilter, DeadLetter};
-pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
+pub use crate::store::inspect::{BlockedKey, LeaseRow, StatusCount, TroubleCount};
 pub use crate::store::migrate::Direction;
 pub use crate::store::pause::Pausable;
 
+/// Blocked keys that an overview shows.
+const MOST_KEYS: i64 = 100;
 /// Dead letters moved by one statement.
 const BATCH: usize = 1000;
 
@@ -69,6 +71,9 @@ pub struct Overview {
     pub counts: Vec<StatusCount>,
     /// What retrying messages wait for and dead ones died of, the most frequent first.
     pub troubles: Vec<TroubleCount>,
+    /// Ordering keys whose messages wait for a retry, for a delayed message or for an operator, a
+    /// hundred at most; those with the most messages first.
+    pub blocked_keys: Vec<BlockedKey>,
     /// Seconds since the oldest unclaimed due message became due.
     pub oldest_due_seconds: Option<f64>,
     /// Relays, by their leases.
@@ -83,6 +88,7 @@ pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, 
     Ok(Overview {
         counts: inspect::counts(conn, name)?,
         troubles: inspect::troubles(conn, name)?,
+        blocked_keys: inspect::blocked_keys(conn, name, MOST_KEYS)?,
         oldest_due_seconds: inspect::oldest_due_seconds(conn, name)?,
         leases: inspect::leases(conn, name)?,
     })

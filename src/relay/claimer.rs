@@ -23,9 +23,10 @@ use crate::error::DatabaseError;
 use crate::message::Message;
 use crate::routes::Way;
 use crate::status::ReasonCode;
-use crate::store::claim::{self, Claimant, Claimed, Known, Lane, TakenOver};
+use crate::store::claim::{self, Claimant, Claimed, Known, Lane, TakenOver, Topic};
 use crate::store::connection;
 use crate::store::lease::{self, LeaseId};
+use crate::store::ordered::Candidate;
 use crate::store::{ordered, pause, settle};
 
 /// How often, at least, topics and expired leases are looked for.
@@ -304,6 +305,11 @@ impl<'a> Claimer<'a> {
         let (keyed, plain): (Vec<&Lane>, Vec<&Lane>) =
             asked.iter().partition(|lane| lane.stream.is_keyed);
         let room = limit.unwrap_or(usize::MAX);
+        let goes_to = |lane: &&Lane| {
+            let Topic { topic, destination } = &lane.stream.topic;
+            self.goes_to(self.way(topic, destination))
+        };
+        let goes_to: Vec<&str> = keyed.iter().map(goes_to).collect();
         let name = &self.shared.config.table;
         let expired = std::mem::take(&mut self.expired);
         let claimant = self.claimant(lease, &expired);
@@ -317,7 +323,7 @@ impl<'a> Claimer<'a> {
             if keyed.is_empty() || left == 0 {
                 return Ok((claimed, true));
             }
-            let mut due = ordered::due(conn, name, claimant, &keyed)?;
+            let mut due = ordered::due(conn, name, claimant, &keyed, &goes_to)?;
             due.truncate(left);
             if due.is_empty() {
                 return Ok((claimed, true));
@@ -368,10 +374,10 @@ impl<'a> Claimer<'a> {
             .run(|conn| ordered::walk(conn, name, &expired, from, walk::STEP));
         let picked = page.map(|page| self.pick(page, limit, rooms));
         let result = picked.and_then(|picked| {
-            let claimed = match picked.sequences.is_empty() {
+            let claimed = match picked.candidates.is_empty() {
                 true => Some(Vec::new()),
                 false => self.claiming(lease, |conn| {
-                    ordered::claim(conn, name, claimant, &picked.sequences)
+                    ordered::claim(conn, name, claimant, &picked.candidates)
                 })?,
             };
             Ok((picked, claimed))
@@ -392,7 +398,7 @@ impl<'a> Claimer<'a> {
     /// Those of a page that there is room for. Ends where the first of a destination has none left.
     fn pick(&self, page: ordered::Page, limit: Option<usize>, rooms: &Rooms) -> Picked {
         let mut picked = Picked {
-            sequences: Vec::new(),
+            candidates: Vec::new(),
             step: page.last.map_or(Step::End, Step::At),
             has_left: false,
         };
@@ -406,12 +412,16 @@ impl<'a> Claimer<'a> {
             let count = taken.entry(to).or_default();
             if room == 0 {
                 picked.has_left |= self.is_open(to);
-            } else if *count >= room || limit.is_some_and(|limit| picked.sequences.len() >= limit) {
+            } else if *count >= room || limit.is_some_and(|limit| picked.candidates.len() >= limit)
+            {
                 picked.step = Step::At(head.key);
                 break;
             } else {
                 *count += 1;
-                picked.sequences.push(head.sequence);
+                picked.candidates.push(Candidate {
+                    sequence: head.sequence,
+                    goes_to: self.goes_to(to).to_owned(),
+                });
             }
         }
         picked
@@ -420,6 +430,14 @@ impl<'a> Claimer<'a> {
     fn way(&self, topic: &str, destination: &str) -> To {
         let nowhere = self.shared.bulkheads.len() - 1;
         To::of(&self.shared.routes, topic, destination, nowhere)
+    }
+
+    /// The destination by its name.
+    fn goes_to(&self, to: To) -> &'a str {
+        match to {
+            To::Bulkhead(number) => &self.shared.bulkheads[number].name,
+            To::Split => "",
+        }
     }
 
     fn is_open(&self, to: To) -> bool {
@@ -697,7 +715,7 @@ impl<'a> Claimer<'a> {
 
 /// What a step of the walk is about to claim.
 struct Picked {
-    sequences: Vec<i64>,
+    candidates: Vec<Candidate>,
     step: Step,
     /// Something was passed over whose destination has no room.
     has_left: bool,

@@ -1,8 +1,13 @@
 //! Order by key: claiming messages that have an ordering key.
 //!
 //! Such a message is claimed only when none before it in its key is live, none of its key is held by
-//! a live lease, and no dead letter before it keeps the key back. Messages for different named
-//! destinations are no part of one order; those that name none stand in the order of all.
+//! a live lease, and no dead letter before it keeps the key back.
+//!
+//! Messages that name no destination are one order, wherever they go. The parts of a fan-out, and other
+//! messages that name one, are an order for each destination: one that hangs does not hold the parts
+//! for another. Each part waits for those before it that name none; and a message that names none
+//! waits for the parts before it at the destination that it goes to. One that is to be split goes
+//! nowhere by itself, and waits for none.
 //!
 //! Claims of keyed messages exclude one another by an advisory lock. Otherwise a message that was
 //! committed late could be claimed while another claim, not yet seen, takes one behind it.
@@ -13,12 +18,12 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Text, Timestamptz};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
+use super::OUTBOX_NUMBER;
 use super::claim::{
     Claimant, Claimed, ClaimedRow, Lane, Lanes, Topic, as_bigint, claim_statement, claimed,
     is_live, most, taken_over,
 };
 use super::statement::statement;
-use super::{OUTBOX_NUMBER, SequenceRow};
 use crate::name::OutboxName;
 
 /// A key, and the destination within which it orders.
@@ -50,9 +55,10 @@ fn place(row: &str) -> String {
     format!("coalesce({row}.split_from, {row}.sequence)")
 }
 
-/// Whether no live message stands before `o`. Written so that each question is a probe of the index
-/// (ordering_key, destination, place), and stays one: a NOT EXISTS could become a join.
-fn is_first(name: &OutboxName) -> String {
+/// Whether no live message stands before `o`, which goes to the destination `goes_to`. Written so that
+/// each question is a probe of the index (ordering_key, destination, place), and stays one: a NOT
+/// EXISTS could become a join.
+fn is_first(name: &OutboxName, goes_to: GoesTo) -> String {
     let none_before = |destinations: &str| {
         format!(
             "(SELECT 1 FROM {outbox} e
@@ -67,26 +73,33 @@ fn is_first(name: &OutboxName) -> String {
         "{} AND (o.destination = '' OR {}) AND (o.destination <> '' OR {})",
         none_before("= o.destination"),
         none_before("= ''"),
-        none_before("> ''"),
+        match goes_to {
+            GoesTo::Column(column) => none_before(&format!("> '' AND e.destination = {column}")),
+            GoesTo::Unknown => none_before("> ''"),
+        },
     )
+}
+
+/// Where a message goes that names no destination.
+#[derive(Debug, Clone, Copy)]
+enum GoesTo {
+    /// To the destination in this column.
+    Column(&'static str),
+    /// It may be any.
+    Unknown,
 }
 
 /// Whether nothing else of the key is on its way, as far as it is in one order with `o`, and no dead
 /// letter keeps it back. $2: leases that are over.
 fn is_alone(name: &OutboxName) -> String {
-    let same_order = |row: &str| {
-        format!(
-            "{row}.ordering_key = o.ordering_key
-             AND ({row}.destination = o.destination OR {row}.destination = '' OR o.destination = '')"
-        )
-    };
     format!(
         "(SELECT 1 FROM {outbox} e
-           WHERE {live} AND e.sequence <> o.sequence
+           WHERE e.ordering_key = o.ordering_key AND e.sequence <> o.sequence
+             AND (e.destination = '' OR e.destination = o.destination
+                  OR (o.destination = '' AND e.destination = w.goes_to))
              AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2) LIMIT 1) IS NULL
          AND {not_kept_back}",
         outbox = name.outbox(),
-        live = same_order("e"),
         not_kept_back = is_not_kept_back(name),
     )
 }
@@ -103,18 +116,31 @@ fn is_not_kept_back(name: &OutboxName) -> String {
     )
 }
 
-/// The messages of these lanes that can be claimed, as it seems: from each lane's place on.
+/// A message that may be claimed.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct Candidate {
+    #[diesel(sql_type = BigInt)]
+    pub(crate) sequence: i64,
+    /// The destination that it is for; empty where it is to be split, or nothing serves it.
+    #[diesel(sql_type = Text)]
+    pub(crate) goes_to: String,
+}
+
+/// The messages of these lanes that can be claimed, as it seems: from each lane's place on. `goes_to`:
+/// the destination of each lane.
 pub(crate) fn due(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
     lanes: &[&Lane],
-) -> QueryResult<Vec<i64>> {
+    goes_to: &[&str],
+) -> QueryResult<Vec<Candidate>> {
     let lanes = Lanes::of(lanes);
     statement(format!(
-        "SELECT chosen.sequence
-           FROM unnest($2::text[], $3::text[], $4::bigint[], $5::timestamptz[], $6::bigint[])
-                WITH ORDINALITY AS lane(topic, destination, room, after_time, after_sequence, n)
+        "SELECT chosen.sequence, lane.goes_to
+           FROM unnest($2::text[], $3::text[], $4::bigint[], $5::timestamptz[], $6::bigint[],
+                       $7::text[]) WITH ORDINALITY
+                AS lane(topic, destination, room, after_time, after_sequence, goes_to, n)
           CROSS JOIN LATERAL (
                 SELECT o.sequence
                   FROM {outbox} o
@@ -128,7 +154,7 @@ pub(crate) fn due(
                  LIMIT lane.room
           ) chosen",
         outbox = name.outbox(),
-        is_first = is_first(name),
+        is_first = is_first(name, GoesTo::Column("lane.goes_to")),
     ))
     .bind::<Array<BigInt>, _>(claimant.expired)
     .bind::<Array<Text>, _>(lanes.topics)
@@ -136,8 +162,8 @@ pub(crate) fn due(
     .bind::<Array<BigInt>, _>(lanes.rooms)
     .bind::<Array<Timestamptz>, _>(lanes.after_times)
     .bind::<Array<BigInt>, _>(lanes.after_sequences)
-    .load::<SequenceRow>(conn)
-    .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+    .bind::<Array<Text>, _>(goes_to)
+    .load(conn)
 }
 
 #[derive(diesel::QueryableByName)]
@@ -228,26 +254,31 @@ pub(crate) fn claim(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
-    sequences: &[i64],
+    chosen: &[Candidate],
 ) -> QueryResult<Option<Vec<Claimed>>> {
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
             SELECT o.sequence, {taken_over} AS taken_over
-              FROM {outbox} o
+              FROM unnest($4::bigint[], $5::text[]) AS w(sequence, goes_to)
+              JOIN {outbox} o ON o.sequence = w.sequence
              WHERE o.sequence = ANY($4) AND {is_live}
                AND o.available_at <= now()
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                AND {is_first} AND {is_alone}
              ORDER BY o.sequence
-               FOR NO KEY UPDATE SKIP LOCKED
+               FOR NO KEY UPDATE OF o SKIP LOCKED
         )",
         taken_over = taken_over(),
         outbox = name.outbox(),
         is_live = is_live(name),
-        is_first = is_first(name),
+        is_first = is_first(name, GoesTo::Column("w.goes_to")),
         is_alone = is_alone(name),
     );
     let before = Instant::now();
+    let (sequences, goes_to): (Vec<i64>, Vec<&str>) = chosen
+        .iter()
+        .map(|one| (one.sequence, one.goes_to.as_str()))
+        .unzip();
     conn.transaction(|conn| {
         // A statement of its own: the claim sees what the last holder of the lock did.
         let locked: LockedRow = sql_query(format!(
@@ -263,6 +294,7 @@ pub(crate) fn claim(
             .bind::<Array<BigInt>, _>(claimant.expired)
             .bind::<Integer, _>(most(claimant))
             .bind::<Array<BigInt>, _>(sequences)
+            .bind::<Array<Text>, _>(goes_to)
             .load::<ClaimedRow>(conn)
             .map(|rows| Some(claimed(rows, before)))
     })
@@ -302,7 +334,7 @@ pub(crate) fn claim_next(
         outbox = name.outbox(),
         place = place("n"),
         is_live = is_live(name),
-        is_first = is_first(name),
+        is_first = is_first(name, GoesTo::Unknown),
         is_not_kept_back = is_not_kept_back(name),
     );
     let before = Instant::now();

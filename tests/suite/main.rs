@@ -18,6 +18,7 @@ mod fan_out;
 mod fresh;
 mod handle;
 mod odd_rows;
+mod ordering;
 mod pause_commands;
 mod proxy;
 mod receivers;

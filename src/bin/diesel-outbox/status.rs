@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel_outbox::Status;
-use diesel_outbox::admin::{self, Overview, Pause};
+use diesel_outbox::admin::{self, BlockedKey, Overview, Pause};
 use serde_json::json;
 
 use crate::settings::SettingFlags;
@@ -53,6 +53,15 @@ fn as_json(overview: &Overview, pauses: &[Pause]) -> serde_json::Value {
             "count": row.count,
             "example": row.example,
         })).collect::<Vec<_>>(),
+        "blocked_keys": overview.blocked_keys.iter().map(|row| json!({
+            "ordering_key": row.ordering_key,
+            "destination": row.destination,
+            "sequence": row.sequence,
+            "status": row.status,
+            "reason": row.reason,
+            "seconds_left": row.seconds_left,
+            "waiting": row.waiting,
+        })).collect::<Vec<_>>(),
         "pauses": pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
         "relays": overview.leases.iter().map(|row| json!({
             "lease": row.id,
@@ -60,6 +69,7 @@ fn as_json(overview: &Overview, pauses: &[Pause]) -> serde_json::Value {
             "renewed_seconds_ago": row.renewed_seconds_ago,
             "seconds_left": row.seconds_left,
             "expired": row.seconds_left <= 0.0,
+            "stands_by": row.stands_by,
         })).collect::<Vec<_>>(),
     })
 }
@@ -86,6 +96,9 @@ fn show(overview: &Overview, pauses: &[Pause]) -> Result<()> {
         }
         output::line(troubles)?;
     }
+    if !overview.blocked_keys.is_empty() {
+        output::line(blocked_keys(&overview.blocked_keys))?;
+    }
     if !pauses.is_empty() {
         output::line(pauses::table(pauses))?;
     }
@@ -95,7 +108,8 @@ fn show(overview: &Overview, pauses: &[Pause]) -> Result<()> {
     let mut leases = output::table(&["lease", "relay", "renewed", "state"]);
     for row in &overview.leases {
         let state = if row.seconds_left > 0.0 {
-            format!("alive, {:.0} s left", row.seconds_left)
+            let stands_by = if row.stands_by { ", stands by" } else { "" };
+            format!("alive, {:.0} s left{stands_by}", row.seconds_left)
         } else {
             format!("expired {:.0} s ago", -row.seconds_left)
         };
@@ -107,4 +121,43 @@ fn show(overview: &Overview, pauses: &[Pause]) -> Result<()> {
         ]);
     }
     output::line(leases)
+}
+
+/// Keys shown; `--json` has a hundred.
+const KEYS: usize = 10;
+
+fn blocked_keys(keys: &[BlockedKey]) -> comfy_table::Table {
+    let mut table = output::table(&[
+        "blocked key",
+        "destination",
+        "waiting",
+        "for message",
+        "it is",
+    ]);
+    for key in keys.iter().take(KEYS) {
+        let reason = key.reason.as_deref().unwrap_or_default();
+        let when = match key.seconds_left {
+            Some(seconds) => format!("due in {seconds:.0} s"),
+            None if key.status == "dead" => "requeue or discard it".to_owned(),
+            None => "due never".to_owned(),
+        };
+        table.add_row([
+            output::shown(&key.ordering_key),
+            output::shown(&key.destination),
+            key.waiting.to_string(),
+            key.sequence.to_string(),
+            format!("{} {reason}, {when}", key.status),
+        ]);
+    }
+    if keys.len() > KEYS {
+        let more = keys.len() - KEYS;
+        table.add_row([
+            format!("and {more} more, at least"),
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+        ]);
+    }
+    table
 }

@@ -1,0 +1,420 @@
+//! Order by key.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use diesel::connection::SimpleConnection;
+use diesel_outbox::{Destination, NewMessage, RelayBuilder};
+use serde_json::json;
+
+use crate::support::{Database, PATIENCE, Receiver, Request, Running, eventually, finish};
+
+fn keyed(topic: &str, key: &str, n: usize) -> NewMessage {
+    NewMessage::new(topic, &json!({ "key": key, "n": n }))
+        .expect("JSON")
+        .ordering_key(key)
+}
+
+/// `keys` keys with `each` messages, enqueued in turn.
+fn enqueue(database: &Database, topics: &[&str], keys: usize, each: usize) {
+    let outbox = database.outbox();
+    let messages: Vec<NewMessage> = (0..keys * each)
+        .map(|n| {
+            keyed(
+                topics[n % topics.len()],
+                &format!("key-{}", n % keys),
+                n / keys,
+            )
+        })
+        .collect();
+    outbox
+        .enqueue_batch(&mut database.connect(), messages)
+        .expect("enqueued");
+}
+
+fn number(request: &Request) -> (String, u64) {
+    let body = request.json();
+    let key = body["key"].as_str().expect("a key").to_owned();
+    (key, body["n"].as_u64().expect("a number"))
+}
+
+/// The numbers of each key in the order of their arrival.
+fn by_key(requests: &[Request]) -> BTreeMap<String, Vec<u64>> {
+    let mut keys: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for request in requests {
+        let (key, n) = number(request);
+        keys.entry(key).or_default().push(n);
+    }
+    keys
+}
+
+/// Each key has its numbers in their order. One may come again, as long as none behind it has come.
+#[track_caller]
+fn assert_in_order(requests: &[Request], each: u64) {
+    for (key, mut numbers) in by_key(requests) {
+        numbers.dedup();
+        assert_eq!(numbers, (0..each).collect::<Vec<_>>(), "{key}");
+    }
+}
+
+/// A receiver that knows how many requests of one key it has had at once.
+fn watching(status_of: impl Fn(&Request) -> u16 + Send + Sync + 'static) -> (Receiver, Watch) {
+    let watch = Watch::default();
+    let seen = watch.clone();
+    let receiver = Receiver::answering(move |request| {
+        let (key, _) = number(request);
+        let is_alone = seen
+            .busy
+            .lock()
+            .expect("no panic holds it")
+            .insert(key.clone());
+        if !is_alone {
+            seen.overlaps.fetch_add(1, Ordering::SeqCst);
+        }
+        // Long enough for another one to come, if one does.
+        std::thread::sleep(Duration::from_millis(2));
+        let status = status_of(request);
+        seen.busy.lock().expect("no panic holds it").remove(&key);
+        status
+    });
+    (receiver, watch)
+}
+
+#[derive(Default, Clone)]
+struct Watch {
+    busy: Arc<Mutex<HashSet<String>>>,
+    overlaps: Arc<AtomicUsize>,
+}
+
+impl Watch {
+    #[track_caller]
+    fn assert_never_two_at_once(&self) {
+        assert_eq!(self.overlaps.load(Ordering::SeqCst), 0);
+    }
+}
+
+/// G5: through failures and retries, with two relays, across topics.
+#[test]
+fn a_key_keeps_its_order_through_retries_and_across_relays_and_topics() {
+    let database = Database::new();
+    let failures: Mutex<HashMap<(String, u64), u32>> = Mutex::default();
+    let (receiver, watch) = watching(move |request| {
+        let this = number(request);
+        let mut failures = failures.lock().expect("no panic holds it");
+        let failed = failures.entry(this.clone()).or_default();
+        // Every fifth one fails twice.
+        if (this.1 + this.0.len() as u64).is_multiple_of(5) && *failed < 2 {
+            *failed += 1;
+            return 500;
+        }
+        200
+    });
+    enqueue(&database, &["order.created", "order.paid"], 20, 20);
+    let relays: Vec<_> = (0..2)
+        .map(|_| {
+            let mut destination =
+                Destination::new("receiver", &receiver.url()).expect("a destination");
+            destination.breaker = None;
+            let relay = database.relay().destination(destination);
+            relay.route("*", "receiver").start().expect("it starts")
+        })
+        .collect();
+    eventually("all are delivered", || database.count("delivered") == 400);
+    drop(relays);
+    watch.assert_never_two_at_once();
+    assert_in_order(&receiver.requests(), 20);
+}
+
+/// G5: keys do not wait for one another, and a key goes on right after a settle.
+#[test]
+fn keys_run_beside_each_other_and_go_on_at_once() {
+    let database = Database::new();
+    let (receiver, watch) = watching(|_| 200);
+    enqueue(&database, &["order.paid"], 4, 50);
+    let relay = database
+        .relay()
+        // No key can wait for a poll.
+        .poll_interval(Duration::from_secs(30))
+        .url(&receiver.url())
+        .start()
+        .expect("it starts");
+    receiver.wait_for(200);
+    eventually("all are settled", || relay.stats().delivered == 200);
+    let stats = relay.stats();
+    drop(relay);
+    watch.assert_never_two_at_once();
+    assert_in_order(&receiver.requests(), 50);
+    assert!(
+        stats.continued >= 190,
+        "each one but the first of its key was claimed behind the one before it: {stats:?}"
+    );
+}
+
+/// G5, T-6: relays are killed while messages of each key are on their way.
+#[test]
+fn a_key_keeps_its_order_when_relays_are_killed() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        200
+    });
+    enqueue(&database, &["order.paid"], 30, 20);
+    let run = || {
+        let mut command = database.binary(&["run", "--url", &receiver.url()]);
+        command.env("OUTBOX_LEASE", "2s");
+        command.env("OUTBOX_SEND_TIMEOUT", "500ms");
+        Running::start(command)
+    };
+    for round in 1..=3 {
+        let (first, second) = (run(), run());
+        receiver.wait_for(round * 120);
+        first.kill();
+        second.kill();
+    }
+    let last = run();
+    eventually("all are delivered", || database.count("delivered") == 600);
+    drop(last);
+    assert_in_order(&receiver.requests(), 20);
+}
+
+/// Answers a request when it is told to.
+#[derive(Default)]
+struct Hold {
+    is_open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Hold {
+    fn wait(&self) {
+        let is_open = self.is_open.lock().expect("no panic holds it");
+        let (_open, timeout) = self
+            .changed
+            .wait_timeout_while(is_open, PATIENCE, |is_open| !*is_open)
+            .expect("no panic holds it");
+        assert!(!timeout.timed_out(), "the test opens it");
+    }
+
+    fn open(&self) {
+        *self.is_open.lock().expect("no panic holds it") = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Relays with a send timeout that is longer than the test holds answers.
+fn patient(database: &Database) -> RelayBuilder {
+    database
+        .relay()
+        .send_timeout(Duration::from_secs(20))
+        .lease(Duration::from_secs(60))
+}
+
+/// G5: a message that was committed late has to wait until the one behind it, which nobody could
+/// know to be behind it, is done.
+#[test]
+fn a_message_that_is_committed_late_is_not_sent_beside_a_later_one() {
+    let database = Database::new();
+    let hold = Arc::new(Hold::default());
+    let held = Arc::clone(&hold);
+    let receiver = Receiver::answering(move |request| {
+        if number(request).1 == 2 {
+            held.wait();
+        }
+        200
+    });
+    let mut late = database.connect();
+    late.batch_execute("BEGIN").expect("a transaction");
+    let outbox = database.outbox();
+    outbox
+        .enqueue(&mut late, keyed("order.paid", "a", 1))
+        .expect("enqueued");
+    database.enqueue_message(keyed("order.paid", "a", 2));
+    let relays = [0, 1].map(|_| {
+        let relay = patient(&database).url(&receiver.url());
+        relay.start().expect("it starts")
+    });
+    receiver.wait_for(1);
+    late.batch_execute("COMMIT").expect("committed");
+    database.enqueue_message(keyed("order.paid", "b", 1));
+    // The relays look and claim, but nothing of the key.
+    receiver.wait_for(2);
+    for relay in &relays {
+        relay.wake();
+    }
+    eventually("the relays have looked", || {
+        database.count("delivered") == 1
+    });
+    assert_eq!(database.count("sending"), 1);
+    assert_eq!(database.count("pending"), 1);
+    hold.open();
+    receiver.wait_for(3);
+    eventually("all are delivered", || database.count("delivered") == 3);
+    drop(relays);
+    let order: Vec<u64> = by_key(&receiver.requests())["a"].clone();
+    assert_eq!(order, [2, 1]);
+}
+
+/// G5: a dead message lets those behind it go on, unless the destination says otherwise.
+#[test]
+fn a_dead_message_lets_its_key_go_on() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| if number(request).1 == 0 { 422 } else { 200 });
+    enqueue(&database, &["order.paid"], 3, 3);
+    let relay = database.relay().url(&receiver.url()).start();
+    eventually("the rest is delivered", || database.count("delivered") == 6);
+    drop(relay);
+    assert_eq!(database.count("dead"), 3);
+    assert_in_order(&receiver.requests(), 3);
+}
+
+/// G5: `on_dead = "block"`; requeueing delivers it first, discarding lets the others go on.
+#[test]
+fn a_dead_message_can_hold_its_key_until_somebody_acts() {
+    let database = Database::new();
+    let refuses = Arc::new(AtomicBool::new(true));
+    let is_refused = Arc::clone(&refuses);
+    let receiver = Receiver::answering(move |request| {
+        let (key, n) = number(request);
+        let is_refused = n == 0 && key != "key-2" && is_refused.load(Ordering::SeqCst);
+        if is_refused { 422 } else { 200 }
+    });
+    enqueue(&database, &["order.paid"], 3, 3);
+    let run = || {
+        let mut command = database.binary(&["run", "--url", &receiver.url()]);
+        command.env("OUTBOX_ON_DEAD", "block");
+        Running::start(command)
+    };
+    let relay = run();
+    eventually("the key without a dead message is done", || {
+        database.count("delivered") == 3 && database.count("dead") == 2
+    });
+    // What is enqueued later waits as well.
+    database.enqueue_message(keyed("order.paid", "key-0", 3));
+    let status = finish(database.binary(&["status", "--json"]))
+        .code(0)
+        .json();
+    let blocked = status["blocked_keys"].as_array().expect("a list");
+    let of = |key: &str| {
+        blocked
+            .iter()
+            .find(|row| row["ordering_key"] == key)
+            .unwrap_or_else(|| panic!("{key} is not in {blocked:?}"))
+    };
+    assert_eq!(blocked.len(), 2, "{blocked:?}");
+    assert_eq!(of("key-0")["waiting"], 3);
+    assert_eq!(of("key-0")["status"], "dead");
+    assert_eq!(of("key-1")["waiting"], 2);
+    let text = finish(database.binary(&["status"])).code(0).stdout;
+    assert!(text.contains("key-0"), "{text}");
+
+    refuses.store(false, Ordering::SeqCst);
+    let sequence = |key: &str| {
+        let n = database.number(&format!(
+            "SELECT sequence FROM {{o}}_dead WHERE ordering_key = '{key}'"
+        ));
+        n.to_string()
+    };
+    finish(database.binary(&["dead", "requeue", &sequence("key-0")])).code(0);
+    eventually("the requeued one and those behind it", || {
+        database.count("delivered") == 7
+    });
+    finish(database.binary(&["dead", "discard", &sequence("key-1")])).code(0);
+    eventually("those behind the discarded one", || {
+        database.count("delivered") == 9
+    });
+    drop(relay);
+    let requests = receiver.requests();
+    let order = by_key(&requests);
+    assert_eq!(order["key-0"], [0, 0, 1, 2, 3]);
+    assert_eq!(order["key-1"], [0, 1, 2]);
+    assert_eq!(order["key-2"], [0, 1, 2]);
+}
+
+/// G5: a key that waits for the retry of its first message is shown.
+#[test]
+fn status_shows_keys_that_wait_for_a_retry() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| {
+        if number(request).0 == "key-1" {
+            500
+        } else {
+            200
+        }
+    });
+    enqueue(&database, &["order.paid"], 2, 5);
+    let mut command = database.binary(&["run", "--url", &receiver.url()]);
+    command.env("OUTBOX_BACKOFF", "1h");
+    let relay = Running::start(command);
+    eventually("the other key is done", || database.count("delivered") == 5);
+    eventually("the first one waits", || database.count("retrying") == 1);
+    drop(relay);
+    let status = finish(database.binary(&["status", "--json"]))
+        .code(0)
+        .json();
+    let blocked = &status["blocked_keys"][0];
+    assert_eq!(blocked["ordering_key"], "key-1");
+    assert_eq!(blocked["status"], "retrying");
+    assert_eq!(blocked["reason"], "SERVER_ERROR");
+    assert_eq!(blocked["waiting"], 4);
+    assert_eq!(status["blocked_keys"].as_array().map(Vec::len), Some(1));
+}
+
+/// G5: the parts of a fan-out stand where the whole message stood; one destination that hangs holds
+/// no other's parts.
+#[test]
+fn the_parts_of_a_fan_out_keep_the_order_at_each_destination() {
+    let database = Database::new();
+    let hold = Arc::new(Hold::default());
+    let held = Arc::clone(&hold);
+    let slow = Receiver::answering(move |_| {
+        held.wait();
+        200
+    });
+    let (receiver, watch) = watching(|_| 200);
+    enqueue(&database, &["order.created", "order.paid"], 5, 8);
+    let relay = patient(&database)
+        .destination(Destination::new("a", &receiver.url()).expect("a destination"))
+        .destination(Destination::new("b", &slow.url()).expect("a destination"))
+        .route_to_each("*", &["a", "b"])
+        .start()
+        .expect("it starts");
+    receiver.wait_for(40);
+    hold.open();
+    slow.wait_for(40);
+    eventually("all parts are delivered", || {
+        database.count("delivered") == 80
+    });
+    drop(relay);
+    watch.assert_never_two_at_once();
+    assert_in_order(&receiver.requests(), 8);
+    assert_in_order(&slow.requests(), 8);
+}
+
+/// G5: messages that name no destination are in one order with the parts of a fan-out.
+#[test]
+fn a_message_waits_for_the_parts_of_the_one_before_it() {
+    let database = Database::new();
+    let (receiver, watch) = watching(|_| 200);
+    // Every second one goes to two destinations, the others to one of them.
+    enqueue(&database, &["order.created", "order.paid"], 3, 10);
+    let relay = database
+        .relay()
+        .destination(Destination::new("a", &receiver.url()).expect("a destination"))
+        .destination(Destination::new("b", &receiver.url().replace("events", "b")).expect("one"))
+        .route_to_each("order.created", &["a", "b"])
+        .route("order.paid", "a")
+        .start()
+        .expect("it starts");
+    eventually("all parts are delivered", || {
+        database.count("delivered") == 45
+    });
+    drop(relay);
+    let _ = watch;
+    let requests = receiver.requests();
+    let at_a: Vec<Request> = requests
+        .into_iter()
+        .filter(|request| request.line.contains("/events"))
+        .collect();
+    assert_in_order(&at_a, 10);
+}
