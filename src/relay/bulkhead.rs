@@ -2,7 +2,7 @@
 //! broken, slow or hanging takes nothing from the others.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::gate::Gate;
@@ -12,6 +12,9 @@ use crate::config::{Config, Destination, Mode, OnDead, RequestBatch};
 
 /// Payload bytes that may wait in the queues of all destinations together.
 const QUEUE_BYTES: usize = 16 * 1024 * 1024;
+/// What a queue holds is about so much of its senders' time: enough while the next claim is made, and
+/// little enough to leave the rest to other relays.
+const PREFETCH: Duration = Duration::from_millis(250);
 /// What goes where nothing serves it: a thread that says so.
 const NOWHERE: &str = "";
 
@@ -31,6 +34,8 @@ pub(crate) struct Bulkhead {
     pub(crate) queue_bytes: usize,
     /// The limit of one send.
     pub(crate) send_timeout: Duration,
+    /// Microseconds that a send has taken lately; 0: none was made.
+    send_micros: AtomicU64,
     /// The claimer waits until its queue has room.
     pub(crate) wants_room: AtomicBool,
 }
@@ -65,6 +70,7 @@ impl Bulkhead {
                 queue_bytes
             },
             send_timeout: config.send_timeout,
+            send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
         };
         destinations
@@ -104,6 +110,7 @@ impl Bulkhead {
             batch,
             queue_bytes,
             send_timeout: destination.timeout.unwrap_or(config.send_timeout),
+            send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
         }
     }
@@ -112,6 +119,32 @@ impl Bulkhead {
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
         self.concurrency.saturating_mul(of_a_request)
+    }
+
+    /// A send has taken so long.
+    pub(crate) fn learn(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        let before = self.send_micros.load(Ordering::Relaxed);
+        let mean = if before == 0 {
+            micros
+        } else {
+            (before - before / 8).saturating_add(micros / 8)
+        };
+        // Of two threads at once one is not heard: it is a mean all the same.
+        self.send_micros.store(mean, Ordering::Relaxed);
+    }
+
+    /// Messages that one claim may bring, by the time that sends take. Before the first one is made,
+    /// as many as can be sent at once.
+    pub(crate) fn prefetch(&self) -> usize {
+        let micros = self.send_micros.load(Ordering::Relaxed);
+        let sends = u64::try_from(PREFETCH.as_micros())
+            .unwrap_or(u64::MAX)
+            .checked_div(micros)
+            .map_or(1, |sends| usize::try_from(sends).unwrap_or(usize::MAX));
+        self.most_sending()
+            .saturating_mul(sends.max(1))
+            .min(self.batch)
     }
 
     /// Places in its queue: two batches, one to be sent while the next is claimed, and what lanes

@@ -113,7 +113,7 @@ impl SenderThread<'_> {
     }
 
     fn ring_for_room(&self) {
-        let low = self.bulkhead.batch;
+        let low = self.bulkhead.prefetch();
         if self.bulkhead.wants_room.load(Ordering::Acquire) && self.jobs.len() <= low {
             self.shared.ring();
         }
@@ -131,6 +131,7 @@ impl SenderThread<'_> {
         }
         let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
         let outcome = spans.within(|| dispatch_one(self.shared, &message));
+        self.bulkhead.learn(began.elapsed());
         spans.end(std::slice::from_ref(&outcome));
         self.record(&pass, &outcome);
         let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
@@ -169,6 +170,7 @@ impl SenderThread<'_> {
         let outcomes = spans.within(|| dispatch_batch(self.shared, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();
+        self.bulkhead.learn(latency);
         // Of one request all outcomes say the same; where they do not, the worst one counts.
         match outcomes.iter().max_by_key(|outcome| weight(outcome)) {
             Some(telling) => self.record(&pass, telling),

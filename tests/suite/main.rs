@@ -24,8 +24,10 @@ mod proxy;
 mod receivers;
 mod schema;
 mod settings;
+mod several;
 mod tls;
 mod topics;
 #[cfg(feature = "tracing")]
 mod traces;
+mod wake;
 mod wire;

@@ -1,0 +1,134 @@
+//! Several relays for one outbox, and several outboxes in one process.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use diesel_outbox::{Config, Relay, RelayHandle};
+use serde_json::json;
+
+use crate::support::{Database, Receiver, Running, eventually, finish};
+
+fn single(database: &Database, receiver: &Receiver) -> RelayHandle {
+    let mut config = Config::default();
+    for (variable, value) in [
+        ("DATABASE_URL", database.url.as_str()),
+        ("OUTBOX_TABLE", &database.name()),
+        ("OUTBOX_SINGLE_ACTIVE", "true"),
+        ("OUTBOX_URL", &receiver.url()),
+        ("OUTBOX_POLL_INTERVAL", "50ms"),
+        ("OUTBOX_SEND_TIMEOUT", "500ms"),
+        ("OUTBOX_LEASE", "3s"),
+    ] {
+        config.set(variable, value).expect("a good setting");
+    }
+    Relay::from_config(config).start().expect("it starts")
+}
+
+/// R10: one works, the others stand by; the next one takes over when it ends.
+#[test]
+fn one_of_several_single_active_relays_works() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut relays: Vec<RelayHandle> = (0..3).map(|_| single(&database, &receiver)).collect();
+    let mut count = 0;
+    while !relays.is_empty() {
+        database.enqueue_many(50);
+        count += 50;
+        receiver.wait_for(count);
+        eventually("all are settled", || {
+            database.count("delivered") == i64::try_from(count).expect("few")
+        });
+        let delivered: Vec<u64> = relays.iter().map(|relay| relay.stats().delivered).collect();
+        assert_eq!(delivered[0], 50, "{delivered:?}");
+        assert!(delivered[1..].iter().all(|n| *n == 0), "{delivered:?}");
+        let status = finish(database.binary(&["status", "--json"]))
+            .code(0)
+            .json();
+        let stand_by: Vec<bool> = status["relays"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|relay| relay["stands_by"].as_bool().expect("a bool"))
+            .collect();
+        let expected: Vec<bool> = (0..relays.len()).map(|n| n > 0).collect();
+        assert_eq!(stand_by, expected);
+        relays.remove(0);
+    }
+}
+
+/// R10, R12: the one at work is killed; another one has its work within a lease, and nothing is lost.
+#[test]
+fn another_single_active_relay_takes_over_within_a_lease() {
+    let database = Database::new();
+    let answered = AtomicUsize::new(0);
+    let receiver = Receiver::answering(move |_| {
+        answered.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(3));
+        200
+    });
+    let run = || {
+        let mut command = database.binary(&["run", "--url", &receiver.url()]);
+        command.env("OUTBOX_SINGLE_ACTIVE", "true");
+        command.env("RUST_LOG", "info");
+        Running::start(command)
+    };
+    let first = run();
+    first.wait_for_log("relay started");
+    let second = run();
+    second.wait_for_log("standing by");
+    database.enqueue_many(2000);
+    receiver.wait_for(50);
+    first.kill();
+    let killed = Instant::now();
+    second.wait_for_log("does the work now");
+    let waited = killed.elapsed();
+    // Its lease of 3 s, and a look.
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
+    eventually("all are delivered", || database.count("delivered") == 2000);
+    drop(second);
+    assert_eq!(receiver.ids().len(), 2000);
+}
+
+/// R8: relays share the work, and none of it is done twice.
+#[test]
+fn two_relays_share_what_is_there_fairly() {
+    let database = Database::new();
+    // Slow enough that one relay could hold everything in its queue.
+    let receiver = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_millis(40));
+        200
+    });
+    let relay = || database.relay().url(&receiver.url()).start();
+    let first = relay().expect("it starts");
+    database.enqueue_many(600);
+    receiver.wait_for(50);
+    let second = relay().expect("it starts");
+    eventually("all are delivered", || database.count("delivered") == 600);
+    let shares = [first.stats().delivered, second.stats().delivered];
+    drop((first, second));
+    assert_eq!(receiver.count(), 600, "none came twice");
+    assert!(shares[1] >= 150, "{shares:?}");
+}
+
+/// R3: several outboxes, one process, each with relays, leases and destinations of its own.
+#[test]
+fn one_process_serves_several_outboxes() {
+    let (org, hrm) = (Database::new(), Database::new());
+    let (to_org, to_hrm) = (Receiver::ok(), Receiver::ok());
+    let relays = [(&org, &to_org), (&hrm, &to_hrm)].map(|(database, receiver)| {
+        let relay = database.relay().poll_interval(Duration::from_secs(600));
+        relay.url(&receiver.url()).start().expect("it starts")
+    });
+    for n in 0..100 {
+        org.enqueue("org.joined", json!({ "org": n }));
+        hrm.enqueue("hrm.hired", json!({ "hrm": n }));
+    }
+    to_org.wait_for(100);
+    to_hrm.wait_for(100);
+    eventually("all are settled", || {
+        relays.iter().all(|relay| relay.stats().delivered == 100)
+    });
+    drop(relays);
+    assert!(to_org.requests().iter().all(|r| r.json().get("org").is_some()));
+    assert!(to_hrm.requests().iter().all(|r| r.json().get("hrm").is_some()));
+}

@@ -1,0 +1,319 @@
+//! Waking by NOTIFY, and finding messages without it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
+use diesel_outbox::{NewMessage, RelayHandle};
+use serde_json::json;
+
+use crate::support::{Database, Receiver, Running, eventually, finish};
+
+/// No message may wait for it, where it is to be shown that something else found the message.
+const NEVER: Duration = Duration::from_secs(600);
+
+/// The first half of the key of the outbox's advisory locks.
+fn number(database: &Database) -> i64 {
+    database.number("SELECT '{o}'::regclass::oid::bigint::bit(32)::integer")
+}
+
+/// Whether a relay has the lock by which inserts know that somebody sleeps.
+fn is_asleep(database: &Database) -> bool {
+    let locks = database.number(&format!(
+        "SELECT count(*) FROM pg_locks
+          WHERE locktype = 'advisory' AND classid = {}::bit(32)::bigint::oid AND objid = 1
+            AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted",
+        number(database)
+    ));
+    locks > 0
+}
+
+fn sleeper(database: &Database, receiver: &Receiver) -> RelayHandle {
+    let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
+    let relay = relay.start().expect("it starts");
+    eventually("it sleeps", || is_asleep(database));
+    relay
+}
+
+/// R9
+#[test]
+fn a_commit_wakes_a_relay_that_sleeps() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = sleeper(&database, &receiver);
+    // Known topics and new ones, one after the other and several at once.
+    for n in 1..=20 {
+        database.enqueue(&format!("topic-{}", n / 3), json!({ "n": n }));
+        if n % 4 == 0 {
+            receiver.wait_for(n);
+            eventually("it sleeps again", || is_asleep(&database));
+        }
+    }
+    receiver.wait_for(20);
+    eventually("all are settled", || relay.stats().delivered == 20);
+}
+
+/// R9: by SQL from anywhere, with a delay in the transaction.
+#[test]
+fn it_is_the_commit_that_wakes_and_not_the_insert() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = sleeper(&database, &receiver);
+    let mut conn = database.connect();
+    let insert = format!(
+        "BEGIN; INSERT INTO {} (topic, payload) VALUES ('t', '1')",
+        database.name()
+    );
+    conn.batch_execute(&insert).expect("inserted");
+    // Others come and go meanwhile.
+    database.enqueue("t", json!(2));
+    receiver.wait_for(1);
+    conn.batch_execute("COMMIT").expect("committed");
+    receiver.wait_for(2);
+    conn.batch_execute(&insert).expect("inserted");
+    conn.batch_execute("ROLLBACK").expect("rolled back");
+    database.enqueue("t", json!(3));
+    receiver.wait_for(3);
+    eventually("all are settled", || relay.stats().delivered == 3);
+}
+
+/// R9
+#[test]
+fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut relays = vec![
+        sleeper(&database, &receiver),
+        sleeper(&database, &receiver),
+        sleeper(&database, &receiver),
+    ];
+    let mut count = 0;
+    while !relays.is_empty() {
+        for n in 0..5 {
+            database.enqueue("t", json!(n));
+            count += 1;
+            receiver.wait_for(count);
+        }
+        // The next one has to do it.
+        relays.remove(0);
+        if !relays.is_empty() {
+            eventually("another one sleeps", || is_asleep(&database));
+        }
+    }
+}
+
+/// R9: a busy relay, or none, costs those who insert no NOTIFY.
+#[test]
+fn nobody_notifies_while_no_relay_sleeps() {
+    let database = Database::new();
+    let oid = database.number("SELECT '{o}'::regclass::oid::bigint");
+    let mut listening = database.connect();
+    listening
+        .batch_execute(&format!("LISTEN outbox_{oid}"))
+        .expect("listening");
+    let heard = |conn: &mut PgConnection| {
+        conn.batch_execute("SELECT 1").expect("it answers");
+        conn.notifications_iter().count()
+    };
+    database.enqueue("t", json!(1));
+    assert_eq!(heard(&mut listening), 0, "no relay is there");
+
+    let receiver = Receiver::ok();
+    let relay = sleeper(&database, &receiver);
+    database.enqueue("t", json!(2));
+    receiver.wait_for(2);
+    eventually("somebody notified", || heard(&mut listening) > 0);
+    eventually("it sleeps again", || is_asleep(&database));
+    drop(relay);
+    assert!(!is_asleep(&database));
+    database.enqueue("t", json!(3));
+    assert_eq!(heard(&mut listening), 0, "the relay is gone");
+}
+
+/// R9: the connection that listens breaks.
+#[test]
+fn a_listener_that_was_cut_off_listens_again() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = sleeper(&database, &receiver);
+    for n in 1..=3 {
+        let cut = database.number(&format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+              WHERE locktype = 'advisory' AND classid = {}::bit(32)::bigint::oid AND objid = 1
+                AND mode = 'ExclusiveLock'",
+            number(&database)
+        ));
+        assert_eq!(cut, 1);
+        // Committed while nobody listens: the relay looks when it listens again.
+        database.enqueue("t", json!(n));
+        receiver.wait_for(2 * n - 1);
+        eventually("it sleeps again", || is_asleep(&database));
+        database.enqueue("t", json!(n));
+        receiver.wait_for(2 * n);
+        eventually("it sleeps again", || is_asleep(&database));
+    }
+    assert!(relay.is_healthy());
+}
+
+/// R9: polling remains the guarantee. Without a listener, without the trigger, and by `wake`.
+#[test]
+fn without_a_listener_messages_are_found_by_polling_and_by_wake() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = |poll: Duration| {
+        let mut config = diesel_outbox::Config::default();
+        for (variable, value) in [
+            ("DATABASE_URL", database.url.as_str()),
+            ("OUTBOX_TABLE", &database.name()),
+            ("OUTBOX_LISTENER", "false"),
+            ("OUTBOX_URL", &receiver.url()),
+        ] {
+            config.set(variable, value).expect("a good setting");
+        }
+        config.poll_interval = poll;
+        diesel_outbox::Relay::from_config(config)
+            .start()
+            .expect("it starts")
+    };
+    let polling = relay(Duration::from_millis(50));
+    database.enqueue("t", json!(1));
+    receiver.wait_for(1);
+    assert!(!is_asleep(&database));
+    drop(polling);
+
+    let woken = relay(NEVER);
+    assert!(woken.wait_until_idle(Duration::from_secs(30)));
+    database.enqueue("t", json!(2));
+    woken.wake();
+    receiver.wait_for(2);
+    drop(woken);
+
+    database.execute("ALTER TABLE {o} DISABLE TRIGGER outbox_wake");
+    let listening = database
+        .relay()
+        .poll_interval(Duration::from_millis(50))
+        .url(&receiver.url())
+        .start()
+        .expect("it starts");
+    database.enqueue("t", json!(3));
+    receiver.wait_for(3);
+    drop(listening);
+}
+
+/// R9: a listener that cannot connect is told of, and missed by nobody.
+#[test]
+fn a_relay_works_without_the_connection_that_its_listener_should_have() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut command = database.binary(&["run", "--url", &receiver.url()]);
+    command.env(
+        "OUTBOX_LISTENER_URL",
+        "postgres://nobody:sekret@127.0.0.1:1/no",
+    );
+    let relay = Running::start(command);
+    database.enqueue("t", json!(1));
+    receiver.wait_for(1);
+    relay.wait_for_log("listener");
+    assert!(!relay.log().contains("sekret"), "{}", relay.log());
+    let bad = database
+        .binary(&["check"])
+        .env("OUTBOX_LISTENER_URL", "no")
+        .output()
+        .expect("it runs");
+    assert_eq!(bad.status.code(), Some(2));
+    let checked = finish(database.binary(&["check", "--url", &receiver.url()])).code(0);
+    assert!(checked.stdout.contains("listener"), "{}", checked.stdout);
+}
+
+/// R9: producers that commit, wait and roll back at random times, with relays that sleep and wake
+/// between: none of their commits waits for longer than a poll, and hardly any for as long.
+#[test]
+fn no_commit_is_left_waiting_at_any_interleaving() {
+    const POLL: Duration = Duration::from_secs(8);
+    const PRODUCERS: u64 = 6;
+    let database = Database::new();
+    let committed: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
+    let receiver = Receiver::ok();
+    let relays = [0, 1].map(|_| {
+        let relay = database.relay().poll_interval(POLL).url(&receiver.url());
+        relay.start().expect("it starts")
+    });
+    let until = Instant::now() + Duration::from_secs(5);
+    std::thread::scope(|scope| {
+        for producer in 0..PRODUCERS {
+            let (database, committed) = (&database, Arc::clone(&committed));
+            scope.spawn(move || produce(database, producer, until, &committed));
+        }
+    });
+    let committed = committed.lock().expect("no panic holds it").clone();
+    assert!(committed.len() > 100, "{} commits", committed.len());
+    receiver.wait_for(committed.len());
+    drop(relays);
+    let mut waits: Vec<Duration> = receiver
+        .requests()
+        .iter()
+        .map(|request| {
+            let at = committed
+                .get(&request.id())
+                .unwrap_or_else(|| panic!("{} was not committed", request.id()));
+            request.at.saturating_duration_since(*at)
+        })
+        .collect();
+    waits.sort();
+    let longest = *waits.last().expect("there are some");
+    assert!(longest < POLL, "one waited for {longest:?}");
+    let of_ninety = waits[waits.len() * 9 / 10];
+    assert!(
+        of_ninety < POLL / 4,
+        "a tenth waited for {of_ninety:?} and longer"
+    );
+}
+
+/// Commits messages after random times, some in transactions that take a while, and rolls some back.
+fn produce(
+    database: &Database,
+    seed: u64,
+    until: Instant,
+    committed: &Mutex<HashMap<String, Instant>>,
+) {
+    let mut random = Random(seed * 7919 + 1);
+    let outbox = database.outbox();
+    let mut conn = database.connect();
+    while Instant::now() < until {
+        // Now and then all are quiet for long enough that the relays fall asleep.
+        let most = if random.below(10) == 0 { 120_000 } else { 4_000 };
+        std::thread::sleep(Duration::from_micros(random.below(most)));
+        let topic = format!("topic-{}", random.below(4));
+        let message = NewMessage::new(topic, &json!({ "seed": seed })).expect("JSON");
+        let id = message.message_id().to_string();
+        let (before, after) = (random.below(3_000), random.below(8_000));
+        let is_kept = random.below(8) != 0;
+        let result = conn.transaction::<(), diesel::result::Error, _>(|conn| {
+            std::thread::sleep(Duration::from_micros(before));
+            outbox.enqueue(conn, message).expect("enqueued");
+            std::thread::sleep(Duration::from_micros(after));
+            if !is_kept {
+                return Err(diesel::result::Error::RollbackTransaction);
+            }
+            // As late as can be: a relay may be faster than the next line after the commit.
+            let mut committed = committed.lock().expect("no panic holds it");
+            committed.insert(id, Instant::now());
+            Ok(())
+        });
+        assert_eq!(result.is_ok(), is_kept);
+    }
+}
+
+/// Numbers that look random and are the same in each run: xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
