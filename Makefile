@@ -21,6 +21,7 @@ demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
 	scripts/install-receivers
+	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
 	scripts/with-postgres $(CARGO) run --quiet --example quickstart

@@ -28,7 +28,8 @@ pub fn connect(
     purpose: &str,
     statement_timeout: Duration,
 ) -> Result<PgConnection, DatabaseError> {
-    connection::connect(database_url, purpose, statement_timeout)
+    let plans = connection::Plans::Any;
+    Ok(connection::connect(database_url, purpose, statement_timeout, plans)?.conn)
 }
 
 /// Brings the database up to date and creates the outbox where it is missing. Safe to run again,

@@ -42,7 +42,7 @@ use self::threads::{Exit, HEARTBEAT, Running, Told};
 use crate::config::Config;
 use crate::dispatch::Dispatcher;
 use crate::error::DatabaseError;
-use crate::store::connection::connect;
+use crate::store::connection::{Plans, connect};
 use crate::store::{inspect, lease};
 
 /// The limit of each statement at the start.
@@ -87,7 +87,7 @@ impl RelayHandle {
         limit: Option<u64>,
     ) -> Result<Self, StartError> {
         let database_url = config.database_url()?.clone();
-        let mut conn = connect(&database_url, "start", START_TIMEOUT)?;
+        let mut conn = connect(&database_url, "start", START_TIMEOUT, Plans::Any)?.conn;
         inspect::check(&mut conn, &config.table)?;
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::new(config.lease, config.longest_send());

@@ -24,7 +24,7 @@ use crate::message::Message;
 use crate::routes::Way;
 use crate::status::ReasonCode;
 use crate::store::claim::{self, Claimant, Claimed, Known, Lane, TakenOver, Topic};
-use crate::store::connection;
+use crate::store::connection::{self, Plans};
 use crate::store::lease::{self, LeaseId};
 use crate::store::ordered::Candidate;
 use crate::store::{ordered, pause, settle};
@@ -82,7 +82,7 @@ impl<'a> Claimer<'a> {
     ) -> Self {
         Self {
             shared,
-            session: shared.session("claimer", STATEMENT_TIMEOUT),
+            session: shared.session("claimer", STATEMENT_TIMEOUT, Plans::ByIndex),
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
 use super::shared::{Shared, add};
+use crate::store::connection::Plans;
 use crate::store::lease::{self, LeaseId};
 
 /// What the last message to the heartbeat says.
@@ -28,7 +29,7 @@ pub(crate) fn run(
     let beat = lease / 3;
     let name = &shared.config.table;
     let single_active = shared.config.single_active;
-    let mut session = shared.session("heartbeat", beat);
+    let mut session = shared.session("heartbeat", beat, Plans::Any);
     let mut current = Some(first);
     let mut wait = beat;
     loop {

@@ -79,7 +79,9 @@ impl Rooms {
                 Room::Closed => 0,
                 Room::One => usize::from(intake.jobs.is_empty()),
                 Room::Free => {
-                    let batch = intake.payloads.batch(bulkhead.prefetch(), bulkhead.queue_bytes);
+                    let batch = intake
+                        .payloads
+                        .batch(bulkhead.prefetch(), bulkhead.queue_bytes);
                     let is_free = intake.jobs.len() <= batch;
                     if is_free { batch } else { 0 }
                 }

@@ -8,6 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
+use crate::store::connection::Plans;
 use crate::store::{clean, lease, pause};
 
 /// How often the ledger is cleaned, at most.
@@ -22,7 +23,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keeps house until the relay stops.
 pub(crate) fn run(shared: &Shared) {
-    let mut session = shared.session("janitor", STATEMENT_TIMEOUT);
+    let mut session = shared.session("janitor", STATEMENT_TIMEOUT, Plans::Any);
     // A short retention is kept more exactly.
     let interval = CLEAN_INTERVAL
         .min(shared.config.retention / 2)

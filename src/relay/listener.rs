@@ -23,17 +23,20 @@ pub(crate) fn run(shared: &Shared) {
             shared.listener_url(),
             &shared.config.table,
             STATEMENT_TIMEOUT,
+            shared.config.listener_url.is_some(),
         ) {
-            Ok(listener) => listen(shared, listener),
+            Ok(Some(listener)) => listen(shared, listener),
+            Ok(None) => {
+                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
+                // This thread's end would be taken for a defect.
+                let _ = shared.stop_signal().recv();
+                return;
+            }
             Err(error) => Err(error),
         };
         shared.sleep().interrupt();
         match end {
-            Ok(End::Stopped) => return,
-            Ok(End::Pooled) => {
-                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
-                return;
-            }
+            Ok(()) => return,
             Err(error) => {
                 shared.outage.noticed(LISTENER, &error);
                 // What is committed from now on is not heard.
@@ -44,16 +47,7 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-enum End {
-    Stopped,
-    /// Notifications do not come through.
-    Pooled,
-}
-
-fn listen(shared: &Shared, mut listener: Listener) -> Result<End, DatabaseError> {
-    if shared.config.listener_url.is_none() && listener.is_behind_pooler()? {
-        return Ok(End::Pooled);
-    }
+fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> {
     shared.outage.over(LISTENER);
     // Whatever was committed before was heard by nobody.
     shared.look();
@@ -93,7 +87,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<End, DatabaseError>
             },
         };
     }
-    Ok(End::Stopped)
+    Ok(())
 }
 
 /// From now on whoever commits rings. The claimer looks once more: before, nobody did.

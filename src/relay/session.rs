@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use diesel::PgConnection;
 use diesel::result::QueryResult;
+use diesel::{Connection, PgConnection};
 use secrecy::SecretString;
 
 use crate::error::DatabaseError;
-use crate::store::connection::{backend, connect};
+use crate::store::connection::{Connected, Plans, backend, connect};
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -25,8 +25,9 @@ pub(crate) struct Session {
     database_url: SecretString,
     purpose: &'static str,
     statement_timeout: Duration,
-    conn: Option<PgConnection>,
-    /// The server's process behind the last connection.
+    plans: Plans,
+    conn: Option<Connected>,
+    /// The server's process behind the last connection; behind a pooler it may be any.
     backend: Option<i32>,
     outage: Arc<Outage>,
     failures: u32,
@@ -37,12 +38,14 @@ impl Session {
         database_url: SecretString,
         purpose: &'static str,
         statement_timeout: Duration,
+        plans: Plans,
         outage: Arc<Outage>,
     ) -> Self {
         Self {
             database_url,
             purpose,
             statement_timeout,
+            plans,
             conn: None,
             backend: None,
             outage,
@@ -74,15 +77,29 @@ impl Session {
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
-        let conn = match &mut self.conn {
-            Some(conn) => conn,
+        let Connected { conn, pooled } = match &mut self.conn {
+            Some(connected) => connected,
             none => {
-                let mut conn = connect(&self.database_url, self.purpose, self.statement_timeout)?;
-                self.backend = Some(backend(&mut conn)?);
-                none.insert(conn)
+                let mut connected = connect(
+                    &self.database_url,
+                    self.purpose,
+                    self.statement_timeout,
+                    self.plans,
+                )?;
+                self.backend = match connected.pooled {
+                    None => Some(backend(&mut connected.conn)?),
+                    Some(_) => None,
+                };
+                none.insert(connected)
             }
         };
-        Ok(statements(conn)?)
+        let Some(limits) = *pooled else {
+            return Ok(statements(conn)?);
+        };
+        Ok(conn.transaction(|conn| {
+            limits.set_local(conn)?;
+            statements(conn)
+        })?)
     }
 
     /// The server's process that the last statements ran in.

@@ -18,6 +18,7 @@ use crate::error::DatabaseError;
 use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::claim::{Claimant, Claimed};
+use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
 use crate::store::ordered::{self, Key};
 use crate::store::settle::{self, Delivered, Failed};
@@ -53,7 +54,7 @@ pub(crate) fn run(
     continued: &Sender<Continued>,
     left: &Receiver<Continued>,
 ) {
-    let mut session = shared.session("settler", STATEMENT_TIMEOUT);
+    let mut session = shared.session("settler", STATEMENT_TIMEOUT, Plans::ByIndex);
     let mut aside = Vec::new();
     let mut aside_until = Instant::now();
     let mut is_busy = false;

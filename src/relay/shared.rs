@@ -19,6 +19,7 @@ use crate::dispatch::Dispatcher;
 use crate::message::Message;
 use crate::routes::Routes;
 use crate::store::claim::{Claimed, Topic};
+use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
 
 /// A claimed message on its way to a sender.
@@ -282,11 +283,17 @@ impl Shared {
     }
 
     /// A session with no connection yet, for the thread that is named after `purpose`.
-    pub(crate) fn session(&self, purpose: &'static str, statement_timeout: Duration) -> Session {
+    pub(crate) fn session(
+        &self,
+        purpose: &'static str,
+        statement_timeout: Duration,
+        plans: Plans,
+    ) -> Session {
         Session::new(
             self.database_url.clone(),
             purpose,
             statement_timeout,
+            plans,
             Arc::clone(&self.outage),
         )
     }

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use diesel::connection::SimpleConnection;
+use diesel::connection::{CacheSize, SimpleConnection};
 use diesel::result::QueryResult;
-use diesel::sql_types::Integer;
+use diesel::sql_types::{Integer, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -21,33 +21,141 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("tcp_user_timeout", "20000"),
 ];
 
+/// A connection, and what stands before its server.
+pub(crate) struct Connected {
+    pub(crate) conn: PgConnection,
+    /// A pooler that gives each transaction another connection: nothing that is set lasts longer than
+    /// a transaction.
+    pub(crate) pooled: Option<Limits>,
+}
+
+/// The limits of each statement, and how the server is to plan.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    statement_timeout: Duration,
+    plans: Plans,
+}
+
+/// How the server is to find rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plans {
+    /// As it likes.
+    Any,
+    /// By an index, always: what the planner thinks of a table that has grown since may be wrong, and
+    /// the plan of a prepared statement stays.
+    ByIndex,
+}
+
+impl Limits {
+    /// Without merge joins: they would read the primary key from the first to the last of a few
+    /// scattered sequences. A policy that would hide rows is an error, not an empty outbox.
+    fn settings(self) -> [(&'static str, String); 8] {
+        let other_plans = match self.plans {
+            Plans::Any => "on",
+            Plans::ByIndex => "off",
+        };
+        let timeout = super::millis(self.statement_timeout).max(1);
+        [
+            ("statement_timeout", timeout.to_string()),
+            ("lock_timeout", (timeout / 2).max(1).to_string()),
+            (
+                "idle_in_transaction_session_timeout",
+                timeout.saturating_add(10_000).to_string(),
+            ),
+            ("enable_mergejoin", "off".to_owned()),
+            ("enable_bitmapscan", other_plans.to_owned()),
+            ("enable_seqscan", other_plans.to_owned()),
+            ("row_security", "off".to_owned()),
+            ("client_min_messages", "warning".to_owned()),
+        ]
+    }
+
+    /// Sets them for the transaction that has just begun.
+    pub(crate) fn set_local(self, conn: &mut PgConnection) -> QueryResult<()> {
+        let set = |(name, value)| format!("SET LOCAL {name} = {value};");
+        let settings: String = self.settings().into_iter().map(set).collect();
+        conn.batch_execute(&format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {settings}"
+        ))
+    }
+}
+
 /// Connects. `purpose` shows in `pg_stat_activity`; no statement runs longer than
 /// `statement_timeout`, or waits for a lock longer than a half of it.
+///
+/// Behind a pooler in transaction mode nothing is set, because others would have it, too; and nothing
+/// is prepared by name.
 pub(crate) fn connect(
     database_url: &SecretString,
     purpose: &str,
     statement_timeout: Duration,
+    plans: Plans,
+) -> Result<Connected, DatabaseError> {
+    let url = database_url.expose_secret();
+    let limits = Limits {
+        statement_timeout,
+        plans,
+    };
+    if url.contains("options=") {
+        // Only one of two is used: theirs. No pooler that knows options gives transactions away.
+        let mut conn = establish(url, &[])?;
+        let set = |(name, value)| format!("SET {name} = {value};");
+        let settings: String = limits.settings().into_iter().map(set).collect();
+        conn.batch_execute(&format!(
+            "{settings} SET application_name = 'diesel-outbox {purpose}';
+             SET default_transaction_isolation = 'read committed'"
+        ))?;
+        return Ok(Connected { conn, pooled: None });
+    }
+    let option = |(name, value)| format!("-c {name}={value}");
+    let mut options: Vec<String> = limits.settings().into_iter().map(option).collect();
+    options.push("-c default_transaction_isolation=read\\ committed".to_owned());
+    let name = format!("diesel-outbox {purpose}");
+    let of_ours = [("options", options.join(" ")), ("application_name", name)];
+    let is_refused = |error: &DatabaseError| error.to_string().contains("startup parameter");
+    let mut conn = match establish(url, &of_ours) {
+        Ok(conn) => conn,
+        Err(error) if is_refused(&error) => {
+            return Ok(behind_pooler(establish(url, &[])?, limits));
+        }
+        Err(error) => return Err(error),
+    };
+    if !are_set(&mut conn, statement_timeout)? {
+        return Ok(behind_pooler(conn, limits));
+    }
+    Ok(Connected { conn, pooled: None })
+}
+
+fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
+    conn.set_prepared_statement_cache_size(CacheSize::Disabled);
+    let pooled = Some(limits);
+    Connected { conn, pooled }
+}
+
+/// Whether the server has what was asked for when the connection was made.
+fn are_set(conn: &mut PgConnection, statement_timeout: Duration) -> QueryResult<bool> {
+    let timeout = super::millis(statement_timeout).max(1);
+    sql_query("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'")
+        .get_result::<SettingRow>(conn)
+        .map(|row| row.setting == timeout.to_string())
+}
+
+#[derive(diesel::QueryableByName)]
+struct SettingRow {
+    #[diesel(sql_type = Text)]
+    setting: String,
+}
+
+fn establish(
+    database_url: &str,
+    parameters: &[(&str, String)],
 ) -> Result<PgConnection, DatabaseError> {
-    let url = with_parameters(database_url.expose_secret());
-    let mut conn = PgConnection::establish(&url).map_err(|error| {
-        let error = without_password(&error.to_string(), database_url.expose_secret());
+    let url = with_parameters(database_url, parameters);
+    PgConnection::establish(&url).map_err(|error| {
+        let error = without_password(&error.to_string(), database_url);
         let lines: Vec<&str> = error.lines().map(str::trim).collect();
         DatabaseError::Connect(lines.join("; "))
-    })?;
-    let timeout = super::millis(statement_timeout).max(1);
-    // Without merge joins: they would read the primary key from the first to the last of a few
-    // scattered sequences. A policy that would hide rows is an error, not an empty outbox.
-    conn.batch_execute(&format!(
-        "SET application_name = 'diesel-outbox {purpose}';
-         SET statement_timeout = {timeout};
-         SET lock_timeout = {};
-         SET enable_mergejoin = off;
-         SET row_security = off;
-         SET default_transaction_isolation = 'read committed';
-         SET client_min_messages = warning",
-        (timeout / 2).max(1),
-    ))?;
-    Ok(conn)
+    })
 }
 
 #[derive(diesel::QueryableByName)]
@@ -71,15 +179,30 @@ pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<b
         .map(|rows| !rows.is_empty())
 }
 
-/// Puts our parameters before the given ones: of two, libpq takes the later.
-pub(super) fn with_parameters(database_url: &str) -> String {
+/// Puts our parameters, and these, before the given ones: of two, libpq takes the later.
+pub(super) fn with_parameters(database_url: &str, parameters: &[(&str, String)]) -> String {
     let is_url = ["postgres://", "postgresql://"]
         .iter()
         .any(|scheme| database_url.starts_with(scheme));
     let separator = if is_url { "&" } else { " " };
-    let ours = PARAMETERS
+    let written = |value: &str| {
+        if is_url {
+            value
+                .replace('%', "%25")
+                .replace('\\', "%5C")
+                .replace(' ', "%20")
+                .replace('=', "%3D")
+        } else {
+            format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
+        }
+    };
+    let fixed = PARAMETERS.iter().map(|(name, value)| (*name, *value));
+    let more = parameters
         .iter()
-        .map(|(name, value)| format!("{name}={value}"))
+        .map(|(name, value)| (*name, value.as_str()));
+    let ours = fixed
+        .chain(more)
+        .map(|(name, value)| format!("{name}={}", written(value)))
         .collect::<Vec<_>>()
         .join(separator);
     if !is_url {
@@ -173,13 +296,22 @@ mod tests {
 
     #[test]
     fn the_users_parameters_come_last_and_win() {
-        let url = with_parameters("postgres://db/shop?connect_timeout=9");
+        let url = with_parameters("postgres://db/shop?connect_timeout=9", &[]);
         assert!(
             url.starts_with("postgres://db/shop?connect_timeout=5&"),
             "{url}"
         );
         assert!(url.ends_with("&connect_timeout=9"), "{url}");
-        assert!(with_parameters("host=db").ends_with(" host=db"));
-        assert!(with_parameters("postgres://db/shop").contains("shop?connect_timeout=5"));
+        assert!(with_parameters("host=db", &[]).ends_with(" host=db"));
+        assert!(with_parameters("postgres://db/shop", &[]).contains("shop?connect_timeout=5"));
+    }
+
+    #[test]
+    fn values_are_written_as_each_form_wants_them() {
+        let options = [("options", "-c a=b\\ c".to_owned())];
+        let url = with_parameters("postgres://db/shop", &options);
+        assert!(url.ends_with("&options=-c%20a%3Db%5C%20c"), "{url}");
+        let pairs = with_parameters("host=db", &options);
+        assert!(pairs.contains(r"options='-c a=b\\ c' "), "{pairs}");
     }
 }

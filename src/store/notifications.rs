@@ -43,7 +43,9 @@ pub(crate) enum Lock {
 }
 
 impl Listener {
-    /// Connects and listens.
+    /// Connects and listens. `None`: something stands between this process and its server, a pooler
+    /// for example, so that nothing would be heard; that is not asked where `is_direct` says that the
+    /// URL was chosen for it.
     ///
     /// # Errors
     /// [`DatabaseError::Connect`] with what libpq says, without the URL's password.
@@ -51,8 +53,14 @@ impl Listener {
         url: &SecretString,
         name: &OutboxName,
         statement_timeout: Duration,
-    ) -> Result<Self, DatabaseError> {
+        is_direct: bool,
+    ) -> Result<Option<Self>, DatabaseError> {
         let mut raw = Raw::connect(url)?;
+        // A pooler greets with a process of its own making.
+        let pid = raw.execute("SELECT pg_backend_pid()")?;
+        if !is_direct && pid != Some(raw.greeted_by().to_string()) {
+            return Ok(None);
+        }
         let timeout = millis(statement_timeout).max(1);
         raw.execute(&format!(
             "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}"
@@ -68,14 +76,7 @@ impl Listener {
             .execute(&format!("SELECT {number}"))?
             .unwrap_or_default();
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
-        Ok(Self { raw, number })
-    }
-
-    /// Whether something stands between this process and its server, a pooler for example: then the
-    /// server's process is not the one that greeted us.
-    pub(crate) fn is_behind_pooler(&mut self) -> Result<bool, DatabaseError> {
-        let pid = self.raw.execute("SELECT pg_backend_pid()")?;
-        Ok(pid != Some(self.raw.greeted_by().to_string()))
+        Ok(Some(Self { raw, number }))
     }
 
     /// Tries to take the lock that makes inserts notify.
@@ -137,7 +138,7 @@ unsafe impl Send for Raw {}
 
 impl Raw {
     fn connect(url: &SecretString) -> Result<Self, DatabaseError> {
-        let parameters = CString::new(with_parameters(url.expose_secret()))
+        let parameters = CString::new(with_parameters(url.expose_secret(), &[]))
             .map_err(|_| DatabaseError::Connect("the URL has a NUL in it".to_owned()))?;
         // SAFETY: `parameters` lives until the call returns.
         let conn = unsafe { pq_sys::PQconnectdb(parameters.as_ptr()) };

@@ -20,6 +20,7 @@ mod handle;
 mod odd_rows;
 mod ordering;
 mod pause_commands;
+mod pooler;
 mod proxy;
 mod receivers;
 mod schema;

@@ -129,6 +129,16 @@ fn one_process_serves_several_outboxes() {
         relays.iter().all(|relay| relay.stats().delivered == 100)
     });
     drop(relays);
-    assert!(to_org.requests().iter().all(|r| r.json().get("org").is_some()));
-    assert!(to_hrm.requests().iter().all(|r| r.json().get("hrm").is_some()));
+    assert!(
+        to_org
+            .requests()
+            .iter()
+            .all(|r| r.json().get("org").is_some())
+    );
+    assert!(
+        to_hrm
+            .requests()
+            .iter()
+            .all(|r| r.json().get("hrm").is_some())
+    );
 }

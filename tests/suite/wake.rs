@@ -283,7 +283,11 @@ fn produce(
     let mut conn = database.connect();
     while Instant::now() < until {
         // Now and then all are quiet for long enough that the relays fall asleep.
-        let most = if random.below(10) == 0 { 120_000 } else { 4_000 };
+        let most = if random.below(10) == 0 {
+            120_000
+        } else {
+            4_000
+        };
         std::thread::sleep(Duration::from_micros(random.below(most)));
         let topic = format!("topic-{}", random.below(4));
         let message = NewMessage::new(topic, &json!({ "seed": seed })).expect("JSON");

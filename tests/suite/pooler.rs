@@ -1,0 +1,224 @@
+//! Behind PgBouncer in transaction mode: the real one.
+
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use diesel::connection::CacheSize;
+use diesel::{Connection, PgConnection};
+use diesel_outbox::{Config, NewMessage, Relay, RelayHandle};
+use serde_json::json;
+use url::Url;
+
+use crate::support::{Database, Receiver, Running, database_url, eventually, finish};
+
+/// A PgBouncer before the tests' server, ended when dropped.
+struct Pooler {
+    process: Child,
+    url: String,
+    folder: std::path::PathBuf,
+}
+
+/// Where the program may be that the search path of a user does not have.
+const PROGRAMS: &[&str] = &["pgbouncer", "/usr/sbin/pgbouncer"];
+
+impl Pooler {
+    fn start() -> Self {
+        let server = Url::parse(&database_url()).expect("a URL");
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|free| free.local_addr())
+            .expect("a port")
+            .port();
+        let folder = std::env::temp_dir().join(format!("outbox-pooler-{port}"));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let settings = folder.join("pgbouncer.ini");
+        let content = format!(
+            "[databases]
+             * = host={} port={} user={}
+             [pgbouncer]
+             listen_addr = 127.0.0.1
+             listen_port = {port}
+             unix_socket_dir =
+             auth_type = any
+             pool_mode = transaction
+             default_pool_size = 3
+             max_client_conn = 200
+            ",
+            server.host_str().expect("a host"),
+            server.port().unwrap_or(5432),
+            server.username(),
+        );
+        let content: String = content
+            .lines()
+            .map(|l| l.trim().to_owned() + "\n")
+            .collect();
+        std::fs::write(&settings, content).expect("written");
+        let mut url = server;
+        url.set_port(Some(port)).expect("a port");
+        let process = PROGRAMS
+            .iter()
+            .find_map(|program| {
+                let mut command = Command::new(program);
+                // It does not run as root.
+                if is_root() {
+                    command.args(["-u", "nobody"]);
+                }
+                command.arg("-q").arg(&settings).stdin(Stdio::null());
+                command.spawn().ok()
+            })
+            .expect(
+                "pgbouncer is installed: run `make test`, or `scripts/install-package pgbouncer`",
+            );
+        let pooler = Self {
+            process,
+            url: url.to_string(),
+            folder,
+        };
+        eventually("the pooler listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        pooler
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output().expect("id runs");
+    id.stdout.starts_with(b"0\n")
+}
+
+fn relay(
+    database: &Database,
+    pooler: &Pooler,
+    receiver: &Receiver,
+    more: &[(&str, &str)],
+) -> RelayHandle {
+    let mut config = Config::default();
+    let (table, url) = (database.name(), receiver.url());
+    let settings = [
+        ("DATABASE_URL", pooler.url.as_str()),
+        ("OUTBOX_TABLE", &table),
+        ("OUTBOX_URL", &url),
+        ("OUTBOX_CONCURRENCY", "4"),
+    ];
+    for (variable, value) in settings.iter().chain(more) {
+        config.set(variable, value).expect("a good setting");
+    }
+    Relay::from_config(config).start().expect("it starts")
+}
+
+/// Enqueues through the pooler, plain and keyed messages in turn.
+fn enqueue(database: &Database, pooler: &Pooler, count: usize) {
+    let outbox = database.outbox();
+    let mut conn = PgConnection::establish(&pooler.url).expect("the pooler is there");
+    // As every application of Diesel's does behind it, unless the pooler knows prepared statements.
+    conn.set_prepared_statement_cache_size(CacheSize::Disabled);
+    for n in 0..count {
+        conn.transaction(|conn| {
+            let mut message = NewMessage::new("t", &json!({ "n": n })).expect("JSON");
+            if n % 2 == 0 {
+                message = message.ordering_key(format!("key-{}", n % 6));
+            }
+            outbox.enqueue(conn, message)
+        })
+        .expect("enqueued");
+    }
+}
+
+/// R9: everything but the listener through the pooler; the listener by a direct URL.
+#[test]
+fn a_relay_works_through_a_pooler_and_listens_beside_it() {
+    let database = Database::new();
+    let pooler = Pooler::start();
+    let receiver = Receiver::answering(|request| {
+        // Each kind of settle is needed.
+        let is_first = request.header("outbox-attempt") == Some("1");
+        match request.json()["n"].as_u64().expect("a number") % 10 {
+            3 if is_first => 500,
+            7 => 422,
+            _ => 200,
+        }
+    });
+    let more = [
+        ("OUTBOX_LISTENER_URL", database.url.as_str()),
+        ("OUTBOX_POLL_INTERVAL", "600s"),
+        ("OUTBOX_BACKOFF", "10ms"),
+    ];
+    let relay = relay(&database, &pooler, &receiver, &more);
+    assert!(relay.wait_until_idle(Duration::from_secs(30)));
+    for round in 1..=3_i64 {
+        enqueue(&database, &pooler, 40);
+        // Retries have no notification: they are found at the next look.
+        eventually("all came to their end", || {
+            relay.wake();
+            database.count("delivered") == 36 * round && database.count("dead") == 4 * round
+        });
+    }
+    enqueue(&database, &pooler, 1);
+    eventually("the last one came by notification", || {
+        database.count("delivered") == 109
+    });
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("it ends cleanly");
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+}
+
+/// R9: without a direct URL the relay polls, says so once, and leaves the pooler's connections as
+/// they were for others.
+#[test]
+fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
+    let database = Database::new();
+    let pooler = Pooler::start();
+    let receiver = Receiver::ok();
+    let mut command = database.binary(&["run", "--url", &receiver.url()]);
+    command.env("DATABASE_URL", &pooler.url);
+    let relay = Running::start(command);
+    enqueue(&database, &pooler, 30);
+    receiver.wait_for(30);
+    relay.wait_for_log("a pooler stands before the database");
+    enqueue(&database, &pooler, 30);
+    receiver.wait_for(60);
+    assert_eq!(relay.log().matches("a pooler stands").count(), 1);
+    let mut through = PgConnection::establish(&pooler.url).expect("the pooler is there");
+    through.set_prepared_statement_cache_size(CacheSize::Disabled);
+    for _ in 0..5 {
+        through
+            .transaction(|conn| {
+                assert_eq!(setting(conn, "statement_timeout"), "0");
+                assert_eq!(setting(conn, "enable_seqscan"), "on");
+                Ok::<(), diesel::result::Error>(())
+            })
+            .expect("it answers");
+    }
+    let status = database
+        .binary(&["status", "--json"])
+        .env("DATABASE_URL", &pooler.url)
+        .output()
+        .expect("it runs");
+    assert!(status.status.success(), "{status:?}");
+    drop(relay);
+    finish(database.binary(&["check", "--url", &receiver.url()])).code(0);
+}
+
+fn setting(conn: &mut PgConnection, name: &str) -> String {
+    #[derive(diesel::QueryableByName)]
+    struct Row {
+        #[diesel(sql_type = diesel::sql_types::Text)]
+        value: String,
+    }
+    diesel::RunQueryDsl::get_result::<Row>(
+        diesel::sql_query(format!("SELECT current_setting('{name}') AS value")),
+        conn,
+    )
+    .expect("a setting")
+    .value
+}
