@@ -92,12 +92,12 @@ enum Scenario {
     /// Ten million messages take the server about 12 GB, and its log some more: --waiting says how
     /// many there are. A relay that is slow with them takes longer.
     Backlog(backlog::Options),
-    /// Whether it slows down while an open transaction holds vacuum up (4 minutes, 4 GB)
+    /// Whether it slows down while an open transaction holds vacuum up (5 minutes, 3 GB)
     ///
     /// What is settled meanwhile stays in the table and its indexes. A relay that reads it all again
     /// takes much longer.
     HeldSnapshot(held_snapshot::Options),
-    /// What the order of keys costs, and whether it is kept (2 minutes, 3 GB)
+    /// What the order of keys costs, and whether it is kept (5 minutes, 2 GB)
     ///
     /// Ends with exit code 1 where a message is sent after a later one of its key (misorders), or
     /// beside another one of its key (overlaps).

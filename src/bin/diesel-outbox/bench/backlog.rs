@@ -5,45 +5,72 @@ use comfy_table::Table;
 use diesel_outbox::Relay;
 use serde_json::{Value, json};
 
-use super::delivery::{Delivery, deliver_with};
+use super::delivery::{Delivery, deliver_with, mean_of, rate_of};
 use super::ground::{Fill, Ground};
 use super::report::{self, Unit};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages to deliver
+    /// Messages to deliver, of each outbox in each round
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     messages: u64,
     /// Messages that wait behind these: a run for each number
     #[arg(long, value_delimiter = ',', default_value = "10000,1000000,10000000", value_name = "NUMBERS", value_parser = report::count)]
     waiting: Vec<u64>,
+    /// How often each is measured, in turns
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+/// Deliveries from an outbox in which so many messages wait behind them.
+struct Run {
+    waiting: u64,
+    table: String,
+    deliveries: Vec<Delivery>,
 }
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let mut runs = Vec::new();
-    for waiting in &options.waiting {
-        ground.say(format_args!("{waiting} waiting"));
+    for (index, waiting) in options.waiting.iter().enumerate() {
+        let run = Run {
+            waiting: *waiting,
+            table: format!("waiting_{index}"),
+            deliveries: Vec::new(),
+        };
+        ground.enter(&run.table)?;
         ground.fresh()?;
-        ground.fill(&Fill::plain(options.messages + waiting))?;
+        let delivered = options.messages * u64::from(options.rounds);
+        ground.fill(&Fill::plain(delivered + waiting))?;
         ground.quiet()?;
-        let relay = Relay::from_config(ground.config.clone()).limit(options.messages);
-        runs.push((*waiting, deliver_with(ground, relay, options.messages)?));
+        runs.push(run);
     }
-    let smallest = runs.iter().min_by_key(|(waiting, _)| *waiting);
-    let shown = |(waiting, run): &(u64, Delivery)| {
-        let beside = smallest.map_or(run, |(_, run)| run);
+    for round in 1..=options.rounds {
+        for run in &mut runs {
+            ground.say(format_args!("round {round}: {} waiting", run.waiting));
+            ground.enter(&run.table)?;
+            let relay = Relay::from_config(ground.config.clone()).limit(options.messages);
+            run.deliveries
+                .push(deliver_with(ground, relay, options.messages)?);
+        }
+    }
+    let smallest = runs.iter().min_by_key(|run| run.waiting);
+    let shown = |run: &Run| {
+        let beside = &smallest.unwrap_or(run).deliveries;
+        let claim_ms = mean_of(&run.deliveries, Delivery::claim_ms);
         json!({
-            "waiting": waiting,
-            "messages_per_second": run.rate(),
-            "rate_ratio_to_smallest": run.rate() / beside.rate(),
-            "claim_ms": run.claim_ms(),
-            "claim_ratio_to_smallest": run.claim_ms() / beside.claim_ms(),
-            "claim_p99_ms": run.claim_p99_ms(),
-            "own_cpu_us_per_message": run.cpu_us_per_message(),
+            "waiting": run.waiting,
+            "messages_per_second": rate_of(&run.deliveries),
+            "rate_ratio_to_smallest": rate_of(&run.deliveries) / rate_of(beside),
+            "claim_ms": claim_ms,
+            "claim_ratio_to_smallest": claim_ms / mean_of(beside, Delivery::claim_ms),
+            "claim_p99_ms": mean_of(&run.deliveries, Delivery::claim_p99_ms),
+            "claim_max_ms": mean_of(&run.deliveries, Delivery::claim_max_ms),
+            "own_cpu_us_per_message": mean_of(&run.deliveries, Delivery::cpu_us_per_message),
         })
     };
     Ok(json!({
         "messages": options.messages,
+        "rounds": options.rounds,
         "runs": runs.iter().map(shown).collect::<Vec<_>>(),
     }))
 }
@@ -66,6 +93,7 @@ pub(super) fn table(report: &Value) -> Table {
                 Unit::Ratio,
             ),
             ("99 % of claims", "claim_p99_ms", Unit::Millis),
+            ("the slowest", "claim_max_ms", Unit::Millis),
             (
                 "own CPU per message",
                 "own_cpu_us_per_message",

@@ -70,7 +70,7 @@ impl RelayProcess {
     pub(super) fn start(ground: &Ground) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "relay-process"]);
-        for (variable, value) in &ground.settings {
+        for (variable, value) in ground.variables() {
             command.env(variable, value);
             // With both, a setting would be given twice.
             command.env_remove(format!("{variable}_FILE"));

@@ -47,6 +47,10 @@ impl Delivery {
     pub(super) fn claim_p99_ms(&self) -> f64 {
         self.claims.micros.value_at_quantile(0.99) as f64 / 1000.0
     }
+
+    pub(super) fn claim_max_ms(&self) -> f64 {
+        self.claims.micros.max() as f64 / 1000.0
+    }
 }
 
 /// Delivers so many messages with the ground's settings.
@@ -100,6 +104,11 @@ pub(super) fn rate_of(deliveries: &[Delivery]) -> f64 {
     let messages: u64 = deliveries.iter().map(|one| one.messages).sum();
     let seconds: f64 = deliveries.iter().map(|one| one.seconds).sum();
     messages as f64 / seconds
+}
+
+/// The mean of a measure of several deliveries.
+pub(super) fn mean_of(deliveries: &[Delivery], measure: fn(&Delivery) -> f64) -> f64 {
+    deliveries.iter().map(measure).sum::<f64>() / deliveries.len() as f64
 }
 
 /// Gives up when nothing is delivered any more.

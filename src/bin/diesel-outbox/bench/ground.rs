@@ -36,10 +36,10 @@ pub(super) struct Ground {
     pub(super) config: Config,
     pub(super) conn: PgConnection,
     pub(super) schema: String,
-    /// The settings as variables, for a process that is to have the same.
-    pub(super) settings: Vec<(&'static str, String)>,
     pub(super) payload_bytes: u32,
     is_quiet: bool,
+    /// The settings that were given as flags.
+    flags: SettingFlags,
     signals: Receiver<i32>,
     /// Messages ever enqueued by `fill`: their ids go on from here.
     filled: u64,
@@ -78,7 +78,6 @@ impl Ground {
     ) -> Result<Self> {
         let schema = format!("diesel_outbox_bench_{}", std::process::id());
         config.table = format!("{schema}.outbox").parse()?;
-        let settings = settings(&config, flags);
         let mut conn = connect(&config)?;
         conn.batch_execute(&format!("CREATE SCHEMA {schema}"))
             .context("cannot make a schema for the benchmark")?;
@@ -86,7 +85,7 @@ impl Ground {
             config,
             conn,
             schema,
-            settings,
+            flags: flags.clone(),
             payload_bytes: options.payload_bytes,
             is_quiet: options.json,
             signals,
@@ -98,6 +97,12 @@ impl Ground {
         self.conn
             .batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema))
             .with_context(|| format!("cannot remove the benchmark's schema {}", self.schema))
+    }
+
+    /// Works in the schema's outbox of this name from now on. `fresh` makes it.
+    pub(super) fn enter(&mut self, name: &str) -> Result<()> {
+        self.config.table = format!("{}.{name}", self.schema).parse()?;
+        Ok(())
     }
 
     /// Puts a new outbox, with nothing in it, in the place of the one before.
@@ -200,6 +205,22 @@ impl Ground {
         }
     }
 
+    /// Settings as variables, for a process that is to have the same: what was given as flags, and
+    /// what the bench itself has set. The rest is in the environment.
+    pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
+        let given = SETTINGS.iter().filter_map(|setting| {
+            let value = self.flags.get(setting.variable)?;
+            Some((setting.variable, value.to_owned()))
+        });
+        let url = self.config.url.as_ref().map(ToString::to_string);
+        let own = [
+            Some(("OUTBOX_TABLE", self.config.table.to_string())),
+            Some(("OUTBOX_CONCURRENCY", self.config.concurrency.to_string())),
+            url.map(|url| ("OUTBOX_URL", url)),
+        ];
+        given.chain(own.into_iter().flatten()).collect()
+    }
+
     /// Adds what all numbers depend on.
     pub(super) fn describe(&self, report: &mut Value) {
         report["payload_bytes"] = json!(self.payload_bytes);
@@ -215,21 +236,6 @@ fn connect(config: &Config) -> Result<PgConnection> {
         "bench",
         STATEMENT_TIMEOUT,
     )?)
-}
-
-/// What was given as flags, and what the bench itself has set. The rest is in the environment.
-fn settings(config: &Config, flags: &SettingFlags) -> Vec<(&'static str, String)> {
-    let given = SETTINGS.iter().filter_map(|setting| {
-        let value = flags.get(setting.variable)?;
-        Some((setting.variable, value.to_owned()))
-    });
-    let url = config.url.as_ref().map(|url| url.to_string());
-    let own = [
-        Some(("OUTBOX_TABLE", config.table.to_string())),
-        Some(("OUTBOX_CONCURRENCY", config.concurrency.to_string())),
-        url.map(|url| ("OUTBOX_URL", url)),
-    ];
-    given.chain(own.into_iter().flatten()).collect()
 }
 
 /// A document of so many bytes.

@@ -6,7 +6,7 @@ use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use serde_json::{Value, json};
 
-use super::delivery::{Delivery, deliver, rate_of};
+use super::delivery::{Delivery, deliver, mean_of, rate_of};
 use super::ground::{Fill, Ground};
 use super::report::{self, Unit};
 
@@ -69,16 +69,14 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }
     let free = rate_of(&measured[0].1);
     let run = |(holder, deliveries): &(Holder, Vec<Delivery>)| {
-        let mean = |f: fn(&Delivery) -> f64| {
-            deliveries.iter().map(f).sum::<f64>() / deliveries.len() as f64
-        };
         json!({
             "holder": holder.name(),
             "messages_per_second": rate_of(deliveries),
             "ratio_to_nobody": rate_of(deliveries) / free,
-            "claim_ms": mean(Delivery::claim_ms),
-            "claim_p99_ms": mean(Delivery::claim_p99_ms),
-            "own_cpu_us_per_message": mean(Delivery::cpu_us_per_message),
+            "claim_ms": mean_of(deliveries, Delivery::claim_ms),
+            "claim_p99_ms": mean_of(deliveries, Delivery::claim_p99_ms),
+            "claim_max_ms": mean_of(deliveries, Delivery::claim_max_ms),
+            "own_cpu_us_per_message": mean_of(deliveries, Delivery::cpu_us_per_message),
         })
     };
     Ok(json!({
@@ -118,6 +116,7 @@ pub(super) fn table(report: &Value) -> Table {
             ("of the rate without", "ratio_to_nobody", Unit::Ratio),
             ("a claim", "claim_ms", Unit::Millis),
             ("99 % of claims", "claim_p99_ms", Unit::Millis),
+            ("the slowest", "claim_max_ms", Unit::Millis),
             (
                 "own CPU per message",
                 "own_cpu_us_per_message",
