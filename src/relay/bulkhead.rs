@@ -15,6 +15,9 @@ const QUEUE_BYTES: usize = 16 * 1024 * 1024;
 /// What a queue holds is about so much of its senders' time: enough while the next claim is made, and
 /// little enough to leave the rest to other relays.
 const PREFETCH: Duration = Duration::from_millis(250);
+/// Messages of a claim before it is known how large they are, or how long a send takes; or as many as
+/// can be sent at once.
+pub(super) const FIRST_BATCH: usize = 32;
 /// What goes where nothing serves it: a thread that says so.
 const NOWHERE: &str = "";
 
@@ -134,17 +137,18 @@ impl Bulkhead {
         self.send_micros.store(mean, Ordering::Relaxed);
     }
 
-    /// Messages that one claim may bring, by the time that sends take. Before the first one is made,
-    /// as many as can be sent at once.
+    /// Messages that one claim may bring, by the time that sends take.
     pub(crate) fn prefetch(&self) -> usize {
         let micros = self.send_micros.load(Ordering::Relaxed);
         let sends = u64::try_from(PREFETCH.as_micros())
             .unwrap_or(u64::MAX)
             .checked_div(micros)
-            .map_or(1, |sends| usize::try_from(sends).unwrap_or(usize::MAX));
-        self.most_sending()
-            .saturating_mul(sends.max(1))
-            .min(self.batch)
+            .map(|sends| usize::try_from(sends).unwrap_or(usize::MAX));
+        let wanted = match sends {
+            None => self.most_sending().max(FIRST_BATCH),
+            Some(sends) => self.most_sending().saturating_mul(sends.max(1)),
+        };
+        wanted.min(self.batch)
     }
 
     /// Places in its queue: two batches, one to be sent while the next is claimed, and what lanes

@@ -4,12 +4,10 @@ use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::bulkhead::FIRST_BATCH;
 use super::gate::Room;
 use super::lanes::To;
 use super::shared::{Job, Shared};
-
-/// The first claim, before the size of payloads is known.
-const FIRST_BATCH: usize = 32;
 
 /// The queue of a bulkhead, and what is known of what goes into it.
 pub(super) struct Intake {

@@ -1,5 +1,6 @@
 //! A statement commits, and its answer does not come: the connection breaks in between.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -122,17 +123,30 @@ impl Link {
     }
 
     /// Diesel sends a statement that it does not keep, its parameters, and the word to execute
-    /// it all at once.
+    /// it all at once; of one that it keeps the text once, and then its name.
     fn statements(&self) -> std::io::Result<()> {
         let mut buffer = vec![0; 1 << 20];
+        let mut kept: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
         loop {
             let length = (&self.client).read(&mut buffer)?;
             if length == 0 {
                 return Ok(());
             }
             let message = &buffer[..length];
+            let text = match message[0] {
+                b'P' if name(message, 0).is_empty() => Some(message),
+                b'P' => {
+                    kept.insert(name(message, 0).to_vec(), message.to_vec());
+                    None
+                }
+                // After the name of a portal.
+                b'B' => kept.get(name(message, 1)).map(Vec::as_slice),
+                _ => None,
+            };
             let victim = *self.proxy.victim();
-            if message[0] == b'P' && victim.is_some_and(|text| contains(message, text.as_bytes())) {
+            let is_victim =
+                |text: &[u8]| victim.is_some_and(|victim| contains(text, victim.as_bytes()));
+            if text.is_some_and(is_victim) {
                 self.is_held.store(true, Ordering::Release);
             }
             (&self.server).write_all(message)?;
@@ -169,6 +183,12 @@ impl Link {
             kept.clear();
         }
     }
+}
+
+/// The n-th of the names at the begin of a message.
+fn name(message: &[u8], n: usize) -> &[u8] {
+    let names = message.get(5..).unwrap_or_default();
+    names.split(|byte| *byte == 0).nth(n).unwrap_or_default()
 }
 
 /// Whether a `DataRow` is among the messages.
