@@ -320,21 +320,27 @@ impl<'a> Claimer<'a> {
                 false => claim::claim(conn, name, claimant, &plain, room)?,
             };
             let left = room.saturating_sub(claimed.len());
+            let mut reached = HashMap::new();
             if keyed.is_empty() || left == 0 {
-                return Ok((claimed, true));
+                return Ok((claimed, reached, true));
             }
-            let mut due = ordered::due(conn, name, claimant, &keyed, &goes_to)?;
+            let mut due = Vec::new();
+            let found = ordered::due(conn, name, claimant, &keyed, &goes_to)?;
+            for (lane, found) in keyed.iter().zip(found) {
+                due.extend(found.candidates);
+                reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
+            }
             due.truncate(left);
             if due.is_empty() {
-                return Ok((claimed, true));
+                return Ok((claimed, reached, true));
             }
             let of_keys = ordered::claim(conn, name, claimant, &due)?;
             let is_heard = of_keys.is_some();
             claimed.extend(of_keys.into_iter().flatten());
-            Ok((claimed, is_heard))
+            Ok((claimed, reached, is_heard))
         });
         self.expired = expired;
-        let (claimed, is_heard) = result?;
+        let (claimed, reached, is_heard) = result?;
         let took = began.elapsed();
         self.look.found_nothing &= claimed.is_empty() && is_heard;
         let heard: Vec<Lane> = asked
@@ -345,6 +351,7 @@ impl<'a> Claimer<'a> {
         self.lanes.learn(&Harvest {
             asked: &heard,
             claimed: &claimed,
+            reached: &reached,
             is_cut: claimed.len() >= room,
             took,
             clock: &self.clock,

@@ -13,6 +13,8 @@ pub(crate) const MOST_LANES: usize = 64;
 /// What is older than this, by its time of availability, was most likely committed when it was
 /// passed. What was not is found by a sweep.
 const OVERLAP: Duration = Duration::from_secs(1);
+/// The same for keyed messages, of which many may wait: what was committed later is the walk's.
+const KEYED_OVERLAP: Duration = Duration::from_millis(50);
 /// A lane that always has more is swept no more often than this.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Sweeps take a twentieth of the time at most: where an old snapshot keeps a million dead entries in
@@ -81,6 +83,8 @@ struct State {
 pub(crate) struct Harvest<'a> {
     pub(crate) asked: &'a [Lane],
     pub(crate) claimed: &'a [Claimed],
+    /// Where the look at lanes of keyed messages ended that have more.
+    pub(crate) reached: &'a HashMap<Stream, Position>,
     /// The claim had a limit of its own, so that the last lanes may not have been heard.
     pub(crate) is_cut: bool,
     pub(crate) took: Duration,
@@ -94,7 +98,7 @@ impl State {
             is_quiet: false,
             is_done: false,
             floor: if is_keyed {
-                recently(clock)
+                recently(clock, KEYED_OVERLAP)
             } else {
                 Position::START
             },
@@ -118,7 +122,14 @@ impl State {
     }
 
     /// Learns from a claim behind `after` that got all it asked for, or not, and ended at `last`.
-    fn learn(&mut self, after: Position, is_full: bool, last: Option<Position>, harvest: &Harvest) {
+    fn learn(
+        &mut self,
+        is_keyed: bool,
+        after: Position,
+        is_full: bool,
+        last: Option<Position>,
+        harvest: &Harvest,
+    ) {
         if harvest.is_cut && !is_full {
             return;
         }
@@ -132,7 +143,8 @@ impl State {
             self.is_quiet = false;
             return;
         }
-        let recent = recently(harvest.clock);
+        let overlap = if is_keyed { KEYED_OVERLAP } else { OVERLAP };
+        let recent = recently(harvest.clock, overlap);
         self.is_quiet = true;
         self.is_short = true;
         self.floor = recent;
@@ -142,9 +154,9 @@ impl State {
     }
 }
 
-fn recently(clock: &DatabaseClock) -> Position {
+fn recently(clock: &DatabaseClock, overlap: Duration) -> Position {
     Position {
-        available_at: clock.before_now(OVERLAP),
+        available_at: clock.before_now(overlap),
         sequence: i64::MIN,
     }
 }
@@ -294,12 +306,12 @@ impl Lanes {
     /// Learns from a claim which of the lanes that it asked have more, and where they go on.
     pub(crate) fn learn(&mut self, harvest: &Harvest<'_>) {
         type Found = (usize, Option<Position>);
-        let mut found: HashMap<(&str, &str, bool), Found> = HashMap::new();
-        for one in harvest.claimed {
+        let mut found: HashMap<(&str, &str), Found> = HashMap::new();
+        let is_plain = |one: &&Claimed| one.message.ordering_key.is_none();
+        for one in harvest.claimed.iter().filter(is_plain) {
             let message = &one.message;
-            let is_keyed = message.ordering_key.is_some();
             let of_lane = found
-                .entry((&message.topic, &message.destination, is_keyed))
+                .entry((&message.topic, &message.destination))
                 .or_default();
             of_lane.0 += 1;
             of_lane.1 = of_lane.1.max(Some(one.position));
@@ -314,11 +326,17 @@ impl Lanes {
                 continue;
             };
             let Topic { topic, destination } = &known.stream.topic;
-            let key = (topic.as_str(), destination.as_str(), known.stream.is_keyed);
-            let (count, last) = found.get(&key).copied().unwrap_or_default();
-            known
-                .state
-                .learn(lane.after, count >= lane.room, last, harvest);
+            let is_keyed = known.stream.is_keyed;
+            let (is_full, last) = if is_keyed {
+                let reached = harvest.reached.get(&known.stream).copied();
+                (reached.is_some(), reached)
+            } else {
+                let of_lane = found.get(&(topic.as_str(), destination.as_str()));
+                let (count, last) = of_lane.copied().unwrap_or_default();
+                (count >= lane.room, last)
+            };
+            let state = &mut known.state;
+            state.learn(is_keyed, lane.after, is_full, last, harvest);
         }
     }
 
@@ -374,9 +392,12 @@ mod tests {
     }
 
     fn harvest<'a>(asked: &'a [Lane], clock: &'a DatabaseClock) -> Harvest<'a> {
+        static NOTHING: std::sync::LazyLock<HashMap<Stream, Position>> =
+            std::sync::LazyLock::new(HashMap::new);
         Harvest {
             asked,
             claimed: &[],
+            reached: &NOTHING,
             is_cut: false,
             took: Duration::ZERO,
             clock,
@@ -455,6 +476,7 @@ mod tests {
             ..harvest(&[], &clock)
         };
         state.learn(
+            false,
             Position::START,
             true,
             Some(last),
@@ -463,14 +485,15 @@ mod tests {
         assert_eq!((state.floor, state.is_done), (last, false));
         assert!(!state.is_sweep_due(false), "it has more behind its place");
         // Nothing more there: once again from a little before, for what was committed meanwhile.
-        state.learn(last, false, None, &brought(Duration::ZERO));
+        state.learn(false, last, false, None, &brought(Duration::ZERO));
         assert!(state.floor < last && !state.is_done && state.is_quiet);
         let floor = state.floor;
-        state.learn(floor, false, None, &brought(Duration::ZERO));
+        state.learn(false, floor, false, None, &brought(Duration::ZERO));
         assert!(state.is_done && !state.is_swept_in_look);
         assert!(state.is_sweep_due(true), "somebody asks");
         // A sweep that took long is not repeated soon, however much somebody asks.
         state.learn(
+            false,
             Position::START,
             false,
             None,

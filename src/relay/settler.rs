@@ -111,8 +111,9 @@ pub(crate) fn run(
     }
 }
 
-/// Waits for more outcomes while the senders have work. Not on the channel: each outcome would wake
-/// this thread. Ends early at shutdown.
+/// Waits for more outcomes while the senders have more work than that: what waits here keeps back the
+/// next message of each ordering key. Not on the channel: each outcome would wake this thread. Ends
+/// early at shutdown.
 fn linger(shared: &Shared, outcomes: &Receiver<Settlement>, enough: usize) {
     let until = Instant::now() + LINGER;
     let is_worth_it = || {
@@ -121,7 +122,7 @@ fn linger(shared: &Shared, outcomes: &Receiver<Settlement>, enough: usize) {
             .in_flight
             .load(Ordering::Acquire)
             .saturating_sub(waiting);
-        waiting < enough && unsent > shared.senders() && Instant::now() < until
+        waiting < enough && unsent > shared.senders().max(waiting) && Instant::now() < until
     };
     while is_worth_it() && !shared.is_stopping() {
         let _ = shared.stop_signal().recv_timeout(GLANCE);

@@ -14,14 +14,15 @@
 
 use std::time::Instant;
 
+use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Text, Timestamptz};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
 use super::OUTBOX_NUMBER;
 use super::claim::{
-    Claimant, Claimed, ClaimedRow, Lane, Lanes, Topic, as_bigint, claim_statement, claimed,
-    is_live, most, taken_over,
+    Claimant, Claimed, ClaimedRow, Lane, Lanes, Position, Topic, as_bigint, claim_statement,
+    claimed, is_live, most, taken_over,
 };
 use super::statement::statement;
 use crate::name::OutboxName;
@@ -59,24 +60,35 @@ fn place(row: &str) -> String {
 /// each question is a probe of the index (ordering_key, destination, place), and stays one: a NOT
 /// EXISTS could become a join.
 fn is_first(name: &OutboxName, goes_to: GoesTo) -> String {
-    let none_before = |destinations: &str| {
-        format!(
-            "(SELECT 1 FROM {outbox} e
-               WHERE e.ordering_key = o.ordering_key AND e.destination {destinations}
-                 AND {before} < {here} LIMIT 1) IS NULL",
-            outbox = name.outbox(),
-            before = place("e"),
-            here = place("o"),
-        )
+    format!(
+        "{} AND {}",
+        none_before(name, "= o.destination"),
+        is_first_beside(name, goes_to)
+    )
+}
+
+/// The same, but for messages that name the same destination.
+fn is_first_beside(name: &OutboxName, goes_to: GoesTo) -> String {
+    let of_others = match goes_to {
+        GoesTo::Column(column) => format!("> '' AND e.destination = {column}"),
+        GoesTo::Unknown => "> ''".to_owned(),
     };
     format!(
-        "{} AND (o.destination = '' OR {}) AND (o.destination <> '' OR {})",
-        none_before("= o.destination"),
-        none_before("= ''"),
-        match goes_to {
-            GoesTo::Column(column) => none_before(&format!("> '' AND e.destination = {column}")),
-            GoesTo::Unknown => none_before("> ''"),
-        },
+        "(o.destination = '' OR {}) AND (o.destination <> '' OR {})",
+        none_before(name, "= ''"),
+        none_before(name, &of_others),
+    )
+}
+
+/// Whether no live message of the key stands before `o` that names one of these destinations.
+fn none_before(name: &OutboxName, destinations: &str) -> String {
+    format!(
+        "(SELECT 1 FROM {outbox} e
+           WHERE e.ordering_key = o.ordering_key AND e.destination {destinations}
+             AND {before} < {here} LIMIT 1) IS NULL",
+        outbox = name.outbox(),
+        before = place("e"),
+        here = place("o"),
     )
 }
 
@@ -117,53 +129,100 @@ fn is_not_kept_back(name: &OutboxName) -> String {
 }
 
 /// A message that may be claimed.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, Clone)]
 pub(crate) struct Candidate {
-    #[diesel(sql_type = BigInt)]
     pub(crate) sequence: i64,
     /// The destination that it is for; empty where it is to be split, or nothing serves it.
-    #[diesel(sql_type = Text)]
     pub(crate) goes_to: String,
 }
 
+/// What a lane has.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Found {
+    pub(crate) candidates: Vec<Candidate>,
+    /// Where the look at it ended; `None`: it has no more.
+    pub(crate) reached: Option<Position>,
+}
+
+/// Messages of a lane that one statement looks at, at most: most of them may wait for one before
+/// them.
+const LOOKED_AT: i64 = 2000;
+
+#[derive(diesel::QueryableByName)]
+struct DueRow {
+    #[diesel(sql_type = BigInt)]
+    lane: i64,
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Timestamptz)]
+    available_at: PgTimestamp,
+    #[diesel(sql_type = Bool)]
+    is_candidate: bool,
+    /// Counted from the lane's place on.
+    #[diesel(sql_type = BigInt)]
+    place: i64,
+}
+
 /// The messages of these lanes that can be claimed, as it seems: from each lane's place on. `goes_to`:
-/// the destination of each lane.
+/// the destination of each lane. The answers are in the order of the lanes.
 pub(crate) fn due(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
     lanes: &[&Lane],
     goes_to: &[&str],
-) -> QueryResult<Vec<Candidate>> {
-    let lanes = Lanes::of(lanes);
-    statement(format!(
-        "SELECT chosen.sequence, lane.goes_to
-           FROM unnest($2::text[], $3::text[], $4::bigint[], $5::timestamptz[], $6::bigint[],
-                       $7::text[]) WITH ORDINALITY
-                AS lane(topic, destination, room, after_time, after_sequence, goes_to, n)
+) -> QueryResult<Vec<Found>> {
+    let of_lanes = Lanes::of(lanes);
+    let rows: Vec<DueRow> = statement(format!(
+        "SELECT lane.n AS lane, seen.sequence, seen.available_at, seen.is_candidate, seen.place
+           FROM unnest($2::text[], $3::text[], $4::timestamptz[], $5::bigint[], $6::text[])
+                WITH ORDINALITY AS lane(topic, destination, after_time, after_sequence, goes_to, n)
           CROSS JOIN LATERAL (
-                SELECT o.sequence
-                  FROM {outbox} o
-                 WHERE o.topic = lane.topic AND o.destination = lane.destination
-                   AND o.ordering_key IS NOT NULL
-                   AND o.available_at <= now()
-                   AND (o.available_at, o.sequence) > (lane.after_time, lane.after_sequence)
-                   AND (o.locked_by IS NULL OR o.locked_by = ANY($1))
-                   AND {is_first}
-                 ORDER BY o.available_at, o.sequence
-                 LIMIT lane.room
-          ) chosen",
+                SELECT o.sequence, o.available_at, o.place,
+                       (o.locked_by IS NULL OR o.locked_by = ANY($1)) AND {is_first} AS is_candidate
+                  FROM (SELECT *, row_number() OVER (ORDER BY available_at, sequence) AS place
+                          FROM {outbox}
+                         WHERE topic = lane.topic AND destination = lane.destination
+                           AND ordering_key IS NOT NULL
+                           AND available_at <= now()
+                           AND (available_at, sequence) > (lane.after_time, lane.after_sequence)
+                         ORDER BY available_at, sequence LIMIT $7) o
+          ) seen
+          WHERE seen.is_candidate OR seen.place = $7
+          ORDER BY lane.n, seen.available_at, seen.sequence",
         outbox = name.outbox(),
         is_first = is_first(name, GoesTo::Column("lane.goes_to")),
     ))
     .bind::<Array<BigInt>, _>(claimant.expired)
-    .bind::<Array<Text>, _>(lanes.topics)
-    .bind::<Array<Text>, _>(lanes.destinations)
-    .bind::<Array<BigInt>, _>(lanes.rooms)
-    .bind::<Array<Timestamptz>, _>(lanes.after_times)
-    .bind::<Array<BigInt>, _>(lanes.after_sequences)
+    .bind::<Array<Text>, _>(of_lanes.topics)
+    .bind::<Array<Text>, _>(of_lanes.destinations)
+    .bind::<Array<Timestamptz>, _>(of_lanes.after_times)
+    .bind::<Array<BigInt>, _>(of_lanes.after_sequences)
     .bind::<Array<Text>, _>(goes_to)
-    .load(conn)
+    .bind::<BigInt, _>(LOOKED_AT)
+    .load(conn)?;
+    let mut found = vec![Found::default(); lanes.len()];
+    for row in rows {
+        let number = usize::try_from(row.lane - 1).unwrap_or(0);
+        let of_lane = &mut found[number];
+        if of_lane.candidates.len() >= lanes[number].room {
+            continue;
+        }
+        if row.is_candidate {
+            of_lane.candidates.push(Candidate {
+                sequence: row.sequence,
+                goes_to: goes_to[number].to_owned(),
+            });
+        }
+        let is_last = row.place >= LOOKED_AT || of_lane.candidates.len() >= lanes[number].room;
+        if is_last {
+            of_lane.reached = Some(Position {
+                available_at: row.available_at.0,
+                sequence: row.sequence,
+            });
+        }
+    }
+    Ok(found)
 }
 
 #[derive(diesel::QueryableByName)]
@@ -326,7 +385,7 @@ pub(crate) fn claim_next(
                AND {is_live}
                AND o.available_at <= now() AND o.topic <> ALL($6)
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
-               AND {is_first} AND {is_not_kept_back}
+               AND {is_first_beside} AND {is_not_kept_back}
              ORDER BY o.sequence
                FOR NO KEY UPDATE SKIP LOCKED
         )",
@@ -334,7 +393,7 @@ pub(crate) fn claim_next(
         outbox = name.outbox(),
         place = place("n"),
         is_live = is_live(name),
-        is_first = is_first(name, GoesTo::Unknown),
+        is_first_beside = is_first_beside(name, GoesTo::Unknown),
         is_not_kept_back = is_not_kept_back(name),
     );
     let before = Instant::now();
