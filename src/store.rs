@@ -13,6 +13,8 @@ pub(crate) mod enqueue;
 pub(crate) mod inspect;
 pub(crate) mod lease;
 pub(crate) mod migrate;
+#[cfg(test)]
+mod model;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
 pub(crate) mod pause;

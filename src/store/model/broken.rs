@@ -1,0 +1,439 @@
+//! The store with one thing done wrong: for each promise, some that break it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Integer, Text, Timestamptz};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use crate::message::NewMessage;
+use crate::name::OutboxName;
+use crate::store::SequenceRow;
+use crate::store::claim::{
+    self, Claimant, Claimed, ClaimedRow, Known, Lane, Position, Stream, claim_statement, claimed,
+    is_live, most, taken_over,
+};
+use crate::store::enqueue::Stored;
+use crate::store::ordered::Candidate;
+use crate::store::statement::statement;
+use crate::store::{dead, ordered, settle};
+
+use super::system::{Moment, Settle, Store, System, Verdict, continue_keys, settle_them};
+
+/// Messages are written by a connection of their own, outside of the caller's transaction.
+pub(super) struct EnqueuesOutside(pub(super) Mutex<PgConnection>);
+
+impl System for EnqueuesOutside {
+    fn enqueue(
+        &self,
+        _: &mut PgConnection,
+        name: &OutboxName,
+        message: NewMessage,
+    ) -> QueryResult<Stored> {
+        let mut conn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Store.enqueue(&mut conn, name, message)
+    }
+}
+
+/// Messages are removed and the ledger does not get to know.
+pub(super) struct ForgetsWhatIsDelivered;
+
+impl System for ForgetsWhatIsDelivered {
+    fn settle(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        settle: &Settle,
+    ) -> QueryResult<Vec<i64>> {
+        if settle.verdict == Verdict::Delivered {
+            return settle::deduplicated(conn, name, settle.lease, &settle.sequences());
+        }
+        settle_them(conn, name, settle)
+    }
+}
+
+/// Claims never go back before the place where the last one ended.
+#[derive(Default)]
+pub(super) struct NeverSweeps(Mutex<HashMap<(i64, Stream), Position>>);
+
+impl System for NeverSweeps {
+    fn claim(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        lanes: &[&Lane],
+        room: usize,
+    ) -> QueryResult<Vec<Claimed>> {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lanes: Vec<Lane> = (lanes.iter())
+            .map(|lane| {
+                let place = places.get(&(claimant.lease.0, lane.stream.clone()));
+                Lane {
+                    after: lane.after.max(*place.unwrap_or(&Position::START)),
+                    ..(*lane).clone()
+                }
+            })
+            .collect();
+        let lanes: Vec<&Lane> = lanes.iter().collect();
+        let claimed = claim::claim(conn, name, claimant, &lanes, room)?;
+        for one in &claimed {
+            let stream = super::harness::stream_of(one);
+            let place = places.entry((claimant.lease.0, stream));
+            let place = place.or_insert(Position::START);
+            *place = one.position.max(*place);
+        }
+        Ok(claimed)
+    }
+}
+
+/// Requeued messages stay dead letters too.
+pub(super) struct RequeuesCopies;
+
+impl System for RequeuesCopies {
+    fn requeue(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        sequences: &[i64],
+    ) -> QueryResult<usize> {
+        sql_query(format!("CREATE TEMP TABLE copy AS TABLE {}", name.dead())).execute(conn)?;
+        let count = dead::requeue(conn, name, sequences)?;
+        sql_query(format!(
+            "INSERT INTO {} TABLE copy ON CONFLICT DO NOTHING",
+            name.dead()
+        ))
+        .execute(conn)?;
+        sql_query("DROP TABLE copy").execute(conn)?;
+        Ok(count)
+    }
+}
+
+/// What another relay has counts as free.
+pub(super) struct ClaimsWhatOthersHave;
+
+impl System for ClaimsWhatOthersHave {
+    fn claim(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        lanes: &[&Lane],
+        room: usize,
+    ) -> QueryResult<Vec<Claimed>> {
+        let expired = all_leases(conn, name)?;
+        let claimant = Claimant {
+            expired: &expired,
+            ..claimant
+        };
+        claim::claim(conn, name, claimant, lanes, room)
+    }
+}
+
+/// Every relay counts as dead.
+pub(super) struct TakesOverFromTheLiving;
+
+impl System for TakesOverFromTheLiving {
+    fn newly_expired(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        known: &[i64],
+    ) -> QueryResult<Vec<i64>> {
+        let mut leases = all_leases(conn, name)?;
+        leases.retain(|id| !known.contains(id));
+        Ok(leases)
+    }
+}
+
+/// The ledger is not asked whether a key was delivered.
+pub(super) struct ForgetsKeys;
+
+impl System for ForgetsKeys {
+    fn claim(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        lanes: &[&Lane],
+        room: usize,
+    ) -> QueryResult<Vec<Claimed>> {
+        let mut claimed = claim::claim(conn, name, claimant, lanes, room)?;
+        claimed.iter_mut().for_each(|one| one.known = Known::No);
+        Ok(claimed)
+    }
+
+    fn claim_keyed(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        candidates: &[Candidate],
+    ) -> QueryResult<Option<Vec<Claimed>>> {
+        let mut claimed = ordered::claim(conn, name, claimant, candidates)?;
+        (claimed.iter_mut().flatten()).for_each(|one| one.known = Known::No);
+        Ok(claimed)
+    }
+}
+
+/// A settle does not ask who has the message.
+pub(super) struct SettlesUnfenced;
+
+impl System for SettlesUnfenced {
+    fn settle(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        settle: &Settle,
+    ) -> QueryResult<Vec<i64>> {
+        sql_query(format!(
+            "UPDATE {} SET locked_by = $2 WHERE sequence = ANY($1)",
+            name.outbox()
+        ))
+        .bind::<Array<BigInt>, _>(settle.sequences())
+        .bind::<BigInt, _>(settle.lease.0)
+        .execute(conn)?;
+        settle_them(conn, name, settle)
+    }
+}
+
+/// A repeated settle changes what its relay has claimed anew.
+pub(super) struct CountsTwice;
+
+#[derive(diesel::QueryableByName)]
+struct HeldRow {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Timestamptz)]
+    locked_at: PgTimestamp,
+    #[diesel(sql_type = Integer)]
+    attempts: i32,
+}
+
+impl System for CountsTwice {
+    fn settle(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        settle: &Settle,
+    ) -> QueryResult<Vec<i64>> {
+        let held: Vec<HeldRow> = sql_query(format!(
+            "SELECT sequence, locked_at, attempts FROM {} WHERE locked_by = $1",
+            name.outbox()
+        ))
+        .bind::<BigInt, _>(settle.lease.0)
+        .load(conn)?;
+        let mut settle = settle.clone();
+        for job in &mut settle.jobs {
+            if let Some(row) = held.iter().find(|row| row.sequence == job.sequence) {
+                (job.claimed_at, job.attempts) = (row.locked_at.0, row.attempts);
+            }
+        }
+        settle_them(conn, name, &settle)
+    }
+}
+
+/// A failed send costs nothing.
+pub(super) struct RetriesForFree;
+
+impl System for RetriesForFree {
+    fn settle(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        settle: &Settle,
+    ) -> QueryResult<Vec<i64>> {
+        let mut settle = settle.clone();
+        if let Verdict::Retry { counted, .. } = &mut settle.verdict {
+            *counted = 0;
+        }
+        settle_them(conn, name, &settle)
+    }
+}
+
+/// A message that was given back unsent pays for it.
+pub(super) struct CountsReleases;
+
+impl System for CountsReleases {
+    fn settle(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        settle: &Settle,
+    ) -> QueryResult<Vec<i64>> {
+        let changed = settle_them(conn, name, settle)?;
+        if settle.verdict == Verdict::Released {
+            add_attempts(conn, name, &changed, 1)?;
+        }
+        Ok(changed)
+    }
+}
+
+/// A message that kills relays does so for ever.
+pub(super) struct TakesOverForFree;
+
+impl System for TakesOverForFree {
+    fn claim(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        lanes: &[&Lane],
+        room: usize,
+    ) -> QueryResult<Vec<Claimed>> {
+        let mut claimed = claim::claim(conn, name, claimant, lanes, room)?;
+        for one in &mut claimed {
+            if one.taken_over == claim::TakenOver::Once {
+                add_attempts(conn, name, &[one.message.sequence.0], -1)?;
+                one.message.attempts -= 1;
+            }
+        }
+        Ok(claimed)
+    }
+}
+
+/// Keys go on after the settle's transaction, and not in it.
+pub(super) struct ContinuesLater;
+
+impl System for ContinuesLater {
+    fn settle_and_continue(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        settle: &Settle,
+        meanwhile: &mut dyn FnMut(Moment<'_>),
+    ) -> QueryResult<(Vec<i64>, Vec<Claimed>)> {
+        let changed = self.settle(conn, name, settle)?;
+        meanwhile(Moment::Settled(&changed));
+        let next = continue_keys(conn, name, claimant, &settle.keys_of(&changed))?;
+        meanwhile(Moment::Settled(&changed));
+        Ok((changed, next))
+    }
+}
+
+/// A part of the claim of keyed messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Lock,
+    IsLive,
+    IsFirst,
+    IsAlone,
+    IsNotKeptBack,
+}
+
+/// The claim of keyed messages without one of its parts, or with all.
+pub(super) struct ClaimsKeyed {
+    pub(super) without: Option<Part>,
+}
+
+impl System for ClaimsKeyed {
+    fn claim_keyed(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        claimant: Claimant<'_>,
+        candidates: &[Candidate],
+    ) -> QueryResult<Option<Vec<Claimed>>> {
+        if self.without != Some(Part::Lock) && ordered::claim(conn, name, claimant, &[])?.is_none()
+        {
+            return Ok(None);
+        }
+        let before = std::time::Instant::now();
+        let one = |one: &Candidate| (one.sequence, one.goes_to.clone());
+        let (sequences, goes_to): (Vec<i64>, Vec<String>) = candidates.iter().map(one).unzip();
+        statement(claim_statement(name, &self.candidates(name)))
+            .bind::<BigInt, _>(claimant.lease.0)
+            .bind::<Array<BigInt>, _>(claimant.expired)
+            .bind::<Integer, _>(most(claimant))
+            .bind::<Array<BigInt>, _>(sequences)
+            .bind::<Array<Text>, _>(goes_to)
+            .load::<ClaimedRow>(conn)
+            .map(|rows| Some(claimed(rows, before)))
+    }
+}
+
+impl ClaimsKeyed {
+    fn candidates(&self, name: &OutboxName) -> String {
+        let (outbox, dead) = (name.outbox(), name.dead());
+        let in_order = |row: &str| {
+            format!(
+                "{row}.ordering_key = o.ordering_key
+                 AND ({row}.destination IN ('', o.destination)
+                      OR (o.destination = '' AND {row}.destination = w.goes_to))"
+            )
+        };
+        let before = |row: &str| {
+            format!(
+                "coalesce({row}.split_from, {row}.sequence) < coalesce(o.split_from, o.sequence)"
+            )
+        };
+        let parts = [
+            (Part::IsLive, is_live(name)),
+            (
+                Part::IsFirst,
+                format!(
+                    "NOT EXISTS (SELECT FROM {outbox} e WHERE {} AND {})",
+                    in_order("e"),
+                    before("e")
+                ),
+            ),
+            (
+                Part::IsAlone,
+                format!(
+                    "NOT EXISTS (SELECT FROM {outbox} e WHERE {} AND e.sequence <> o.sequence
+                        AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2))",
+                    in_order("e")
+                ),
+            ),
+            (
+                Part::IsNotKeptBack,
+                format!(
+                    "NOT EXISTS (SELECT FROM {dead} d WHERE d.blocks_key
+                        AND d.ordering_key = o.ordering_key AND {}
+                        AND (d.destination IN ('', o.destination) OR o.destination = ''))",
+                    before("d")
+                ),
+            ),
+        ];
+        let kept = parts
+            .into_iter()
+            .filter(|(part, _)| self.without != Some(*part));
+        let kept: Vec<String> = kept.map(|(_, condition)| condition).collect();
+        format!(
+            "WITH candidate AS MATERIALIZED (
+                SELECT o.sequence, {taken_over} AS taken_over
+                  FROM unnest($4::bigint[], $5::text[]) AS w(sequence, goes_to)
+                  JOIN {outbox} o USING (sequence)
+                 WHERE o.available_at <= now()
+                   AND (o.locked_by IS NULL OR o.locked_by = ANY($2)) AND {kept}
+                 ORDER BY o.sequence FOR NO KEY UPDATE OF o SKIP LOCKED
+            )",
+            taken_over = taken_over(),
+            kept = kept.join(" AND "),
+        )
+    }
+}
+
+fn all_leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+    sql_query(format!("SELECT id AS sequence FROM {}", name.lease()))
+        .load::<SequenceRow>(conn)
+        .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+}
+
+fn add_attempts(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+    count: i32,
+) -> QueryResult<usize> {
+    sql_query(format!(
+        "UPDATE {} SET attempts = attempts + $2 WHERE sequence = ANY($1)",
+        name.outbox()
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Integer, _>(count)
+    .execute(conn)
+}

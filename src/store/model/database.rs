@@ -1,0 +1,238 @@
+//! The outbox that histories are played in, and its rows beside those that the model expects.
+
+use std::collections::BTreeMap;
+use std::sync::Once;
+
+use diesel::connection::SimpleConnection;
+use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text};
+use diesel::{Connection, PgConnection, RunQueryDsl};
+
+use crate::name::OutboxName;
+use crate::store::migrate;
+use crate::store::statement::statement;
+
+use super::expected::{Identity, Kept, Message, Model, Promise, State, keep};
+use super::history::{PRODUCERS, RELAYS};
+
+/// A statement that waits for another one would wait for ever: one thread plays all.
+const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";
+
+/// An outbox in a schema of its own, removed when dropped.
+pub(super) struct Outbox {
+    url: String,
+    schema: String,
+    pub(super) name: OutboxName,
+}
+
+/// One for each of those that take part.
+pub(super) struct Connections {
+    pub(super) operator: PgConnection,
+    pub(super) producers: Vec<PgConnection>,
+    pub(super) relays: Vec<PgConnection>,
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        static MIGRATED: Once = Once::new();
+        let url = std::env::var("DATABASE_URL").expect(
+            "DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test --features cli`",
+        );
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        MIGRATED.call_once(|| {
+            let first = "outbox".parse().expect("a name");
+            migrate::migrate(&mut conn, &first).expect("migrations run");
+        });
+        let schema = format!("model_{}", uuid::Uuid::now_v7().simple());
+        conn.batch_execute(&format!(
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
+        ))
+        .expect("an outbox");
+        let name = format!("{schema}.outbox").parse().expect("a name");
+        Self { url, schema, name }
+    }
+
+    pub(super) fn connect(&self) -> PgConnection {
+        let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
+        conn.batch_execute(SESSION).expect("settings");
+        conn
+    }
+
+    pub(super) fn connections(&self) -> Connections {
+        Connections {
+            operator: self.connect(),
+            producers: (0..PRODUCERS).map(|_| self.connect()).collect(),
+            relays: (0..RELAYS).map(|_| self.connect()).collect(),
+        }
+    }
+
+    /// Removes what another history has left.
+    pub(super) fn empty(&self, conn: &mut PgConnection) {
+        let tables = [
+            self.name.outbox(),
+            self.name.ledger(),
+            self.name.dead(),
+            self.name.lease(),
+        ];
+        for table in tables {
+            conn.batch_execute(&format!("DELETE FROM {table}"))
+                .expect("nothing holds the rows");
+        }
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        if let Ok(mut conn) = PgConnection::establish(&self.url) {
+            let _ = conn.batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema));
+        }
+    }
+}
+
+/// A row of the outbox, of its dead letters or of its ledger.
+#[derive(Debug, PartialEq, Eq, diesel::QueryableByName)]
+struct Row {
+    #[diesel(sql_type = Text)]
+    kind: String,
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Text)]
+    idempotency_key: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    #[diesel(sql_type = Integer)]
+    attempts: i32,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    locked_by: Option<i64>,
+    #[diesel(sql_type = BigInt)]
+    place: i64,
+    /// It is due; it keeps its key back; it is delivered.
+    #[diesel(sql_type = Bool)]
+    flag: bool,
+}
+
+/// Whether the database has what the model expects, neither more nor less.
+pub(super) fn compare(conn: &mut PgConnection, name: &OutboxName, model: &mut Model) -> Kept {
+    let rows: Vec<Row> = statement(format!(
+        "SELECT 'outbox' AS kind, sequence, idempotency_key, destination, attempts, locked_by,
+                coalesce(split_from, sequence) AS place, available_at <= clock_timestamp() AS flag
+           FROM {}
+         UNION ALL
+         SELECT 'dead', sequence, idempotency_key, destination, attempts, NULL,
+                coalesce(split_from, sequence), blocks_key
+           FROM {}
+         UNION ALL
+         SELECT 'ledger', sequence, idempotency_key, destination, attempts, NULL, sequence,
+                status = 'delivered'
+           FROM {}",
+        name.outbox(),
+        name.dead(),
+        name.ledger()
+    ))
+    .load(conn)?;
+    adopt(model, &rows);
+    keep(model.parts.is_empty(), Promise::G2, || {
+        format!("parts are missing: {:?}", model.parts)
+    })?;
+    let mut expected = expected(model);
+    for row in rows {
+        let (kind, sequence) = (row.kind.clone(), row.sequence);
+        let identity = (row.idempotency_key.clone(), row.destination.clone());
+        let key = (kind.clone(), sequence, identity);
+        let Some(wanted) = expected.remove(&key) else {
+            let is_committed = model.messages.get(&sequence).is_some_and(|message| {
+                !matches!(message.state, State::Open(_) | State::RolledBack)
+            });
+            let promise = if is_committed {
+                Promise::G2
+            } else {
+                Promise::G1
+            };
+            return keep(false, promise, || format!("not expected: {row:?}"));
+        };
+        keep(row == wanted, promise_of(&row, &wanted), || {
+            format!("{row:?} instead of {wanted:?}")
+        })?;
+    }
+    keep(expected.is_empty(), Promise::G2, || {
+        format!("missing: {:?}", expected.values())
+    })
+}
+
+/// Which promise keeps the first difference away.
+fn promise_of(row: &Row, wanted: &Row) -> Promise {
+    if row.attempts != wanted.attempts {
+        Promise::G6
+    } else if row.locked_by != wanted.locked_by {
+        Promise::G4
+    } else if row.place != wanted.place {
+        Promise::G5
+    } else {
+        Promise::G2
+    }
+}
+
+/// Parts of split messages get their sequences from the database.
+fn adopt(model: &mut Model, rows: &[Row]) {
+    for row in rows {
+        let identity: Identity = (row.idempotency_key.clone(), row.destination.clone());
+        if row.kind == "outbox"
+            && !model.messages.contains_key(&row.sequence)
+            && let Some(part) = model.parts.remove(&identity)
+        {
+            model.messages.insert(row.sequence, part);
+        }
+    }
+}
+
+type Expected = BTreeMap<(String, i64, Identity), Row>;
+
+fn expected(model: &Model) -> Expected {
+    let mut expected = Expected::new();
+    let mut add = |row: Row| {
+        let identity = (row.idempotency_key.clone(), row.destination.clone());
+        expected.insert((row.kind.clone(), row.sequence, identity), row);
+    };
+    for (&sequence, message) in &model.messages {
+        match message.state {
+            State::Waiting => add(row("outbox", sequence, message, None, message.is_due)),
+            State::Held { lease, .. } => {
+                add(row(
+                    "outbox",
+                    sequence,
+                    message,
+                    Some(lease),
+                    message.is_due,
+                ));
+            }
+            State::Dead { blocks_key } => add(row("dead", sequence, message, None, blocks_key)),
+            _ => {}
+        }
+    }
+    for ((idempotency_key, destination), settled) in &model.ledger {
+        add(Row {
+            kind: "ledger".to_owned(),
+            sequence: settled.sequence,
+            idempotency_key: idempotency_key.clone(),
+            destination: destination.clone(),
+            attempts: settled.attempts,
+            locked_by: None,
+            place: settled.sequence,
+            flag: settled.is_delivered,
+        });
+    }
+    expected
+}
+
+fn row(kind: &str, sequence: i64, message: &Message, locked_by: Option<i64>, flag: bool) -> Row {
+    let (idempotency_key, destination) = message.identity.clone();
+    Row {
+        kind: kind.to_owned(),
+        sequence,
+        idempotency_key,
+        destination,
+        attempts: message.attempts,
+        locked_by,
+        place: message.place,
+        flag,
+    }
+}

@@ -1,0 +1,728 @@
+//! The model: what each message is by what has happened so far. Kept without the database's help.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use crate::status::ReasonCode;
+use crate::store::claim::{Claimed, Known, TakenOver};
+use crate::store::lease::LeaseId;
+use crate::store::ordered::Key;
+
+use super::history::New;
+use super::system::{FAN, Job, Settle, Todo, Verdict, goes_to};
+
+/// After so many attempts a message dies.
+pub(super) const MAX_ATTEMPTS: i32 = 3;
+
+/// The promises of README.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// In the outbox if and only if its transaction committed.
+    G1,
+    /// Ends exactly once: delivered or dead.
+    G2,
+    /// Sent twice only where a relay died or lost its lease.
+    G3,
+    /// A relay whose lease is gone changes nothing.
+    G4,
+    /// One after the other within a key, in order.
+    G5,
+    /// Attempts count outcomes of sends.
+    G6,
+}
+
+/// A promise that was not kept. Without one: the store refused what it has to do.
+#[derive(Debug, Clone)]
+pub(super) struct Broken {
+    pub(super) promise: Option<Promise>,
+    pub(super) what: String,
+}
+
+impl From<diesel::result::Error> for Broken {
+    fn from(error: diesel::result::Error) -> Self {
+        Self {
+            promise: None,
+            what: format!("the store failed: {error}"),
+        }
+    }
+}
+
+pub(super) type Kept<T = ()> = Result<T, Broken>;
+
+pub(super) fn keep(holds: bool, promise: Promise, what: impl FnOnce() -> String) -> Kept {
+    if holds {
+        return Ok(());
+    }
+    Err(Broken {
+        promise: Some(promise),
+        what: what(),
+    })
+}
+
+/// Idempotency key and destination.
+pub(super) type Identity = (String, String);
+
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    pub(super) topic: &'static str,
+    pub(super) body: u8,
+    pub(super) identity: Identity,
+    pub(super) ordering_key: Option<&'static str>,
+    /// In the order of its key.
+    pub(super) place: i64,
+    pub(super) state: State,
+    pub(super) attempts: i32,
+    /// Its last failure is that a relay died.
+    pub(super) is_abandoned: bool,
+    pub(super) is_due: bool,
+    pub(super) is_expired: bool,
+    /// When others could see it first, by the model's clock.
+    pub(super) seen_since: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// In this producer's open transaction.
+    Open(usize),
+    RolledBack,
+    Waiting,
+    Held {
+        lease: i64,
+        claimed_at: i64,
+    },
+    Delivered,
+    Deduplicated,
+    Dead {
+        blocks_key: bool,
+    },
+    Discarded,
+    Split,
+}
+
+impl Message {
+    pub(super) fn new(new: &New, key: String, state: State) -> Self {
+        Self {
+            topic: new.topic,
+            body: new.body,
+            identity: (key, new.destination.to_owned()),
+            ordering_key: new.ordering_key,
+            place: 0,
+            state,
+            attempts: 0,
+            is_abandoned: false,
+            is_due: new.is_due,
+            is_expired: new.is_expired,
+            seen_since: 0,
+        }
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        matches!(self.state, State::Waiting | State::Held { .. })
+    }
+
+    pub(super) fn destination(&self) -> &str {
+        &self.identity.1
+    }
+
+    pub(super) fn has_content(&self, topic: &str, body: u8) -> bool {
+        self.topic == topic && self.body == body
+    }
+
+    fn has_key_of(&self, other: &Self) -> bool {
+        self.ordering_key.is_some() && self.ordering_key == other.ordering_key
+    }
+
+    fn goes_to(&self) -> &str {
+        goes_to(self.topic, self.destination())
+    }
+
+    /// Whether it waits for this one, where that stands before it. Messages that name no destination
+    /// wait for one another, and for those before them at the destination that they go to; those that
+    /// name one for all that name none, and for those that name the same.
+    fn waits_for(&self, other: &Self) -> bool {
+        let names_none = other.destination().is_empty();
+        self.has_key_of(other) && (names_none || other.destination() == self.goes_to())
+    }
+
+    /// Whether they may not be in flight at once: they go to one destination, or name none.
+    fn excludes(&self, other: &Self) -> bool {
+        let name_none = self.destination().is_empty() && other.destination().is_empty();
+        self.has_key_of(other) && (name_none || self.goes_to() == other.goes_to())
+    }
+
+    fn is_kept_back_by(&self, other: &Self) -> bool {
+        let (one, another) = (self.destination(), other.destination());
+        let is_in_order = one == another || one.is_empty() || another.is_empty();
+        self.has_key_of(other) && is_in_order
+    }
+
+    fn is_to_be_split(&self) -> bool {
+        self.topic == "fan" && self.destination().is_empty()
+    }
+}
+
+/// What the ledger says of an identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Settled {
+    pub(super) sequence: i64,
+    pub(super) is_delivered: bool,
+    pub(super) attempts: i32,
+    topic: &'static str,
+    body: u8,
+}
+
+/// A send, in the receivers' log.
+#[derive(Debug)]
+struct Sent {
+    sequence: i64,
+    lease: i64,
+    is_settled: bool,
+}
+
+/// What histories have to have shown before they say something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    AnotherRelayClaims,
+    ClaimUnheard,
+    CommittedLate,
+    ConflictBuried,
+    Continued,
+    Deduplicated,
+    Delivered,
+    DiedOfAttempts,
+    Discarded,
+    ExpiredBuried,
+    KeptBack,
+    Released,
+    Requeued,
+    Retried,
+    SentTwice,
+    SettleFenced,
+    SettleRepeated,
+    Split,
+    SplitInConflict,
+    TakenOver,
+    TakenOverAgain,
+}
+
+impl Event {
+    pub(super) const ALL: [Self; 21] = [
+        Self::AnotherRelayClaims,
+        Self::ClaimUnheard,
+        Self::CommittedLate,
+        Self::ConflictBuried,
+        Self::Continued,
+        Self::Deduplicated,
+        Self::Delivered,
+        Self::DiedOfAttempts,
+        Self::Discarded,
+        Self::ExpiredBuried,
+        Self::KeptBack,
+        Self::Released,
+        Self::Requeued,
+        Self::Retried,
+        Self::SentTwice,
+        Self::SettleFenced,
+        Self::SettleRepeated,
+        Self::Split,
+        Self::SplitInConflict,
+        Self::TakenOver,
+        Self::TakenOverAgain,
+    ];
+}
+
+/// How often each has happened.
+pub(super) type Events = BTreeMap<Event, u32>;
+
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) messages: BTreeMap<i64, Message>,
+    pub(super) ledger: BTreeMap<Identity, Settled>,
+    /// Parts of split messages whose sequences were not seen yet.
+    pub(super) parts: BTreeMap<Identity, Message>,
+    pub(super) events: Events,
+    over: BTreeSet<i64>,
+    sends: Vec<Sent>,
+    clock: u64,
+}
+
+impl Model {
+    pub(super) fn note_if(&mut self, has_happened: bool, event: Event) {
+        if has_happened {
+            *self.events.entry(event).or_default() += 1;
+        }
+    }
+
+    /// Now: what is committed later has a higher number.
+    pub(super) fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    pub(super) fn end_lease(&mut self, lease: LeaseId) {
+        self.over.insert(lease.0);
+    }
+
+    pub(super) fn is_over(&self, lease: LeaseId) -> bool {
+        self.over.contains(&lease.0)
+    }
+
+    pub(super) fn live(&self) -> impl Iterator<Item = (i64, &Message)> {
+        let messages = self.messages.iter().filter(|(_, m)| m.is_live());
+        messages.map(|(&sequence, message)| (sequence, message))
+    }
+
+    pub(super) fn dead(&self) -> Vec<i64> {
+        let is_dead = |m: &Message| matches!(m.state, State::Dead { .. });
+        let dead = self.messages.iter().filter(|(_, m)| is_dead(m));
+        dead.map(|(&sequence, _)| sequence).collect()
+    }
+
+    /// The transaction, not this producer's, that holds an identity which nobody else sees.
+    pub(super) fn is_taken_by_another(&self, identity: &Identity, producer: Option<usize>) -> bool {
+        self.messages.values().any(|m| {
+            matches!(m.state, State::Open(open) if Some(open) != producer)
+                && m.identity == *identity
+        })
+    }
+
+    /// The message of an identity that this producer sees.
+    pub(super) fn seen_by(&self, identity: &Identity, producer: usize) -> Option<(i64, &Message)> {
+        let is_seen = |m: &Message| m.is_live() || m.state == State::Open(producer);
+        let mut seen = self.messages.iter();
+        seen.find(|(_, m)| is_seen(m) && m.identity == *identity)
+            .map(|(&sequence, message)| (sequence, message))
+    }
+
+    pub(super) fn enqueue(&mut self, sequence: i64, message: Message) -> Kept {
+        keep(!self.messages.contains_key(&sequence), Promise::G1, || {
+            format!("{sequence} was given twice")
+        })?;
+        let place = sequence;
+        self.messages.insert(sequence, Message { place, ..message });
+        Ok(())
+    }
+
+    /// A producer's transaction ends.
+    pub(super) fn end(&mut self, producer: usize, commits: bool) {
+        self.clock += 1;
+        let is_held = |m: &Message| matches!(m.state, State::Held { .. });
+        let is_late = |m: &Message| {
+            m.state == State::Open(producer)
+                && (self.messages.values())
+                    .any(|o| is_held(o) && o.place > m.place && m.excludes(o))
+        };
+        let is_late = commits && self.messages.values().any(is_late);
+        self.note_if(is_late, Event::CommittedLate);
+        for message in self.messages.values_mut() {
+            if message.state == State::Open(producer) {
+                message.seen_since = self.clock;
+                message.state = if commits {
+                    State::Waiting
+                } else {
+                    State::RolledBack
+                };
+            }
+        }
+    }
+
+    pub(super) fn pass_time(&mut self) {
+        for message in self.messages.values_mut() {
+            message.is_due |= message.is_live();
+        }
+    }
+
+    /// A claim. `as_of`: when it looked.
+    pub(super) fn claim(
+        &mut self,
+        lease: LeaseId,
+        as_of: u64,
+        is_keyed: bool,
+        claimed: &[Claimed],
+    ) -> Kept<Vec<Job>> {
+        let claimed = claimed.iter();
+        claimed
+            .map(|one| self.claim_one(lease, as_of, is_keyed, one))
+            .collect()
+    }
+
+    fn claim_one(
+        &mut self,
+        lease: LeaseId,
+        as_of: u64,
+        is_keyed: bool,
+        claimed: &Claimed,
+    ) -> Kept<Job> {
+        let sequence = claimed.message.sequence.0;
+        let Some(message) = self.messages.get(&sequence) else {
+            return Err(broken(Promise::G1, format!("{sequence} is nobody's")));
+        };
+        let told =
+            |promise, what: &str| broken(promise, format!("{lease} claimed {sequence}: {what}"));
+        keep(!self.is_over(lease), Promise::G4, || {
+            format!("{lease}, which is over, claimed {sequence}")
+        })?;
+        let taken_over = match message.state {
+            State::Open(_) | State::RolledBack => {
+                return Err(told(Promise::G1, "it is not committed"));
+            }
+            State::Waiting => TakenOver::No,
+            State::Held { lease: holder, .. } if !self.over.contains(&holder) => {
+                return Err(told(Promise::G3, "another relay has it"));
+            }
+            State::Held { .. } if message.is_abandoned || message.attempts + 1 >= MAX_ATTEMPTS => {
+                TakenOver::Again
+            }
+            State::Held { .. } => TakenOver::Once,
+            _ => return Err(told(Promise::G2, "it has ended")),
+        };
+        if !message.is_due {
+            return Err(told(Promise::G2, "it is not due"));
+        }
+        if message.ordering_key.is_some() != is_keyed || !is_of(message, claimed) {
+            return Err(told(Promise::G1, "it is another message"));
+        }
+        self.check_order(sequence, message, as_of)?;
+        let known = self.known(message);
+        if claimed.known != known {
+            return Err(told(Promise::G3, "the ledger was not asked"));
+        }
+        let is_first_takeover = taken_over == TakenOver::Once;
+        let attempts = message.attempts + i32::from(is_first_takeover);
+        if claimed.taken_over != taken_over || claimed.message.attempts != attempts.unsigned_abs() {
+            return Err(told(Promise::G6, "its attempts are wrong"));
+        }
+        let job = Job {
+            lease,
+            sequence,
+            claimed_at: claimed.message.claimed_at,
+            attempts,
+            key: message.ordering_key.map(|key| Key {
+                ordering_key: key.to_owned(),
+                destination: message.destination().to_owned(),
+            }),
+            is_sent: false,
+            todo: todo(message, known, taken_over),
+        };
+        self.note_if(taken_over != TakenOver::No, Event::TakenOver);
+        self.note_if(taken_over == TakenOver::Again, Event::TakenOverAgain);
+        if let Some(message) = self.messages.get_mut(&sequence) {
+            message.attempts = attempts;
+            message.is_abandoned |= is_first_takeover;
+            message.state = State::Held {
+                lease: lease.0,
+                claimed_at: job.claimed_at,
+            };
+        }
+        Ok(job)
+    }
+
+    /// A message is claimed that has its turn and is alone.
+    fn check_order(&self, sequence: i64, message: &Message, as_of: u64) -> Kept {
+        let others = self
+            .messages
+            .iter()
+            .filter(|(other, _)| **other != sequence);
+        for (other_sequence, other) in others {
+            let stands_before = other.place < message.place;
+            let is_seen = other.is_live() && other.seen_since <= as_of;
+            let has_to_wait = stands_before && is_seen && message.waits_for(other);
+            keep(!has_to_wait, Promise::G5, || {
+                format!("{sequence} was claimed before {other_sequence}")
+            })?;
+            let is_in_flight =
+                matches!(other.state, State::Held { lease, .. } if !self.over.contains(&lease));
+            let is_excluded = is_in_flight && message.excludes(other);
+            keep(!is_excluded, Promise::G5, || {
+                format!("{sequence} was claimed while {other_sequence} was in flight")
+            })?;
+            let blocks = other.state == State::Dead { blocks_key: true };
+            let is_kept_back = stands_before && blocks && message.is_kept_back_by(other);
+            keep(!is_kept_back, Promise::G5, || {
+                format!("{sequence} was claimed behind the dead letter {other_sequence}")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn known(&self, message: &Message) -> Known {
+        match self.ledger.get(&message.identity) {
+            Some(settled) if settled.is_delivered => {
+                if message.has_content(settled.topic, settled.body) {
+                    Known::Delivered
+                } else {
+                    Known::OtherContent
+                }
+            }
+            _ => Known::No,
+        }
+    }
+
+    /// A receiver gets a message. Only a relay whose lease is over may send what is settled, or what
+    /// another one has sent.
+    pub(super) fn send(&mut self, job: &Job) -> Kept {
+        let (lease, sequence) = (job.lease, job.sequence);
+        let Some(message) = self.messages.get(&sequence) else {
+            return Err(broken(Promise::G1, format!("{sequence} is nobody's")));
+        };
+        let was_committed = !matches!(message.state, State::Open(_) | State::RolledBack);
+        keep(was_committed, Promise::G1, || {
+            format!("{sequence} was sent and is not committed")
+        })?;
+        if !self.is_over(lease) {
+            let is_held =
+                matches!(message.state, State::Held { lease: holder, .. } if holder == lease.0);
+            keep(is_held, Promise::G3, || {
+                format!("{sequence} was sent and is not held")
+            })?;
+            self.check_sends(sequence, message)?;
+        }
+        let is_again = |sent: &Sent| sent.sequence == sequence && !sent.is_settled;
+        let is_again = self.sends.iter().any(is_again);
+        self.note_if(is_again, Event::SentTwice);
+        self.sends.push(Sent {
+            sequence,
+            lease: lease.0,
+            is_settled: false,
+        });
+        Ok(())
+    }
+
+    fn check_sends(&self, sequence: i64, message: &Message) -> Kept {
+        let unsettled = |sent: &&Sent| !sent.is_settled && !self.over.contains(&sent.lease);
+        for sent in self.sends.iter().filter(unsettled) {
+            keep(sent.sequence != sequence, Promise::G3, || {
+                format!("{sequence} was sent twice by relays that live")
+            })?;
+            let is_in_order = self.messages[&sent.sequence].excludes(message);
+            keep(!is_in_order, Promise::G5, || {
+                format!("{sequence} was sent beside {} of its key", sent.sequence)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A settle. Returns what it has to change: what its lease holds by the claim that it is about.
+    pub(super) fn settle(&mut self, settle: &Settle) -> Vec<i64> {
+        self.clock += 1;
+        let held = |job: &&Job| {
+            self.messages.get(&job.sequence).is_some_and(|message| {
+                message.state
+                    == State::Held {
+                        lease: job.lease.0,
+                        claimed_at: job.claimed_at,
+                    }
+            })
+        };
+        let changed: Vec<i64> = settle
+            .jobs
+            .iter()
+            .filter(held)
+            .map(|j| j.sequence)
+            .collect();
+        for &sequence in &changed {
+            self.settle_one(sequence, settle.verdict);
+        }
+        for sent in &mut self.sends {
+            sent.is_settled |= sent.lease == settle.lease.0 && changed.contains(&sent.sequence);
+        }
+        changed
+    }
+
+    fn settle_one(&mut self, sequence: i64, verdict: Verdict) {
+        let Some(mut message) = self.messages.remove(&sequence) else {
+            return;
+        };
+        self.note_if(true, event_of(verdict));
+        match verdict {
+            Verdict::Delivered => {
+                message.state = State::Delivered;
+                self.record(sequence, &message, true, message.attempts + 1);
+            }
+            Verdict::Deduplicated => message.state = State::Deduplicated,
+            Verdict::Retry {
+                code,
+                counted,
+                is_due_again,
+            } => {
+                message.state = State::Waiting;
+                message.attempts += counted;
+                message.is_abandoned = code == ReasonCode::Abandoned;
+                message.is_due = is_due_again;
+            }
+            Verdict::Dead {
+                counted,
+                blocks_key,
+                ..
+            } => self.bury(sequence, &mut message, counted, blocks_key),
+            Verdict::Split => self.split(sequence, &mut message),
+            Verdict::Released => message.state = State::Waiting,
+        }
+        self.messages.insert(sequence, message);
+    }
+
+    fn bury(&mut self, sequence: i64, message: &mut Message, counted: i32, blocks_key: bool) {
+        message.attempts += counted;
+        message.state = State::Dead {
+            blocks_key: blocks_key && message.ordering_key.is_some(),
+        };
+        self.record(sequence, message, false, message.attempts);
+    }
+
+    /// What was delivered stays so.
+    fn record(&mut self, sequence: i64, message: &Message, is_delivered: bool, attempts: i32) {
+        let settled = Settled {
+            sequence,
+            is_delivered,
+            attempts,
+            topic: message.topic,
+            body: message.body,
+        };
+        let entry = self.ledger.entry(message.identity.clone());
+        let stored = entry.or_insert(settled);
+        if !stored.is_delivered {
+            *stored = settled;
+        }
+    }
+
+    fn split(&mut self, sequence: i64, message: &mut Message) {
+        let mut parts = Vec::new();
+        for destination in FAN {
+            let identity = (message.identity.0.clone(), destination.to_owned());
+            let there = self.messages.values();
+            let there = there
+                .filter(|m| m.is_live())
+                .find(|m| m.identity == identity);
+            match there {
+                Some(other) if !other.has_content(message.topic, message.body) => {
+                    self.bury(sequence, message, 0, false);
+                    self.note_if(true, Event::SplitInConflict);
+                    return;
+                }
+                Some(_) => {}
+                None => parts.push(identity),
+            }
+        }
+        message.state = State::Split;
+        for identity in parts {
+            let part = Message {
+                identity: identity.clone(),
+                state: State::Waiting,
+                attempts: 0,
+                is_abandoned: false,
+                seen_since: self.clock,
+                ..message.clone()
+            };
+            self.parts.insert(identity, part);
+        }
+    }
+
+    /// Gives back what a lease holds, but for `known`.
+    pub(super) fn release_unknown(&mut self, lease: LeaseId, known: &[i64]) {
+        for (sequence, message) in &mut self.messages {
+            let is_held =
+                matches!(message.state, State::Held { lease: holder, .. } if holder == lease.0);
+            if is_held && !known.contains(sequence) {
+                message.state = State::Waiting;
+            }
+        }
+    }
+
+    /// Puts dead letters back, where their identity is free.
+    pub(super) fn requeue(&mut self, sequences: &[i64]) {
+        self.clock += 1;
+        let mut taken: BTreeSet<Identity> = self.live().map(|(_, m)| m.identity.clone()).collect();
+        for sequence in sequences {
+            let Some(message) = self.messages.get_mut(sequence) else {
+                continue;
+            };
+            if !taken.insert(message.identity.clone()) {
+                continue;
+            }
+            message.state = State::Waiting;
+            message.attempts = 0;
+            message.is_abandoned = false;
+            message.is_due = true;
+            message.is_expired = false;
+            message.seen_since = self.clock;
+            *self.events.entry(Event::Requeued).or_default() += 1;
+            let said = self.ledger.get(&message.identity);
+            if said.is_some_and(|said| said.sequence == *sequence && !said.is_delivered) {
+                self.ledger.remove(&message.identity);
+            }
+        }
+    }
+
+    pub(super) fn discard(&mut self, sequences: &[i64]) {
+        for sequence in sequences {
+            if let Some(message) = self.messages.get_mut(sequence) {
+                message.state = State::Discarded;
+                *self.events.entry(Event::Discarded).or_default() += 1;
+            }
+        }
+    }
+
+    /// At the end of a history every message has ended, and what is delivered was sent.
+    pub(super) fn check_end(&self) -> Kept {
+        for (sequence, message) in &self.messages {
+            let has_ended = !message.is_live() && !matches!(message.state, State::Open(_));
+            keep(has_ended, Promise::G2, || {
+                format!("{sequence} never ends: {:?}", message.state)
+            })?;
+            let is_sent = || self.sends.iter().any(|sent| sent.sequence == *sequence);
+            keep(
+                message.state != State::Delivered || is_sent(),
+                Promise::G2,
+                || format!("{sequence} is delivered and was never sent"),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn broken(promise: Promise, what: String) -> Broken {
+    Broken {
+        promise: Some(promise),
+        what,
+    }
+}
+
+fn is_of(message: &Message, claimed: &Claimed) -> bool {
+    let is_expired = |at: Instant| at <= Instant::now();
+    let row = &claimed.message;
+    row.topic == message.topic
+        && row.payload == message.body.to_string()
+        && row.destination == message.destination()
+        && row.idempotency_key == message.identity.0
+        && row.ordering_key.as_deref() == message.ordering_key
+        && row.expires.is_some_and(is_expired) == message.is_expired
+}
+
+fn event_of(verdict: Verdict) -> Event {
+    match verdict {
+        Verdict::Delivered => Event::Delivered,
+        Verdict::Deduplicated => Event::Deduplicated,
+        Verdict::Retry { .. } => Event::Retried,
+        Verdict::Dead {
+            blocks_key: true, ..
+        } => Event::KeptBack,
+        Verdict::Dead { code, .. } => match code {
+            ReasonCode::IdempotencyConflict => Event::ConflictBuried,
+            ReasonCode::Expired => Event::ExpiredBuried,
+            _ => Event::DiedOfAttempts,
+        },
+        Verdict::Split => Event::Split,
+        Verdict::Released => Event::Released,
+    }
+}
+
+/// As the relay's claimer decides it.
+fn todo(message: &Message, known: Known, taken_over: TakenOver) -> Todo {
+    match (known, taken_over) {
+        (Known::Delivered, _) => Todo::Deduplicate,
+        (Known::OtherContent, _) => Todo::BuryConflict,
+        (Known::No, _) if message.is_to_be_split() => Todo::Split,
+        (Known::No, TakenOver::Again) => Todo::CountAbandoned,
+        (Known::No, _) if message.is_expired => Todo::BuryExpired,
+        (Known::No, _) => Todo::Send,
+    }
+}
