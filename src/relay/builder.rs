@@ -183,7 +183,7 @@ impl RelayBuilder {
 
     /// Checks the settings and the database, takes a lease and starts the threads.
     ///
-    /// The relay opens four connections of its own: they do not come out of the application's
+    /// The relay opens five connections of its own: they do not come out of the application's
     /// pool, so neither can starve the other.
     ///
     /// # Errors
