@@ -23,7 +23,9 @@ use crate::error::DatabaseError;
 use crate::message::Message;
 use crate::routes::Way;
 use crate::status::ReasonCode;
-use crate::store::claim::{self, Claimant, Claimed, Known, Lane, TakenOver, Topic};
+use crate::store::claim::{
+    self, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
+};
 use crate::store::connection::{self, Plans};
 use crate::store::lease::{self, LeaseId};
 use crate::store::ordered::Candidate;
@@ -288,7 +290,7 @@ impl<'a> Claimer<'a> {
         if asked.is_empty() {
             return Ok(self.nothing_to_ask());
         }
-        self.claim_from(lease, limit, &asked)
+        self.claim_from(lease, limit, asked)
     }
 
     /// Whether somebody waits for an answer that could be given now.
@@ -296,60 +298,98 @@ impl<'a> Claimer<'a> {
         self.shared.idle().is_asked() && self.look.nothing_in_flight
     }
 
+    /// Two claims, each with an answer of its own: what the first one has got is handed over whatever
+    /// becomes of the second.
     fn claim_from(
         &mut self,
         lease: LeaseId,
         limit: Option<usize>,
-        asked: &[Lane],
+        asked: Vec<Lane>,
     ) -> Result<Next, DatabaseError> {
-        let (keyed, plain): (Vec<&Lane>, Vec<&Lane>) =
-            asked.iter().partition(|lane| lane.stream.is_keyed);
+        let (keyed, plain): (Vec<Lane>, Vec<Lane>) =
+            asked.into_iter().partition(|lane| lane.stream.is_keyed);
         let room = limit.unwrap_or(usize::MAX);
-        let goes_to = |lane: &&Lane| {
-            let Topic { topic, destination } = &lane.stream.topic;
-            self.goes_to(self.way(topic, destination))
+        let count = match plain.is_empty() {
+            true => 0,
+            false => self.claim_plain(lease, room, &plain)?,
         };
-        let goes_to: Vec<&str> = keyed.iter().map(goes_to).collect();
+        if keyed.is_empty() || count >= room {
+            return Ok(Next::Again);
+        }
+        self.claim_keyed(lease, room - count, &keyed)
+    }
+
+    /// Returns how many it has brought.
+    fn claim_plain(
+        &mut self,
+        lease: LeaseId,
+        room: usize,
+        asked: &[Lane],
+    ) -> Result<usize, DatabaseError> {
         let name = &self.shared.config.table;
         let expired = std::mem::take(&mut self.expired);
         let claimant = self.claimant(lease, &expired);
         let began = Instant::now();
         let result = self.claiming(lease, |conn| {
-            let mut claimed = match plain.is_empty() {
-                true => Vec::new(),
-                false => claim::claim(conn, name, claimant, &plain, room)?,
-            };
-            let left = room.saturating_sub(claimed.len());
-            let mut reached = HashMap::new();
-            if keyed.is_empty() || left == 0 {
-                return Ok((claimed, reached, true));
-            }
-            let mut due = Vec::new();
-            let found = ordered::due(conn, name, claimant, &keyed, &goes_to)?;
-            for (lane, found) in keyed.iter().zip(found) {
+            claim::claim(conn, name, claimant, asked, room)
+        });
+        self.expired = expired;
+        let claimed = result?;
+        let count = claimed.len();
+        let reached = HashMap::new();
+        self.learn_and_take(lease, room, asked, (claimed, reached), began.elapsed());
+        Ok(count)
+    }
+
+    fn claim_keyed(
+        &mut self,
+        lease: LeaseId,
+        room: usize,
+        asked: &[Lane],
+    ) -> Result<Next, DatabaseError> {
+        let goes_to = |lane: &Lane| {
+            let Topic { topic, destination } = &lane.stream.topic;
+            self.goes_to(self.way(topic, destination))
+        };
+        let goes_to: Vec<&str> = asked.iter().map(goes_to).collect();
+        let name = &self.shared.config.table;
+        let expired = std::mem::take(&mut self.expired);
+        let claimant = self.claimant(lease, &expired);
+        let began = Instant::now();
+        let result = self.claiming(lease, |conn| {
+            let found = ordered::due(conn, name, claimant, asked, &goes_to)?;
+            let (mut due, mut reached) = (Vec::new(), HashMap::new());
+            for (lane, found) in asked.iter().zip(found) {
                 due.extend(found.candidates);
                 reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
             }
-            due.truncate(left);
-            if due.is_empty() {
-                return Ok((claimed, reached, true));
-            }
-            let of_keys = ordered::claim(conn, name, claimant, &due)?;
-            let is_heard = of_keys.is_some();
-            claimed.extend(of_keys.into_iter().flatten());
-            Ok((claimed, reached, is_heard))
+            due.truncate(room);
+            let claimed = match due.is_empty() {
+                true => Some(Vec::new()),
+                false => ordered::claim(conn, name, claimant, &due)?,
+            };
+            Ok(claimed.map(|claimed| (claimed, reached)))
         });
         self.expired = expired;
-        let (claimed, reached, is_heard) = result?;
-        let took = began.elapsed();
-        self.look.found_nothing &= claimed.is_empty() && is_heard;
-        let heard: Vec<Lane> = asked
-            .iter()
-            .filter(|lane| is_heard || !lane.stream.is_keyed)
-            .cloned()
-            .collect();
+        let Some(harvest) = result? else {
+            self.look.found_nothing = false;
+            return Ok(Next::AgainSoon);
+        };
+        self.learn_and_take(lease, room, asked, harvest, began.elapsed());
+        Ok(Next::Again)
+    }
+
+    fn learn_and_take(
+        &mut self,
+        lease: LeaseId,
+        room: usize,
+        asked: &[Lane],
+        (claimed, reached): (Vec<Claimed>, HashMap<Stream, Position>),
+        took: Duration,
+    ) {
+        self.look.found_nothing &= claimed.is_empty();
         self.lanes.learn(&Harvest {
-            asked: &heard,
+            asked,
             claimed: &claimed,
             reached: &reached,
             is_cut: claimed.len() >= room,
@@ -357,11 +397,6 @@ impl<'a> Claimer<'a> {
             clock: &self.clock,
         });
         self.take(claimed, took, lease);
-        Ok(if is_heard {
-            Next::Again
-        } else {
-            Next::AgainSoon
-        })
     }
 
     /// A step of the walk over all keys.

@@ -187,7 +187,7 @@ pub(crate) fn claim(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
-    lanes: &[&Lane],
+    lanes: &[Lane],
     room: usize,
 ) -> QueryResult<Vec<Claimed>> {
     let candidates = format!(
@@ -241,9 +241,9 @@ pub(super) struct Lanes<'a> {
 }
 
 impl<'a> Lanes<'a> {
-    pub(super) fn of(lanes: &[&'a Lane]) -> Self {
-        let topic = |lane: &&'a Lane| lane.stream.topic.topic.as_str();
-        let destination = |lane: &&'a Lane| lane.stream.topic.destination.as_str();
+    pub(super) fn of(lanes: &'a [Lane]) -> Self {
+        let topic = |lane: &'a Lane| lane.stream.topic.topic.as_str();
+        let destination = |lane: &'a Lane| lane.stream.topic.destination.as_str();
         let lanes_of = || lanes.iter();
         Self {
             topics: lanes_of().map(topic).collect(),

@@ -169,7 +169,7 @@ pub(crate) fn due(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
-    lanes: &[&Lane],
+    lanes: &[Lane],
     goes_to: &[&str],
 ) -> QueryResult<Vec<Found>> {
     let of_lanes = Lanes::of(lanes);

@@ -418,3 +418,45 @@ fn a_message_waits_for_the_parts_of_the_one_before_it() {
         .collect();
     assert_in_order(&at_a, 10);
 }
+
+/// Makes every claim fail of a message with this number.
+fn refuse_claims_of(database: &Database, n: u64) {
+    let refuse = format!(
+        "CREATE FUNCTION {s}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+            IF NEW.locked_by IS NOT NULL AND NEW.payload->>'n' = '{n}' THEN
+                RAISE EXCEPTION 'not now';
+            END IF;
+            RETURN NEW;
+         END $$;
+         CREATE TRIGGER refuse BEFORE UPDATE ON {o} FOR EACH ROW EXECUTE FUNCTION {s}.refuse()",
+        s = database.schema(),
+        o = database.name()
+    );
+    let mut conn = database.connect();
+    conn.batch_execute(&refuse).expect("a trigger");
+}
+
+/// G2: messages without a key are claimed by a statement of their own, which has worked when the one
+/// for keys fails.
+#[test]
+fn a_failed_claim_of_keys_does_not_lose_what_was_claimed_beside_it() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    refuse_claims_of(&database, 7);
+    let relay = database.relay().url(&receiver.url()).start();
+    let relay = relay.expect("it starts");
+    database
+        .outbox()
+        .enqueue_batch(
+            &mut database.connect(),
+            [
+                keyed("order.paid", "key", 7),
+                NewMessage::new("order.paid", &json!({ "key": "none", "n": 1 })).expect("JSON"),
+            ],
+        )
+        .expect("enqueued");
+    receiver.wait_for(1);
+    database.execute("DROP TRIGGER refuse ON {o}");
+    eventually("both are delivered", || relay.stats().delivered == 2);
+}
