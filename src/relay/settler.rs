@@ -368,8 +368,12 @@ fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
         Kind::Dead => !shared.blocks_key(settlement),
         Kind::Retry | Kind::Split | Kind::Released => false,
     };
+    // It may be the claim that fails: the settle is tried again without it.
+    if !is_done || settlement.repeated {
+        return None;
+    }
     let in_a_row = settlement.message.in_a_row;
-    if !is_done || (in_a_row >= MOST_IN_A_ROW && shared.is_room_wanted()) {
+    if in_a_row >= MOST_IN_A_ROW && shared.is_room_wanted() {
         return None;
     }
     Some((key_of(&settlement.message)?, in_a_row))

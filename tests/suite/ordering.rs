@@ -460,3 +460,19 @@ fn a_failed_claim_of_keys_does_not_lose_what_was_claimed_beside_it() {
     database.execute("DROP TRIGGER refuse ON {o}");
     eventually("both are delivered", || relay.stats().delivered == 2);
 }
+
+/// G2: a message that cannot be claimed keeps the one before it from nothing.
+#[test]
+fn a_settle_works_where_the_next_of_its_key_cannot_be_claimed() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    refuse_claims_of(&database, 1);
+    enqueue(&database, &["order.paid"], 1, 2);
+    let relay = database.relay().url(&receiver.url()).start();
+    let relay = relay.expect("it starts");
+    receiver.wait_for(1);
+    eventually("it is settled", || relay.stats().delivered == 1);
+    database.execute("DROP TRIGGER refuse ON {o}");
+    eventually("both are delivered", || relay.stats().delivered == 2);
+    assert_in_order(&receiver.requests(), 2);
+}
