@@ -13,6 +13,9 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// twice as long, and so on.
 const FIRST_TRY: Duration = Duration::from_millis(2);
 const LONGEST_TRY: Duration = Duration::from_millis(25);
+/// While another relay has the lock for all: it gives it back without a word when it finds work in
+/// another way, or ends.
+const TRY_AFTER_ANOTHER: Duration = Duration::from_secs(1);
 /// Between tries to reach a database that is gone.
 const RECONNECT: Duration = Duration::from_secs(1);
 
@@ -66,22 +69,28 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             listener.unlock()?;
             has_lock = false;
         }
-        next_try = match (sleep.is_asked(), has_lock) {
-            (false, _) => None,
-            (true, true) => {
+        next_try = match (sleep.is_awake(), has_lock) {
+            (true, _) => None,
+            (false, true) => {
                 fall_asleep(shared);
                 None
             }
-            (true, false) => match listener.try_lock()? {
+            (false, false) => match listener.try_lock()? {
                 Lock::Insert => {
                     // It may be committed by now, and others with it.
                     shared.ring();
                     let wait = next_try.map_or(FIRST_TRY, |wait| wait * 2);
                     Some(wait.min(LONGEST_TRY))
                 }
-                lock => {
-                    has_lock = lock == Lock::Taken;
+                Lock::Another => {
                     fall_asleep(shared);
+                    Some(TRY_AFTER_ANOTHER)
+                }
+                Lock::Taken => {
+                    has_lock = true;
+                    fall_asleep(shared);
+                    // Also where it slept before: whoever had the lock may be gone for a while.
+                    shared.look();
                     None
                 }
             },

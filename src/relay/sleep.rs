@@ -78,11 +78,6 @@ impl Sleep {
         }
     }
 
-    /// Whether the claimer waits for the lock.
-    pub(super) fn is_asked(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == ASKED
-    }
-
     /// Whether the claimer is awake, and wants no notifications.
     pub(super) fn is_awake(&self) -> bool {
         self.state.load(Ordering::SeqCst) == AWAKE

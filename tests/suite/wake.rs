@@ -104,6 +104,29 @@ fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
     }
 }
 
+/// R9: the one that has the lock for all ends while the other one sleeps.
+#[test]
+fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let first = sleeper(&database, &receiver);
+    let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
+    let _second = relay.start().expect("it starts");
+    let asks_who_has_it = format!(
+        "SELECT count(*) FROM pg_stat_activity
+          WHERE application_name = 'diesel-outbox listener' AND state = 'idle'
+            AND query LIKE '%pg_locks%classid = {}::%'",
+        number(&database)
+    );
+    eventually("the second one sleeps behind it", || {
+        database.number(&asks_who_has_it) > 0
+    });
+    drop(first);
+    eventually("the second one has the lock", || is_asleep(&database));
+    database.enqueue("t", json!(1));
+    receiver.wait_for(1);
+}
+
 /// R9: a busy relay, or none, costs those who insert no NOTIFY.
 #[test]
 fn nobody_notifies_while_no_relay_sleeps() {
