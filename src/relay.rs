@@ -210,12 +210,10 @@ impl RelayHandle {
         // one that nobody looks for. Asked first: what it claims until then counts as left.
         let has_stopped = !running.is_at_work(Some(HEARTBEAT));
         let left = self.shared.unsettled();
-        let keep_lease = self
-            .shared
-            .keep_lease
-            .load(std::sync::atomic::Ordering::Acquire);
+        // Whatever the lease may hold that nobody here knows of: others find it when the lease expires.
+        let is_in_doubt = self.shared.doubt().is_some();
         let has_panicked = running.ended.iter().any(|exit| exit.panicked);
-        let ending = if left == 0 && !has_panicked && has_stopped && !keep_lease {
+        let ending = if left == 0 && !has_panicked && has_stopped && !is_in_doubt {
             Ending::Clean
         } else {
             Ending::LeaveLease

@@ -117,10 +117,6 @@ impl<'a> Claimer<'a> {
                 let _ = self.outcomes.send(settlement);
             }
         }
-        if self.shared.doubt().is_some() {
-            // The lease has to expire by itself, so that others find what it may hold.
-            self.shared.keep_lease.store(true, Ordering::Release);
-        }
     }
 
     fn claim_until_stop(&mut self) {
@@ -188,7 +184,7 @@ impl<'a> Claimer<'a> {
     fn resolve(&mut self, doubt: Doubt, lease: LeaseId) -> bool {
         if doubt.lease != lease {
             // That lease is over: what it held is taken over.
-            self.shared.set_doubt(None);
+            self.shared.end_doubt();
             return true;
         }
         self.shared.ring_when_settled(true);
@@ -218,7 +214,7 @@ impl<'a> Claimer<'a> {
         if count > 0 || is_at_work {
             log::warn!(event = "claim_undone", lease = lease.0, messages = count, new_lease = is_at_work; "a claim had no answer: what it took was given back");
         }
-        self.shared.set_doubt(None);
+        self.shared.end_doubt();
         self.lanes.forget_places();
         self.walk.restart();
         if is_at_work {
@@ -566,7 +562,7 @@ impl<'a> Claimer<'a> {
         let result = self.session.run(claim);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             let backend = self.session.backend();
-            self.shared.set_doubt(Some(Doubt { lease, backend }));
+            self.shared.begin_doubt(Doubt { lease, backend });
         }
         result
     }

@@ -347,7 +347,7 @@ fn settle_and_continue(
     if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
         // It may have worked: then the lease holds messages that nobody here knows of.
         let backend = session.backend();
-        shared.set_doubt(Some(Doubt { lease, backend }));
+        shared.begin_doubt(Doubt { lease, backend });
         shared.ring();
     }
     result

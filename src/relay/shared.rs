@@ -35,11 +35,24 @@ pub(crate) struct Continued {
 }
 
 /// A claim without an answer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,
-    /// The server's process that it ran in.
+    /// The server's process that it ran in. `None`: it may be any.
     pub(crate) backend: Option<i32>,
+}
+
+impl Doubt {
+    /// The claimer and the settler can lose their answers at once: then two processes may be at work.
+    fn beside(self, before: Option<Self>) -> Self {
+        match before {
+            Some(before) if before.lease == self.lease && before.backend != self.backend => Self {
+                backend: None,
+                ..self
+            },
+            _ => self,
+        }
+    }
 }
 
 pub(crate) struct Shared {
@@ -67,8 +80,6 @@ pub(crate) struct Shared {
     paused_topics: Mutex<Vec<String>>,
     /// The claimer waits until nothing is in flight.
     ring_when_settled: AtomicBool,
-    /// The lease may hold messages that nobody here knows of.
-    pub(crate) keep_lease: AtomicBool,
     /// Leases whose rows are gone while messages name them.
     pub(crate) vanished: Mutex<Vec<i64>>,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
@@ -120,7 +131,6 @@ impl Shared {
             returned: Mutex::default(),
             paused_topics: Mutex::default(),
             ring_when_settled: AtomicBool::new(false),
-            keep_lease: AtomicBool::new(false),
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
             signals,
@@ -230,8 +240,13 @@ impl Shared {
         *self.doubt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_doubt(&self, doubt: Option<Doubt>) {
-        *self.doubt.lock().unwrap_or_else(PoisonError::into_inner) = doubt;
+    pub(crate) fn begin_doubt(&self, doubt: Doubt) {
+        let mut current = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = Some(doubt.beside(*current));
+    }
+
+    pub(crate) fn end_doubt(&self) {
+        *self.doubt.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Messages of these topics were given back: they may stand before a lane's place.
@@ -478,4 +493,24 @@ impl Stats {
 
 pub(crate) fn add(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_doubts_about_one_lease_no_process_is_forgotten() {
+        let doubt = |lease, backend| Doubt {
+            lease: LeaseId(lease),
+            backend,
+        };
+        let settler = doubt(1, Some(10));
+        assert_eq!(settler.beside(None), settler);
+        assert_eq!(settler.beside(Some(settler)), settler);
+        assert_eq!(doubt(1, Some(11)).beside(Some(settler)), doubt(1, None));
+        assert_eq!(settler.beside(Some(doubt(1, None))), doubt(1, None));
+        // That lease is over: what it held is taken over.
+        assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
+    }
 }
