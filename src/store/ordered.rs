@@ -362,8 +362,9 @@ pub(crate) fn claim(
 /// Claims the next message of each of these keys.
 ///
 /// For a transaction that has just removed a message of each, held by the same lease: until it
-/// commits, no other claim can find any of these keys free, so this needs neither the lock nor a
-/// look at what else is on its way. Nothing of the topics `paused` is taken.
+/// commits, no other claim can find any of these keys free, so this needs no lock. But a part for some
+/// destination may be on its way that was claimed before the removed message, which went elsewhere: the
+/// next one that names none may go there, and waits. Nothing of the topics `paused` is taken.
 pub(crate) fn claim_next(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -386,6 +387,9 @@ pub(crate) fn claim_next(
                AND o.available_at <= now() AND o.topic <> ALL($6)
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                AND {is_first_beside} AND {is_not_kept_back}
+               AND (o.destination <> '' OR (SELECT 1 FROM {outbox} e
+                     WHERE e.ordering_key = o.ordering_key AND e.destination > ''
+                       AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2) LIMIT 1) IS NULL)
              ORDER BY o.sequence
                FOR NO KEY UPDATE SKIP LOCKED
         )",

@@ -157,6 +157,9 @@ pub(crate) fn retry(
 }
 
 /// Moves the messages to the dead letters and writes them into the ledger.
+///
+/// When its answer was lost, and an operator has requeued a message and the same lease has claimed it
+/// anew meanwhile, the repeat leaves it alone.
 pub(crate) fn dead(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -172,8 +175,11 @@ pub(crate) fn dead(
                                  $9::bool[])
                 AS t(sequence, counted, code, error, http_status, response, blocks_key)
         ), gone AS (
-            DELETE FROM {outbox} WHERE sequence = ANY($1) AND locked_by = $2
-            RETURNING *
+            DELETE FROM {outbox} o
+             USING unnest($1::bigint[], $10::timestamptz[]) AS c(sequence, claimed_at)
+             WHERE o.sequence = ANY($1) AND o.sequence = c.sequence AND o.locked_by = $2
+               AND o.locked_at = c.claimed_at
+            RETURNING o.*
         ), buried AS (
             INSERT INTO {dead} (sequence, message_id, topic, destination, payload, headers,
                 ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
@@ -213,6 +219,12 @@ pub(crate) fn dead(
     .bind::<Array<Nullable<Text>>, _>(responses)
     .bind::<Bool, _>(keep_payload)
     .bind::<Array<Bool>, _>(messages.iter().map(|m| m.blocks_key).collect::<Vec<_>>())
+    .bind::<Array<Timestamptz>, _>(
+        messages
+            .iter()
+            .map(|m| PgTimestamp(m.claimed_at))
+            .collect::<Vec<_>>(),
+    )
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }

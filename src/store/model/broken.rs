@@ -64,7 +64,7 @@ impl System for NeverSweeps {
         conn: &mut PgConnection,
         name: &OutboxName,
         claimant: Claimant<'_>,
-        lanes: &[&Lane],
+        lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,11 +73,10 @@ impl System for NeverSweeps {
                 let place = places.get(&(claimant.lease.0, lane.stream.clone()));
                 Lane {
                     after: lane.after.max(*place.unwrap_or(&Position::START)),
-                    ..(*lane).clone()
+                    ..lane.clone()
                 }
             })
             .collect();
-        let lanes: Vec<&Lane> = lanes.iter().collect();
         let claimed = claim::claim(conn, name, claimant, &lanes, room)?;
         for one in &claimed {
             let stream = super::harness::stream_of(one);
@@ -120,7 +119,7 @@ impl System for ClaimsWhatOthersHave {
         conn: &mut PgConnection,
         name: &OutboxName,
         claimant: Claimant<'_>,
-        lanes: &[&Lane],
+        lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
         let expired = all_leases(conn, name)?;
@@ -157,7 +156,7 @@ impl System for ForgetsKeys {
         conn: &mut PgConnection,
         name: &OutboxName,
         claimant: Claimant<'_>,
-        lanes: &[&Lane],
+        lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
         let mut claimed = claim::claim(conn, name, claimant, lanes, room)?;
@@ -280,7 +279,7 @@ impl System for TakesOverForFree {
         conn: &mut PgConnection,
         name: &OutboxName,
         claimant: Claimant<'_>,
-        lanes: &[&Lane],
+        lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
         let mut claimed = claim::claim(conn, name, claimant, lanes, room)?;

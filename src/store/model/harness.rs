@@ -284,7 +284,6 @@ impl Harness<'_> {
     ) -> Kept {
         self.with_relay(number, |this, conn, lease| {
             let lanes = this.lanes(conn, number, false, room, is_sweep)?;
-            let lanes: Vec<&Lane> = lanes.iter().collect();
             let (expired, as_of) = (this.expired(number), this.model.clock());
             let (system, name, claimant) = (this.system, this.name, claimant(lease, &expired));
             let mut aside = Ok(());
@@ -334,7 +333,6 @@ impl Harness<'_> {
         match find {
             Find::Due => {
                 let lanes = self.lanes(conn, number, true, STEP, true)?;
-                let lanes: Vec<&Lane> = lanes.iter().collect();
                 let topics = lanes.iter().map(|lane| &lane.stream.topic);
                 let goes_to: Vec<&str> =
                     topics.map(|t| goes_to(&t.topic, &t.destination)).collect();

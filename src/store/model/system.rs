@@ -146,7 +146,7 @@ pub(super) trait System {
         conn: &mut PgConnection,
         name: &OutboxName,
         claimant: Claimant<'_>,
-        lanes: &[&Lane],
+        lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
         claim::claim(conn, name, claimant, lanes, room)
