@@ -6,6 +6,7 @@ mod database;
 mod expected;
 mod harness;
 mod history;
+mod promises;
 mod system;
 
 use std::cell::{Cell, RefCell};
@@ -20,8 +21,8 @@ use broken::{
     RetriesForFree, SettlesUnfenced, TakesOverForFree, TakesOverFromTheLiving,
 };
 use database::{Connections, Outbox};
-use expected::{Broken, Event, Events, Promise};
 use history::{History, histories};
+use promises::{Broken, Event, Events, Promise};
 use system::{Store, System};
 
 /// Histories, where `OUTBOX_MODEL_CASES` does not say how many.

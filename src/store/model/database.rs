@@ -11,8 +11,9 @@ use crate::name::OutboxName;
 use crate::store::migrate;
 use crate::store::statement::statement;
 
-use super::expected::{Identity, Kept, Message, Model, Promise, State, keep};
+use super::expected::{Identity, Message, Model, State};
 use super::history::{PRODUCERS, RELAYS};
+use super::promises::{Kept, Promise, keep};
 
 /// A statement that waits for another one would wait for ever: one thread plays all.
 const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";

@@ -9,55 +9,11 @@ use crate::store::lease::LeaseId;
 use crate::store::ordered::Key;
 
 use super::history::New;
+use super::promises::{Event, Events, Kept, Promise, broken, event_of, keep};
 use super::system::{FAN, Job, Settle, Todo, Verdict, goes_to};
 
 /// After so many attempts a message dies.
 pub(super) const MAX_ATTEMPTS: i32 = 3;
-
-/// The promises of README.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Promise {
-    /// In the outbox if and only if its transaction committed.
-    G1,
-    /// Ends exactly once: delivered or dead.
-    G2,
-    /// Sent twice only where a relay died or lost its lease.
-    G3,
-    /// A relay whose lease is gone changes nothing.
-    G4,
-    /// One after the other within a key, in order.
-    G5,
-    /// Attempts count outcomes of sends.
-    G6,
-}
-
-/// A promise that was not kept. Without one: the store refused what it has to do.
-#[derive(Debug, Clone)]
-pub(super) struct Broken {
-    pub(super) promise: Option<Promise>,
-    pub(super) what: String,
-}
-
-impl From<diesel::result::Error> for Broken {
-    fn from(error: diesel::result::Error) -> Self {
-        Self {
-            promise: None,
-            what: format!("the store failed: {error}"),
-        }
-    }
-}
-
-pub(super) type Kept<T = ()> = Result<T, Broken>;
-
-pub(super) fn keep(holds: bool, promise: Promise, what: impl FnOnce() -> String) -> Kept {
-    if holds {
-        return Ok(());
-    }
-    Err(Broken {
-        promise: Some(promise),
-        what: what(),
-    })
-}
 
 /// Idempotency key and destination.
 pub(super) type Identity = (String, String);
@@ -178,61 +134,6 @@ struct Sent {
     lease: i64,
     is_settled: bool,
 }
-
-/// What histories have to have shown before they say something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
-    AnotherRelayClaims,
-    ClaimUnheard,
-    CommittedLate,
-    ConflictBuried,
-    Continued,
-    Deduplicated,
-    Delivered,
-    DiedOfAttempts,
-    Discarded,
-    ExpiredBuried,
-    KeptBack,
-    Released,
-    Requeued,
-    Retried,
-    SentTwice,
-    SettleFenced,
-    SettleRepeated,
-    Split,
-    SplitInConflict,
-    TakenOver,
-    TakenOverAgain,
-}
-
-impl Event {
-    pub(super) const ALL: [Self; 21] = [
-        Self::AnotherRelayClaims,
-        Self::ClaimUnheard,
-        Self::CommittedLate,
-        Self::ConflictBuried,
-        Self::Continued,
-        Self::Deduplicated,
-        Self::Delivered,
-        Self::DiedOfAttempts,
-        Self::Discarded,
-        Self::ExpiredBuried,
-        Self::KeptBack,
-        Self::Released,
-        Self::Requeued,
-        Self::Retried,
-        Self::SentTwice,
-        Self::SettleFenced,
-        Self::SettleRepeated,
-        Self::Split,
-        Self::SplitInConflict,
-        Self::TakenOver,
-        Self::TakenOverAgain,
-    ];
-}
-
-/// How often each has happened.
-pub(super) type Events = BTreeMap<Event, u32>;
 
 #[derive(Debug, Default)]
 pub(super) struct Model {
@@ -679,13 +580,6 @@ impl Model {
     }
 }
 
-fn broken(promise: Promise, what: String) -> Broken {
-    Broken {
-        promise: Some(promise),
-        what,
-    }
-}
-
 fn is_of(message: &Message, claimed: &Claimed) -> bool {
     let is_expired = |at: Instant| at <= Instant::now();
     let row = &claimed.message;
@@ -695,24 +589,6 @@ fn is_of(message: &Message, claimed: &Claimed) -> bool {
         && row.idempotency_key == message.identity.0
         && row.ordering_key.as_deref() == message.ordering_key
         && row.expires.is_some_and(is_expired) == message.is_expired
-}
-
-fn event_of(verdict: Verdict) -> Event {
-    match verdict {
-        Verdict::Delivered => Event::Delivered,
-        Verdict::Deduplicated => Event::Deduplicated,
-        Verdict::Retry { .. } => Event::Retried,
-        Verdict::Dead {
-            blocks_key: true, ..
-        } => Event::KeptBack,
-        Verdict::Dead { code, .. } => match code {
-            ReasonCode::IdempotencyConflict => Event::ConflictBuried,
-            ReasonCode::Expired => Event::ExpiredBuried,
-            _ => Event::DiedOfAttempts,
-        },
-        Verdict::Split => Event::Split,
-        Verdict::Released => Event::Released,
-    }
 }
 
 /// As the relay's claimer decides it.

@@ -1,26 +1,27 @@
 //! Plays a history on the store and on the model beside each other.
 
-use std::collections::{BTreeSet, HashMap};
+mod claims;
+mod settles;
+
+use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::connection::{AnsiTransactionManager, TransactionManager};
-use diesel::result::Error;
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use crate::message::NewMessage;
 use crate::name::OutboxName;
-use crate::status::ReasonCode;
-use crate::store::claim::{self, Claimant, Claimed, Lane, Position, Stream, Topic};
+use crate::store::claim::{Position, Stream};
+use crate::store::dead;
 use crate::store::lease::{self, LeaseId};
-use crate::store::ordered::{self, Candidate, Key};
-use crate::store::{dead, settle};
 
 use super::database::{Connections, compare};
-use super::expected::{
-    Broken, Event, Events, Kept, MAX_ATTEMPTS, Message, Model, Promise, State, keep,
-};
-use super::history::{Answer, Aside, Find, History, New, Outcome, Step};
-use super::system::{Job, LATER, Moment, Settle, System, Todo, Verdict, goes_to};
+use super::expected::{Message, Model, State};
+use super::history::{Answer, Find, History, New, Outcome, Step};
+
+use super::promises::{Broken, Events, Kept, Promise, keep};
+use super::system::{Job, LATER, Settle, System};
+pub(super) use claims::stream_of;
 
 /// No history lasts as long as this.
 const LEASE: Duration = Duration::from_secs(3600);
@@ -28,8 +29,6 @@ const LEASE: Duration = Duration::from_secs(3600);
 const ROUNDS: usize = 300;
 const ROUNDS_OF_STEP: usize = 5;
 const SETTLES_OF_ROUND: usize = 20;
-/// Keys of one step of the walk.
-const STEP: usize = 2;
 
 pub(super) struct Harness<'a> {
     system: &'a dyn System,
@@ -217,372 +216,6 @@ impl Harness<'_> {
         Ok(())
     }
 
-    // Relays
-
-    /// Lets a relay work, unless it is in a transaction already. One that is dead starts anew.
-    fn with_relay(
-        &mut self,
-        number: usize,
-        work: impl FnOnce(&mut Self, &mut PgConnection, LeaseId) -> Kept,
-    ) -> Kept {
-        let Some(mut conn) = self.relays[number].conn.take() else {
-            return Ok(());
-        };
-        let result = self
-            .lease_of(number, &mut conn)
-            .and_then(|lease| work(self, &mut conn, lease));
-        self.relays[number].conn = Some(conn);
-        result
-    }
-
-    fn lease_of(&mut self, number: usize, conn: &mut PgConnection) -> Kept<LeaseId> {
-        if let Some(lease) = self.relays[number].lease {
-            return Ok(lease);
-        }
-        let lease = lease::register(conn, self.name, "model", LEASE, false)?;
-        self.relays[number].lease = Some(lease);
-        Ok(lease)
-    }
-
-    /// The leases whose messages this relay may take: not what it has to settle itself.
-    fn expired(&self, number: usize) -> Vec<i64> {
-        let relay = &self.relays[number];
-        let is_own = |id: &i64| relay.jobs.iter().any(|job| job.lease.0 == *id);
-        let known = relay.known_expired.iter().copied();
-        known.filter(|id| !is_own(id)).collect()
-    }
-
-    fn lanes(
-        &self,
-        conn: &mut PgConnection,
-        number: usize,
-        is_keyed: bool,
-        room: usize,
-        is_sweep: bool,
-    ) -> Kept<Vec<Lane>> {
-        let places = &self.relays[number].places;
-        let streams = claim::streams(conn, self.name)?.into_iter();
-        let lane = |stream: Stream| Lane {
-            after: match places.get(&stream) {
-                Some(place) if !is_sweep => *place,
-                _ => Position::START,
-            },
-            stream,
-            room,
-        };
-        let of_kind = streams.filter(|stream| stream.is_keyed == is_keyed);
-        Ok(of_kind.map(lane).collect())
-    }
-
-    fn claim(
-        &mut self,
-        number: usize,
-        room: usize,
-        is_sweep: bool,
-        answer: Answer,
-        meanwhile: &[Aside],
-    ) -> Kept {
-        self.with_relay(number, |this, conn, lease| {
-            let lanes = this.lanes(conn, number, false, room, is_sweep)?;
-            let (expired, as_of) = (this.expired(number), this.model.clock());
-            let (system, name, claimant) = (this.system, this.name, claimant(lease, &expired));
-            let mut aside = Ok(());
-            let claimed = conn.transaction::<_, Error, _>(|conn| {
-                let claimed = system.claim(conn, name, claimant, &lanes, room)?;
-                aside = this.meanwhile(meanwhile);
-                Ok(claimed)
-            })?;
-            aside?;
-            this.take(number, lease, as_of, false, answer, claimed)
-        })
-    }
-
-    fn claim_keyed(
-        &mut self,
-        number: usize,
-        find: Find,
-        answer: Answer,
-        meanwhile: &[Aside],
-    ) -> Kept {
-        self.with_relay(number, |this, conn, lease| {
-            let expired = this.expired(number);
-            let (system, name, claimant) = (this.system, this.name, claimant(lease, &expired));
-            let candidates = this.find(conn, number, claimant, find)?;
-            let as_of = this.model.clock();
-            let mut aside = Ok(());
-            let claimed = conn.transaction::<_, Error, _>(|conn| {
-                let claimed = system.claim_keyed(conn, name, claimant, &candidates)?;
-                aside = this.meanwhile(meanwhile);
-                Ok(claimed)
-            })?;
-            aside?;
-            this.model
-                .note_if(claimed.is_none(), Event::AnotherRelayClaims);
-            let claimed = claimed.unwrap_or_default();
-            this.take(number, lease, as_of, true, answer, claimed)
-        })
-    }
-
-    fn find(
-        &self,
-        conn: &mut PgConnection,
-        number: usize,
-        claimant: Claimant<'_>,
-        find: Find,
-    ) -> Kept<Vec<Candidate>> {
-        match find {
-            Find::Due => {
-                let lanes = self.lanes(conn, number, true, STEP, true)?;
-                let topics = lanes.iter().map(|lane| &lane.stream.topic);
-                let goes_to: Vec<&str> =
-                    topics.map(|t| goes_to(&t.topic, &t.destination)).collect();
-                let found = ordered::due(conn, self.name, claimant, &lanes, &goes_to)?;
-                Ok(found.into_iter().flat_map(|lane| lane.candidates).collect())
-            }
-            Find::Walk => {
-                let mut candidates = Vec::new();
-                let mut from = Some(Key::default());
-                while let Some(key) = from {
-                    let page = ordered::walk(conn, self.name, claimant.expired, &key, STEP)?;
-                    let heads = page.heads.iter();
-                    candidates.extend(heads.map(|head| {
-                        let Topic { topic, destination } = &head.topic;
-                        candidate(head.sequence, topic, destination)
-                    }));
-                    from = page.last.filter(|last| *last != key);
-                }
-                // The last key of a page is looked at again.
-                candidates.dedup_by_key(|candidate| candidate.sequence);
-                Ok(candidates)
-            }
-            Find::Guess => {
-                let live = self.model.live();
-                let keyed = live.filter(|(_, message)| message.ordering_key.is_some());
-                let guess = |(sequence, message): (i64, &Message)| {
-                    candidate(sequence, message.topic, message.destination())
-                };
-                Ok(keyed.map(guess).collect())
-            }
-        }
-    }
-
-    fn take(
-        &mut self,
-        number: usize,
-        lease: LeaseId,
-        as_of: u64,
-        is_keyed: bool,
-        answer: Answer,
-        mut claimed: Vec<Claimed>,
-    ) -> Kept {
-        claimed.sort_unstable_by_key(|one| one.message.sequence);
-        let jobs = self.model.claim(lease, as_of, is_keyed, &claimed)?;
-        if answer == Answer::Lost {
-            self.model.note_if(!jobs.is_empty(), Event::ClaimUnheard);
-            return Ok(());
-        }
-        let relay = &mut self.relays[number];
-        relay.jobs.extend(jobs);
-        for one in &claimed {
-            let place = relay
-                .places
-                .entry(stream_of(one))
-                .or_insert(Position::START);
-            *place = one.position.max(*place);
-        }
-        Ok(())
-    }
-
-    /// What others do while a transaction is open.
-    fn meanwhile(&mut self, asides: &[Aside]) -> Kept {
-        asides.iter().try_for_each(|aside| match aside {
-            Aside::Commit(producer) => self.end(self.open_from(*producer), true),
-            Aside::Claim(relay) => self.claim(*relay, 3, true, Answer::Heard, &[]),
-            Aside::ClaimKeyed(relay, find) => self.claim_keyed(*relay, *find, Answer::Heard, &[]),
-        })
-    }
-
-    fn send(&mut self, number: usize, pick: usize) -> Kept {
-        let relay = &mut self.relays[number];
-        let count = relay.jobs.len().max(1);
-        match relay.jobs.get_mut(pick % count) {
-            Some(job) => send(&mut self.model, job),
-            None => Ok(()),
-        }
-    }
-
-    /// Takes one of a relay's jobs, and says how it is to be settled.
-    fn decide(&mut self, number: usize, pick: usize, outcome: Outcome) -> Kept<Option<Settle>> {
-        let relay = &mut self.relays[number];
-        if relay.jobs.is_empty() {
-            return Ok(None);
-        }
-        let mut job = relay.jobs.remove(pick % relay.jobs.len());
-        let verdict = verdict(&job, outcome);
-        let splits_in_vain = verdict == Verdict::Split && self.is_split_in_the_way(&job);
-        if splits_in_vain {
-            // It would wait for a producer.
-            self.relays[number].jobs.push(job);
-            return Ok(None);
-        }
-        if is_of_send(verdict) {
-            send(&mut self.model, &mut job)?;
-        }
-        Ok(Some(Settle {
-            lease: job.lease,
-            verdict,
-            jobs: vec![job],
-        }))
-    }
-
-    fn is_split_in_the_way(&self, job: &Job) -> bool {
-        let key = &self.model.messages[&job.sequence].identity.0;
-        super::system::FAN.iter().any(|destination| {
-            let identity = (key.clone(), (*destination).to_owned());
-            self.model.is_taken_by_another(&identity, None)
-        })
-    }
-
-    fn settle(&mut self, number: usize, pick: usize, outcome: Outcome) -> Kept {
-        let Some(settle) = self.decide(number, pick, outcome)? else {
-            return Ok(());
-        };
-        self.settle_now(number, settle)
-    }
-
-    fn settle_now(&mut self, number: usize, settle: Settle) -> Kept {
-        self.with_relay(number, |this, conn, _| {
-            let changed = this.system.settle(conn, this.name, &settle)?;
-            this.check_settled(&settle, &changed)?;
-            this.relays[number].last_settle = Some(settle);
-            Ok(())
-        })
-    }
-
-    fn check_settled(&mut self, settle: &Settle, changed: &[i64]) -> Kept {
-        let sequences: Vec<&Message> = (settle.jobs.iter())
-            .filter_map(|job| self.model.messages.get(&job.sequence))
-            .collect();
-        let was_lost =
-            |m: &&Message| matches!(m.state, State::Held { lease, .. } if lease != settle.lease.0);
-        let is_lost = sequences.iter().any(was_lost);
-        let is_held = (sequences.iter())
-            .any(|m| matches!(m.state, State::Held { lease, .. } if lease == settle.lease.0));
-        let expected: BTreeSet<i64> = self.model.settle(settle).into_iter().collect();
-        self.model.note_if(is_lost, Event::SettleFenced);
-        let changed: BTreeSet<i64> = changed.iter().copied().collect();
-        // By a repeat, of a message that the same lease has claimed anew.
-        let promise = if is_held { Promise::G6 } else { Promise::G4 };
-        keep(changed.is_subset(&expected), promise, || {
-            format!("{settle:?} changed {changed:?} instead of {expected:?}")
-        })?;
-        keep(expected.is_subset(&changed), Promise::G2, || {
-            format!("{settle:?} changed only {changed:?} of {expected:?}")
-        })
-    }
-
-    fn settle_and_continue(
-        &mut self,
-        number: usize,
-        pick: usize,
-        outcome: Outcome,
-        before: &[Aside],
-        after: &[Aside],
-    ) -> Kept {
-        let Some(settle) = self.decide(number, pick, outcome)? else {
-            return Ok(());
-        };
-        match settle.verdict {
-            Verdict::Retry { .. } | Verdict::Split | Verdict::Released => {
-                self.settle_now(number, settle)
-            }
-            Verdict::Delivered | Verdict::Deduplicated | Verdict::Dead { .. } => {
-                self.continue_with(number, settle, [before, after])
-            }
-        }
-    }
-
-    fn continue_with(&mut self, number: usize, settle: Settle, asides: [&[Aside]; 2]) -> Kept {
-        self.with_relay(number, |this, conn, lease| {
-            let (system, name, claimant) = (this.system, this.name, claimant(lease, &[]));
-            if settle.lease != lease {
-                // Of a lease that is known to be over: nothing goes on.
-                let changed = system.settle(conn, name, &settle)?;
-                return this.check_settled(&settle, &changed);
-            }
-            let mut asides = asides.into_iter();
-            let mut aside = Ok(());
-            let mut is_settled = false;
-            let mut as_of = 0;
-            let mut meanwhile = |moment: Moment<'_>| {
-                if aside.is_err() {
-                    return;
-                }
-                if let Moment::Settled(changed) = moment
-                    && !is_settled
-                {
-                    is_settled = true;
-                    aside = this.check_settled(&settle, changed);
-                }
-                let is_before = asides.len() == 2;
-                let others = this.meanwhile(asides.next().unwrap_or_default());
-                aside = std::mem::replace(&mut aside, Ok(())).and(others);
-                if is_before {
-                    as_of = this.model.clock();
-                }
-            };
-            let result = system.settle_and_continue(conn, name, claimant, &settle, &mut meanwhile);
-            aside?;
-            let (changed, next) = result?;
-            if !is_settled {
-                this.check_settled(&settle, &changed)?;
-            }
-            this.relays[number].last_settle = Some(settle);
-            this.model.note_if(!next.is_empty(), Event::Continued);
-            this.take(number, lease, as_of, true, Answer::Heard, next)
-        })
-    }
-
-    fn settle_all(&mut self, number: usize) -> Kept {
-        let jobs = std::mem::take(&mut self.relays[number].jobs);
-        let Some(lease) = jobs.iter().find(|job| job.is_sent).map(|job| job.lease) else {
-            self.relays[number].jobs = jobs;
-            return Ok(());
-        };
-        let is_of_it = |job: &Job| job.is_sent && job.lease == lease;
-        let (sent, others) = jobs.into_iter().partition(is_of_it);
-        self.relays[number].jobs = others;
-        let settle = Settle {
-            lease,
-            verdict: Verdict::Delivered,
-            jobs: sent,
-        };
-        self.continue_with(number, settle, [&[], &[]])
-    }
-
-    /// A repeat changes nothing, unless the first one did not.
-    fn repeat(&mut self, number: usize) -> Kept {
-        match self.relays[number].last_settle.take() {
-            Some(settle) if settle.verdict != Verdict::Split => {
-                self.model.note_if(true, Event::SettleRepeated);
-                self.settle_now(number, settle)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn release_unknown(&mut self, number: usize) -> Kept {
-        self.with_relay(number, |this, conn, lease| {
-            let known: Vec<i64> = (this.relays[number].jobs.iter())
-                .filter(|job| job.lease == lease)
-                .map(|job| job.sequence)
-                .collect();
-            settle::release_all(conn, this.name, lease, &known)?;
-            this.model.release_unknown(lease, &known);
-            Ok(())
-        })
-    }
-
     /// One whose lease is over goes on under a new one, and settles what it has under the old one.
     fn renew(&mut self, number: usize) -> Kept {
         self.with_relay(number, |this, conn, lease| {
@@ -757,13 +390,6 @@ impl Harness<'_> {
     }
 }
 
-fn candidate(sequence: i64, topic: &str, destination: &str) -> Candidate {
-    Candidate {
-        sequence,
-        goes_to: goes_to(topic, destination).to_owned(),
-    }
-}
-
 fn next_from<T>(number: usize, all: &[T], has_work: impl Fn(&T) -> bool) -> usize {
     let mut numbers = (number..all.len()).chain(0..number);
     numbers
@@ -773,14 +399,6 @@ fn next_from<T>(number: usize, all: &[T], has_work: impl Fn(&T) -> bool) -> usiz
 
 fn is_well_at(model: &Model, relay: &Relay) -> bool {
     relay.lease.is_some_and(|lease| !model.is_over(lease))
-}
-
-fn claimant(lease: LeaseId, expired: &[i64]) -> Claimant<'_> {
-    Claimant {
-        lease,
-        expired,
-        max_attempts: MAX_ATTEMPTS.unsigned_abs(),
-    }
 }
 
 fn message_of(new: &New) -> NewMessage {
@@ -801,85 +419,10 @@ fn message_of(new: &New) -> NewMessage {
     message
 }
 
-pub(super) fn stream_of(claimed: &Claimed) -> Stream {
-    let message = &claimed.message;
-    Stream {
-        topic: Topic {
-            topic: message.topic.clone(),
-            destination: message.destination.clone(),
-        },
-        is_keyed: message.ordering_key.is_some(),
-    }
-}
-
 /// One, or from the second half of picks all.
 fn some_of(sequences: &[i64], pick: usize) -> Vec<i64> {
     match sequences.get(pick) {
         Some(sequence) => vec![*sequence],
         None => sequences.to_vec(),
-    }
-}
-
-fn send(model: &mut Model, job: &mut Job) -> Kept {
-    if job.is_sent || job.todo != Todo::Send {
-        return Ok(());
-    }
-    job.is_sent = true;
-    model.send(job)
-}
-
-fn is_of_send(verdict: Verdict) -> bool {
-    match verdict {
-        Verdict::Delivered => true,
-        Verdict::Retry { counted, .. } | Verdict::Dead { counted, .. } => counted > 0,
-        Verdict::Deduplicated | Verdict::Split | Verdict::Released => false,
-    }
-}
-
-/// As the relay's claimer and senders decide it. What was sent has an outcome.
-fn verdict(job: &Job, outcome: Outcome) -> Verdict {
-    let buried = |code| Verdict::Dead {
-        code,
-        counted: 0,
-        blocks_key: false,
-    };
-    match (job.todo, outcome) {
-        (Todo::Deduplicate, _) => Verdict::Deduplicated,
-        (Todo::BuryConflict, _) => buried(ReasonCode::IdempotencyConflict),
-        (Todo::Split, Outcome::Released) => Verdict::Released,
-        (Todo::Split, _) => Verdict::Split,
-        (Todo::CountAbandoned, _) => failed(job, ReasonCode::Abandoned, true),
-        (Todo::BuryExpired, Outcome::Released) => Verdict::Released,
-        (Todo::BuryExpired, _) => buried(ReasonCode::Expired),
-        (Todo::Send, Outcome::Released) if !job.is_sent => Verdict::Released,
-        (Todo::Send, Outcome::Waits) if !job.is_sent => Verdict::Retry {
-            code: ReasonCode::Proxy,
-            counted: 0,
-            is_due_again: true,
-        },
-        (Todo::Send, Outcome::Delivered | Outcome::Released | Outcome::Waits) => Verdict::Delivered,
-        (Todo::Send, Outcome::Failed { is_due_again }) => {
-            failed(job, ReasonCode::ServerError, is_due_again)
-        }
-        (Todo::Send, Outcome::Refused { blocks_key }) => Verdict::Dead {
-            code: ReasonCode::Rejected,
-            counted: 1,
-            blocks_key,
-        },
-    }
-}
-
-fn failed(job: &Job, code: ReasonCode, is_due_again: bool) -> Verdict {
-    if job.attempts + 1 >= MAX_ATTEMPTS {
-        return Verdict::Dead {
-            code,
-            counted: 1,
-            blocks_key: false,
-        };
-    }
-    Verdict::Retry {
-        code,
-        counted: 1,
-        is_due_again,
     }
 }

@@ -131,18 +131,42 @@ pub(super) fn histories() -> impl Strategy<Value = History> {
     })
 }
 
-/// A key with nothing but two messages, and one before them that is not committed yet.
+/// A key with nothing but two messages, and one before them that is not committed yet. Some of these
+/// go on at once: the first one is settled, and the late one is committed while the key goes on.
 fn late() -> impl Strategy<Value = Vec<Step>> {
-    let first = new(Just(Some("k1")));
-    let others = vec(new(Just(Some("k1"))), 2);
-    (relay(), 0..PRODUCERS, first, others).prop_map(|(relay, producer, first, others)| {
+    let names_none = |new: New| New {
+        destination: "",
+        ..new
+    };
+    let first = new(Just(Some("k1"))).prop_map(names_none);
+    let others = vec(new(Just(Some("k1"))).prop_map(names_none), 2);
+    let who = (relay(), 0..PRODUCERS, find());
+    (who, first, others, any::<bool>()).prop_map(|(who, first, others, goes_on)| {
+        let (relay, producer, find) = who;
         let another = (producer + 1) % PRODUCERS;
-        vec![
+        let mut steps = vec![
             Step::Drain(relay),
             Step::Enqueue(producer, vec![first]),
             Step::Enqueue(another, others),
             Step::Commit(another),
-        ]
+        ];
+        if goes_on {
+            let another = (relay + 1) % RELAYS;
+            steps.push(Step::ClaimKeyed {
+                relay,
+                find,
+                answer: Answer::Heard,
+                meanwhile: Vec::new(),
+            });
+            steps.push(Step::SettleAndContinue {
+                relay,
+                pick: 0,
+                outcome: Outcome::Delivered,
+                before: vec![Aside::ClaimKeyed(another, find), Aside::Commit(producer)],
+                after: Vec::new(),
+            });
+        }
+        steps
     })
 }
 
