@@ -58,6 +58,7 @@ pub(crate) fn run(
     let mut aside = Vec::new();
     let mut aside_until = Instant::now();
     let mut is_busy = false;
+    let mut has_keys = false;
     let batch_size = shared.batch();
     loop {
         let next = if aside.is_empty() {
@@ -73,7 +74,7 @@ pub(crate) fn run(
         let mut batch = match next {
             Ok(first) => {
                 if is_busy {
-                    linger(shared, outcomes, batch_size);
+                    linger(shared, outcomes, batch_size, has_keys);
                 }
                 gather(first, outcomes, batch_size)
             }
@@ -83,6 +84,7 @@ pub(crate) fn run(
             }
         };
         is_busy = batch.len() > LIGHT;
+        has_keys = batch.iter().any(|s| s.message.ordering_key.is_some());
         let mut isolate = is_again;
         while !batch.is_empty() {
             let unsettled = settle(shared, &mut session, continued, batch, isolate);
@@ -111,10 +113,10 @@ pub(crate) fn run(
     }
 }
 
-/// Waits for more outcomes while the senders have more work than that: what waits here keeps back the
-/// next message of each ordering key. Not on the channel: each outcome would wake this thread. Ends
+/// Waits for more outcomes while the senders have work; where messages have ordering keys, while they
+/// have more than what waits here, because that keeps back the next one of each key. Not on the channel: each outcome would wake this thread. Ends
 /// early at shutdown.
-fn linger(shared: &Shared, outcomes: &Receiver<Settlement>, enough: usize) {
+fn linger(shared: &Shared, outcomes: &Receiver<Settlement>, enough: usize, has_keys: bool) {
     let until = Instant::now() + LINGER;
     let is_worth_it = || {
         let waiting = outcomes.len();
@@ -122,7 +124,8 @@ fn linger(shared: &Shared, outcomes: &Receiver<Settlement>, enough: usize) {
             .in_flight
             .load(Ordering::Acquire)
             .saturating_sub(waiting);
-        waiting < enough && unsent > shared.senders().max(waiting) && Instant::now() < until
+        let least = if has_keys { waiting } else { 0 };
+        waiting < enough && unsent > shared.senders().max(least) && Instant::now() < until
     };
     while is_worth_it() && !shared.is_stopping() {
         let _ = shared.stop_signal().recv_timeout(GLANCE);
