@@ -152,7 +152,10 @@ impl<'a> Claimer<'a> {
                     self.begin_look();
                 }
                 Ok(Next::WaitForWork) => {
-                    self.shared.fall_asleep();
+                    // One that stands by needs not hear of what another one does.
+                    if self.is_active {
+                        self.shared.fall_asleep();
+                    }
                     if !self.wait(self.until_next_look()) {
                         self.surveyed = None;
                     }
@@ -184,6 +187,7 @@ impl<'a> Claimer<'a> {
     fn resolve(&mut self, doubt: Doubt, lease: LeaseId) -> bool {
         if doubt.lease != lease {
             // That lease is over: what it held is taken over.
+            self.shared.ring_when_settled(false);
             self.shared.end_doubt();
             return true;
         }
@@ -227,7 +231,9 @@ impl<'a> Claimer<'a> {
     /// Waits for the doorbell or the time, and hands over what the settler has claimed meanwhile.
     /// `true`: the doorbell rang.
     fn wait(&mut self, duration: Duration) -> bool {
-        let until = Instant::now() + duration;
+        let now = Instant::now();
+        // Nobody waits for a day.
+        let until = now + duration.min(Duration::from_secs(24 * 3600));
         loop {
             select! {
                 recv(self.doorbell) -> _ => return true,
@@ -653,6 +659,7 @@ impl<'a> Claimer<'a> {
             log::info!(event = "active", outbox:% = self.shared.config.table; "this relay does the work now");
             self.lanes.forget_places();
         } else {
+            self.shared.stay_awake();
             log::info!(event = "standby", outbox:% = self.shared.config.table; "another relay does the work: standing by");
         }
     }
