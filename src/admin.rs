@@ -5,8 +5,10 @@ use std::time::Duration;
 use diesel::PgConnection;
 use secrecy::SecretString;
 
+use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::notifications::Listener;
 use crate::store::{claim, connection, dead, inspect, migrate as migrations, pause};
 
 pub use crate::store::dead::{DeadFilter, DeadLetter};
@@ -273,6 +275,44 @@ pub fn resume(
     which: &str,
 ) -> Result<bool, DatabaseError> {
     Ok(pause::resume(conn, name, kind, which)?)
+}
+
+/// How a relay with these settings hears of new messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WakeUp {
+    /// By notification.
+    Listening,
+    /// By polling: it is told not to listen.
+    Off,
+    /// By polling: a pooler stands before the database, through which nothing is heard.
+    Pooled,
+    /// By polling: the outbox has no trigger `outbox_wake`, or it is off.
+    NoTrigger,
+}
+
+/// How a relay with these settings hears of new messages.
+///
+/// # Errors
+/// A [`DatabaseError`], for example where the listener cannot connect.
+pub fn wake_up(conn: &mut PgConnection, config: &Config) -> Result<WakeUp, DatabaseError> {
+    if !config.listener {
+        return Ok(WakeUp::Off);
+    }
+    if !inspect::has_trigger(conn, &config.table)? {
+        return Ok(WakeUp::NoTrigger);
+    }
+    let Some(url) = config
+        .listener_url
+        .as_ref()
+        .or(config.database_url.as_ref())
+    else {
+        return Ok(WakeUp::Off);
+    };
+    let is_direct = config.listener_url.is_some();
+    let timeout = Duration::from_secs(10);
+    let listener = Listener::connect(url, &config.table, timeout, is_direct)?;
+    Ok(listener.map_or(WakeUp::Pooled, |_| WakeUp::Listening))
 }
 
 /// The server's version, as it says it.

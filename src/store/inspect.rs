@@ -110,6 +110,18 @@ pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryR
         .map(|row| row.found)
 }
 
+/// Whether inserts wake relays: the trigger is there, and on.
+pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    sql_query(
+        "SELECT EXISTS (SELECT FROM pg_trigger
+                         WHERE tgrelid = to_regclass($1) AND tgname = 'outbox_wake'
+                           AND tgenabled IN ('O', 'A')) AS found",
+    )
+    .bind::<Text, _>(name.outbox())
+    .get_result::<FoundRow>(conn)
+    .map(|row| row.found)
+}
+
 /// Whether the outbox is there and has all that this version uses.
 ///
 /// # Errors

@@ -206,7 +206,10 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
         .expect("it runs");
     assert!(status.status.success(), "{status:?}");
     drop(relay);
-    finish(database.binary(&["check", "--url", &receiver.url()])).code(0);
+    let mut check = database.binary(&["check", "--url", &receiver.url()]);
+    check.env("DATABASE_URL", &pooler.url);
+    let checked = finish(check).code(0).stdout;
+    assert!(checked.contains("a pooler stands before"), "{checked}");
 }
 
 fn setting(conn: &mut PgConnection, name: &str) -> String {

@@ -246,8 +246,28 @@ fn a_relay_works_without_the_connection_that_its_listener_should_have() {
         .output()
         .expect("it runs");
     assert_eq!(bad.status.code(), Some(2));
+    for (variable, value, says) in [
+        ("OUTBOX_LISTENER", "true", "a commit wakes the relay"),
+        ("OUTBOX_LISTENER", "false", "the listener is off"),
+        (
+            "OUTBOX_LISTENER_URL",
+            "postgres://nobody:sekret@127.0.0.1:1/no",
+            "the listener cannot connect",
+        ),
+    ] {
+        let mut check = database.binary(&["check", "--url", &receiver.url()]);
+        check.env(variable, value);
+        let checked = finish(check).code(0).stdout;
+        assert!(checked.contains(says), "{checked}");
+        assert!(!checked.contains("sekret"), "{checked}");
+    }
+    database.execute("ALTER TABLE {o} DISABLE TRIGGER outbox_wake");
     let checked = finish(database.binary(&["check", "--url", &receiver.url()])).code(0);
-    assert!(checked.stdout.contains("listener"), "{}", checked.stdout);
+    assert!(
+        checked.stdout.contains("no trigger outbox_wake"),
+        "{}",
+        checked.stdout
+    );
 }
 
 /// R9: producers that commit, wait and roll back at random times, with relays that sleep and wake

@@ -6,8 +6,8 @@ mod routes;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin::{self, LiveTopic};
-use diesel_outbox::{Config, HttpDispatcher};
+use diesel_outbox::admin::{self, LiveTopic, WakeUp};
+use diesel_outbox::{Config, DatabaseError, HttpDispatcher};
 use serde_json::{Value, json};
 
 use crate::settings::SettingFlags;
@@ -155,6 +155,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         "schema",
         format!("outbox {} has all that this version uses", config.table),
     ));
+    findings.push(wake_up(admin::wake_up(&mut conn, config), config));
     match admin::topics(&mut conn, &config.table) {
         Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
         Err(error) => findings.push(bad("topics", error.to_string())),
@@ -171,6 +172,23 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => findings.push(bad("pause", error.to_string())),
     }
     findings
+}
+
+/// Polling works as well, a little later.
+fn wake_up(found: Result<WakeUp, DatabaseError>, config: &Config) -> Finding {
+    let polls = format!("new messages are found every {:?}", config.poll_interval);
+    let why = match found {
+        Ok(WakeUp::Listening) => return good("wake-up", "a commit wakes the relay".to_owned()),
+        Ok(WakeUp::Off) => return good("wake-up", format!("the listener is off: {polls}")),
+        Ok(WakeUp::Pooled) => {
+            "a pooler stands before the database; set OUTBOX_LISTENER_URL to a direct connection"
+                .to_owned()
+        }
+        Ok(WakeUp::NoTrigger) => "the outbox has no trigger outbox_wake, or it is off".to_owned(),
+        Ok(other) => format!("{other:?}"),
+        Err(error) => format!("the listener cannot connect: {error}"),
+    };
+    warning("wake-up", format!("{why}: {polls}"))
 }
 
 fn goes(topic: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
