@@ -155,7 +155,7 @@ BEGIN
             destination     text NOT NULL,
             payload         json NOT NULL,
             headers         json,
-            ordering_key    text,
+            ordering_key    text COLLATE "C",
             idempotency_key text NOT NULL,
             digest          bytea,
             tenant_id       uuid,
@@ -172,7 +172,8 @@ BEGIN
             blocks_key      boolean NOT NULL DEFAULT false,
             CONSTRAINT %3$I PRIMARY KEY (sequence)
         )$sql$, s, t || '_dead', t || '_dead_pkey');
-    -- Where on_dead = "block", a dead letter keeps back its key until it is requeued or discarded.
+    -- Where on_dead = "block", a dead letter keeps back its key until it is requeued or discarded. Each
+    -- claim of keyed messages looks here, by keys of the outbox: only in the same collation by the index.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key) WHERE blocks_key',
         s, t || '_dead', t || '_dead_blocks');
 

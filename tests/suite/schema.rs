@@ -3,8 +3,9 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use diesel::Connection;
 use diesel::connection::SimpleConnection;
+use diesel::sql_types::Text;
+use diesel::{Connection, QueryableByName, RunQueryDsl, sql_query};
 use diesel_outbox::admin::{self, Direction};
 use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError};
 use serde_json::json;
@@ -480,4 +481,35 @@ fn a_table_that_is_not_as_needed_is_named_and_nothing_starts() {
             assert!(shown.contains(named), "{change}: {shown}");
         }
     }
+}
+
+/// Each claim of keyed messages asks for each of them whether a dead letter keeps its key back.
+#[test]
+fn dead_letters_that_keep_a_key_back_are_found_by_their_index() {
+    let database = Database::new();
+    let conn = &mut database.connect();
+    let plan: Vec<PlanRow> = conn
+        .batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        .and_then(|()| {
+            sql_query(
+                "EXPLAIN SELECT (SELECT 1 FROM {o}_dead d
+                                  WHERE d.blocks_key AND d.ordering_key = o.ordering_key LIMIT 1)
+                   FROM {o} o"
+                    .replace("{o}", &database.name()),
+            )
+            .load(conn)
+        })
+        .expect("a plan");
+    let plan: Vec<String> = plan.into_iter().map(|row| row.line).collect();
+    assert!(
+        plan.iter()
+            .any(|line| line.contains("Index Cond: (ordering_key = o.ordering_key)")),
+        "{plan:#?}"
+    );
+}
+
+#[derive(QueryableByName)]
+struct PlanRow {
+    #[diesel(sql_type = Text, column_name = "QUERY PLAN")]
+    line: String,
 }
