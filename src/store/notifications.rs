@@ -91,7 +91,7 @@ impl Listener {
         let another = self.raw.execute(&format!(
             "SELECT EXISTS (
                 SELECT FROM pg_locks
-                 WHERE locktype = 'advisory' AND classid = {number}::bit(32)::bigint::oid AND objid = 1
+                 WHERE locktype = 'advisory' AND classid = ({number})::bit(32)::bigint::oid AND objid = 1
                    AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
         ))?;

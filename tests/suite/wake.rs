@@ -115,7 +115,7 @@ fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
     let asks_who_has_it = format!(
         "SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'diesel-outbox listener' AND state = 'idle'
-            AND query LIKE '%pg_locks%classid = {}::%'",
+            AND query LIKE '%pg_locks%classid = ({})::%'",
         number(&database)
     );
     eventually("the second one sleeps behind it", || {
