@@ -35,6 +35,9 @@ use crate::store::{ordered, pause, settle};
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 /// While another relay claims messages with ordering keys.
 const CONTENTION: Duration = Duration::from_millis(1);
+/// How often, at least, lanes are asked while a walk over many keys goes on: nobody rings a relay that is
+/// awake.
+const GLANCE: Duration = Duration::from_millis(20);
 /// A claim that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -53,6 +56,8 @@ pub(crate) struct Claimer<'a> {
     walk: Walk,
     /// The walk's turn comes after each claim of lanes.
     is_walks_turn: bool,
+    /// When the lanes were last opened in the middle of a walk.
+    glanced: Instant,
     clock: DatabaseClock,
     /// No other relay has to do the work.
     is_active: bool,
@@ -93,6 +98,7 @@ impl<'a> Claimer<'a> {
             lanes: Lanes::default(),
             walk: Walk::default(),
             is_walks_turn: false,
+            glanced: Instant::now(),
             clock: DatabaseClock::default(),
             is_active: true,
             known_expired: Vec::new(),
@@ -276,6 +282,10 @@ impl<'a> Claimer<'a> {
         if !returned.is_empty() {
             self.lanes.forget_places_of(&returned);
             self.walk.restart();
+        }
+        if self.walk.is_under_way() && self.glanced.elapsed() >= GLANCE {
+            self.lanes.ask_again();
+            self.glanced = Instant::now();
         }
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
         let is_asked = self.is_asked();

@@ -210,6 +210,13 @@ impl Lanes {
         }
     }
 
+    /// Every lane may have something again, behind its place.
+    pub(super) fn ask_again(&mut self) {
+        for lane in &mut self.lanes {
+            lane.state.is_done = false;
+        }
+    }
+
     /// Messages may stand before the place of any lane.
     pub(super) fn forget_places(&mut self) {
         for lane in &mut self.lanes {

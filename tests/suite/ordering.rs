@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
 use diesel_outbox::{Destination, NewMessage, RelayBuilder};
@@ -475,4 +475,32 @@ fn a_settle_works_where_the_next_of_its_key_cannot_be_claimed() {
     database.execute("DROP TRIGGER refuse ON {o}");
     eventually("both are delivered", || relay.stats().delivered == 2);
     assert_in_order(&receiver.requests(), 2);
+}
+
+/// R9: a walk over many keys that wait takes seconds; what can be sent does not wait for its end.
+#[test]
+fn keys_that_wait_hold_no_message_of_others() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at)
+         SELECT 'order.paid', '1', 'key-' || n, now() + interval '1 hour'
+           FROM generate_series(1, 200000) n",
+    );
+    let receiver = Receiver::ok();
+    // Each poll begins a walk over all keys, where the last one is not too recent.
+    let relay = database.relay().poll_interval(Duration::from_millis(1));
+    let relay = relay.url(&receiver.url()).start().expect("it starts");
+    let mut longest = Duration::ZERO;
+    let began = Instant::now();
+    for n in 1.. {
+        let enqueued = Instant::now();
+        database.enqueue("order.created", json!({ "n": n }));
+        receiver.wait_for(n);
+        longest = longest.max(enqueued.elapsed());
+        if began.elapsed() > Duration::from_secs(10) {
+            break;
+        }
+    }
+    assert!(longest < Duration::from_millis(700), "{longest:?}");
+    drop(relay);
 }
