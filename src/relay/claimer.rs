@@ -16,7 +16,7 @@ use super::lanes::{Harvest, Lanes, To};
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Settlement, Verdict};
-use super::shared::{Continued, Doubt, Job, Shared, add};
+use super::shared::{Continued, Doubt, Job, Returned, Shared, add};
 use super::walk::{self, Step, Walk};
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
@@ -278,11 +278,9 @@ impl<'a> Claimer<'a> {
             }
             return Ok(Next::WaitForWork);
         }
-        let returned = self.shared.take_returned();
-        if !returned.is_empty() {
-            self.lanes.forget_places_of(&returned);
-            self.walk.restart();
-        }
+        let Returned { topics, keys } = self.shared.take_returned();
+        self.lanes.forget_places_of(&topics);
+        self.walk.freed(keys);
         if self.walk.is_under_way() && self.glanced.elapsed() >= GLANCE {
             self.lanes.ask_again();
             self.glanced = Instant::now();
@@ -290,9 +288,13 @@ impl<'a> Claimer<'a> {
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
         let is_asked = self.is_asked();
         let asked = self.lanes.allot(|to| rooms.of(to), is_asked);
+        let has_keyed = self.lanes.has_keyed(|to| rooms.of(to) > 0);
+        if has_keyed && let Some(keys) = self.walk.next_freed() {
+            return self.look_at(lease, keys, limit, &rooms);
+        }
         self.is_walks_turn = !self.is_walks_turn;
         if (self.is_walks_turn || asked.is_empty())
-            && self.lanes.has_keyed(|to| rooms.of(to) > 0)
+            && has_keyed
             && let Some(from) = self
                 .walk
                 .from(asked.is_empty(), is_asked.then_some(self.look.began))
@@ -420,44 +422,88 @@ impl<'a> Claimer<'a> {
         rooms: &Rooms,
     ) -> Result<Next, DatabaseError> {
         let name = &self.shared.config.table;
-        let expired = std::mem::take(&mut self.expired);
-        let claimant = self.claimant(lease, &expired);
-        let began = Instant::now();
+        let (began, expired) = (Instant::now(), &self.expired);
         let page = self
             .session
-            .run(|conn| ordered::walk(conn, name, &expired, from, walk::STEP));
-        let picked = page.map(|page| self.pick(page, limit, rooms));
-        let result = picked.and_then(|picked| {
-            let claimed = match picked.candidates.is_empty() {
-                true => Some(Vec::new()),
-                false => self.claiming(lease, |conn| {
-                    ordered::claim(conn, name, claimant, &picked.candidates)
-                })?,
-            };
-            Ok((picked, claimed))
-        });
-        self.expired = expired;
-        let (picked, claimed) = result?;
-        let Some(claimed) = claimed else {
-            self.look.found_nothing = false;
+            .run(|conn| ordered::walk(conn, name, expired, from, walk::STEP))?;
+        let step = page.last.map_or(Step::End, Step::At);
+        let picked = self.pick(page.heads, limit, rooms);
+        let Some(claimed) = self.claim_picked(lease, &picked.candidates)? else {
             return Ok(Next::AgainSoon);
         };
+        // Ends where the first of a destination has no room left.
+        let step = picked.beyond.into_iter().next().map_or(step, Step::At);
+        let has_left = !picked.without_room.is_empty();
         let took = began.elapsed();
-        self.look.found_nothing &= claimed.is_empty();
-        self.walk.learn(picked.step, took, picked.has_left);
+        self.walk.learn(step, took, has_left);
         self.take(claimed, took, lease);
         Ok(Next::Again)
     }
 
-    /// Those of a page that there is room for. Ends where the first of a destination has none left.
-    fn pick(&self, page: ordered::Page, limit: Option<usize>, rooms: &Rooms) -> Picked {
-        let mut picked = Picked {
-            candidates: Vec::new(),
-            step: page.last.map_or(Step::End, Step::At),
-            has_left: false,
+    /// A look at keys that were freed.
+    fn look_at(
+        &mut self,
+        lease: LeaseId,
+        keys: Vec<ordered::Key>,
+        limit: Option<usize>,
+        rooms: &Rooms,
+    ) -> Result<Next, DatabaseError> {
+        let name = &self.shared.config.table;
+        let (began, expired) = (Instant::now(), &self.expired);
+        let page = self
+            .session
+            .run(|conn| ordered::first_of(conn, name, expired, &keys));
+        let picked = page.map(|page| self.pick(page.heads, limit, rooms));
+        let result = picked.and_then(|picked| {
+            let claimed = self.claim_picked(lease, &picked.candidates)?;
+            Ok((picked, claimed))
+        });
+        let (picked, claimed) = match result {
+            Ok((picked, Some(claimed))) => (picked, claimed),
+            Ok((_, None)) => {
+                self.walk.freed(keys);
+                return Ok(Next::AgainSoon);
+            }
+            Err(error) => {
+                // One of them may be the reason.
+                self.walk.want_round();
+                return Err(error);
+            }
         };
+        self.walk.wait_with(picked.without_room);
+        self.walk.freed(picked.beyond);
+        self.take(claimed, began.elapsed(), lease);
+        Ok(Next::Again)
+    }
+
+    /// `None`: another relay is claiming just now.
+    fn claim_picked(
+        &mut self,
+        lease: LeaseId,
+        candidates: &[Candidate],
+    ) -> Result<Option<Vec<Claimed>>, DatabaseError> {
+        if candidates.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let name = &self.shared.config.table;
+        let expired = std::mem::take(&mut self.expired);
+        let claimant = self.claimant(lease, &expired);
+        let result = self.claiming(lease, |conn| {
+            ordered::claim(conn, name, claimant, candidates)
+        });
+        self.expired = expired;
+        let claimed = result?;
+        self.look.found_nothing &= claimed.as_ref().is_some_and(Vec::is_empty);
+        Ok(claimed)
+    }
+
+    /// Those for which there is room, up to the first of a destination that has none left.
+    fn pick(&self, heads: Vec<ordered::Head>, limit: Option<usize>, rooms: &Rooms) -> Picked {
+        let mut picked = Picked::default();
         let mut taken: HashMap<To, usize> = HashMap::new();
-        for head in page.heads {
+        let most = limit.unwrap_or(usize::MAX);
+        let mut heads = heads.into_iter();
+        while let Some(head) = heads.next() {
             let to = self.way(&head.topic.topic, &head.topic.destination);
             if self.lanes.kept_back().has(&head.topic) {
                 continue;
@@ -465,10 +511,12 @@ impl<'a> Claimer<'a> {
             let room = rooms.of(to);
             let count = taken.entry(to).or_default();
             if room == 0 {
-                picked.has_left |= self.is_open(to);
-            } else if *count >= room || limit.is_some_and(|limit| picked.candidates.len() >= limit)
-            {
-                picked.step = Step::At(head.key);
+                if self.is_open(to) {
+                    picked.without_room.push((to, head.key));
+                }
+            } else if *count >= room || picked.candidates.len() >= most {
+                picked.beyond.push(head.key);
+                picked.beyond.extend(heads.map(|head| head.key));
                 break;
             } else {
                 *count += 1;
@@ -528,8 +576,11 @@ impl<'a> Claimer<'a> {
         self.want_room(true);
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
         let is_asked = self.is_asked();
-        if !self.lanes.allot(|to| rooms.of(to), is_asked).is_empty() {
+        let has_room = |to| rooms.of(to) > 0;
+        let has_freed = self.lanes.has_keyed(has_room) && self.walk.has_freed(has_room);
+        if has_freed || !self.lanes.allot(|to| rooms.of(to), is_asked).is_empty() {
             self.want_room(false);
+            self.walk.wait_is_over();
             return Next::Again;
         }
         let waits_for_room = self.lanes.is_anything_left(|to| self.is_open(to))
@@ -585,6 +636,7 @@ impl<'a> Claimer<'a> {
 
     /// Every lane may have something again, as far as the last survey has seen lanes.
     fn begin_look(&mut self) {
+        self.walk.wait_is_over();
         self.lanes.begin_look();
         self.look = Look {
             question: self.look.question,
@@ -768,12 +820,14 @@ impl<'a> Claimer<'a> {
     }
 }
 
-/// What a step of the walk is about to claim.
+/// What is about to be claimed.
+#[derive(Default)]
 struct Picked {
     candidates: Vec<Candidate>,
-    step: Step,
-    /// Something was passed over whose destination has no room.
-    has_left: bool,
+    /// Passed over: their destinations have no room.
+    without_room: Vec<(To, ordered::Key)>,
+    /// Not looked at any more.
+    beyond: Vec<ordered::Key>,
 }
 
 /// What the claimer does next.

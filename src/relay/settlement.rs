@@ -10,6 +10,7 @@ use crate::message::{Message, hashed_key};
 use crate::status::{ReasonCode, Status};
 use crate::store::claim::Topic;
 use crate::store::lease::LeaseId;
+use crate::store::ordered::Key;
 use crate::store::settle::{Delivered, Failed};
 
 /// A hundred years: more is none of the database's intervals.
@@ -147,17 +148,49 @@ impl Settlement {
         *self.destination == *destination
     }
 
-    /// The topics under which the message, or its parts, are in the outbox when it is written down,
+    /// The destinations that the message, or its parts, name in the outbox when it is written down,
     /// where it was before.
-    pub(super) fn topics_before(&self) -> Vec<Topic> {
-        let with = |destination: &str| Topic {
-            topic: self.message.topic.clone(),
-            destination: destination.to_owned(),
-        };
+    fn destinations_before(&self) -> &[String] {
         match &self.verdict {
-            Verdict::Split(destinations) => destinations.iter().map(|d| with(d)).collect(),
-            _ => vec![with(&self.message.destination)],
+            Verdict::Split(destinations) => destinations,
+            _ => std::slice::from_ref(&self.message.destination),
         }
+    }
+
+    /// Their topics, where it has no ordering key.
+    pub(super) fn topics_before(&self) -> impl Iterator<Item = Topic> {
+        let destinations = match self.message.ordering_key {
+            None => self.destinations_before(),
+            Some(_) => &[],
+        };
+        destinations.iter().map(|destination| Topic {
+            topic: self.message.topic.clone(),
+            destination: destination.clone(),
+        })
+    }
+
+    /// Their keys, where it has one, and that of the message behind it.
+    pub(super) fn keys_before(&self) -> impl Iterator<Item = Key> {
+        let own = self.key();
+        let destinations = match own {
+            Some(_) => self.destinations_before(),
+            None => &[],
+        };
+        let of_destinations = destinations.iter().filter_map(|destination| {
+            Some(Key {
+                ordering_key: self.message.ordering_key.clone()?,
+                destination: destination.clone(),
+            })
+        });
+        of_destinations.chain(own)
+    }
+
+    /// Its key, and the destination within which that orders.
+    pub(super) fn key(&self) -> Option<Key> {
+        Some(Key {
+            ordering_key: self.message.ordering_key.clone()?,
+            destination: self.message.destination.clone(),
+        })
     }
 
     /// Leaves only ASCII in its texts, which every encoding can store.

@@ -293,7 +293,9 @@ fn settle_group(
     add(counter, counted);
     if matches!(kind, Kind::Split | Kind::Released) {
         let topics = group.iter().flat_map(Settlement::topics_before);
-        shared.returned(topics);
+        shared.returned(topics, group.iter().flat_map(Settlement::keys_before));
+    } else {
+        look_at_the_next(shared, lease, group);
     }
     if kind == Kind::Split {
         // What it became is to be claimed.
@@ -301,6 +303,23 @@ fn settle_group(
     }
     shared.finished(lease, group.len());
     Ok(())
+}
+
+/// The claimer looks at keys that go on, and whose next message was not claimed here.
+fn look_at_the_next(shared: &Shared, lease: LeaseId, group: &[Settlement]) {
+    let was_asked = may_continue(shared, lease);
+    let rests = |settlement: &&Settlement| {
+        is_done(shared, settlement) && !(was_asked && next_key(shared, settlement).is_some())
+    };
+    let keys: Vec<Key> = group
+        .iter()
+        .filter(rests)
+        .filter_map(Settlement::key)
+        .collect();
+    if !keys.is_empty() {
+        shared.returned(std::iter::empty(), keys.into_iter());
+        shared.ring();
+    }
 }
 
 /// Writes down a group and, where messages were the first of their ordering keys, claims those behind
@@ -364,22 +383,26 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
         && shared.doubt().is_none()
 }
 
-/// The key that goes on when this is written down, and how many of it were claimed in a row.
-fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
-    let is_done = match settlement.kind() {
+/// Whether the message behind it in its key may be sent when this is written down.
+fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
+    match settlement.kind() {
         Kind::Delivered | Kind::Deduplicated => true,
         Kind::Dead => !shared.blocks_key(settlement),
         Kind::Retry | Kind::Split | Kind::Released => false,
-    };
+    }
+}
+
+/// The key that goes on when this is written down, and how many of it were claimed in a row.
+fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
     // It may be the claim that fails: the settle is tried again without it.
-    if !is_done || settlement.repeated {
+    if !is_done(shared, settlement) || settlement.repeated {
         return None;
     }
     let in_a_row = settlement.message.in_a_row;
     if in_a_row >= MOST_IN_A_ROW && shared.is_room_wanted() {
         return None;
     }
-    Some((key_of(&settlement.message)?, in_a_row))
+    Some((settlement.key()?, in_a_row))
 }
 
 fn key_of(message: &Message) -> Option<Key> {

@@ -21,6 +21,7 @@ use crate::routes::Routes;
 use crate::store::claim::{Claimed, Topic};
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
+use crate::store::ordered::Key;
 
 /// A claimed message on its way to a sender.
 pub(crate) struct Job {
@@ -32,6 +33,14 @@ pub(crate) struct Job {
 pub(crate) struct Continued {
     pub(crate) claimed: Vec<Claimed>,
     pub(crate) lease: LeaseId,
+}
+
+/// Where messages may be due that claims have passed.
+#[derive(Debug, Default)]
+pub(crate) struct Returned {
+    /// Of messages without an ordering key.
+    pub(crate) topics: HashSet<Topic>,
+    pub(crate) keys: HashSet<Key>,
 }
 
 /// A claim without an answer.
@@ -74,8 +83,8 @@ pub(crate) struct Shared {
     held: Mutex<HashMap<LeaseId, usize>>,
     /// A claim without an answer: it may have worked, or be at work still.
     doubt: Mutex<Option<Doubt>>,
-    /// Topics of messages that were given back.
-    returned: Mutex<HashSet<Topic>>,
+    /// Where messages are to be looked for.
+    returned: Mutex<Returned>,
     /// Topics that an operator has paused.
     paused_topics: Mutex<Vec<String>>,
     /// The claimer waits until nothing is in flight.
@@ -249,13 +258,18 @@ impl Shared {
         *self.doubt.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Messages of these topics were given back: they may stand before a lane's place.
-    pub(crate) fn returned(&self, topics: impl Iterator<Item = Topic>) {
+    /// Messages of these topics and keys were given back, or became free.
+    pub(crate) fn returned(
+        &self,
+        topics: impl Iterator<Item = Topic>,
+        keys: impl Iterator<Item = Key>,
+    ) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        returned.extend(topics);
+        returned.topics.extend(topics);
+        returned.keys.extend(keys);
     }
 
-    pub(crate) fn take_returned(&self) -> HashSet<Topic> {
+    pub(crate) fn take_returned(&self) -> Returned {
         std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -1,12 +1,15 @@
 //! The walk over all ordering keys, which finds the messages that come first.
 
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::lanes::SWEEP_SHARE;
+use super::lanes::{SWEEP_SHARE, To};
 use crate::store::ordered::Key;
 
 /// Keys of one step: a few milliseconds of the database's time.
 pub(super) const STEP: usize = 500;
+/// Freed keys that are kept in mind. More than these are left to a round.
+const MOST_FREED: usize = 20 * STEP;
 /// After a round that found something, the next one begins no sooner than this: a key that goes on
 /// does so without the walk.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -18,10 +21,19 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// relay starts, retries, messages that were committed late, given back or left by a dead relay, and
 /// keys that were freed otherwise. It reads one message of each key, so its cost does not grow with
 /// what waits behind them.
+///
+/// Keys of which the relay knows that they were freed are looked at before, by themselves: a round takes
+/// long where there are many keys, and would never end if it began anew for each of them.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     round: Option<Round>,
     last: Option<Last>,
+    /// To be looked at.
+    freed: VecDeque<Key>,
+    /// Freed, too, but there was no room for them.
+    waiting: Vec<(To, Key)>,
+    /// The freed ones had the last turn.
+    was_at_freed: bool,
 }
 
 /// The last round that came to its end.
@@ -97,9 +109,54 @@ impl Walk {
         }
     }
 
-    /// Whether a round is under way that has not seen all keys.
+    /// These keys were freed.
+    pub(super) fn freed(&mut self, keys: impl IntoIterator<Item = Key>) {
+        self.freed.extend(keys);
+        if self.freed.len() + self.waiting.len() > MOST_FREED {
+            self.freed.clear();
+            self.waiting.clear();
+            self.want_round();
+        }
+    }
+
+    /// There was no room for these freed ones: they come again after the next wait.
+    pub(super) fn wait_with(&mut self, keys: Vec<(To, Key)>) {
+        self.waiting.extend(keys);
+    }
+
+    /// There may be room again.
+    pub(super) fn wait_is_over(&mut self) {
+        self.freed
+            .extend(self.waiting.drain(..).map(|(_, key)| key));
+    }
+
+    /// Freed keys to be looked at, every other time. No key twice: its message would be claimed twice.
+    pub(super) fn next_freed(&mut self) -> Option<Vec<Key>> {
+        self.was_at_freed = !self.was_at_freed && !self.freed.is_empty();
+        if !self.was_at_freed {
+            return None;
+        }
+        let next: HashSet<Key> = self.freed.drain(..self.freed.len().min(STEP)).collect();
+        Some(next.into_iter().collect())
+    }
+
+    /// Whether some of these keys can be looked at.
+    pub(super) fn has_freed(&self, is_room: impl Fn(To) -> bool) -> bool {
+        !self.freed.is_empty() || self.waiting.iter().any(|(to, _)| is_room(*to))
+    }
+
+    /// Another round begins as soon as it may.
+    pub(super) fn want_round(&mut self) {
+        if let Some(round) = &mut self.round {
+            round.has_left = true;
+        } else if let Some(last) = &mut self.last {
+            last.has_left = true;
+        }
+    }
+
+    /// Whether a round is under way that has not seen all keys, or there are freed ones.
     pub(super) fn is_under_way(&self) -> bool {
-        self.round.is_some()
+        self.round.is_some() || !self.freed.is_empty() || !self.waiting.is_empty()
     }
 
     /// Whether a round that began after `since` has seen all keys and passed over nothing.
@@ -110,6 +167,7 @@ impl Walk {
 
     /// Any key may be free: a round begins as soon as it can.
     pub(super) fn restart(&mut self) {
-        *self = Self::default();
+        self.round = None;
+        self.last = None;
     }
 }

@@ -252,8 +252,7 @@ pub(crate) fn walk(
 ) -> QueryResult<Page> {
     let step = |from: &str| {
         format!(
-            "SELECT o.ordering_key, o.destination, o.topic, o.sequence,
-                    o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1)) AS is_free
+            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, {IS_FREE} AS is_free
                FROM {outbox} o
               WHERE o.ordering_key IS NOT NULL AND (o.ordering_key, o.destination) {from}
               ORDER BY o.ordering_key, o.destination, {place} LIMIT 1",
@@ -276,29 +275,72 @@ pub(crate) fn walk(
     .bind::<Text, _>(&from.destination)
     .bind::<BigInt, _>(as_bigint(count))
     .load(conn)?;
-    let mut page = Page::default();
-    for row in rows {
-        let key = Key {
-            ordering_key: row.ordering_key,
-            destination: row.destination,
-        };
-        if row.n >= as_bigint(count) {
-            page.last = Some(key.clone());
-        }
-        if row.is_free {
-            let topic = Topic {
-                topic: row.topic,
-                destination: key.destination.clone(),
-            };
-            let sequence = row.sequence;
-            page.heads.push(Head {
-                key,
-                topic,
-                sequence,
-            });
+    let last = rows.iter().find(|row| row.n >= as_bigint(count));
+    Ok(Page {
+        last: last.map(HeadRow::key),
+        heads: heads(rows),
+    })
+}
+
+/// The first message of each of these keys.
+pub(crate) fn first_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    keys: &[Key],
+) -> QueryResult<Page> {
+    let (ordering_keys, destinations): (Vec<&str>, Vec<&str>) = keys
+        .iter()
+        .map(|key| (key.ordering_key.as_str(), key.destination.as_str()))
+        .unzip();
+    let rows: Vec<HeadRow> = statement(format!(
+        "SELECT first.*, 0::bigint AS n
+           FROM unnest($2::text[], $3::text[]) AS k(ordering_key, destination)
+          CROSS JOIN LATERAL (
+            SELECT o.ordering_key, o.destination, o.topic, o.sequence, {IS_FREE} AS is_free
+              FROM {outbox} o
+             WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination
+             ORDER BY {place} LIMIT 1
+          ) first",
+        outbox = name.outbox(),
+        place = place("o"),
+    ))
+    .bind::<Array<BigInt>, _>(expired)
+    .bind::<Array<Text>, _>(ordering_keys)
+    .bind::<Array<Text>, _>(destinations)
+    .load(conn)?;
+    Ok(Page {
+        last: None,
+        heads: heads(rows),
+    })
+}
+
+/// $1: leases that are over.
+const IS_FREE: &str =
+    "(o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1)))";
+
+impl HeadRow {
+    fn key(&self) -> Key {
+        Key {
+            ordering_key: self.ordering_key.clone(),
+            destination: self.destination.clone(),
         }
     }
-    Ok(page)
+}
+
+fn heads(rows: Vec<HeadRow>) -> Vec<Head> {
+    let head = |row: HeadRow| Head {
+        key: row.key(),
+        topic: Topic {
+            topic: row.topic,
+            destination: row.destination,
+        },
+        sequence: row.sequence,
+    };
+    rows.into_iter()
+        .filter(|row| row.is_free)
+        .map(head)
+        .collect()
 }
 
 #[derive(diesel::QueryableByName)]

@@ -504,3 +504,38 @@ fn keys_that_wait_hold_no_message_of_others() {
     assert!(longest < Duration::from_millis(700), "{longest:?}");
     drop(relay);
 }
+
+/// G2: what is split and given back all the time does not make the walk begin anew each time.
+#[test]
+fn a_key_at_the_end_has_its_turn_while_others_are_split() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at)
+         SELECT 'order.paid', '1', 'key-' || n, now() + interval '1 hour'
+           FROM generate_series(1, 40000) n",
+    );
+    database.execute(
+        "INSERT INTO {o} (topic, payload) SELECT 'both', '2' FROM generate_series(1, 10000)",
+    );
+    // Too old for where its lane begins.
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at)
+         VALUES ('order.paid', '3', 'last', now() - interval '1 hour')",
+    );
+    // Many claims.
+    let mut relay = database.relay().batch(20);
+    for name in ["a", "b", "c"] {
+        let destination = Destination::new(name, &receiver.url()).expect("a destination");
+        relay = relay.destination(destination);
+    }
+    let relay = relay.route_to_each("both", &["a", "b"]);
+    let relay = relay.route("order.paid", "c").start().expect("it starts");
+    let is_last = |request: &Request| request.json() == json!(3);
+    eventually("the last key is there", || {
+        receiver.requests().iter().any(is_last)
+    });
+    let before = receiver.count();
+    assert!(before < 10_000, "it waited for {before} others");
+    drop(relay);
+}
