@@ -1,14 +1,18 @@
 //! The claim thread: takes due messages and hands them to the senders.
 
+mod hand_over;
+mod keyed;
+mod survey;
+
 use std::collections::HashMap;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, select};
+use crossbeam_channel::{Receiver, Sender, select};
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
+use self::survey::Look;
 use super::database_clock::DatabaseClock;
 use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
@@ -17,22 +21,13 @@ use super::pauses;
 use super::session::Session;
 use super::settlement::{Settlement, Verdict};
 use super::shared::{Continued, Doubt, Job, Returned, Shared, add};
-use super::walk::{self, Step, Walk};
-use crate::dispatch::Failure;
+use super::walk::Walk;
 use crate::error::DatabaseError;
-use crate::message::Message;
-use crate::routes::Way;
-use crate::status::ReasonCode;
-use crate::store::claim::{
-    self, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
-};
+use crate::store::claim::{self, Claimant, Claimed, Lane, Position, Stream};
 use crate::store::connection::{self, Plans};
 use crate::store::lease::{self, LeaseId};
-use crate::store::ordered::Candidate;
-use crate::store::{ordered, pause, settle};
+use crate::store::settle;
 
-/// How often, at least, topics and expired leases are looked for.
-const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 /// While another relay claims messages with ordering keys.
 const CONTENTION: Duration = Duration::from_millis(1);
 /// How often, at least, lanes are asked while a walk over many keys goes on: nobody rings a relay that is
@@ -67,16 +62,6 @@ pub(crate) struct Claimer<'a> {
     expired: Vec<i64>,
     surveyed: Option<Instant>,
     look: Look,
-}
-
-/// A look at all lanes, which may take several claims.
-#[derive(Debug)]
-struct Look {
-    /// The last question before the last survey.
-    question: u64,
-    began: Instant,
-    nothing_in_flight: bool,
-    found_nothing: bool,
 }
 
 impl<'a> Claimer<'a> {
@@ -341,56 +326,14 @@ impl<'a> Claimer<'a> {
         asked: &[Lane],
     ) -> Result<usize, DatabaseError> {
         let name = &self.shared.config.table;
-        let expired = std::mem::take(&mut self.expired);
-        let claimant = self.claimant(lease, &expired);
         let began = Instant::now();
-        let result = self.claiming(lease, |conn| {
+        let claimed = self.claiming(lease, |conn, claimant| {
             claim::claim(conn, name, claimant, asked, room)
-        });
-        self.expired = expired;
-        let claimed = result?;
+        })?;
         let count = claimed.len();
         let reached = HashMap::new();
         self.learn_and_take(lease, room, asked, (claimed, reached), began.elapsed());
         Ok(count)
-    }
-
-    fn claim_keyed(
-        &mut self,
-        lease: LeaseId,
-        room: usize,
-        asked: &[Lane],
-    ) -> Result<Next, DatabaseError> {
-        let goes_to = |lane: &Lane| {
-            let Topic { topic, destination } = &lane.stream.topic;
-            self.goes_to(self.way(topic, destination))
-        };
-        let goes_to: Vec<&str> = asked.iter().map(goes_to).collect();
-        let name = &self.shared.config.table;
-        let expired = std::mem::take(&mut self.expired);
-        let claimant = self.claimant(lease, &expired);
-        let began = Instant::now();
-        let result = self.claiming(lease, |conn| {
-            let found = ordered::due(conn, name, claimant, asked, &goes_to)?;
-            let (mut due, mut reached) = (Vec::new(), HashMap::new());
-            for (lane, found) in asked.iter().zip(found) {
-                due.extend(found.candidates);
-                reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
-            }
-            due.truncate(room);
-            let claimed = match due.is_empty() {
-                true => Some(Vec::new()),
-                false => ordered::claim(conn, name, claimant, &due)?,
-            };
-            Ok(claimed.map(|claimed| (claimed, reached)))
-        });
-        self.expired = expired;
-        let Some(harvest) = result? else {
-            self.look.found_nothing = false;
-            return Ok(Next::AgainSoon);
-        };
-        self.learn_and_take(lease, room, asked, harvest, began.elapsed());
-        Ok(Next::Again)
     }
 
     fn learn_and_take(
@@ -413,147 +356,15 @@ impl<'a> Claimer<'a> {
         self.take(claimed, took, lease);
     }
 
-    /// A step of the walk over all keys.
-    fn step(
-        &mut self,
-        lease: LeaseId,
-        from: &ordered::Key,
-        limit: Option<usize>,
-        rooms: &Rooms,
-    ) -> Result<Next, DatabaseError> {
-        let name = &self.shared.config.table;
-        let (began, expired) = (Instant::now(), &self.expired);
-        let page = self
-            .session
-            .run(|conn| ordered::walk(conn, name, expired, from, walk::STEP))?;
-        let step = page.last.map_or(Step::End, Step::At);
-        let picked = self.pick(page.heads, limit, rooms);
-        let Some(claimed) = self.claim_picked(lease, &picked.candidates)? else {
-            return Ok(Next::AgainSoon);
-        };
-        // Ends where the first of a destination has no room left.
-        let step = picked.beyond.into_iter().next().map_or(step, Step::At);
-        let has_left = !picked.without_room.is_empty();
-        let took = began.elapsed();
-        self.walk.learn(step, took, has_left);
-        self.take(claimed, took, lease);
-        Ok(Next::Again)
-    }
-
-    /// A look at keys that were freed.
-    fn look_at(
-        &mut self,
-        lease: LeaseId,
-        keys: Vec<ordered::Key>,
-        limit: Option<usize>,
-        rooms: &Rooms,
-    ) -> Result<Next, DatabaseError> {
-        let name = &self.shared.config.table;
-        let (began, expired) = (Instant::now(), &self.expired);
-        let page = self
-            .session
-            .run(|conn| ordered::first_of(conn, name, expired, &keys));
-        let picked = page.map(|page| self.pick(page.heads, limit, rooms));
-        let result = picked.and_then(|picked| {
-            let claimed = self.claim_picked(lease, &picked.candidates)?;
-            Ok((picked, claimed))
-        });
-        let (picked, claimed) = match result {
-            Ok((picked, Some(claimed))) => (picked, claimed),
-            Ok((_, None)) => {
-                self.walk.freed(keys);
-                return Ok(Next::AgainSoon);
-            }
-            Err(error) => {
-                // One of them may be the reason.
-                self.walk.want_round();
-                return Err(error);
-            }
-        };
-        self.walk.wait_with(picked.without_room);
-        self.walk.freed(picked.beyond);
-        self.take(claimed, began.elapsed(), lease);
-        Ok(Next::Again)
-    }
-
-    /// `None`: another relay is claiming just now.
-    fn claim_picked(
-        &mut self,
-        lease: LeaseId,
-        candidates: &[Candidate],
-    ) -> Result<Option<Vec<Claimed>>, DatabaseError> {
-        if candidates.is_empty() {
-            return Ok(Some(Vec::new()));
-        }
-        let name = &self.shared.config.table;
-        let expired = std::mem::take(&mut self.expired);
-        let claimant = self.claimant(lease, &expired);
-        let result = self.claiming(lease, |conn| {
-            ordered::claim(conn, name, claimant, candidates)
-        });
-        self.expired = expired;
-        let claimed = result?;
-        self.look.found_nothing &= claimed.as_ref().is_some_and(Vec::is_empty);
-        Ok(claimed)
-    }
-
-    /// Those for which there is room, up to the first of a destination that has none left.
-    fn pick(&self, heads: Vec<ordered::Head>, limit: Option<usize>, rooms: &Rooms) -> Picked {
-        let mut picked = Picked::default();
-        let mut taken: HashMap<To, usize> = HashMap::new();
-        let most = limit.unwrap_or(usize::MAX);
-        let mut heads = heads.into_iter();
-        while let Some(head) = heads.next() {
-            let to = self.way(&head.topic.topic, &head.topic.destination);
-            if self.lanes.kept_back().has(&head.topic) {
-                continue;
-            }
-            let room = rooms.of(to);
-            let count = taken.entry(to).or_default();
-            if room == 0 {
-                if self.is_open(to) {
-                    picked.without_room.push((to, head.key));
-                }
-            } else if *count >= room || picked.candidates.len() >= most {
-                picked.beyond.push(head.key);
-                picked.beyond.extend(heads.map(|head| head.key));
-                break;
-            } else {
-                *count += 1;
-                picked.candidates.push(Candidate {
-                    sequence: head.sequence,
-                    goes_to: self.goes_to(to).to_owned(),
-                });
-            }
-        }
-        picked
-    }
-
     fn way(&self, topic: &str, destination: &str) -> To {
         let nowhere = self.shared.bulkheads.len() - 1;
         To::of(&self.shared.routes, topic, destination, nowhere)
-    }
-
-    /// The destination by its name.
-    fn goes_to(&self, to: To) -> &'a str {
-        match to {
-            To::Bulkhead(number) => &self.shared.bulkheads[number].name,
-            To::Split => "",
-        }
     }
 
     fn is_open(&self, to: To) -> bool {
         match to {
             To::Bulkhead(number) => self.shared.bulkheads[number].gate.room() != Room::Closed,
             To::Split => true,
-        }
-    }
-
-    fn claimant<'e>(&self, lease: LeaseId, expired: &'e [i64]) -> Claimant<'e> {
-        Claimant {
-            lease,
-            expired,
-            max_attempts: self.shared.config.max_attempts,
         }
     }
 
@@ -624,210 +435,20 @@ impl<'a> Claimer<'a> {
     fn claiming<T>(
         &mut self,
         lease: LeaseId,
-        claim: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+        claim: impl FnOnce(&mut PgConnection, Claimant<'_>) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
-        let result = self.session.run(claim);
+        let claimant = Claimant {
+            lease,
+            expired: &self.expired,
+            max_attempts: self.shared.config.max_attempts,
+        };
+        let result = self.session.run(|conn| claim(conn, claimant));
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             let backend = self.session.backend();
             self.shared.begin_doubt(Doubt { lease, backend });
         }
         result
     }
-
-    /// Every lane may have something again, as far as the last survey has seen lanes.
-    fn begin_look(&mut self) {
-        self.walk.wait_is_over();
-        self.lanes.begin_look();
-        self.look = Look {
-            question: self.look.question,
-            began: Instant::now(),
-            nothing_in_flight: self.shared.in_flight.load(Ordering::Acquire) == 0,
-            found_nothing: true,
-        };
-    }
-
-    /// Looks for topics, for leases that are over and for pauses, where that was not done lately.
-    /// Begins a new look, unless one is under way that has found nothing yet.
-    fn survey(&mut self, lease: LeaseId) -> Result<(), DatabaseError> {
-        let is_recent = self
-            .surveyed
-            .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL);
-        if is_recent {
-            return Ok(());
-        }
-        let question = self.shared.idle().question();
-        let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
-        let began = Instant::now();
-        let name = &self.shared.config.table;
-        let known = &self.known_expired;
-        let (streams, standing, newly_expired, paused) = self.session.run(|conn| {
-            let streams = claim::streams(conn, name)?;
-            let standing = lease::standing(conn, name, lease)?;
-            let newly_expired = lease::newly_expired(conn, name, known)?;
-            Ok((streams, standing, newly_expired, pause::all(conn, name)?))
-        })?;
-        self.clock = DatabaseClock::new(standing.now, began);
-        self.stand(standing.is_active);
-        let kept_back = pauses::learn(self.shared, &paused);
-        // A look of many lanes that has found nothing may take longer than a survey is good for: it
-        // goes on, or it would never end. What a dead relay held may be in any lane.
-        let is_new_look =
-            self.surveyed.is_none() || !self.look.found_nothing || !newly_expired.is_empty();
-        if !newly_expired.is_empty() {
-            self.lanes.forget_places();
-            self.walk.restart();
-        }
-        for id in newly_expired {
-            log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
-            self.known_expired.push(id);
-        }
-        // What this process itself still has to write down, under a lease that it has lost, is
-        // not taken from it.
-        let mut expired = self.known_expired.clone();
-        expired.retain(|id| !self.shared.holds_under(LeaseId(*id)));
-        let vanished = self
-            .shared
-            .vanished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        expired.extend(vanished.iter());
-        drop(vanished);
-        let nowhere = self.shared.bulkheads.len() - 1;
-        self.lanes
-            .set_streams(streams, &self.shared.routes, nowhere, &self.clock);
-        self.shared.set_paused_topics(&kept_back);
-        self.lanes.keep_back(kept_back);
-        if is_new_look {
-            self.lanes.begin_look();
-            self.look = Look {
-                question,
-                began,
-                nothing_in_flight,
-                found_nothing: true,
-            };
-        }
-        self.expired = expired;
-        self.surveyed = Some(Instant::now());
-        Ok(())
-    }
-
-    /// Says so when this relay becomes, or ceases to be, the one that works.
-    fn stand(&mut self, is_active: bool) {
-        if is_active == self.is_active || !self.shared.config.single_active {
-            return;
-        }
-        self.is_active = is_active;
-        if is_active {
-            log::info!(event = "active", outbox:% = self.shared.config.table; "this relay does the work now");
-            self.lanes.forget_places();
-        } else {
-            self.shared.stay_awake();
-            log::info!(event = "standby", outbox:% = self.shared.config.table; "another relay does the work: standing by");
-        }
-    }
-
-    fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
-        let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
-        let taken_over = claimed.iter().filter(is_taken_over).count();
-        if taken_over > 0 {
-            add(&self.shared.stats.taken_over, taken_over);
-            log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
-        }
-        claimed.sort_unstable_by_key(|c| c.message.sequence);
-        let mut seen = vec![(0, 0); self.intakes.len()];
-        let mut seen_to_split = (0, 0);
-        for one in claimed {
-            let to = self.way(&one.message.topic, &one.message.destination);
-            let (count, bytes) = match to {
-                To::Bulkhead(number) => &mut seen[number],
-                To::Split => &mut seen_to_split,
-            };
-            *count += 1;
-            *bytes += one.message.payload.len();
-            self.hand_over(one, to, lease);
-        }
-        for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
-            intake.payloads.learn(count, bytes);
-        }
-        let (count, bytes) = seen_to_split;
-        self.split_payloads.learn(count, bytes);
-    }
-
-    /// To a sender, or straight to the settler where nothing has to be sent.
-    fn hand_over(&self, claimed: Claimed, to: To, lease: LeaseId) {
-        let Claimed {
-            mut message,
-            known,
-            taken_over,
-            ..
-        } = claimed;
-        if taken_over != TakenOver::No {
-            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
-        }
-        let number = match to {
-            To::Bulkhead(number) => number,
-            To::Split => self.shared.bulkheads.len() - 1,
-        };
-        let bulkhead = &self.shared.bulkheads[number];
-        let abandoned = || {
-            let error = "the relay that had claimed it died or lost its lease";
-            Failure::new(ReasonCode::Abandoned, error)
-        };
-        let verdict = if known == Known::Delivered {
-            Verdict::Deduplicated
-        } else if known == Known::OtherContent {
-            let error = "the key was delivered before, with another topic or payload";
-            Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
-        } else if to == To::Split {
-            Verdict::Split(self.destinations_of(&message))
-        } else if taken_over == TakenOver::Again {
-            Verdict::of_failure(abandoned(), message.attempts, &bulkhead.retries)
-        } else if taken_over == TakenOver::Once && message.attempts >= bulkhead.retries.max_attempts
-        {
-            // The takeover was the last attempt that its destination allows.
-            Verdict::Dead(abandoned(), 0)
-        } else {
-            match self.intakes[number].jobs.try_send(Job { message, lease }) {
-                Ok(()) => return,
-                // It has room for what is claimed here, since nobody else fills it; hardly ever not
-                // for what the settler has claimed besides.
-                Err(TrySendError::Full(job)) => {
-                    message = job.message;
-                    Verdict::Released
-                }
-                // When the senders are gone, so is the relay, and its lease leads to a takeover.
-                Err(TrySendError::Disconnected(_)) => return,
-            }
-        };
-        // Not needed any more: the settle works on the stored row.
-        message.payload = String::new();
-        let settlement = Settlement::unsent(message, lease, verdict).to(bulkhead.name.clone());
-        let _ = self.outcomes.send(settlement);
-    }
-
-    fn destinations_of(&self, message: &Message) -> Vec<String> {
-        match self
-            .shared
-            .routes
-            .find(&message.topic, &message.destination)
-        {
-            Way::Split(numbers) => numbers
-                .iter()
-                .map(|number| self.shared.bulkheads[*number].name.to_string())
-                .collect(),
-            Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
-        }
-    }
-}
-
-/// What is about to be claimed.
-#[derive(Default)]
-struct Picked {
-    candidates: Vec<Candidate>,
-    /// Passed over: their destinations have no room.
-    without_room: Vec<(To, ordered::Key)>,
-    /// Not looked at any more.
-    beyond: Vec<ordered::Key>,
 }
 
 /// What the claimer does next.

@@ -187,10 +187,7 @@ impl Settlement {
 
     /// Its key, and the destination within which that orders.
     pub(super) fn key(&self) -> Option<Key> {
-        Some(Key {
-            ordering_key: self.message.ordering_key.clone()?,
-            destination: self.message.destination.clone(),
-        })
+        Key::of(&self.message)
     }
 
     /// Leaves only ASCII in its texts, which every encoding can store.

@@ -1,26 +1,26 @@
 //! The settle thread: writes down what became of messages, many at a time.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod next;
+
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use diesel::PgConnection;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
-use diesel::{Connection, PgConnection};
 
+use self::next::{hand_on, look_at_the_next, release, settle_and_continue};
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
-use super::shared::{Continued, Doubt, Shared, add};
+use super::shared::{Continued, Shared, add};
 use crate::config::Config;
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
-use crate::message::Message;
 use crate::status::ReasonCode;
-use crate::store::claim::{Claimant, Claimed};
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
-use crate::store::ordered::{self, Key};
 use crate::store::settle::{self, Delivered, Failed};
 use crate::store::split::{self, Split};
 
@@ -28,8 +28,6 @@ use crate::store::split::{self, Split};
 /// whether the senders have run out of work.
 const LINGER: Duration = Duration::from_millis(5);
 const GLANCE: Duration = Duration::from_millis(1);
-/// Messages of one key that are claimed right behind one another, while others wait for a place.
-const MOST_IN_A_ROW: u32 = 100;
 /// A batch of no more than this is of a relay with little to do: it settles at once.
 const LIGHT: usize = 16;
 /// How long a message waits whose settle was refused.
@@ -250,19 +248,7 @@ fn settle_group(
     group: &[Settlement],
 ) -> Result<(), DatabaseError> {
     let (changed, next) = settle_and_continue(shared, session, lease, kind, group)?;
-    if !next.is_empty() {
-        add(&shared.stats.claimed, next.len());
-        add(&shared.stats.continued, next.len());
-        shared.began(lease, next.len());
-        let next = Continued {
-            claimed: next,
-            lease,
-        };
-        if let Err(error) = continued.send(next) {
-            // The claimer is gone.
-            release(shared, session, error.0.claimed, lease);
-        }
-    }
+    hand_on(shared, session, continued, next, lease);
     let changed: HashSet<i64> = changed.into_iter().collect();
     let missed: Vec<&Settlement> = group
         .iter()
@@ -303,133 +289,6 @@ fn settle_group(
     }
     shared.finished(lease, group.len());
     Ok(())
-}
-
-/// The claimer looks at keys that go on, and whose next message was not claimed here.
-fn look_at_the_next(shared: &Shared, lease: LeaseId, group: &[Settlement]) {
-    let was_asked = may_continue(shared, lease);
-    let rests = |settlement: &&Settlement| {
-        is_done(shared, settlement) && !(was_asked && next_key(shared, settlement).is_some())
-    };
-    let keys: Vec<Key> = group
-        .iter()
-        .filter(rests)
-        .filter_map(Settlement::key)
-        .collect();
-    if !keys.is_empty() {
-        shared.returned(std::iter::empty(), keys.into_iter());
-        shared.ring();
-    }
-}
-
-/// Writes down a group and, where messages were the first of their ordering keys, claims those behind
-/// them: in one transaction, so that no other relay can be faster.
-fn settle_and_continue(
-    shared: &Shared,
-    session: &mut Session,
-    lease: LeaseId,
-    kind: Kind,
-    group: &[Settlement],
-) -> Result<(Vec<i64>, Vec<Claimed>), DatabaseError> {
-    let rows: HashMap<i64, (Key, u32)> = if may_continue(shared, lease) {
-        let next =
-            |settlement: &Settlement| Some((settlement.sequence(), next_key(shared, settlement)?));
-        group.iter().filter_map(next).collect()
-    } else {
-        HashMap::new()
-    };
-    if rows.is_empty() {
-        let changed = session.run(|conn| write_down(conn, shared, lease, kind, group))?;
-        return Ok((changed, Vec::new()));
-    }
-    let paused = shared.paused_topics();
-    let claimant = Claimant {
-        lease,
-        expired: &[],
-        max_attempts: shared.config.max_attempts,
-    };
-    let result = session.run(|conn| {
-        conn.transaction(|conn| {
-            let changed = write_down(conn, shared, lease, kind, group)?;
-            let of_changed = changed.iter().filter_map(|sequence| rows.get(sequence));
-            let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
-            if keys.is_empty() {
-                return Ok((changed, Vec::new()));
-            }
-            let mut next =
-                ordered::claim_next(conn, &shared.config.table, claimant, &keys, &paused)?;
-            let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
-            for one in &mut next {
-                let key = key_of(&one.message).and_then(|key| in_a_row.get(&key));
-                one.message.in_a_row = key.map_or(0, |count| count + 1);
-            }
-            Ok((changed, next))
-        })
-    });
-    if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-        // It may have worked: then the lease holds messages that nobody here knows of.
-        let backend = session.backend();
-        shared.begin_doubt(Doubt { lease, backend });
-        shared.ring();
-    }
-    result
-}
-
-/// Whether this relay may claim under this lease, as it did before.
-fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
-    !shared.is_stopping()
-        && shared.limit.is_none()
-        && shared.lease.current() == Some(lease)
-        && shared.doubt().is_none()
-}
-
-/// Whether the message behind it in its key may be sent when this is written down.
-fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
-    match settlement.kind() {
-        Kind::Delivered | Kind::Deduplicated => true,
-        Kind::Dead => !shared.blocks_key(settlement),
-        Kind::Retry | Kind::Split | Kind::Released => false,
-    }
-}
-
-/// The key that goes on when this is written down, and how many of it were claimed in a row.
-fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
-    // It may be the claim that fails: the settle is tried again without it.
-    if !is_done(shared, settlement) || settlement.repeated {
-        return None;
-    }
-    let in_a_row = settlement.message.in_a_row;
-    if in_a_row >= MOST_IN_A_ROW && shared.is_room_wanted() {
-        return None;
-    }
-    Some((settlement.key()?, in_a_row))
-}
-
-fn key_of(message: &Message) -> Option<Key> {
-    Some(Key {
-        ordering_key: message.ordering_key.clone()?,
-        destination: message.destination.clone(),
-    })
-}
-
-/// Gives back what was claimed and has nobody to send it.
-fn release(shared: &Shared, session: &mut Session, claimed: Vec<Claimed>, lease: LeaseId) {
-    let count = claimed.len();
-    let claims: Vec<(i64, i64)> = claimed
-        .iter()
-        .map(|one| (one.message.sequence.0, one.message.claimed_at))
-        .collect();
-    let name = &shared.config.table;
-    match session.run(|conn| settle::release(conn, name, lease, &claims)) {
-        Ok(_) => {
-            add(&shared.stats.released, count);
-            shared.finished(lease, count);
-        }
-        Err(error) => {
-            // They stay in flight, so the lease is left to expire, and they are taken over.
-            log::warn!(event = "release_failed", messages = count, error:% = error; "messages could not be given back; another relay takes them when the lease is over");
-        }
-    }
 }
 
 fn write_down(

@@ -29,6 +29,8 @@ pub(crate) struct Listener {
     raw: Raw,
     /// The outbox, as the first half of its advisory locks' keys.
     number: String,
+    /// Notifications that nobody was told of yet.
+    heard: usize,
 }
 
 /// Whether a relay that wants to sleep may.
@@ -76,7 +78,8 @@ impl Listener {
             .execute(&format!("SELECT {number}"))?
             .unwrap_or_default();
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
-        Ok(Some(Self { raw, number }))
+        let heard = 0;
+        Ok(Some(Self { raw, number, heard }))
     }
 
     /// Tries to take the lock that makes inserts notify.
@@ -109,7 +112,8 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits until the server has something to say, `other` can be read, or the time is over.
+    /// Waits until the server has something to say, `other` can be read, or the time is over. Not at
+    /// all where notifications came with the answer to a statement: the socket has no more of them.
     ///
     /// # Errors
     /// When the connection is closed.
@@ -118,12 +122,16 @@ impl Listener {
         other: RawFd,
         time: Option<Duration>,
     ) -> Result<(), DatabaseError> {
+        self.heard += self.raw.notifications();
+        if self.heard > 0 {
+            return Ok(());
+        }
         self.raw.wait(other, time)
     }
 
     /// How many notifications have arrived since the last call.
     pub(crate) fn notifications(&mut self) -> usize {
-        self.raw.notifications()
+        std::mem::take(&mut self.heard) + self.raw.notifications()
     }
 }
 

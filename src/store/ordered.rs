@@ -25,6 +25,7 @@ use super::claim::{
     claimed, is_live, most, taken_over,
 };
 use super::statement::statement;
+use crate::message::Message;
 use crate::name::OutboxName;
 
 /// A key, and the destination within which it orders.
@@ -32,6 +33,16 @@ use crate::name::OutboxName;
 pub(crate) struct Key {
     pub(crate) ordering_key: String,
     pub(crate) destination: String,
+}
+
+impl Key {
+    /// That of a message, if it has one.
+    pub(crate) fn of(message: &Message) -> Option<Self> {
+        Some(Self {
+            ordering_key: message.ordering_key.clone()?,
+            destination: message.destination.clone(),
+        })
+    }
 }
 
 /// The first message of a key.

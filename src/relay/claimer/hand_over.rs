@@ -1,0 +1,109 @@
+//! Where claimed messages go: to a sender, or straight to the settler.
+
+use crossbeam_channel::TrySendError;
+
+use super::Claimer;
+use crate::dispatch::Failure;
+use crate::message::Message;
+use crate::relay::lanes::To;
+use crate::relay::settlement::{Settlement, Verdict};
+use crate::relay::shared::{Job, add};
+use crate::routes::Way;
+use crate::status::ReasonCode;
+use crate::store::claim::{Claimed, Known, TakenOver};
+use crate::store::lease::LeaseId;
+
+impl Claimer<'_> {
+    pub(super) fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
+        let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
+        let taken_over = claimed.iter().filter(is_taken_over).count();
+        if taken_over > 0 {
+            add(&self.shared.stats.taken_over, taken_over);
+            log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
+        }
+        claimed.sort_unstable_by_key(|c| c.message.sequence);
+        let mut seen = vec![(0, 0); self.intakes.len()];
+        let mut seen_to_split = (0, 0);
+        for one in claimed {
+            let to = self.way(&one.message.topic, &one.message.destination);
+            let (count, bytes) = match to {
+                To::Bulkhead(number) => &mut seen[number],
+                To::Split => &mut seen_to_split,
+            };
+            *count += 1;
+            *bytes += one.message.payload.len();
+            self.hand_over(one, to, lease);
+        }
+        for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
+            intake.payloads.learn(count, bytes);
+        }
+        let (count, bytes) = seen_to_split;
+        self.split_payloads.learn(count, bytes);
+    }
+
+    /// To a sender, or straight to the settler where nothing has to be sent.
+    fn hand_over(&self, claimed: Claimed, to: To, lease: LeaseId) {
+        let Claimed {
+            mut message,
+            known,
+            taken_over,
+            ..
+        } = claimed;
+        if taken_over != TakenOver::No {
+            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
+        }
+        let number = match to {
+            To::Bulkhead(number) => number,
+            To::Split => self.shared.bulkheads.len() - 1,
+        };
+        let bulkhead = &self.shared.bulkheads[number];
+        let abandoned = || {
+            let error = "the relay that had claimed it died or lost its lease";
+            Failure::new(ReasonCode::Abandoned, error)
+        };
+        let verdict = if known == Known::Delivered {
+            Verdict::Deduplicated
+        } else if known == Known::OtherContent {
+            let error = "the key was delivered before, with another topic or payload";
+            Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
+        } else if to == To::Split {
+            Verdict::Split(self.destinations_of(&message))
+        } else if taken_over == TakenOver::Again {
+            Verdict::of_failure(abandoned(), message.attempts, &bulkhead.retries)
+        } else if taken_over == TakenOver::Once && message.attempts >= bulkhead.retries.max_attempts
+        {
+            // The takeover was the last attempt that its destination allows.
+            Verdict::Dead(abandoned(), 0)
+        } else {
+            match self.intakes[number].jobs.try_send(Job { message, lease }) {
+                Ok(()) => return,
+                // It has room for what is claimed here, since nobody else fills it; hardly ever not
+                // for what the settler has claimed besides.
+                Err(TrySendError::Full(job)) => {
+                    message = job.message;
+                    Verdict::Released
+                }
+                // When the senders are gone, so is the relay, and its lease leads to a takeover.
+                Err(TrySendError::Disconnected(_)) => return,
+            }
+        };
+        // Not needed any more: the settle works on the stored row.
+        message.payload = String::new();
+        let settlement = Settlement::unsent(message, lease, verdict).to(bulkhead.name.clone());
+        let _ = self.outcomes.send(settlement);
+    }
+
+    fn destinations_of(&self, message: &Message) -> Vec<String> {
+        match self
+            .shared
+            .routes
+            .find(&message.topic, &message.destination)
+        {
+            Way::Split(numbers) => numbers
+                .iter()
+                .map(|number| self.shared.bulkheads[*number].name.to_string())
+                .collect(),
+            Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
+        }
+    }
+}

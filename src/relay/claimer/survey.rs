@@ -1,0 +1,119 @@
+//! What the claimer looks around for: topics, leases that are over, pauses, and how its relay stands.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Claimer;
+use crate::error::DatabaseError;
+use crate::relay::database_clock::DatabaseClock;
+use crate::relay::pauses;
+use crate::store::lease::{self, LeaseId};
+use crate::store::{claim, pause};
+
+/// How often, at least, topics and expired leases are looked for.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A look at all lanes, which may take several claims.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// The last question before the last survey.
+    pub(super) question: u64,
+    pub(super) began: Instant,
+    pub(super) nothing_in_flight: bool,
+    pub(super) found_nothing: bool,
+}
+
+impl Claimer<'_> {
+    /// Every lane may have something again, as far as the last survey has seen lanes.
+    pub(super) fn begin_look(&mut self) {
+        self.walk.wait_is_over();
+        self.lanes.begin_look();
+        self.look = Look {
+            question: self.look.question,
+            began: Instant::now(),
+            nothing_in_flight: self.shared.in_flight.load(Ordering::Acquire) == 0,
+            found_nothing: true,
+        };
+    }
+
+    /// Looks for topics, for leases that are over and for pauses, where that was not done lately.
+    /// Begins a new look, unless one is under way that has found nothing yet.
+    pub(super) fn survey(&mut self, lease: LeaseId) -> Result<(), DatabaseError> {
+        let is_recent = self
+            .surveyed
+            .is_some_and(|at| at.elapsed() < SURVEY_INTERVAL);
+        if is_recent {
+            return Ok(());
+        }
+        let question = self.shared.idle().question();
+        let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
+        let began = Instant::now();
+        let name = &self.shared.config.table;
+        let known = &self.known_expired;
+        let (streams, standing, newly_expired, paused) = self.session.run(|conn| {
+            let streams = claim::streams(conn, name)?;
+            let standing = lease::standing(conn, name, lease)?;
+            let newly_expired = lease::newly_expired(conn, name, known)?;
+            Ok((streams, standing, newly_expired, pause::all(conn, name)?))
+        })?;
+        self.clock = DatabaseClock::new(standing.now, began);
+        self.stand(standing.is_active);
+        let kept_back = pauses::learn(self.shared, &paused);
+        // A look of many lanes that has found nothing may take longer than a survey is good for: it
+        // goes on, or it would never end. What a dead relay held may be in any lane.
+        let is_new_look =
+            self.surveyed.is_none() || !self.look.found_nothing || !newly_expired.is_empty();
+        if !newly_expired.is_empty() {
+            self.lanes.forget_places();
+            self.walk.restart();
+        }
+        for id in newly_expired {
+            log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
+            self.known_expired.push(id);
+        }
+        // What this process itself still has to write down, under a lease that it has lost, is
+        // not taken from it.
+        let mut expired = self.known_expired.clone();
+        expired.retain(|id| !self.shared.holds_under(LeaseId(*id)));
+        let vanished = self
+            .shared
+            .vanished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        expired.extend(vanished.iter());
+        drop(vanished);
+        let nowhere = self.shared.bulkheads.len() - 1;
+        self.lanes
+            .set_streams(streams, &self.shared.routes, nowhere, &self.clock);
+        self.shared.set_paused_topics(&kept_back);
+        self.lanes.keep_back(kept_back);
+        if is_new_look {
+            self.lanes.begin_look();
+            self.look = Look {
+                question,
+                began,
+                nothing_in_flight,
+                found_nothing: true,
+            };
+        }
+        self.expired = expired;
+        self.surveyed = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Says so when this relay becomes, or ceases to be, the one that works.
+    fn stand(&mut self, is_active: bool) {
+        if is_active == self.is_active || !self.shared.config.single_active {
+            return;
+        }
+        self.is_active = is_active;
+        if is_active {
+            log::info!(event = "active", outbox:% = self.shared.config.table; "this relay does the work now");
+            self.lanes.forget_places();
+        } else {
+            self.shared.stay_awake();
+            log::info!(event = "standby", outbox:% = self.shared.config.table; "another relay does the work: standing by");
+        }
+    }
+}
