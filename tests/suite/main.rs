@@ -26,6 +26,7 @@ mod receivers;
 mod schema;
 mod settings;
 mod several;
+mod throwaway_server;
 mod tls;
 mod topics;
 #[cfg(feature = "tracing")]

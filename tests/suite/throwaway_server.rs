@@ -1,0 +1,33 @@
+//! `scripts/with-postgres`, by which everything here runs.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+/// A run that was killed with its server leaves a folder whose server is not there any more.
+#[test]
+fn with_postgres_removes_what_a_killed_run_has_left_and_goes_on() {
+    let base = std::env::temp_dir().join(format!("t-{}", uuid::Uuid::now_v7().simple()));
+    let left = base.join("with-postgres.killed");
+    std::fs::create_dir_all(left.join("server/data")).expect("a folder");
+    std::fs::create_dir_all(left.join("bin")).expect("a folder");
+    std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("its owner");
+    std::fs::write(left.join("lock"), "").expect("a file");
+    // Larger than any id of a process.
+    std::fs::write(left.join("server/data/postmaster.pid"), "999999999\n").expect("a file");
+    std::os::unix::fs::symlink("/bin/false", left.join("bin/pg_ctl")).expect("a link");
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/with-postgres");
+    let run = Command::new(script)
+        .args(["sh", "-c", "echo \"$DATABASE_URL\""])
+        .env("TMPDIR", &base)
+        .output()
+        .expect("the script");
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{}: {error}", run.status);
+    let url = String::from_utf8_lossy(&run.stdout);
+    assert!(url.starts_with("postgres://"), "{url}");
+    let rest: Vec<_> = std::fs::read_dir(&base).expect("a folder").collect();
+    assert!(rest.is_empty(), "{rest:?}");
+    std::fs::remove_dir(&base).expect("an empty folder");
+}
