@@ -38,6 +38,7 @@
 mod backoff;
 pub mod config;
 mod error;
+mod event;
 mod header;
 mod message;
 mod name;
@@ -60,6 +61,7 @@ pub use crate::backoff::{Backoff, BadBackoff};
 pub use crate::config::{Config, ConfigError, Destination, Route};
 pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};
+pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
 pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};

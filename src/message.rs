@@ -5,10 +5,12 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::event::{DecodeError, Event, VERSION_HEADER};
 use crate::header::check_header;
 
 /// Bytes that a payload may have. The table has the same limit.
@@ -77,6 +79,34 @@ impl NewMessage {
     pub fn new(topic: impl Into<String>, payload: &impl Serialize) -> Result<Self, MessageError> {
         let payload = serde_json::to_string(payload).map_err(MessageError::Payload)?;
         Ok(Self::with_payload(topic.into(), payload))
+    }
+
+    /// The message of an event: its topic, keys and version, and the event as the payload.
+    ///
+    /// # Errors
+    /// [`MessageError::Payload`] when the event cannot be serialised.
+    ///
+    /// ```
+    /// use diesel_outbox::{Event, NewMessage};
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct MemberJoined { member_id: i64 }
+    ///
+    /// impl Event for MemberJoined {
+    ///     const TOPIC: &'static str = "member.joined";
+    /// }
+    ///
+    /// let message = NewMessage::of(&MemberJoined { member_id: 7 })?.header("x-shop", "berlin");
+    /// # Ok::<(), diesel_outbox::MessageError>(())
+    /// ```
+    pub fn of<E: Event>(event: &E) -> Result<Self, MessageError> {
+        let mut message = Self::new(E::TOPIC, event)?;
+        message.ordering_key = event.ordering_key();
+        message.idempotency_key = event.idempotency_key();
+        if E::VERSION != 1 {
+            message = message.header(VERSION_HEADER, E::VERSION.to_string());
+        }
+        Ok(message)
     }
 
     /// A message whose payload is JSON already.
@@ -156,8 +186,7 @@ impl NewMessage {
         self
     }
 
-    /// Messages of one key are delivered in the order of their sequence. (Stored; the relay of
-    /// this version does not order by it yet.)
+    /// Messages of one key are delivered in the order of their sequence, one at a time.
     #[must_use]
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
         self.ordering_key = Some(key.into());
@@ -394,6 +423,31 @@ pub struct Message {
 }
 
 impl Message {
+    /// Its payload as an event. (The topic is not looked at.)
+    ///
+    /// # Errors
+    /// A [`DecodeError`] when it is of another version or shape.
+    pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
+        E::decode(self.version(), &self.payload)
+    }
+
+    /// The version of its payload's shape, as an [`Event`] has it: 1 where it says nothing, 0 where
+    /// what it says is no number.
+    pub fn version(&self) -> u32 {
+        let Some(headers) = &self.headers else {
+            return 1;
+        };
+        match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
+            Ok(headers) => headers
+                .get(VERSION_HEADER)
+                .map_or(1, |version| match version {
+                    serde_json::Value::String(text) => text.parse().unwrap_or(0),
+                    other => other.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
+                }),
+            Err(_) => 0,
+        }
+    }
+
     /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
     pub fn hashed_key(&self) -> String {
         hashed_key(&self.idempotency_key)

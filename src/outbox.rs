@@ -6,6 +6,7 @@ use std::sync::Arc;
 use diesel::{Connection, PgConnection};
 
 use crate::error::EnqueueError;
+use crate::event::IntoMessage;
 use crate::message::{NewMessage, Sequence};
 use crate::name::{BadName, OutboxName};
 use crate::store::enqueue::{Row, Stored, insert_all, insert_or_find};
@@ -123,9 +124,9 @@ impl Outbox {
     pub fn enqueue(
         &self,
         conn: &mut PgConnection,
-        message: NewMessage,
+        message: impl IntoMessage,
     ) -> Result<Enqueued, EnqueueError> {
-        let message = self.traced(message);
+        let message = self.traced(message.into_message()?);
         message.validate()?;
         let row = [Row::new(message)];
         let stored = insert_or_find(conn, &self.name, &row)?;
@@ -144,11 +145,11 @@ impl Outbox {
     pub fn enqueue_batch(
         &self,
         conn: &mut PgConnection,
-        messages: impl IntoIterator<Item = NewMessage>,
+        messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         let mut rows = Vec::new();
         for message in messages {
-            let message = self.traced(message);
+            let message = self.traced(message.into_message()?);
             message.validate()?;
             rows.push(Row::new(message));
         }
@@ -195,15 +196,17 @@ impl Outbox {
     pub fn enqueue_bulk(
         &self,
         conn: &mut PgConnection,
-        messages: impl IntoIterator<Item = NewMessage>,
+        messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<u64, EnqueueError> {
         conn.transaction(|conn| {
             let mut bulk = Bulk::new(&self.name);
             for (index, message) in (0..).zip(messages) {
-                let message = self.traced(message);
-                message
-                    .validate()
-                    .map_err(|error| EnqueueError::MessageAt { index, error })?;
+                let message = message.into_message().and_then(|message| {
+                    let message = self.traced(message);
+                    message.validate()?;
+                    Ok(message)
+                });
+                let message = message.map_err(|error| EnqueueError::MessageAt { index, error })?;
                 bulk.push(conn, Row::new(message))?;
             }
             bulk.finish(conn)

@@ -292,7 +292,7 @@ fn an_empty_batch_is_nothing() {
     let database = Database::new();
     let outcomes = database
         .outbox()
-        .enqueue_batch(&mut database.connect(), [])
+        .enqueue_batch(&mut database.connect(), [] as [NewMessage; 0])
         .expect("enqueued");
     assert_eq!(outcomes, []);
 }

@@ -1,0 +1,194 @@
+//! Messages as types: what a payload's type says about its topic, version and keys.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::message::{MessageError, NewMessage};
+
+/// The attribute of CloudEvents that carries a version other than 1, as a stored header.
+pub(crate) const VERSION_HEADER: &str = "ce-dataversion";
+
+/// A type whose values are messages of one topic.
+///
+/// Bind a type once, and enqueue its values as they are: [`Outbox::enqueue`](crate::Outbox::enqueue)
+/// takes them, by value or by reference, where it takes a [`NewMessage`]. References are events where
+/// the type is one.
+///
+/// ```
+/// use diesel_outbox::{Event, NewMessage};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct OrderPaid { order_id: i64, euro: u32 }
+///
+/// impl Event for OrderPaid {
+///     const TOPIC: &'static str = "order.paid";
+///
+///     fn ordering_key(&self) -> Option<String> {
+///         Some(format!("order-{}", self.order_id))
+///     }
+///
+///     fn idempotency_key(&self) -> Option<String> {
+///         Some(format!("order-{}-paid", self.order_id))
+///     }
+/// }
+///
+/// // What the type does not say can be added for one message.
+/// let message = NewMessage::of(&OrderPaid { order_id: 7, euro: 42 })?
+///     .delay(std::time::Duration::from_secs(60));
+/// # Ok::<(), diesel_outbox::MessageError>(())
+/// ```
+///
+/// # Versions
+/// When the payload's shape changes so that an old reader would misread it, count
+/// [`VERSION`](Self::VERSION) up, and teach [`decode`](Self::decode) the old shape: messages of it are
+/// still in the outbox, and other services may go on sending it.
+///
+/// ```
+/// use diesel_outbox::{DecodeError, Event};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct OrderPaid { order_id: i64, cents: u64 }
+///
+/// impl Event for OrderPaid {
+///     const TOPIC: &'static str = "order.paid";
+///     const VERSION: u32 = 2;
+///
+///     fn decode(version: u32, json: &str) -> Result<Self, DecodeError> {
+///         #[derive(Deserialize)]
+///         struct Version1 { order_id: i64, euro: u64 }
+///
+///         if version == 1 {
+///             let old: Version1 = serde_json::from_str(json)?;
+///             return Ok(Self { order_id: old.order_id, cents: old.euro * 100 });
+///         }
+///         diesel_outbox::decode_current(version, json)
+///     }
+/// }
+///
+/// let paid = OrderPaid::decode(1, r#"{"order_id":7,"euro":42}"#)?;
+/// assert_eq!(paid.cents, 4200);
+/// # Ok::<(), DecodeError>(())
+/// ```
+pub trait Event: Serialize {
+    /// The topic of its messages.
+    const TOPIC: &'static str;
+
+    /// The version of its payload's shape. Any but 1 travels with the message, as the CloudEvents
+    /// attribute `dataversion`.
+    const VERSION: u32 = 1;
+
+    /// Messages of one key are delivered in order. Defaults to none.
+    fn ordering_key(&self) -> Option<String> {
+        None
+    }
+
+    /// Two messages of one key with the same content are one. Defaults to a unique one.
+    fn idempotency_key(&self) -> Option<String> {
+        None
+    }
+
+    /// Reads a payload that was written as `version`. Defaults to [`decode_current`].
+    ///
+    /// # Errors
+    /// A [`DecodeError`] when the version is not known, or the payload is not of its shape.
+    fn decode(version: u32, json: &str) -> Result<Self, DecodeError>
+    where
+        Self: DeserializeOwned,
+    {
+        decode_current(version, json)
+    }
+}
+
+impl<E: Event> Event for &E {
+    const TOPIC: &'static str = E::TOPIC;
+    const VERSION: u32 = E::VERSION;
+
+    fn ordering_key(&self) -> Option<String> {
+        (**self).ordering_key()
+    }
+
+    fn idempotency_key(&self) -> Option<String> {
+        (**self).idempotency_key()
+    }
+}
+
+/// Reads a payload of the type's own version, and no other: what [`Event::decode`] does where a type
+/// says nothing else.
+///
+/// # Errors
+/// A [`DecodeError`] when the version is another one, or the payload is not of the type's shape.
+pub fn decode_current<E: Event + DeserializeOwned>(
+    version: u32,
+    json: &str,
+) -> Result<E, DecodeError> {
+    if version != E::VERSION {
+        return Err(DecodeError::Version {
+            version,
+            known: E::VERSION,
+        });
+    }
+    Ok(serde_json::from_str(json)?)
+}
+
+/// Why a payload is not an event of the type that was asked for. It tells the place, and nothing of
+/// what stands there: payloads may be private.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// It was written as another version.
+    #[error("it is of version {version}; version {known} is known")]
+    Version {
+        /// Of the message.
+        version: u32,
+        /// The type's own.
+        known: u32,
+    },
+    /// It is not JSON, or JSON of another shape.
+    #[error("{reason} at line {line}, column {column}")]
+    Payload {
+        /// In which way.
+        reason: &'static str,
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1; 0: before the first.
+        column: usize,
+    },
+}
+
+impl From<serde_json::Error> for DecodeError {
+    /// Without the error's text: it quotes values of the payload.
+    fn from(error: serde_json::Error) -> Self {
+        use serde_json::error::Category;
+        Self::Payload {
+            reason: match error.classify() {
+                Category::Data => "the JSON has another shape",
+                Category::Syntax | Category::Eof | Category::Io => "it is not JSON",
+            },
+            line: error.line(),
+            column: error.column(),
+        }
+    }
+}
+
+/// What can be enqueued: a [`NewMessage`], or an [`Event`] by value or by reference.
+pub trait IntoMessage {
+    /// The message.
+    ///
+    /// # Errors
+    /// [`MessageError::Payload`] when an event cannot be serialised.
+    fn into_message(self) -> Result<NewMessage, MessageError>;
+}
+
+impl IntoMessage for NewMessage {
+    fn into_message(self) -> Result<NewMessage, MessageError> {
+        Ok(self)
+    }
+}
+
+impl<E: Event> IntoMessage for E {
+    fn into_message(self) -> Result<NewMessage, MessageError> {
+        NewMessage::of(&self)
+    }
+}
