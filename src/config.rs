@@ -143,6 +143,16 @@ pub struct Config {
     pub destinations: Vec<Destination>,
     /// Which topic goes where; the most particular pattern wins.
     pub routes: Vec<Route>,
+    /// Destinations inside the process.
+    pub(crate) in_process: Vec<InProcess>,
+}
+
+/// A destination inside the process. What is `None` is as the setting of the same name says.
+#[derive(Debug, Clone)]
+pub(crate) struct InProcess {
+    pub(crate) name: String,
+    pub(crate) concurrency: Option<usize>,
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Default for Config {
@@ -180,6 +190,7 @@ impl Default for Config {
             log_format: LogFormat::Text,
             destinations: Vec::new(),
             routes: Vec::new(),
+            in_process: Vec::new(),
         };
         for setting in SETTINGS {
             if !setting.default.is_empty() {
@@ -360,10 +371,9 @@ impl Config {
 
     /// The limit of the slowest destination.
     pub(crate) fn longest_send(&self) -> Duration {
-        self.destinations
-            .iter()
-            .filter_map(|destination| destination.timeout)
-            .fold(self.send_timeout, Duration::max)
+        let urls = self.destinations.iter().filter_map(|one| one.timeout);
+        let locals = self.in_process.iter().filter_map(|one| one.timeout);
+        urls.chain(locals).fold(self.send_timeout, Duration::max)
     }
 
     /// The database, where one is set.

@@ -17,6 +17,7 @@ mod target;
 mod tls;
 mod trace;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 pub use self::http::HttpDispatcher;
@@ -127,4 +128,18 @@ impl Failure {
             pause: None,
         }
     }
+}
+
+/// Runs the application's code. Its panic is a failed attempt of the message; whatever that code
+/// shares between its calls is its own to keep sound.
+pub(crate) fn caught<T>(message: &Message, run: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "no text".to_owned());
+        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "message {} ({}): the dispatcher or handler panicked", message.message_id, message.topic);
+        Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked: {text}"))
+    })
 }

@@ -34,6 +34,17 @@ pub enum EnqueueError {
     Database(#[from] diesel::result::Error),
 }
 
+/// So that `?` works in transactions that return Diesel's own error. What is not of the database becomes
+/// a [`QueryBuilderError`](diesel::result::Error::QueryBuilderError) with the [`EnqueueError`] inside.
+impl From<EnqueueError> for diesel::result::Error {
+    fn from(error: EnqueueError) -> Self {
+        match error {
+            EnqueueError::Database(error) => error,
+            other => Self::QueryBuilderError(Box::new(other)),
+        }
+    }
+}
+
 /// What went wrong between this process and its database.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -158,8 +158,14 @@ pub enum DecodeError {
 }
 
 impl From<serde_json::Error> for DecodeError {
-    /// Without the error's text: it quotes values of the payload.
     fn from(error: serde_json::Error) -> Self {
+        Self::of(&error)
+    }
+}
+
+impl DecodeError {
+    /// Without the error's text: it quotes values of the payload.
+    pub(crate) fn of(error: &serde_json::Error) -> Self {
         use serde_json::error::Category;
         Self::Payload {
             reason: match error.classify() {

@@ -35,6 +35,7 @@
 //! the README; how it works inside, in ARCHITECTURE.md.
 
 // Floor 0: plain types and pure functions.
+mod aggregate;
 mod backoff;
 pub mod config;
 mod error;
@@ -55,17 +56,22 @@ mod relay;
 
 // Floor 3: for whoever operates an outbox.
 pub mod admin;
+mod handlers;
 
 pub use crate::admin::migrate;
+pub use crate::aggregate::{Aggregate, Events};
 pub use crate::backoff::{Backoff, BadBackoff};
 pub use crate::config::{Config, ConfigError, Destination, Route};
 pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
+pub use crate::handlers::{Connection, Context, HandlerError, Handlers};
 pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
-pub use crate::relay::{Relay, RelayBuilder, RelayHandle, ShutdownError, StartError, Stats};
+pub use crate::relay::{
+    Observer, Relay, RelayBuilder, RelayHandle, Settled, ShutdownError, StartError, Stats,
+};
 pub use crate::status::{ReasonCode, Status, UnknownWord};
 
 /// The README's examples are tests.

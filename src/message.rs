@@ -77,7 +77,7 @@ impl NewMessage {
     /// # Errors
     /// [`MessageError::Payload`] when `payload` cannot be serialised.
     pub fn new(topic: impl Into<String>, payload: &impl Serialize) -> Result<Self, MessageError> {
-        let payload = serde_json::to_string(payload).map_err(MessageError::Payload)?;
+        let payload = serde_json::to_string(payload).map_err(not_json)?;
         Ok(Self::with_payload(topic.into(), payload))
     }
 
@@ -126,7 +126,7 @@ impl NewMessage {
         json: impl Into<String>,
     ) -> Result<Self, MessageError> {
         let json = json.into();
-        serde_json::from_str::<&RawValue>(&json).map_err(MessageError::Payload)?;
+        serde_json::from_str::<&RawValue>(&json).map_err(not_json)?;
         Ok(Self::with_payload(topic.into(), json))
     }
 
@@ -318,6 +318,10 @@ impl fmt::Debug for NewMessage {
     }
 }
 
+fn not_json(error: serde_json::Error) -> MessageError {
+    MessageError::Payload(error.to_string())
+}
+
 fn check_name(field: &'static str, value: &str) -> Result<(), MessageError> {
     let reason = if value.is_empty() {
         "it is empty"
@@ -346,12 +350,12 @@ pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
 }
 
 /// Why a message cannot be enqueued. Nothing was sent to the database.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
     /// The payload is no JSON, or could not be made into JSON.
     #[error("the payload is not JSON: {0}")]
-    Payload(serde_json::Error),
+    Payload(String),
     /// The payload is too long.
     #[error(
         "the payload of a message of topic {topic:?} has {bytes} bytes; {MAX_PAYLOAD_BYTES} are allowed"

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use diesel::{Connection, PgConnection};
 
+use crate::aggregate::Aggregate;
 use crate::error::EnqueueError;
 use crate::event::IntoMessage;
 use crate::message::{NewMessage, Sequence};
@@ -147,16 +148,105 @@ impl Outbox {
         conn: &mut PgConnection,
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
+        let rows = self.rows(messages)?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        conn.transaction(|conn| insert_each(conn, &self.name, &rows))
+    }
+
+    fn rows(
+        &self,
+        messages: impl IntoIterator<Item = impl IntoMessage>,
+    ) -> Result<Vec<Row>, EnqueueError> {
         let mut rows = Vec::new();
         for message in messages {
             let message = self.traced(message.into_message()?);
             message.validate()?;
             rows.push(Row::new(message));
         }
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        conn.transaction(|conn| insert_each(conn, &self.name, &rows))
+        Ok(rows)
+    }
+
+    /// Saves an aggregate together with the events that it has collected, in one transaction (a savepoint
+    /// inside the caller's): `store` writes the aggregate, then the events are enqueued. The events are
+    /// forgotten when both went well, and kept when one of them failed.
+    ///
+    /// Inside a transaction of the caller's, whoever rolls that back has an aggregate without its events:
+    /// load it anew.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Aggregate, Event, Events, Outbox};
+    ///
+    /// diesel::table! {
+    ///     orders (id) { id -> BigInt, paid -> Bool }
+    /// }
+    ///
+    /// #[derive(Queryable, Identifiable, AsChangeset)]
+    /// #[diesel(table_name = orders)]
+    /// struct OrderRow { id: i64, paid: bool }
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct OrderPaid { order_id: i64 }
+    ///
+    /// impl Event for OrderPaid {
+    ///     const TOPIC: &'static str = "order.paid";
+    /// }
+    ///
+    /// struct Order { row: OrderRow, events: Events }
+    ///
+    /// impl Order {
+    ///     fn pay(&mut self) {
+    ///         self.row.paid = true;
+    ///         self.events.record(OrderPaid { order_id: self.row.id });
+    ///     }
+    /// }
+    ///
+    /// impl Aggregate for Order {
+    ///     fn events(&mut self) -> &mut Events {
+    ///         &mut self.events
+    ///     }
+    /// }
+    ///
+    /// fn pay(conn: &mut PgConnection, outbox: &Outbox, id: i64) -> QueryResult<()> {
+    ///     conn.transaction(|conn| {
+    ///         let row = orders::table.find(id).for_update().first(conn)?;
+    ///         let mut order = Order { row, events: Events::new() };
+    ///         order.pay();
+    ///         outbox.save(conn, &mut order, |conn, order| {
+    ///             diesel::update(&order.row).set(&order.row).execute(conn)
+    ///         })?;
+    ///         Ok(())
+    ///     })
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// That of `store`, or one of enqueueing as of [`enqueue_batch`](Self::enqueue_batch). Nothing was
+    /// written.
+    pub fn save<A: Aggregate, T, E>(
+        &self,
+        conn: &mut PgConnection,
+        aggregate: &mut A,
+        store: impl FnOnce(&mut PgConnection, &mut A) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<EnqueueError> + From<diesel::result::Error>,
+    {
+        let value = conn.transaction(|conn| {
+            let value = store(conn, aggregate)?;
+            let messages = aggregate.events().messages();
+            let messages =
+                messages.map_err(|(index, error)| EnqueueError::MessageAt { index, error })?;
+            let rows = self.rows(messages)?;
+            if !rows.is_empty() {
+                insert_each(conn, &self.name, &rows)?;
+            }
+            Ok::<T, E>(value)
+        })?;
+        aggregate.events().clear();
+        Ok(value)
     }
 
     /// Writes as many messages as there are, all or none, in their order, and returns how many of

@@ -14,6 +14,7 @@ mod janitor;
 mod lanes;
 mod lease_clock;
 mod listener;
+mod observer;
 mod pauses;
 mod sender;
 mod session;
@@ -31,16 +32,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 
 pub use self::builder::{Relay, RelayBuilder, StartError};
+pub use self::observer::{Observer, Settled};
 pub use self::shared::Stats;
+pub(crate) use self::spans::Span;
 
 use self::bulkhead::Bulkhead;
 use self::heartbeat::Ending;
 use self::lease_clock::LeaseClock;
+use self::observer::Observers;
 use self::shared::{Shared, Signals};
 use self::sleep::Sleep;
 use self::threads::{Exit, HEARTBEAT, Running, Told};
 use crate::config::Config;
-use crate::dispatch::Dispatcher;
 use crate::error::DatabaseError;
 use crate::store::connection::{Plans, connect};
 use crate::store::{inspect, lease};
@@ -82,8 +85,8 @@ pub enum ShutdownError {
 impl RelayHandle {
     fn start(
         config: Config,
-        dispatcher: Arc<dyn Dispatcher>,
         bulkheads: Vec<Bulkhead>,
+        observers: Observers,
         limit: Option<u64>,
     ) -> Result<Self, StartError> {
         let database_url = config.database_url()?.clone();
@@ -110,8 +113,8 @@ impl RelayHandle {
         let shared = Arc::new(Shared::new(
             config,
             database_url,
-            dispatcher,
             bulkheads,
+            observers,
             limit,
             clock,
             Signals {

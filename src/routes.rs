@@ -12,7 +12,8 @@ pub(crate) struct Routes {
     by_name: HashMap<String, usize>,
 }
 
-/// Where a message goes. Destinations are numbered as in [`Config::all_destinations`].
+/// Where a message goes. Destinations are numbered as in [`Config::all_destinations`], and on as in
+/// `Config::in_process`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way<'a> {
     /// To one destination.
@@ -29,10 +30,9 @@ impl Routes {
     /// The routes of settings that are valid.
     pub(crate) fn new(config: &Config) -> Self {
         let by_name: HashMap<String, usize> = config
-            .all_destinations()
-            .into_iter()
+            .destination_names()
             .enumerate()
-            .map(|(number, destination)| (destination.name, number))
+            .map(|(number, name)| (name, number))
             .collect();
         let patterns = config
             .all_routes()
@@ -68,6 +68,12 @@ impl Routes {
 }
 
 impl Config {
+    /// The names of all destinations, those inside the process last.
+    pub(crate) fn destination_names(&self) -> impl Iterator<Item = String> {
+        let urls = self.all_destinations().into_iter().map(|one| one.name);
+        urls.chain(self.in_process.iter().map(|one| one.name.clone()))
+    }
+
     /// All routes in the order in which they are tried, the most particular first, with the one of
     /// `OUTBOX_URL`: `*` to `default`, where no other one serves every topic.
     pub fn all_routes(&self) -> Vec<Route> {

@@ -127,9 +127,11 @@ reason_codes! {
     Expired = "EXPIRED",
     /// Its key was delivered before, with other content.
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
-    /// The dispatcher panicked.
+    /// The dispatcher or the handler panicked.
     Panic = "PANIC",
-    /// Any other failure of a dispatcher.
+    /// The payload is not of the shape that its handler reads.
+    Undecodable = "UNDECODABLE",
+    /// Any other failure of a dispatcher or a handler.
     Failed = "FAILED",
 }
 

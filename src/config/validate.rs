@@ -91,16 +91,42 @@ impl Config {
                 ));
             }
         }
-        let threads: usize = all
-            .iter()
-            .map(|destination| destination.concurrency.unwrap_or(self.concurrency))
+        for local in &self.in_process {
+            let name = &local.name;
+            if all.iter().any(|destination| destination.name == *name) {
+                return Err(bad(
+                    &format!("handlers.{name}"),
+                    "a destination has this name: choose another one",
+                ));
+            }
+            if !(1..=1024).contains(&local.concurrency.unwrap_or(1)) {
+                return Err(bad(
+                    &format!("handlers.{name}.concurrency"),
+                    "it is not a number from 1 to 1024",
+                ));
+            }
+            if local
+                .timeout
+                .is_some_and(|timeout| timeout.as_millis() == 0)
+            {
+                return Err(bad(
+                    &format!("handlers.{name}.timeout"),
+                    "it has to be 1ms or longer",
+                ));
+            }
+        }
+        let urls = all.iter().map(|destination| destination.concurrency);
+        let locals = self.in_process.iter().map(|local| local.concurrency);
+        let threads = urls
+            .chain(locals)
+            .map(|threads| threads.unwrap_or(self.concurrency))
             .fold(0, usize::saturating_add);
         if threads > MOST_THREADS {
             return Err(bad(
                 "OUTBOX_CONCURRENCY",
                 &format!(
                     "{} destinations have {threads} threads together; {MOST_THREADS} are allowed: lower it, or the destinations' own concurrency",
-                    all.len()
+                    all.len() + self.in_process.len()
                 ),
             ));
         }
@@ -108,11 +134,7 @@ impl Config {
     }
 
     fn validate_routes(&self) -> Result<(), ConfigError> {
-        let names: HashSet<String> = self
-            .all_destinations()
-            .into_iter()
-            .map(|destination| destination.name)
-            .collect();
+        let names: HashSet<String> = self.destination_names().collect();
         let mut topics = HashSet::new();
         for (index, route) in self.routes.iter().enumerate() {
             let key = format!("routes[{index}].to");

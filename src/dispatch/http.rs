@@ -108,10 +108,13 @@ impl HttpDispatcher {
     /// The names of the destinations of messages of a topic: the one that they name or, where
     /// `destination` is empty, those that the topic is routed to.
     pub fn destinations_of(&self, topic: &str, destination: &str) -> Vec<&str> {
-        let name = |number: &usize| self.places[*number].target.destination.name.as_str();
+        let name = |number: &usize| {
+            let place = self.places.get(*number)?;
+            Some(place.target.destination.name.as_str())
+        };
         match self.routes.find(topic, destination) {
-            Way::To(number) => vec![name(&number)],
-            Way::Split(numbers) => numbers.iter().map(name).collect(),
+            Way::To(number) => name(&number).into_iter().collect(),
+            Way::Split(numbers) => numbers.iter().filter_map(name).collect(),
             Way::NoRoute | Way::UnknownDestination => Vec::new(),
         }
     }
@@ -119,17 +122,21 @@ impl HttpDispatcher {
     /// The number of the message's place.
     fn number_of(&self, message: &Message) -> Result<usize, Failure> {
         match self.routes.find(&message.topic, &message.destination) {
-            Way::To(number) => Ok(number),
+            Way::To(number) if number < self.places.len() => Ok(number),
             Way::NoRoute => {
                 self.log_unrouted(&message.topic);
                 let error = format!(
-                    "no route and no default URL serves the topic {:?}",
+                    "no route, no handler and no default URL serves the topic {:?}",
                     message.topic
                 );
                 Err(Failure::new(ReasonCode::NoRoute, error))
             }
-            Way::UnknownDestination => {
-                let error = format!("no destination is called {:?}", message.destination);
+            // Handlers in the process get theirs from the relay.
+            Way::To(_) | Way::UnknownDestination => {
+                let error = format!(
+                    "no destination with a URL is called {:?}",
+                    message.destination
+                );
                 Err(Failure::new(ReasonCode::UnknownDestination, error))
             }
             // The relay splits such messages before it sends them.
@@ -144,7 +151,7 @@ impl HttpDispatcher {
     fn log_unrouted(&self, topic: &str) {
         let mut unrouted = self.unrouted.lock().unwrap_or_else(PoisonError::into_inner);
         if unrouted.len() < MOST_UNROUTED && unrouted.insert(topic.to_owned()) {
-            log::error!(event = "no_route", topic = topic; "no route and no default URL serves this topic: its messages wait and will die");
+            log::error!(event = "no_route", topic = topic; "no route, no handler and no default URL serves this topic: its messages wait and will die");
         }
     }
 }

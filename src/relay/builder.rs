@@ -1,14 +1,23 @@
 //! Setting a relay up.
 
+use std::collections::BTreeMap;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
+use diesel::PgConnection;
+use serde::de::DeserializeOwned;
+
 use super::RelayHandle;
-use super::bulkhead::Bulkhead;
+use super::bulkhead::{Bulkhead, Dispatchers};
+use super::observer::{Observer, Observers};
 use crate::backoff::Backoff;
-use crate::config::{Config, ConfigError, Destination, Route};
+use crate::config::{Config, ConfigError, Destination, InProcess, Route};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
 use crate::error::DatabaseError;
+use crate::event::Event;
+use crate::handlers::{Connections, Context, HandlerDispatcher, HandlerError, Handlers, inbox_of};
+use crate::message::Message;
 
 /// A relay that is being set up.
 ///
@@ -40,6 +49,9 @@ impl Relay {
         RelayBuilder {
             config,
             dispatcher: None,
+            handlers: Vec::new(),
+            connections: None,
+            observers: Observers::default(),
             limit: None,
             error: None,
         }
@@ -50,6 +62,9 @@ impl Relay {
 pub struct RelayBuilder {
     config: Config,
     dispatcher: Option<Arc<dyn Dispatcher>>,
+    handlers: Vec<(String, Handlers)>,
+    connections: Option<Arc<Connections>>,
+    observers: Observers,
     limit: Option<u64>,
     /// The first setting that could not be used.
     error: Option<ConfigError>,
@@ -100,7 +115,102 @@ impl RelayBuilder {
         self
     }
 
-    /// Sends with this instead of HTTP.
+    /// Handles the messages of an event's topic in this process, in the group `handlers`: see
+    /// [`Handlers`].
+    ///
+    /// A topic with a handler goes to its handler, and not to the default URL nor to a pattern that
+    /// matches it, since the most particular route wins. To have it go to both, name both:
+    /// `.route_to_each("order.paid", &["billing", "handlers"])`.
+    ///
+    /// ```no_run
+    /// # use diesel::prelude::*;
+    /// # use diesel_outbox::{Event, Relay};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct MemberJoined { member_id: i64 }
+    /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }
+    /// let relay = Relay::builder("postgres://localhost/club")
+    ///     .on::<MemberJoined>(|event, context| {
+    ///         println!("{} has joined, told {} times", event.member_id, context.attempt());
+    ///         Ok(())
+    ///     })
+    ///     .url("https://receiver.example/events") // all other topics
+    ///     .start()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn on<E: Event + DeserializeOwned>(
+        self,
+        handler: impl Fn(E, &Context<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.in_default_group(|group| group.on::<E>(handler))
+    }
+
+    /// Handles the messages of a topic as they are, in the group `handlers`.
+    #[must_use]
+    pub fn on_topic(
+        self,
+        topic: impl Into<String>,
+        handler: impl Fn(&Message, &Context<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.in_default_group(|group| group.on_topic(topic, handler))
+    }
+
+    fn in_default_group(mut self, add: impl FnOnce(Handlers) -> Handlers) -> Self {
+        let at = self.handlers.iter().position(|(name, _)| name == HANDLERS);
+        let group = match at {
+            Some(at) => self.handlers.remove(at).1,
+            None => Handlers::new(),
+        };
+        self.handlers.push((HANDLERS.to_owned(), add(group)));
+        self
+    }
+
+    /// Adds a group of handlers, with a name and threads of its own. Groups that handle the same topic
+    /// each get every message of it, as a message of its own with its own attempts.
+    ///
+    /// The names of groups are kept in the outbox while such messages are under way, and in the inbox of
+    /// [`Context::once`]: keep them as they are.
+    #[must_use]
+    pub fn handlers(mut self, name: impl Into<String>, handlers: Handlers) -> Self {
+        self.handlers.push((name.into(), handlers));
+        self
+    }
+
+    /// Where handlers get their connections from: the application's pool, as a rule. The relay's own
+    /// connections are not for them.
+    ///
+    /// ```no_run
+    /// use diesel::r2d2::{ConnectionManager, Pool};
+    /// use diesel_outbox::Relay;
+    ///
+    /// let pool = Pool::new(ConnectionManager::<diesel::PgConnection>::new("postgres://localhost/club"))?;
+    /// let relay = Relay::builder("postgres://localhost/club").connections(move || pool.get());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn connections<C, E>(
+        mut self,
+        get: impl Fn() -> Result<C, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        C: DerefMut<Target = PgConnection> + 'static,
+        E: std::fmt::Display,
+    {
+        self.connections = Some(Arc::new(move || match get() {
+            Ok(conn) => Ok(Box::new(conn)),
+            Err(error) => Err(HandlerError::retry(format_args!("no connection: {error}"))),
+        }));
+        self
+    }
+
+    /// Tells this observer what happens to messages. There can be several.
+    #[must_use]
+    pub fn observe(mut self, observer: impl Observer) -> Self {
+        self.observers.0.push(Arc::new(observer));
+        self
+    }
+
+    /// Sends with this instead of HTTP what no handler serves.
     #[must_use]
     pub fn dispatcher(mut self, dispatcher: impl Dispatcher) -> Self {
         self.dispatcher = Some(Arc::new(dispatcher));
@@ -193,21 +303,94 @@ impl RelayBuilder {
         if let Some(error) = self.error {
             return Err(error.into());
         }
-        let config = self.config;
+        let mut config = self.config;
+        add_groups(&mut config, &self.handlers)?;
         config.validate()?;
         let own_threads = self.dispatcher.as_ref().map(|_| config.concurrency);
-        let bulkheads = Bulkhead::all(&config, own_threads);
-        let dispatcher = match self.dispatcher {
+        let common = match self.dispatcher {
             Some(dispatcher) => dispatcher,
             None => {
-                if config.enabled && config.url.is_none() && config.destinations.is_empty() {
-                    log::error!(event = "no_destination"; "nothing can be sent: OUTBOX_URL is not set, and there is no destination");
+                let is_served = config.url.is_some()
+                    || !config.destinations.is_empty()
+                    || !config.in_process.is_empty();
+                if config.enabled && !is_served {
+                    log::error!(event = "no_destination"; "nothing can be sent: OUTBOX_URL is not set, and there is no destination and no handler");
                 }
                 Arc::new(HttpDispatcher::new(&config)?)
             }
         };
-        RelayHandle::start(config, dispatcher, bulkheads, self.limit)
+        let connections = self.connections;
+        let in_process = self.handlers.into_iter().map(|(name, handlers)| {
+            let dispatcher = HandlerDispatcher::new(
+                &name,
+                inbox_of(&config.table, &name),
+                handlers.timeout.unwrap_or(config.send_timeout),
+                handlers,
+                connections.clone(),
+            );
+            Arc::new(dispatcher) as Arc<dyn Dispatcher>
+        });
+        let dispatchers = Dispatchers {
+            common,
+            own_threads,
+            in_process: in_process.collect(),
+        };
+        let bulkheads = Bulkhead::all(&config, dispatchers);
+        RelayHandle::start(config, bulkheads, self.observers, self.limit)
     }
+}
+
+/// The group of single handlers.
+const HANDLERS: &str = "handlers";
+
+/// Makes each group a destination, and routes its topics to it.
+fn add_groups(config: &mut Config, groups: &[(String, Handlers)]) -> Result<(), ConfigError> {
+    let mut by_topic: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (at, (name, handlers)) in groups.iter().enumerate() {
+        let wrong = |reason: &str| Err(ConfigError::new(format!("handlers.{name}"), reason));
+        if name.is_empty() || name.len() > 255 || name.contains(char::is_control) {
+            return wrong("a name has 1 to 255 bytes, and no control characters");
+        }
+        if groups[..at].iter().any(|(other, _)| other == name) {
+            return wrong("it is there twice");
+        }
+        if handlers.is_empty() {
+            return wrong("it has no handler");
+        }
+        if let Some(topic) = handlers.repeated() {
+            return wrong(&format!("the topic {topic:?} has two handlers"));
+        }
+        for topic in handlers.topics() {
+            if topic.contains('*') {
+                return wrong(&format!(
+                    "the topic {topic:?} is a pattern: a handler serves one topic"
+                ));
+            }
+            by_topic.entry(topic).or_default().push(name);
+        }
+        config.in_process.push(InProcess {
+            name: name.clone(),
+            concurrency: handlers.concurrency,
+            timeout: handlers.timeout,
+        });
+    }
+    for (topic, names) in by_topic {
+        let Some(route) = config.routes.iter().find(|route| route.topic == topic) else {
+            config.routes.push(Route::to_each(topic, names));
+            continue;
+        };
+        for name in names {
+            if !route.to.iter().any(|to| to == name) {
+                return Err(ConfigError::new(
+                    format!("handlers.{name}"),
+                    format!(
+                        "the topic {topic:?} has a route that does not name {name:?}: name it there, too"
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Why a relay did not start.

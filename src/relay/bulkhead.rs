@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::gate::Gate;
 use super::lanes::MOST_LANES;
 use crate::backoff::Backoff;
-use crate::config::{Config, Destination, Mode, OnDead, RequestBatch};
+use crate::config::{Config, Destination, InProcess, Mode, OnDead, RequestBatch};
+use crate::dispatch::Dispatcher;
 
 /// Payload bytes that may wait in the queues of all destinations together.
 const QUEUE_BYTES: usize = 16 * 1024 * 1024;
@@ -25,6 +26,8 @@ const NOWHERE: &str = "";
 pub(crate) struct Bulkhead {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
+    /// What its messages are sent with.
+    pub(crate) dispatcher: Arc<dyn Dispatcher>,
     /// Threads that send to it.
     pub(crate) concurrency: usize,
     /// In batched mode.
@@ -50,16 +53,58 @@ pub(crate) struct Retries {
     pub(crate) backoff: Backoff,
 }
 
+/// What messages are sent with.
+pub(super) struct Dispatchers {
+    /// To the destinations with a URL, and to those that nothing serves.
+    pub(super) common: Arc<dyn Dispatcher>,
+    /// The threads of a dispatcher that is the application's own, for what nothing else serves.
+    pub(super) own_threads: Option<usize>,
+    /// To those inside the process, in their order.
+    pub(super) in_process: Vec<Arc<dyn Dispatcher>>,
+}
+
 impl Bulkhead {
-    /// One for each destination, in their order, and a last one for messages that no destination
-    /// serves. A dispatcher of the application's own has `own_threads` there.
-    pub(crate) fn all(config: &Config, own_threads: Option<usize>) -> Vec<Self> {
+    /// One for each destination, in their order: those with a URL, those inside the process, and a
+    /// last one for messages that no destination serves.
+    pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> Vec<Self> {
+        let Dispatchers {
+            common,
+            own_threads,
+            in_process,
+        } = dispatchers;
         let destinations = config.all_destinations();
-        let queue_bytes = QUEUE_BYTES / (destinations.len() + 1);
-        let last = Self {
-            name: NOWHERE.into(),
-            gate: Gate::open(NOWHERE),
-            concurrency: own_threads.unwrap_or(1),
+        let count = destinations.len() + in_process.len();
+        let queue_bytes = QUEUE_BYTES / (count + 1);
+        let urls = destinations
+            .iter()
+            .map(|destination| Self::of(destination, config, queue_bytes, common.clone()));
+        let locals = config.in_process.iter().zip(in_process);
+        let locals = locals.map(|(local, dispatcher)| {
+            let local = local.clone();
+            Self::plain(local, config, queue_bytes, dispatcher)
+        });
+        let nowhere = InProcess {
+            name: NOWHERE.to_owned(),
+            concurrency: Some(own_threads.unwrap_or(1)),
+            timeout: None,
+        };
+        let last_bytes = if count == 0 { QUEUE_BYTES } else { queue_bytes };
+        let last = Self::plain(nowhere, config, last_bytes, common.clone());
+        urls.chain(locals).chain([last]).collect()
+    }
+
+    /// One without limits of its own.
+    fn plain(
+        local: InProcess,
+        config: &Config,
+        queue_bytes: usize,
+        dispatcher: Arc<dyn Dispatcher>,
+    ) -> Self {
+        Self {
+            gate: Gate::open(&local.name),
+            name: local.name.into(),
+            dispatcher,
+            concurrency: local.concurrency.unwrap_or(config.concurrency),
             request_batch: None,
             retries: Retries {
                 max_attempts: config.max_attempts,
@@ -67,23 +112,19 @@ impl Bulkhead {
             },
             on_dead: config.on_dead,
             batch: config.batch,
-            queue_bytes: if destinations.is_empty() {
-                QUEUE_BYTES
-            } else {
-                queue_bytes
-            },
-            send_timeout: config.send_timeout,
+            queue_bytes,
+            send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
-        };
-        destinations
-            .iter()
-            .map(|destination| Self::of(destination, config, queue_bytes))
-            .chain([last])
-            .collect()
+        }
     }
 
-    fn of(destination: &Destination, config: &Config, queue_bytes: usize) -> Self {
+    fn of(
+        destination: &Destination,
+        config: &Config,
+        queue_bytes: usize,
+        dispatcher: Arc<dyn Dispatcher>,
+    ) -> Self {
         let mode = destination.mode.unwrap_or(config.mode);
         let request_batch = (mode == Mode::Batched).then_some(destination.request_batch);
         let per_request = request_batch.map_or(1, |batch| batch.size);
@@ -100,6 +141,7 @@ impl Bulkhead {
         Self {
             name: destination.name.as_str().into(),
             gate: Gate::new(destination),
+            dispatcher,
             concurrency: destination.concurrency.unwrap_or(config.concurrency),
             request_batch,
             retries: Retries {

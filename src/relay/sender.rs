@@ -1,6 +1,5 @@
 //! A sender thread: sends to one destination, never touches the database.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared};
 use super::spans::Spans;
 use crate::config::RequestBatch;
-use crate::dispatch::{Failure, Outcome};
+use crate::dispatch::{Failure, Outcome, caught};
 use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::lease::LeaseId;
@@ -130,12 +129,15 @@ impl SenderThread<'_> {
             return self.settle(message, lease, expired(), Duration::ZERO);
         }
         let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
-        let outcome = spans.within(|| dispatch_one(self.shared, &message));
-        self.bulkhead.learn(began.elapsed());
+        self.tell_sending(&message);
+        let outcome = spans.within(|| dispatch_one(self.bulkhead, &message));
+        let took = began.elapsed();
+        self.bulkhead.learn(took);
+        self.tell_sent(&message, &outcome, took);
         spans.end(std::slice::from_ref(&outcome));
         self.record(&pass, &outcome);
         let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
-        self.settle(message, lease, verdict, began.elapsed())
+        self.settle(message, lease, verdict, took)
     }
 
     /// Sends several messages by one request.
@@ -167,10 +169,14 @@ impl SenderThread<'_> {
             return Ok(());
         }
         let spans = Spans::of(&messages, &self.bulkhead.name);
-        let outcomes = spans.within(|| dispatch_batch(self.shared, &messages));
+        messages.iter().for_each(|one| self.tell_sending(one));
+        let outcomes = spans.within(|| dispatch_batch(self.bulkhead, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();
         self.bulkhead.learn(latency);
+        for (message, outcome) in messages.iter().zip(&outcomes) {
+            self.tell_sent(message, outcome, latency);
+        }
         // Of one request all outcomes say the same; where they do not, the worst one counts.
         match outcomes.iter().max_by_key(|outcome| weight(outcome)) {
             Some(telling) => self.record(&pass, telling),
@@ -191,6 +197,18 @@ impl SenderThread<'_> {
             self.send_alone(job)?;
         }
         Ok(())
+    }
+
+    fn tell_sending(&self, message: &Message) {
+        let observers = &self.shared.observers;
+        observers.tell(message, |one| one.sending(message, &self.bulkhead.name));
+    }
+
+    fn tell_sent(&self, message: &Message, outcome: &Outcome, took: Duration) {
+        let observers = &self.shared.observers;
+        observers.tell(message, |one| {
+            one.sent(message, &self.bulkhead.name, outcome, took);
+        });
     }
 
     fn may_send(&self, lease: LeaseId) -> bool {
@@ -241,12 +259,14 @@ fn weight(outcome: &Outcome) -> u8 {
     }
 }
 
-fn dispatch_one(shared: &Shared, message: &Message) -> Outcome {
-    caught(message, || shared.dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
+fn dispatch_one(bulkhead: &Bulkhead, message: &Message) -> Outcome {
+    caught(message, || bulkhead.dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
 }
 
-fn dispatch_batch(shared: &Shared, messages: &[Message]) -> Vec<Outcome> {
-    let outcomes = match caught(&messages[0], || shared.dispatcher.dispatch_batch(messages)) {
+fn dispatch_batch(bulkhead: &Bulkhead, messages: &[Message]) -> Vec<Outcome> {
+    let outcomes = match caught(&messages[0], || {
+        bulkhead.dispatcher.dispatch_batch(messages)
+    }) {
         Ok(outcomes) => outcomes,
         Err(failure) => vec![Outcome::Retry(failure); messages.len()],
     };
@@ -260,17 +280,4 @@ fn dispatch_batch(shared: &Shared, messages: &[Message]) -> Vec<Outcome> {
     );
     let failure = Failure::new(ReasonCode::Failed, error);
     vec![Outcome::Retry(failure); messages.len()]
-}
-
-/// Whatever a dispatcher shares between its calls is its own to keep sound.
-fn caught<T>(message: &Message, dispatch: impl FnOnce() -> T) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(dispatch)).map_err(|panic| {
-        let text = panic
-            .downcast_ref::<&str>()
-            .map(ToString::to_string)
-            .or_else(|| panic.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "no text".to_owned());
-        log::error!(event = "dispatch_panic", sequence = message.sequence.0, topic = message.topic; "the dispatcher panicked");
-        Failure::new(ReasonCode::Panic, format!("the dispatcher panicked: {text}"))
-    })
 }

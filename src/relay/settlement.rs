@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bulkhead::Retries;
+use super::observer::Settled;
 use crate::config::Config;
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::message::{Message, hashed_key};
@@ -185,6 +186,82 @@ impl Settlement {
         of_destinations.chain(own)
     }
 
+    /// The destination, as people are told.
+    fn place(&self) -> &str {
+        if self.destination.is_empty() {
+            return &self.message.destination;
+        }
+        &self.destination
+    }
+
+    /// What observers are told, where its outcome is one of a send.
+    pub(super) fn told(&self) -> Option<Settled<'_>> {
+        if matches!(self.verdict, Verdict::Split(_) | Verdict::Released) {
+            return None;
+        }
+        let Line {
+            status,
+            attempts,
+            reason,
+            ..
+        } = self.line();
+        Some(Settled {
+            message: &self.message,
+            destination: self.place(),
+            status,
+            reason,
+            attempts,
+        })
+    }
+
+    fn line(&self) -> Line<'_> {
+        let message = &self.message;
+        let line = Line {
+            event: "",
+            status: Status::Delivered,
+            attempts: message.attempts.saturating_add(1),
+            reason: None,
+            error: "",
+        };
+        match &self.verdict {
+            Verdict::Delivered(_) => Line {
+                event: "delivered",
+                ..line
+            },
+            Verdict::Deduplicated => Line {
+                event: "dedup_hit",
+                attempts: message.attempts,
+                ..line
+            },
+            Verdict::Retry(failure, _, counted) => Line {
+                event: if *counted > 0 { "retry" } else { "wait" },
+                status: waiting(message.attempts, *counted),
+                attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
+                reason: Some(failure.code),
+                error: &failure.error,
+            },
+            Verdict::Dead(failure, counted) => Line {
+                event: "dead",
+                status: Status::Dead,
+                attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
+                reason: Some(failure.code),
+                error: &failure.error,
+            },
+            Verdict::Split(_) => Line {
+                event: "split",
+                status: Status::Pending,
+                attempts: message.attempts,
+                ..line
+            },
+            Verdict::Released => Line {
+                event: "released",
+                status: waiting(message.attempts, 0),
+                attempts: message.attempts,
+                ..line
+            },
+        }
+    }
+
     /// Its key, and the destination within which that orders.
     pub(super) fn key(&self) -> Option<Key> {
         Key::of(&self.message)
@@ -286,55 +363,7 @@ pub(super) fn log_settled(settlement: &Settlement, config: &Config) {
     }
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
-    let line = Line {
-        event: "",
-        status: Status::Delivered,
-        attempts: message.attempts.saturating_add(1),
-        reason: None,
-        error: "",
-    };
-    let line = match &settlement.verdict {
-        Verdict::Delivered(_) => Line {
-            event: "delivered",
-            ..line
-        },
-        Verdict::Deduplicated => Line {
-            event: "dedup_hit",
-            attempts: message.attempts,
-            ..line
-        },
-        Verdict::Retry(failure, _, counted) => Line {
-            event: if *counted > 0 { "retry" } else { "wait" },
-            status: waiting(message.attempts, *counted),
-            attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
-            reason: Some(failure.code),
-            error: &failure.error,
-        },
-        Verdict::Dead(failure, counted) => Line {
-            event: "dead",
-            status: Status::Dead,
-            attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
-            reason: Some(failure.code),
-            error: &failure.error,
-        },
-        Verdict::Split(_) => Line {
-            event: "split",
-            status: Status::Pending,
-            attempts: message.attempts,
-            ..line
-        },
-        Verdict::Released => Line {
-            event: "released",
-            status: waiting(message.attempts, 0),
-            attempts: message.attempts,
-            ..line
-        },
-    };
-    let destination = if settlement.destination.is_empty() {
-        message.destination.as_str()
-    } else {
-        &settlement.destination
-    };
+    let line = settlement.line();
     let error: String = storable(line.error).chars().take(ERROR_CHARS).collect();
     log::log!(
         level,
@@ -344,7 +373,7 @@ pub(super) fn log_settled(settlement: &Settlement, config: &Config) {
         message_id:% = message.message_id,
         key = key,
         topic = message.topic,
-        destination = destination,
+        destination = settlement.place(),
         status = line.status.as_str(),
         attempts = line.attempts,
         reason = line.reason.map_or("", ReasonCode::as_str),

@@ -263,6 +263,11 @@ fn settle_group(
         {
             counted += 1;
             log_settled(settlement, &shared.config);
+            if let Some(settled) = settlement.told() {
+                shared
+                    .observers
+                    .tell(&settlement.message, |observer| observer.settled(&settled));
+            }
         } else {
             add(&shared.stats.conflicts, 1);
             log::warn!(event = "conflict", sequence = settlement.sequence(), topic = settlement.message.topic, lease = lease.0; "another relay has the message: its settle changed nothing");

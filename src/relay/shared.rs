@@ -10,12 +10,12 @@ use secrecy::SecretString;
 
 use super::bulkhead::Bulkhead;
 use super::lease_clock::LeaseClock;
+use super::observer::Observers;
 use super::pauses::KeptBack;
 use super::session::{Outage, Session};
 use super::settlement::Settlement;
 use super::sleep::Sleep;
 use crate::config::{Config, OnDead};
-use crate::dispatch::Dispatcher;
 use crate::message::Message;
 use crate::routes::Routes;
 use crate::store::claim::{Claimed, Topic};
@@ -67,7 +67,7 @@ impl Doubt {
 pub(crate) struct Shared {
     pub(crate) config: Config,
     database_url: SecretString,
-    pub(crate) dispatcher: Arc<dyn Dispatcher>,
+    pub(crate) observers: Observers,
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
     /// Messages to claim at most.
@@ -117,18 +117,18 @@ impl Shared {
     pub(crate) fn new(
         config: Config,
         database_url: SecretString,
-        dispatcher: Arc<dyn Dispatcher>,
         bulkheads: Vec<Bulkhead>,
+        observers: Observers,
         limit: Option<u64>,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
         Self {
+            observers,
             routes: Routes::new(&config),
             bulkheads,
             config,
             database_url,
-            dispatcher,
             limit,
             lease,
             outage: Arc::default(),

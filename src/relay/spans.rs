@@ -61,6 +61,19 @@ mod on {
         }
     }
 
+    /// The span that a thread is in, to be gone on with by another one.
+    pub(crate) struct Span(tracing::Span);
+
+    impl Span {
+        pub(crate) fn current() -> Self {
+            Self(tracing::Span::current())
+        }
+
+        pub(crate) fn within<T>(&self, run: impl FnOnce() -> T) -> T {
+            self.0.in_scope(run)
+        }
+    }
+
     fn of_message(message: &Message, destination: &Arc<str>) -> tracing::Span {
         tracing::info_span!(
             "outbox.message",
@@ -108,9 +121,22 @@ mod off {
         #[allow(clippy::unused_self, reason = "as with the feature")]
         pub(crate) fn end(self, _: &[Outcome]) {}
     }
+
+    pub(crate) struct Span;
+
+    impl Span {
+        pub(crate) fn current() -> Self {
+            Self
+        }
+
+        #[allow(clippy::unused_self, reason = "as with the feature")]
+        pub(crate) fn within<T>(&self, run: impl FnOnce() -> T) -> T {
+            run()
+        }
+    }
 }
 
 #[cfg(not(feature = "tracing"))]
-pub(super) use off::Spans;
+pub(crate) use off::{Span, Spans};
 #[cfg(feature = "tracing")]
-pub(super) use on::Spans;
+pub(crate) use on::{Span, Spans};

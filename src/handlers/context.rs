@@ -1,0 +1,145 @@
+//! What a handler knows beside the event, and what it works with.
+
+use std::cell::{RefCell, RefMut};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use diesel::PgConnection;
+
+use super::error::HandlerError;
+use crate::message::Message;
+
+/// Gives connections to handlers.
+pub(crate) type Connections =
+    dyn Fn() -> Result<Box<dyn DerefMut<Target = PgConnection>>, HandlerError> + Send + Sync;
+
+/// A connection that a test lends.
+pub(crate) type Lent<'a> = RefCell<&'a mut PgConnection>;
+
+/// Where connections come from.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    Nowhere,
+    Application(&'a Connections),
+    Test(&'a Lent<'a>),
+}
+
+/// What a handler knows of its message, and where its connections come from.
+pub struct Context<'a> {
+    message: &'a Message,
+    /// Whose messages its inbox has: the outbox and the group.
+    inbox: &'a str,
+    deadline: Option<Instant>,
+    source: Source<'a>,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn new(
+        message: &'a Message,
+        inbox: &'a str,
+        deadline: Instant,
+        connections: Option<&'a Arc<Connections>>,
+    ) -> Self {
+        Self {
+            message,
+            inbox,
+            deadline: Some(deadline),
+            source: connections.map_or(Source::Nowhere, |all| Source::Application(&**all)),
+        }
+    }
+
+    /// One for a test, which lends its own connection and sets no limit.
+    pub(crate) fn lent(message: &'a Message, inbox: &'a str, conn: &'a Lent<'a>) -> Self {
+        Self {
+            message,
+            inbox,
+            deadline: None,
+            source: Source::Test(conn),
+        }
+    }
+
+    /// The message: its ids, keys, headers and payload.
+    pub fn message(&self) -> &Message {
+        self.message
+    }
+
+    /// Which attempt this is: 1, 2, …
+    pub fn attempt(&self) -> u32 {
+        self.message.attempts.saturating_add(1)
+    }
+
+    /// What is left of the handler's time. After it the message is tried again whatever the handler
+    /// says. In tests there is no limit.
+    pub fn remaining(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| {
+            deadline.saturating_duration_since(Instant::now())
+        })
+    }
+
+    /// A connection for the handler's own work, from where
+    /// [`RelayBuilder::connections`](crate::RelayBuilder::connections) takes them. In tests
+    /// ([`testing`](crate::testing)) it is the test's own connection.
+    ///
+    /// # Errors
+    /// A [`HandlerError`], which tries again, when the pool gives none or the relay has none. In tests
+    /// also when the last one has not been given back yet: there is only one.
+    pub fn connection(&self) -> Result<Connection<'a>, HandlerError> {
+        match self.source {
+            Source::Nowhere => Err(HandlerError::retry(
+                "no connections: tell the relay where to take them (RelayBuilder::connections)",
+            )),
+            Source::Application(get) => Ok(Connection(Inner::Own(get()?))),
+            Source::Test(lent) => match lent.try_borrow_mut() {
+                Ok(conn) => Ok(Connection(Inner::Lent(conn))),
+                Err(_) => Err(HandlerError::retry(
+                    "the test's only connection is in use: give it back before taking it again",
+                )),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("message", &self.message)
+            .field("attempt", &self.attempt())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A connection of the application's, given back when dropped. Use it as `&mut PgConnection`.
+pub struct Connection<'a>(Inner<'a>);
+
+enum Inner<'a> {
+    Own(Box<dyn DerefMut<Target = PgConnection>>),
+    Lent(RefMut<'a, &'a mut PgConnection>),
+}
+
+impl Deref for Connection<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match &self.0 {
+            Inner::Own(conn) => conn,
+            Inner::Lent(conn) => conn,
+        }
+    }
+}
+
+impl DerefMut for Connection<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match &mut self.0 {
+            Inner::Own(conn) => conn,
+            Inner::Lent(conn) => conn,
+        }
+    }
+}
+
+impl fmt::Debug for Connection<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,77 @@
+//! Hooks: what an application is told of each message, beside the log.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::dispatch::Outcome;
+use crate::message::Message;
+use crate::status::{ReasonCode, Status};
+
+/// Is told what happens to messages: for an application's own counters, audit trail or alarms.
+///
+/// Each hook does nothing unless it is written. They are called by the threads that do the work, many
+/// at once, and these wait for them: be quick. A panic is logged and has no other effect.
+///
+/// ```
+/// use diesel_outbox::{Observer, Settled, Status};
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// #[derive(Default)]
+/// struct DeadLetters(AtomicU64);
+///
+/// impl Observer for DeadLetters {
+///     fn settled(&self, settled: &Settled<'_>) {
+///         if settled.status == Status::Dead {
+///             self.0.fetch_add(1, Ordering::Relaxed);
+///         }
+///     }
+/// }
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// A message is about to be sent to this destination (empty: nothing serves it).
+    fn sending(&self, message: &Message, destination: &str) {
+        let _ = (message, destination);
+    }
+
+    /// A send has come to its end.
+    fn sent(&self, message: &Message, destination: &str, outcome: &Outcome, took: Duration) {
+        let _ = (message, destination, outcome, took);
+    }
+
+    /// What became of a message is written down: the transaction is committed.
+    fn settled(&self, settled: &Settled<'_>) {
+        let _ = settled;
+    }
+}
+
+/// A message whose outcome is written down.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Settled<'a> {
+    /// The message. Its payload is empty here.
+    pub message: &'a Message,
+    /// The destination, where it has one.
+    pub destination: &'a str,
+    /// Where it stands now: delivered or dead; or retrying or pending, where it waits for its next
+    /// attempt.
+    pub status: Status,
+    /// Why it was not delivered.
+    pub reason: Option<ReasonCode>,
+    /// Attempts that count, with this one.
+    pub attempts: u32,
+}
+
+/// Those of one relay.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(pub(super) Vec<Arc<dyn Observer>>);
+
+impl Observers {
+    pub(super) fn tell(&self, message: &Message, tell: impl Fn(&dyn Observer)) {
+        for observer in &self.0 {
+            if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
+                log::error!(event = "observer_panic", sequence = message.sequence.0, message_id:% = message.message_id; "message {}: an observer panicked", message.message_id);
+            }
+        }
+    }
+}
