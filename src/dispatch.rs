@@ -11,7 +11,7 @@ mod lookups;
 mod proxy;
 mod resolver;
 mod response;
-mod signature;
+pub(crate) mod signature;
 mod stored;
 mod target;
 mod tls;

@@ -7,6 +7,8 @@ use crate::message::{MessageError, NewMessage};
 
 /// The attribute of CloudEvents that carries a version other than 1, as a stored header.
 pub(crate) const VERSION_HEADER: &str = "ce-dataversion";
+/// The same attribute by its own name.
+pub(crate) const VERSION_ATTRIBUTE: &str = "dataversion";
 
 /// A type whose values are messages of one topic.
 ///
@@ -145,6 +147,17 @@ pub enum DecodeError {
         /// The type's own.
         known: u32,
     },
+    /// It is of another topic (the type, in CloudEvents).
+    #[error("it is of topic {topic:?}; {known:?} was asked for")]
+    Topic {
+        /// Of the message.
+        topic: String,
+        /// The type's own.
+        known: &'static str,
+    },
+    /// There is no payload, or one of another content type.
+    #[error("it has no JSON")]
+    NoJson,
     /// It is not JSON, or JSON of another shape.
     #[error("{reason} at line {line}, column {column}")]
     Payload {
@@ -166,15 +179,20 @@ impl From<serde_json::Error> for DecodeError {
 impl DecodeError {
     /// Without the error's text: it quotes values of the payload.
     pub(crate) fn of(error: &serde_json::Error) -> Self {
-        use serde_json::error::Category;
         Self::Payload {
-            reason: match error.classify() {
-                Category::Data => "the JSON has another shape",
-                Category::Syntax | Category::Eof | Category::Io => "it is not JSON",
-            },
+            reason: reason_of(error),
             line: error.line(),
             column: error.column(),
         }
+    }
+}
+
+/// What is wrong with JSON, in words that quote nothing of it.
+pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
+    use serde_json::error::Category;
+    match error.classify() {
+        Category::Data => "the JSON has another shape",
+        Category::Syntax | Category::Eof | Category::Io => "it is not JSON",
     }
 }
 

@@ -188,7 +188,7 @@ fn run(handler: &Handler, message: &Message, context: &Context<'_>) -> Outcome {
                 DecodeError::Version { version, known } if version > known => {
                     Outcome::Retry(failure)
                 }
-                DecodeError::Version { .. } | DecodeError::Payload { .. } => Outcome::Dead(failure),
+                _ => Outcome::Dead(failure),
             }
         }
         Err(failure) => Outcome::Retry(failure),

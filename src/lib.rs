@@ -54,9 +54,10 @@ mod store;
 mod outbox;
 mod relay;
 
-// Floor 3: for whoever operates an outbox.
+// Floor 3: for whoever operates an outbox, and for who receives.
 pub mod admin;
 mod handlers;
+pub mod receive;
 
 pub use crate::admin::migrate;
 pub use crate::aggregate::{Aggregate, Events};

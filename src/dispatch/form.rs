@@ -216,4 +216,6 @@ impl Form {
 }
 
 #[cfg(test)]
+mod received;
+#[cfg(test)]
 pub(super) mod tests;

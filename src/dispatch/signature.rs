@@ -13,14 +13,15 @@ use crate::config::{ConfigError, SigningSecret};
 /// `v1,`, 44 characters and a space.
 const SIGNATURE_BYTES: usize = 48;
 
-/// Signs with each of its secrets.
-pub(super) struct Signer {
+/// Signs with each of its secrets, and knows what they have signed.
+#[derive(Clone)]
+pub(crate) struct Signer {
     /// Keyed already: what is done with the key is done once, and not for each request.
     keyed: Vec<Hmac<Sha256>>,
 }
 
 impl Signer {
-    pub(super) fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
+    pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
         let keyed = secrets
             .iter()
             .map(|secret| Hmac::new_from_slice(secret.key()))
@@ -31,7 +32,7 @@ impl Signer {
 
     /// The value of `webhook-signature`: a signature by each secret, in their order. `None` when
     /// there are no secrets.
-    pub(super) fn sign(
+    pub(crate) fn sign(
         &self,
         id: &[u8],
         timestamp: &[u8],
@@ -41,11 +42,7 @@ impl Signer {
             return Ok(None);
         }
         let mut signatures = String::with_capacity(self.keyed.len() * SIGNATURE_BYTES);
-        for keyed in &self.keyed {
-            let mut mac = keyed.clone();
-            for part in [id, b".", timestamp, b".", body] {
-                mac.update(part);
-            }
+        for mac in self.macs(id, timestamp, body) {
             if !signatures.is_empty() {
                 signatures.push(' ');
             }
@@ -53,6 +50,22 @@ impl Signer {
             BASE64.encode_string(mac.finalize().into_bytes(), &mut signatures);
         }
         HeaderValue::try_from(signatures).map(Some)
+    }
+
+    /// What is signed, by each secret, in their order.
+    pub(crate) fn macs(
+        &self,
+        id: &[u8],
+        timestamp: &[u8],
+        body: &[u8],
+    ) -> impl Iterator<Item = Hmac<Sha256>> {
+        self.keyed.iter().map(move |keyed| {
+            let mut mac = keyed.clone();
+            for part in [id, b".", timestamp, b".", body] {
+                mac.update(part);
+            }
+            mac
+        })
     }
 }
 

@@ -1,0 +1,183 @@
+//! The headers of a request, whatever framework they come from.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::header::ATTRIBUTE_PREFIX;
+
+pub(super) const CONTENT_TYPE: &str = "content-type";
+pub(super) const IDEMPOTENCY_KEY: &str = "idempotency-key";
+const WEBHOOK_PREFIX: &str = "webhook-";
+
+/// What a request's headers say of its signature and its events. Others are not kept.
+///
+/// It is made of pairs of name and value, which every framework can give:
+///
+/// ```
+/// use diesel_outbox::receive::Headers;
+///
+/// # let pairs = [("Content-Type", "application/json")];
+/// let headers = Headers::new(pairs);
+/// // rouille:          Headers::new(request.headers())
+/// // Rocket:           Headers::new(request.headers().iter().map(|h| (h.name().to_string(), h.value().to_string())))
+/// // tiny_http:        Headers::new(request.headers().iter().map(|h| (h.field.as_str().as_str(), h.value.as_str())))
+/// // http::HeaderMap:  Headers::new(headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())))
+/// ```
+#[derive(Clone)]
+pub struct Headers {
+    /// Names are in lower case.
+    kept: Vec<(String, Vec<u8>)>,
+}
+
+/// A header that was to be there once is there more than once.
+#[derive(Debug)]
+pub(super) struct Repeated;
+
+impl Headers {
+    /// Of these pairs. Names are in any case of letters; values are text or bytes.
+    pub fn new<N, V>(headers: impl IntoIterator<Item = (N, V)>) -> Self
+    where
+        N: AsRef<str>,
+        V: AsRef<[u8]>,
+    {
+        let kept = headers
+            .into_iter()
+            .filter_map(|(name, value)| {
+                let name = name.as_ref().to_ascii_lowercase();
+                let is_read = name.starts_with(ATTRIBUTE_PREFIX)
+                    || name.starts_with(WEBHOOK_PREFIX)
+                    || [CONTENT_TYPE, IDEMPOTENCY_KEY].contains(&name.as_str());
+                is_read.then(|| (name, value.as_ref().trim_ascii().to_vec()))
+            })
+            .collect();
+        Self { kept }
+    }
+
+    /// The value of the header of this name in lower case.
+    pub(super) fn get(&self, name: &str) -> Result<Option<&[u8]>, Repeated> {
+        let mut values = self.kept.iter().filter(|(kept, _)| kept == name);
+        match (values.next(), values.next()) {
+            (Some(_), Some(_)) => Err(Repeated),
+            (found, _) => Ok(found.map(|(_, value)| value.as_slice())),
+        }
+    }
+
+    /// Attributes of CloudEvents by their own names, as they were sent.
+    pub(super) fn attributes(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.kept.iter().filter_map(|(name, value)| {
+            let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
+            Some((name, value.as_slice()))
+        })
+    }
+}
+
+impl fmt::Debug for Headers {
+    /// Without values: they may be private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.kept.iter().map(|(name, _)| name))
+            .finish()
+    }
+}
+
+/// The value of an attribute, decoded as the HTTP binding of CloudEvents says (3.1.3.2): out of its
+/// quotes first, if it has any, then one round of percent-decoding.
+pub(super) fn decoded(value: &[u8]) -> Result<Cow<'_, str>, &'static str> {
+    let value = std::str::from_utf8(value).map_err(|_| "is not UTF-8")?;
+    match unquoted(value) {
+        None => Err("has a quote that does not end"),
+        Some(Cow::Borrowed(value)) => percent_decoded(value),
+        Some(Cow::Owned(value)) => Ok(Cow::Owned(percent_decoded(&value)?.into_owned())),
+    }
+}
+
+/// A value without the double quotes around it, and without the escapes between them. `None`: they
+/// do not fit together.
+pub(super) fn unquoted(value: &str) -> Option<Cow<'_, str>> {
+    let Some(inner) = value.strip_prefix('"') else {
+        return Some(Cow::Borrowed(value));
+    };
+    let inner = inner.strip_suffix('"')?;
+    if !inner.contains(['"', '\\']) {
+        return Some(Cow::Borrowed(inner));
+    }
+    let mut text = String::with_capacity(inner.len());
+    let mut characters = inner.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '"' => return None,
+            '\\' => text.push(characters.next()?),
+            _ => text.push(character),
+        }
+    }
+    Some(Cow::Owned(text))
+}
+
+fn percent_decoded(value: &str) -> Result<Cow<'_, str>, &'static str> {
+    if !value.contains('%') {
+        return Ok(Cow::Borrowed(value));
+    }
+    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
+    let mut decoded = Vec::with_capacity(value.len());
+    let mut bytes = value.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let (Some(high), Some(low)) = (digit(bytes.next()), digit(bytes.next())) else {
+            return Err("has a % without two hexadecimal digits");
+        };
+        // Two hexadecimal digits are a byte.
+        decoded.push((high * 16 + low) as u8);
+    }
+    String::from_utf8(decoded)
+        .map(Cow::Owned)
+        .map_err(|_| "is not UTF-8")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_in_any_case_and_what_says_nothing_of_events_is_not_kept() {
+        let headers = Headers::new([
+            ("Webhook-Id", "1"),
+            ("CE-Type", " a "),
+            ("Cookie", "hunter2"),
+        ]);
+        assert_eq!(headers.get("webhook-id").expect("once"), Some(&b"1"[..]));
+        assert_eq!(
+            headers.attributes().collect::<Vec<_>>(),
+            [("type", &b"a"[..])]
+        );
+        assert!(headers.get("cookie").expect("none").is_none());
+        assert_eq!(format!("{headers:?}"), r#"["webhook-id", "ce-type"]"#);
+    }
+
+    #[test]
+    fn values_of_attributes_are_decoded_as_the_binding_says() {
+        for (sent, value) in [
+            ("order.paid", "order.paid"),
+            (
+                "Euro%20%E2%82%AC%20%f0%9f%98%80%20%22100%25%22",
+                "Euro € 😀 \"100%\"",
+            ),
+            ("%41%2B+", "A++"),
+            ("%2520", "%20"),
+            (r#""a \"b\" \\ c%20d""#, r#"a "b" \ c d"#),
+            ("ä", "ä"),
+            ("", ""),
+        ] {
+            assert_eq!(decoded(sent.as_bytes()).as_deref(), Ok(value), "{sent}");
+        }
+        // The last is a space in two bytes, which is not UTF-8.
+        for sent in [
+            "%", "100%", "%4", "%zz", "%+1", "\"", "\"a", "\"a\"b\"", "\"\\\"", "%C0%A0",
+        ] {
+            assert!(decoded(sent.as_bytes()).is_err(), "{sent}");
+        }
+        assert!(decoded(b"\xff").is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! Signatures of Standard Webhooks, verified.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hmac::Mac;
+
+use super::ReceiveError;
+use super::cloudevent::{self, CloudEvent, Mode};
+use super::headers::{Headers, Repeated};
+use crate::config::{ConfigError, SigningSecret, parse_secrets};
+use crate::dispatch::signature::Signer;
+
+const ID: &str = "webhook-id";
+const TIMESTAMP: &str = "webhook-timestamp";
+const SIGNATURE: &str = "webhook-signature";
+/// What stands before the signatures of HMAC-SHA256. There are others, and there will be more.
+const VERSION: &str = "v1,";
+
+/// As the libraries of Standard Webhooks have it.
+const TOLERANCE: Duration = Duration::from_secs(300);
+
+/// Verifies requests that were signed as [Standard Webhooks](https://www.standardwebhooks.com) says,
+/// by this crate's relay or by others.
+///
+/// A request is verified when any of its signatures is by any of the secrets, so that secrets can be
+/// changed without refusing one. Make one verifier, and share it between threads.
+///
+/// ```
+/// use diesel_outbox::receive::{Headers, Verifier, VerifyError};
+///
+/// // One secret, or several with commas or white space between them.
+/// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+///
+/// let headers = Headers::new([
+///     ("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+///     ("webhook-timestamp", "1614265330"),
+///     ("webhook-signature", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="),
+/// ]);
+/// let refused = verifier.verify(&headers, br#"{"test": 2432232314}"#);
+/// assert!(matches!(refused, Err(VerifyError::TooOld { .. })));
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct Verifier {
+    signer: Signer,
+    tolerance: Duration,
+}
+
+/// What a verified request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Verified<'a> {
+    /// Of the message, the same on every attempt; of the request, where it has several messages.
+    pub id: &'a str,
+    /// Of this attempt.
+    pub timestamp: SystemTime,
+}
+
+impl Verifier {
+    /// Verifies with any of these secrets.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when there are none.
+    pub fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
+        if secrets.is_empty() {
+            return Err(ConfigError::new("secrets", "there is none"));
+        }
+        Ok(Self {
+            signer: Signer::new(secrets)?,
+            tolerance: TOLERANCE,
+        })
+    }
+
+    /// How far the clocks of sender and receiver, and the time on the way, may lie apart, in both
+    /// directions. Defaults to 5 minutes. It counts whole seconds.
+    ///
+    /// Who has seen a request can send it again for as long: tell it by its id.
+    #[must_use]
+    pub fn tolerance(mut self, tolerance: Duration) -> Self {
+        self.tolerance = tolerance;
+        self
+    }
+
+    /// Verifies a request by its headers and its body, which has to be what came, byte for byte.
+    ///
+    /// Only the id, the timestamp and the body are signed: see [`events`](Self::events).
+    ///
+    /// # Errors
+    /// A [`VerifyError`]. The answer is 401: the relay tries again, so nothing is lost while a secret
+    /// or a clock is put right.
+    pub fn verify<'a>(
+        &self,
+        headers: &'a Headers,
+        body: &[u8],
+    ) -> Result<Verified<'a>, VerifyError> {
+        self.verify_at(headers, body, SystemTime::now())
+    }
+
+    /// [`verify`](Self::verify) at another time than now, for tests and for requests that were kept.
+    ///
+    /// # Errors
+    /// A [`VerifyError`].
+    pub fn verify_at<'a>(
+        &self,
+        headers: &'a Headers,
+        body: &[u8],
+        now: SystemTime,
+    ) -> Result<Verified<'a>, VerifyError> {
+        let id = text(headers, ID)?;
+        if id.contains('.') {
+            // What is signed is joined with full stops: another split would have the same signature.
+            return Err(VerifyError::BadHeader {
+                name: ID,
+                reason: "it holds a full stop",
+            });
+        }
+        let written = text(headers, TIMESTAMP)?;
+        let timestamp = self.timestamp(written, now)?;
+        let signatures = text(headers, SIGNATURE)?;
+        let macs: Vec<_> = self
+            .signer
+            .macs(id.as_bytes(), written.as_bytes(), body)
+            .collect();
+        let is_ours = signatures
+            .split_ascii_whitespace()
+            .filter_map(|signature| BASE64.decode(signature.strip_prefix(VERSION)?).ok())
+            // In a time that tells nothing of the right signature.
+            .any(|signature| {
+                let mut macs = macs.iter();
+                macs.any(|mac| mac.clone().verify_slice(&signature).is_ok())
+            });
+        match is_ours {
+            true => Ok(Verified { id, timestamp }),
+            false => Err(VerifyError::NoMatch),
+        }
+    }
+
+    /// Verifies a request, and reads its events: [`verify`](Self::verify), then
+    /// [`events`](super::events).
+    ///
+    /// In binary mode headers say what happened, and headers are not signed. Therefore the event's id
+    /// has to be the one that is signed, `webhook-id`; a duplicate cannot be passed off as another
+    /// message. Where source, type and the other attributes have to be certain, let the relay send in
+    /// structured or batched mode: there they are a part of the body.
+    ///
+    /// # Errors
+    /// A [`ReceiveError`], which knows the status to answer with.
+    pub fn events<'a>(
+        &self,
+        headers: &'a Headers,
+        body: &'a [u8],
+    ) -> Result<Vec<CloudEvent<'a>>, ReceiveError> {
+        self.events_at(headers, body, SystemTime::now())
+    }
+
+    /// [`events`](Self::events) at another time than now.
+    ///
+    /// # Errors
+    /// A [`ReceiveError`].
+    pub fn events_at<'a>(
+        &self,
+        headers: &'a Headers,
+        body: &'a [u8],
+        now: SystemTime,
+    ) -> Result<Vec<CloudEvent<'a>>, ReceiveError> {
+        let verified = self.verify_at(headers, body, now)?;
+        let events = cloudevent::events(headers, body)?;
+        let is_signed = |event: &CloudEvent<'_>| event.id == verified.id;
+        if Mode::of(headers)? == Mode::Binary && !events.iter().all(is_signed) {
+            return Err(ReceiveError::OtherId);
+        }
+        Ok(events)
+    }
+
+    /// The time of a request that is neither too old nor too new.
+    fn timestamp(&self, written: &str, now: SystemTime) -> Result<SystemTime, VerifyError> {
+        let seconds: u64 = match written.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => written.parse().map_err(|_| VerifyError::Timestamp)?,
+            false => return Err(VerifyError::Timestamp),
+        };
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let apart = now.abs_diff(seconds);
+        if apart > self.tolerance.as_secs() {
+            return Err(match seconds < now {
+                true => VerifyError::TooOld { seconds: apart },
+                false => VerifyError::TooNew { seconds: apart },
+            });
+        }
+        UNIX_EPOCH
+            .checked_add(Duration::from_secs(seconds))
+            .ok_or(VerifyError::TooNew { seconds: apart })
+    }
+}
+
+/// A header that has to be there, once, with a value.
+fn text<'a>(headers: &'a Headers, name: &'static str) -> Result<&'a str, VerifyError> {
+    let bad = |reason| VerifyError::BadHeader { name, reason };
+    match headers.get(name) {
+        Err(Repeated) => Err(bad("it is there twice")),
+        Ok(None | Some([])) => Err(VerifyError::MissingHeader { name }),
+        Ok(Some(value)) => std::str::from_utf8(value).map_err(|_| bad("it is not text")),
+    }
+}
+
+impl FromStr for Verifier {
+    type Err = ConfigError;
+
+    /// Secrets as `OUTBOX_SECRET` has them: `whsec_…`, with white space or commas between them.
+    fn from_str(secrets: &str) -> Result<Self, ConfigError> {
+        Self::new(&parse_secrets("secrets", secrets)?)
+    }
+}
+
+impl fmt::Debug for Verifier {
+    /// Without the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verifier")
+            .field("signer", &self.signer)
+            .field("tolerance", &self.tolerance)
+            .finish()
+    }
+}
+
+/// Why a request is not verified. It says nothing of secrets, of the signature that would be right,
+/// or of the body.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// A header is not there, or empty.
+    #[error("the header {name} is missing")]
+    MissingHeader {
+        /// Which one.
+        name: &'static str,
+    },
+    /// A header is there, and cannot be used.
+    #[error("the header {name} cannot be used: {reason}")]
+    BadHeader {
+        /// Which one.
+        name: &'static str,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// The timestamp is not a number of seconds.
+    #[error("webhook-timestamp is not a number of seconds")]
+    Timestamp,
+    /// The request was signed too long ago. A late one, a replay, or a clock that is wrong.
+    #[error("the request was signed {seconds} s ago")]
+    TooOld {
+        /// How long ago.
+        seconds: u64,
+    },
+    /// The request was signed in the future: a clock is wrong.
+    #[error("the request was signed {seconds} s in the future")]
+    TooNew {
+        /// How far.
+        seconds: u64,
+    },
+    /// No signature is by one of the secrets.
+    #[error("no signature is by a known secret")]
+    NoMatch,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+use proptest::sample::Index;
+
+use super::*;
+
+const FIRST: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+const SECOND: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+const NOW: u64 = 1_795_204_800;
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn verifier(secrets: &str) -> Verifier {
+    secrets.parse().expect("secrets")
+}
+
+/// The headers of a request that was signed with these secrets.
+fn signed(secrets: &str, id: &str, timestamp: &str, body: &[u8]) -> Vec<(&'static str, String)> {
+    let secrets = parse_secrets("secrets", secrets).expect("secrets");
+    let signature = Signer::new(&secrets)
+        .expect("a signer")
+        .sign(id.as_bytes(), timestamp.as_bytes(), body)
+        .expect("a header's value")
+        .expect("there are secrets");
+    vec![
+        (ID, id.to_owned()),
+        (TIMESTAMP, timestamp.to_owned()),
+        (SIGNATURE, signature.to_str().expect("ASCII").to_owned()),
+    ]
+}
+
+fn result(secrets: &str, headers: &[(&str, String)], body: &[u8]) -> Result<(), VerifyError> {
+    let headers = Headers::new(headers.iter().map(|(name, value)| (*name, value.as_str())));
+    let verified = verifier(secrets).verify_at(&headers, body, at(NOW));
+    verified.map(|_| ())
+}
+
+/// R33. The vector that the libraries of Standard Webhooks are tested with.
+#[test]
+fn a_request_of_the_standards_own_libraries_is_verified() {
+    let headers = Headers::new([
+        ("Webhook-Id", "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+        ("Webhook-Timestamp", "1614265330"),
+        (
+            "Webhook-Signature",
+            "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+        ),
+    ]);
+    let verified =
+        verifier(FIRST).verify_at(&headers, br#"{"test": 2432232314}"#, at(1_614_265_331));
+    let verified = verified.expect("verified");
+    assert_eq!(verified.id, "msg_p5jXN8AQM9LWM0D4loKWxJek");
+    assert_eq!(verified.timestamp, at(1_614_265_330));
+}
+
+/// R33.
+#[test]
+fn any_signature_by_any_secret_is_enough_and_other_versions_are_passed_over() {
+    let headers = signed(FIRST, "a", &NOW.to_string(), b"{}");
+    let both = format!("{SECOND} {FIRST}");
+    assert_eq!(result(&both, &headers, b"{}"), Ok(()));
+    assert_eq!(result(SECOND, &headers, b"{}"), Err(VerifyError::NoMatch));
+
+    let mut headers = signed(&both, "a", &NOW.to_string(), b"{}");
+    assert_eq!(result(FIRST, &headers, b"{}"), Ok(()));
+    let ours = headers[2].1.clone();
+    headers[2].1 = format!("v1a,AAAA  v2, v1 v1, , v1,!!!! v1,AAAA {ours}");
+    assert_eq!(result(FIRST, &headers, b"{}"), Ok(()));
+    for others in [
+        ours.replace("v1,", "v1a,"),
+        ours.replace("v1,", ""),
+        ours.replace("v1,", "V1,"),
+        // A part of the signature.
+        ours[..27].to_owned(),
+        "v1,".to_owned(),
+    ] {
+        headers[2].1 = others;
+        assert_eq!(result(&both, &headers, b"{}"), Err(VerifyError::NoMatch));
+    }
+}
+
+#[test]
+fn a_header_that_is_missing_or_there_twice_is_named() {
+    let complete = signed(FIRST, "a", &NOW.to_string(), b"{}");
+    for name in [ID, TIMESTAMP, SIGNATURE] {
+        let mut headers = complete.clone();
+        headers.retain(|(other, _)| *other != name);
+        let missing = Err(VerifyError::MissingHeader { name });
+        assert_eq!(result(FIRST, &headers, b"{}"), missing);
+        headers.push((name, String::new()));
+        assert_eq!(result(FIRST, &headers, b"{}"), missing);
+        let mut headers = complete.clone();
+        headers.push((name, "1".to_owned()));
+        let error = result(FIRST, &headers, b"{}").expect_err("twice");
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.to_string().contains("twice"), "{error}");
+    }
+}
+
+/// R33.
+#[test]
+fn a_request_is_refused_when_it_is_older_or_newer_than_the_tolerance() {
+    let request = |seconds: u64| signed(FIRST, "a", &seconds.to_string(), b"{}");
+    for seconds in [NOW - 300, NOW, NOW + 300] {
+        assert_eq!(result(FIRST, &request(seconds), b"{}"), Ok(()));
+    }
+    let old = VerifyError::TooOld { seconds: 301 };
+    assert_eq!(result(FIRST, &request(NOW - 301), b"{}"), Err(old));
+    let new = VerifyError::TooNew { seconds: 301 };
+    assert_eq!(result(FIRST, &request(NOW + 301), b"{}"), Err(new));
+
+    let (old, new) = (request(NOW - 11), request(u64::MAX));
+    let (old, new) = (Headers::new(old), Headers::new(new));
+    let strict = verifier(FIRST).tolerance(Duration::from_secs(10));
+    let refused = strict.verify_at(&old, b"{}", at(NOW));
+    assert_eq!(refused, Err(VerifyError::TooOld { seconds: 11 }));
+    let lax = verifier(FIRST).tolerance(Duration::MAX);
+    assert!(lax.verify_at(&old, b"{}", at(NOW)).is_ok());
+    let refused = lax.verify_at(&new, b"{}", at(NOW));
+    assert!(matches!(refused, Err(VerifyError::TooNew { .. })));
+    assert!(lax.verify(&old, b"{}").is_ok());
+}
+
+#[test]
+fn a_timestamp_is_a_number_of_seconds() {
+    for timestamp in [
+        "+1795204800",
+        "-1",
+        "1795204800.0",
+        "1e9",
+        "soon",
+        "0x1",
+        "99999999999999999999",
+        "١",
+    ] {
+        let mut headers = signed(FIRST, "a", "1", b"{}");
+        headers[1].1 = timestamp.to_owned();
+        let refused = result(FIRST, &headers, b"{}");
+        assert_eq!(refused, Err(VerifyError::Timestamp), "{timestamp}");
+    }
+}
+
+/// What is signed is `id.timestamp.body`: a body that begins with a number could be split otherwise.
+#[test]
+fn what_was_signed_cannot_be_split_otherwise() {
+    let body = format!("{NOW}.5");
+    let mut headers = signed(FIRST, "a", &(NOW - 1).to_string(), body.as_bytes());
+    assert_eq!(result(FIRST, &headers, body.as_bytes()), Ok(()));
+    headers[0].1 = format!("a.{}", NOW - 1);
+    headers[1].1 = NOW.to_string();
+    let error = result(FIRST, &headers, b"5").expect_err("another split");
+    assert!(matches!(error, VerifyError::BadHeader { name: ID, .. }));
+}
+
+#[test]
+fn without_a_secret_there_is_no_verifier_and_none_is_ever_shown() {
+    assert!(Verifier::new(&[]).is_err());
+    assert!("".parse::<Verifier>().is_err());
+    let error = format!("{SECOND},hunter2").parse::<Verifier>();
+    let error = error.expect_err("not a secret").to_string();
+    assert!(
+        !error.contains("hunter2") && !error.contains("C2FV"),
+        "{error}"
+    );
+    let verifier = verifier(FIRST);
+    assert_eq!(
+        format!("{verifier:?}"),
+        "Verifier { signer: Signer(1 secrets), tolerance: 300s }"
+    );
+    let headers = signed(FIRST, "a", &NOW.to_string(), b"{}");
+    let error = result(SECOND, &headers, b"{}").expect_err("another secret");
+    assert_eq!(format!("{error:?}"), "NoMatch");
+}
+
+/// R33. In binary mode `ce-id` is not signed: it has to be what is.
+#[test]
+fn in_binary_mode_a_duplicate_cannot_be_passed_off_as_another_message() {
+    let mut request = signed(FIRST, "0198b2f1", &NOW.to_string(), b"7");
+    for (name, value) in [
+        ("content-type", "application/json"),
+        ("ce-specversion", "1.0"),
+        ("ce-source", "/shop"),
+        ("ce-type", "order.paid"),
+        ("ce-id", "0198b2f1"),
+    ] {
+        request.push((name, value.to_owned()));
+    }
+    let verifier = verifier(FIRST);
+    let headers = Headers::new(request.clone());
+    let events = verifier.events_at(&headers, b"7", at(NOW));
+    assert_eq!(events.expect("one event")[0].id, "0198b2f1");
+
+    request.last_mut().expect("ce-id").1 = "0198b2f2".to_owned();
+    let headers = Headers::new(request);
+    let error = verifier
+        .events_at(&headers, b"7", at(NOW))
+        .expect_err("another id");
+    assert_eq!((&error, error.status()), (&ReceiveError::OtherId, 401));
+    assert!(super::super::events(&headers, b"7").is_ok());
+
+    let error = verifier.events(&headers, b"8").expect_err("another body");
+    assert!(matches!(error, ReceiveError::Verify(_)), "{error:?}");
+    assert_eq!(error.status(), 401);
+    let headers = Headers::new(signed(FIRST, "1", &NOW.to_string(), b"{}"));
+    let error = verifier
+        .events_at(&headers, b"{}", at(NOW))
+        .expect_err("no event");
+    assert_eq!(error.to_string(), "the attribute specversion is missing");
+    assert_eq!(error.status(), 400);
+}
+
+proptest! {
+    /// R33.
+    #[test]
+    fn what_is_signed_is_verified_and_anything_changed_is_refused(
+        id in "[!-\\-/-~]{1,40}",
+        timestamp in NOW - 300..=NOW + 300,
+        body in proptest::collection::vec(any::<u8>(), 0..200),
+        place in any::<Index>(),
+        bit in 0..8_u8,
+    ) {
+        let request = signed(FIRST, &id, &timestamp.to_string(), &body);
+        prop_assert_eq!(result(FIRST, &request, &body), Ok(()));
+
+        let flip = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            let place = place.index(bytes.len());
+            bytes[place] ^= 1 << bit;
+            bytes
+        };
+        if !body.is_empty() {
+            prop_assert_eq!(result(FIRST, &request, &flip(&body)), Err(VerifyError::NoMatch));
+            prop_assert!(result(FIRST, &request, &body[1..]).is_err());
+        }
+        prop_assert!(result(FIRST, &request, &[&body[..], b" "].concat()).is_err());
+        for part in 0..3 {
+            let headers = request.iter().enumerate().map(|(index, (name, value))| {
+                let value = value.as_bytes();
+                (name, if index == part { flip(value) } else { value.to_vec() })
+            });
+            let headers = Headers::new(headers);
+            let changed = headers.get(request[part].0).expect("once").unwrap_or_default();
+            let verified = verifier(FIRST).verify_at(&headers, &body, at(NOW));
+            // White space around a value says nothing.
+            let is_changed = changed != request[part].1.as_bytes();
+            prop_assert!(verified.is_err() == is_changed, "{verified:?}");
+        }
+    }
+
+    #[test]
+    fn any_headers_are_verified_or_refused(
+        values in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..40), 3),
+        body in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let headers = Headers::new([ID, TIMESTAMP, SIGNATURE].into_iter().zip(values));
+        prop_assert!(verifier(FIRST).verify(&headers, &body).is_err());
+    }
+}
