@@ -6,11 +6,15 @@ TEST_FEATURES := cli,tracing
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
+# All but those in Python.
+SHELL_SCRIPTS = $(filter-out scripts/public-api,$(wildcard scripts/*)) .ci/run
+# What `make semver` compares with: a revision.
+BASE ?= origin/main
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix check bench bench-nginx static bootstrap clean
+.PHONY: help demo test test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -39,12 +43,25 @@ check: bootstrap ## Check format, lints, documentation, dependencies and scripts
 	$(CARGO) clippy --all-targets --features $(TEST_FEATURES) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(TEST_FEATURES)
 	scripts/check-dependencies
+	@command -v python3 >/dev/null || scripts/install-package python3-venv
+	scripts/public-api
 	@if command -v shellcheck >/dev/null; then \
-		echo shellcheck scripts/* .ci/run; \
-		shellcheck scripts/* .ci/run; \
+		echo shellcheck $(SHELL_SCRIPTS); \
+		shellcheck $(SHELL_SCRIPTS); \
 	else \
 		echo "shellcheck is not installed: the scripts were not checked"; \
 	fi
+
+api: bootstrap ## Write the public API down in public-api.txt, which `make check` compares it with
+	@command -v python3 >/dev/null || scripts/install-package python3-venv
+	scripts/public-api --write
+
+semver: bootstrap ## Look for changes since BASE (a revision) that break whoever uses the library
+	@$(CARGO) semver-checks --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-semver-checks
+	$(CARGO) semver-checks --baseline-rev $(BASE) --only-explicit-features --features tracing
+
+compile-time: bootstrap ## Measure what the library adds to the clean build of an application
+	scripts/compile-time
 
 bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=ordered: a scenario; ARGS=--help)
 	$(CARGO) build --release --features $(FEATURES)
