@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+pub(crate) use self::context::Connections;
 pub use self::context::{Connection, Context};
-pub(crate) use self::context::{Connections, Lent};
 pub use self::error::HandlerError;
 pub(crate) use self::worker::HandlerDispatcher;
 
@@ -161,14 +161,6 @@ impl Handlers {
             let error = format!("no handler serves the topic {topic:?}");
             Failure::new(ReasonCode::NoRoute, error)
         })
-    }
-
-    /// Handles a message on this thread.
-    pub(crate) fn handle(&self, message: &Message, context: &Context<'_>) -> Outcome {
-        match self.find(&message.topic) {
-            Ok(handler) => run(&*handler, message, context),
-            Err(failure) => Outcome::Retry(failure),
-        }
     }
 }
 

@@ -58,6 +58,7 @@ mod relay;
 pub mod admin;
 mod handlers;
 pub mod receive;
+pub mod testing;
 
 pub use crate::admin::migrate;
 pub use crate::aggregate::{Aggregate, Events};

@@ -5,6 +5,7 @@ mod breaker;
 mod bucket;
 mod builder;
 mod bulkhead;
+mod by_hand;
 mod claimer;
 mod database_clock;
 mod gate;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 
 pub use self::builder::{Relay, RelayBuilder, StartError};
+pub(crate) use self::by_hand::{ByHand, Ended};
 pub use self::observer::{Observer, Settled};
 pub use self::shared::Stats;
 pub(crate) use self::spans::Span;

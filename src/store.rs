@@ -12,6 +12,7 @@ pub(crate) mod dead;
 pub(crate) mod enqueue;
 pub(crate) mod inspect;
 pub(crate) mod lease;
+pub(crate) mod look;
 pub(crate) mod migrate;
 #[cfg(test)]
 mod model;

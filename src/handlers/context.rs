@@ -16,7 +16,7 @@ pub(crate) type Connections =
     dyn Fn() -> Result<Box<dyn DerefMut<Target = PgConnection>>, HandlerError> + Send + Sync;
 
 /// A connection that a test lends.
-pub(crate) type Lent<'a> = RefCell<&'a mut PgConnection>;
+pub(super) type Lent<'a> = RefCell<&'a mut PgConnection>;
 
 /// Where connections come from.
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ impl<'a> Context<'a> {
     }
 
     /// One for a test, which lends its own connection and sets no limit.
-    pub(crate) fn lent(message: &'a Message, inbox: &'a str, conn: &'a Lent<'a>) -> Self {
+    pub(super) fn lent(message: &'a Message, inbox: &'a str, conn: &'a Lent<'a>) -> Self {
         Self {
             message,
             inbox,

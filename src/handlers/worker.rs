@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use super::context::{Connections, Context};
+use diesel::PgConnection;
+
+use super::context::{Connections, Context, Lent};
 use super::{Handler, Handlers, run};
 use crate::dispatch::{Dispatcher, Failure, Outcome};
 use crate::message::Message;
@@ -77,6 +79,16 @@ impl HandlerDispatcher {
             timeout,
             idle: Mutex::default(),
             started: AtomicUsize::new(0),
+        }
+    }
+
+    /// Handles a message on this thread, on this connection, without a limit: for tests.
+    pub(crate) fn handle_here(&self, message: &Message, conn: &mut PgConnection) -> Outcome {
+        let lent = Lent::new(conn);
+        let context = Context::lent(message, &self.shared.inbox, &lent);
+        match self.handlers.find(&message.topic) {
+            Ok(handler) => run(&*handler, message, &context),
+            Err(failure) => Outcome::Retry(failure),
         }
     }
 

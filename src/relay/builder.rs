@@ -44,6 +44,12 @@ impl Relay {
         builder
     }
 
+    /// A relay with default settings and no database, for a [`TestRelay`](crate::testing::TestRelay):
+    /// that works on the test's connection.
+    pub fn in_test() -> RelayBuilder {
+        Self::from_config(Config::default())
+    }
+
     /// A relay with these settings, for example those of [`config::from_env`](crate::config::from_env).
     pub fn from_config(config: Config) -> RelayBuilder {
         RelayBuilder {
@@ -300,6 +306,26 @@ impl RelayBuilder {
     /// A [`StartError`]: a bad setting, no database, no outbox in it or one of another version,
     /// or no thread. Nothing is left running.
     pub fn start(self) -> Result<RelayHandle, StartError> {
+        let Assembled {
+            config,
+            common,
+            own_threads,
+            groups,
+            observers,
+            limit,
+        } = self.assemble()?;
+        let in_process = groups.into_iter().map(|group| group as Arc<dyn Dispatcher>);
+        let dispatchers = Dispatchers {
+            common,
+            own_threads,
+            in_process: in_process.collect(),
+        };
+        let bulkheads = Bulkhead::all(&config, dispatchers);
+        RelayHandle::start(config, bulkheads, observers, limit)
+    }
+
+    /// Puts together what works, with settings that are checked.
+    pub(super) fn assemble(self) -> Result<Assembled, StartError> {
         if let Some(error) = self.error {
             return Err(error.into());
         }
@@ -320,24 +346,34 @@ impl RelayBuilder {
             }
         };
         let connections = self.connections;
-        let in_process = self.handlers.into_iter().map(|(name, handlers)| {
-            let dispatcher = HandlerDispatcher::new(
-                &name,
-                inbox_of(&config.table, &name),
-                handlers.timeout.unwrap_or(config.send_timeout),
-                handlers,
-                connections.clone(),
-            );
-            Arc::new(dispatcher) as Arc<dyn Dispatcher>
+        let groups = self.handlers.into_iter().map(|(name, handlers)| {
+            let inbox = inbox_of(&config.table, &name);
+            let timeout = handlers.timeout.unwrap_or(config.send_timeout);
+            let dispatcher =
+                HandlerDispatcher::new(&name, inbox, timeout, handlers, connections.clone());
+            Arc::new(dispatcher)
         });
-        let dispatchers = Dispatchers {
+        Ok(Assembled {
+            groups: groups.collect(),
+            config,
             common,
             own_threads,
-            in_process: in_process.collect(),
-        };
-        let bulkheads = Bulkhead::all(&config, dispatchers);
-        RelayHandle::start(config, bulkheads, self.observers, self.limit)
+            observers: self.observers,
+            limit: self.limit,
+        })
     }
+}
+
+/// What a relay is made of.
+pub(super) struct Assembled {
+    pub(super) config: Config,
+    /// Sends what no handler serves.
+    pub(super) common: Arc<dyn Dispatcher>,
+    pub(super) own_threads: Option<usize>,
+    /// In the order of `config.in_process`.
+    pub(super) groups: Vec<Arc<HandlerDispatcher>>,
+    pub(super) observers: Observers,
+    pub(super) limit: Option<u64>,
 }
 
 /// The group of single handlers.

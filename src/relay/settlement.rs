@@ -120,6 +120,14 @@ impl Settlement {
         }
     }
 
+    /// Why it was not delivered.
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        match &self.verdict {
+            Verdict::Retry(failure, ..) | Verdict::Dead(failure, _) => Some(failure),
+            _ => None,
+        }
+    }
+
     /// The destinations of a message that is to be split.
     pub(super) fn destinations(&self) -> &[String] {
         match &self.verdict {

@@ -11,11 +11,12 @@ use diesel::PgConnection;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 
 use self::next::{hand_on, look_at_the_next, release, settle_and_continue};
+use super::bulkhead::Bulkhead;
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
 use super::shared::{Continued, Shared, add};
-use crate::config::Config;
+use crate::config::{Config, OnDead};
 use crate::dispatch::Failure;
 use crate::error::DatabaseError;
 use crate::status::ReasonCode;
@@ -296,14 +297,15 @@ fn settle_group(
     Ok(())
 }
 
-fn write_down(
+/// Writes down what became of messages, all of one kind. Returns the sequences that were changed.
+pub(super) fn write_down(
     conn: &mut PgConnection,
-    shared: &Shared,
+    config: &Config,
+    bulkheads: &[Bulkhead],
     lease: LeaseId,
     kind: Kind,
     group: &[Settlement],
 ) -> QueryResult<Vec<i64>> {
-    let config = &shared.config;
     let name = &config.table;
     let sequences = || group.iter().map(Settlement::sequence).collect::<Vec<_>>();
     match kind {
@@ -318,7 +320,7 @@ fn write_down(
         }
         Kind::Dead => {
             let dead = |settlement: &Settlement| {
-                let blocks_key = shared.blocks_key(settlement);
+                let blocks_key = blocks_key(config, bulkheads, settlement);
                 failed(settlement).map(|failed| Failed {
                     blocks_key,
                     ..failed
@@ -333,6 +335,13 @@ fn write_down(
             settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
         }
     }
+}
+
+/// Whether the death of this message keeps back those behind it that have its ordering key.
+fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
+    let is_it = |bulkhead: &&Bulkhead| settlement.is_for(&bulkhead.name);
+    let on_dead = bulkheads.iter().find(is_it).map(|b| b.on_dead);
+    on_dead.unwrap_or(config.on_dead) == OnDead::Block
 }
 
 /// A message that stands in the way of another one, with its key and for one of its destinations,

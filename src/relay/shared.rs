@@ -13,9 +13,8 @@ use super::lease_clock::LeaseClock;
 use super::observer::Observers;
 use super::pauses::KeptBack;
 use super::session::{Outage, Session};
-use super::settlement::Settlement;
 use super::sleep::Sleep;
-use crate::config::{Config, OnDead};
+use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
 use crate::store::claim::{Claimed, Topic};
@@ -170,13 +169,6 @@ impl Shared {
     /// Messages that all senders together may hold.
     pub(crate) fn most_sending(&self) -> usize {
         self.bulkheads.iter().map(Bulkhead::most_sending).sum()
-    }
-
-    /// Whether the death of this message keeps back those behind it that have its ordering key.
-    pub(crate) fn blocks_key(&self, settlement: &Settlement) -> bool {
-        let is_it = |bulkhead: &&Bulkhead| settlement.is_for(&bulkhead.name);
-        let on_dead = self.bulkheads.iter().find(is_it).map(|b| b.on_dead);
-        on_dead.unwrap_or(self.config.on_dead) == OnDead::Block
     }
 
     /// Whether messages wait for a place in some queue.

@@ -24,6 +24,7 @@ use super::claim::{
     Claimant, Claimed, ClaimedRow, Lane, Lanes, Position, Topic, as_bigint, claim_statement,
     claimed, is_live, most, taken_over,
 };
+use super::lease::LeaseId;
 use super::statement::statement;
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -410,6 +411,38 @@ pub(crate) fn claim(
             .load::<ClaimedRow>(conn)
             .map(|rows| Some(claimed(rows, before)))
     })
+}
+
+/// Claims the first message that is due and that none of these is, in its order, keyed or not: for tests,
+/// where nobody else claims. Due is what is due now, and not what was when the transaction began.
+pub(crate) fn claim_one(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    but: &[i64],
+) -> QueryResult<Option<Claimed>> {
+    let candidates = format!(
+        "WITH candidate AS MATERIALIZED (
+            SELECT o.sequence, 0 AS taken_over
+              FROM {outbox} o
+             WHERE o.available_at <= clock_timestamp() AND o.sequence <> ALL($4)
+               AND o.locked_by IS NULL
+               AND (o.ordering_key IS NULL OR ({is_first} AND {is_not_kept_back}))
+             ORDER BY o.sequence LIMIT 1
+               FOR NO KEY UPDATE SKIP LOCKED
+        )",
+        outbox = name.outbox(),
+        is_first = is_first(name, GoesTo::Unknown),
+        is_not_kept_back = is_not_kept_back(name),
+    );
+    let before = Instant::now();
+    statement(claim_statement(name, &candidates))
+        .bind::<BigInt, _>(lease.0)
+        .bind::<Array<BigInt>, _>(Vec::<i64>::new())
+        .bind::<Integer, _>(i32::MAX)
+        .bind::<Array<BigInt>, _>(but)
+        .load::<ClaimedRow>(conn)
+        .map(|rows| claimed(rows, before).pop())
 }
 
 /// Claims the next message of each of these keys.

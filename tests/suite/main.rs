@@ -28,6 +28,7 @@ mod receivers;
 mod schema;
 mod settings;
 mod several;
+mod testing;
 mod throwaway_server;
 mod tls;
 mod topics;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use crossbeam_channel::Sender;
-use diesel::Connection;
+use diesel::{Connection, PgConnection};
 
-use super::write_down;
+use super::{blocks_key, write_down};
 use crate::error::DatabaseError;
 use crate::relay::session::Session;
 use crate::relay::settlement::{Kind, Settlement};
@@ -64,6 +64,9 @@ pub(super) fn settle_and_continue(
     kind: Kind,
     group: &[Settlement],
 ) -> Result<(Vec<i64>, Vec<Claimed>), DatabaseError> {
+    let write = |conn: &mut PgConnection| {
+        write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
+    };
     let rows: HashMap<i64, (Key, u32)> = if may_continue(shared, lease) {
         let next =
             |settlement: &Settlement| Some((settlement.sequence(), next_key(shared, settlement)?));
@@ -72,7 +75,7 @@ pub(super) fn settle_and_continue(
         HashMap::new()
     };
     if rows.is_empty() {
-        let changed = session.run(|conn| write_down(conn, shared, lease, kind, group))?;
+        let changed = session.run(write)?;
         return Ok((changed, Vec::new()));
     }
     let paused = shared.paused_topics();
@@ -83,7 +86,7 @@ pub(super) fn settle_and_continue(
     };
     let result = session.run(|conn| {
         conn.transaction(|conn| {
-            let changed = write_down(conn, shared, lease, kind, group)?;
+            let changed = write(conn)?;
             let of_changed = changed.iter().filter_map(|sequence| rows.get(sequence));
             let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
             if keys.is_empty() {
@@ -120,7 +123,7 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
 fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
     match settlement.kind() {
         Kind::Delivered | Kind::Deduplicated => true,
-        Kind::Dead => !shared.blocks_key(settlement),
+        Kind::Dead => !blocks_key(&shared.config, &shared.bulkheads, settlement),
         Kind::Retry | Kind::Split | Kind::Released => false,
     }
 }

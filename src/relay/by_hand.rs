@@ -1,0 +1,175 @@
+//! A relay without threads, for tests: it works on the caller's connection, one message after the
+//! other, and ends when nothing is due.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use diesel::result::QueryResult;
+use diesel::{Connection, PgConnection};
+
+use super::StartError;
+use super::builder::{Assembled, RelayBuilder};
+use super::bulkhead::{Bulkhead, Dispatchers};
+use super::lanes::To;
+use super::observer::Observers;
+use super::settlement::{Settlement, Verdict};
+use super::settler::write_down;
+use crate::config::Config;
+use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
+use crate::handlers::HandlerDispatcher;
+use crate::message::Message;
+use crate::routes::{Routes, Way};
+use crate::status::{ReasonCode, Status};
+use crate::store::claim::{Claimed, Known};
+use crate::store::lease;
+use crate::store::ordered;
+
+/// Runs a handler so that a statement of its that fails spoils nothing else: outside of tests it would
+/// have failed alone.
+fn in_savepoint(
+    conn: &mut PgConnection,
+    handle: impl FnOnce(&mut PgConnection) -> Outcome,
+) -> Outcome {
+    let mut outcome = None;
+    let kept = conn.transaction(|conn| {
+        outcome = Some(handle(conn));
+        QueryResult::Ok(())
+    });
+    match (outcome, kept) {
+        // Not kept: its transaction had failed, and it says so itself.
+        (Some(outcome), Ok(()) | Err(_)) => outcome,
+        (None, Ok(())) => Outcome::Retry(Failure::new(ReasonCode::Failed, "no outcome")),
+        (None, Err(error)) => Outcome::Retry(Failure::new(ReasonCode::Failed, error.to_string())),
+    }
+}
+
+/// No test takes as long as this.
+const LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// What became of one message.
+pub(crate) struct Ended {
+    pub(crate) message: Message,
+    pub(crate) status: Status,
+    /// Why it was not delivered.
+    pub(crate) failure: Option<Failure>,
+}
+
+pub(crate) struct ByHand {
+    config: Config,
+    routes: Routes,
+    bulkheads: Vec<Bulkhead>,
+    /// The bulkheads before the last one.
+    groups: Vec<Arc<HandlerDispatcher>>,
+    observers: Observers,
+}
+
+impl ByHand {
+    pub(crate) fn new(builder: RelayBuilder) -> Result<Self, StartError> {
+        let Assembled {
+            config,
+            common,
+            own_threads,
+            groups,
+            observers,
+            ..
+        } = builder.assemble()?;
+        let in_process = groups
+            .iter()
+            .map(|one| Arc::clone(one) as Arc<dyn Dispatcher>);
+        let dispatchers = Dispatchers {
+            common,
+            own_threads,
+            in_process: in_process.collect(),
+        };
+        Ok(Self {
+            routes: Routes::new(&config),
+            bulkheads: Bulkhead::all(&config, dispatchers),
+            config,
+            groups,
+            observers,
+        })
+    }
+
+    /// Takes each message that is due, once.
+    pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
+        let name = &self.config.table;
+        let lease = lease::register(conn, name, "test", LEASE, false)?;
+        let mut ended = Vec::new();
+        let mut seen = Vec::new();
+        while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
+            seen.push(claimed.message.sequence.0);
+            let message = claimed.message.clone();
+            let (verdict, destination) = self.verdict(claimed, conn);
+            let settlement = Settlement::unsent(message, lease, verdict).to(destination);
+            let (config, kind) = (&self.config, settlement.kind());
+            let group = std::slice::from_ref(&settlement);
+            write_down(conn, config, &self.bulkheads, lease, kind, group)?;
+            if let Some(settled) = settlement.told() {
+                let message = &settlement.message;
+                self.observers.tell(message, |one| one.settled(&settled));
+                ended.push(Ended {
+                    message: message.clone(),
+                    status: settled.status,
+                    failure: settlement.failure().cloned(),
+                });
+            }
+        }
+        lease::end(conn, name, lease)?;
+        Ok(ended)
+    }
+
+    fn verdict(&self, claimed: Claimed, conn: &mut PgConnection) -> (Verdict, Arc<str>) {
+        let Claimed { message, known, .. } = claimed;
+        let nowhere = self.bulkheads.len() - 1;
+        let number = match To::of(&self.routes, &message.topic, &message.destination, nowhere) {
+            To::Bulkhead(number) => number,
+            To::Split => return (Verdict::Split(self.parts(&message)), Arc::default()),
+        };
+        let bulkhead = &self.bulkheads[number];
+        let verdict = match known {
+            Known::Delivered => Verdict::Deduplicated,
+            Known::OtherContent => {
+                let error = "the key was delivered before, with another topic or payload";
+                Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
+            }
+            Known::No if message.expires.is_some_and(|end| Instant::now() >= end) => {
+                let error = "its time was over before it was sent";
+                Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
+            }
+            Known::No => {
+                let outcome = self.send(number, &message, conn);
+                Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries)
+            }
+        };
+        (verdict, bulkhead.name.clone())
+    }
+
+    fn send(&self, number: usize, message: &Message, conn: &mut PgConnection) -> Outcome {
+        let bulkhead = &self.bulkheads[number];
+        let (began, name) = (Instant::now(), &*bulkhead.name);
+        self.observers
+            .tell(message, |one| one.sending(message, name));
+        // Groups stand between the destinations with a URL and the last one.
+        let urls = self.bulkheads.len() - 1 - self.groups.len();
+        let group = number.checked_sub(urls).and_then(|at| self.groups.get(at));
+        let outcome = match group {
+            Some(group) => in_savepoint(conn, |conn| group.handle_here(message, conn)),
+            None => caught(message, || bulkhead.dispatcher.dispatch(message))
+                .unwrap_or_else(Outcome::Retry),
+        };
+        let took = began.elapsed();
+        self.observers
+            .tell(message, |one| one.sent(message, name, &outcome, took));
+        outcome
+    }
+
+    fn parts(&self, message: &Message) -> Vec<String> {
+        match self.routes.find(&message.topic, &message.destination) {
+            Way::Split(numbers) => numbers
+                .iter()
+                .map(|number| self.bulkheads[*number].name.to_string())
+                .collect(),
+            Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! For the tests of applications: what was enqueued, and a relay that runs in the test's own thread.
+//!
+//! Everything works on the test's connection, also inside Diesel's
+//! [`begin_test_transaction`](diesel::Connection::begin_test_transaction): tests run beside each other
+//! in one database, see only their own messages, and leave nothing behind. The database needs the
+//! outbox's tables ([`migrate`](crate::migrate)), and nothing else.
+//!
+//! ```no_run
+//! use diesel::prelude::*;
+//! use diesel_outbox::{Event, Outbox, Relay, assert_enqueued, assert_not_enqueued};
+//! use diesel_outbox::testing::{RecordingDispatcher, TestRelay};
+//! use serde::{Deserialize, Serialize};
+//! use std::time::Duration;
+//!
+//! #[derive(Debug, Serialize, Deserialize)]
+//! struct OrderPaid { order_id: i64 }
+//!
+//! impl Event for OrderPaid {
+//!     const TOPIC: &'static str = "order.paid";
+//! }
+//!
+//! // The code under test.
+//! fn pay(conn: &mut PgConnection, order_id: i64) -> QueryResult<()> {
+//!     let outbox = Outbox::default();
+//!     outbox.enqueue(conn, &OrderPaid { order_id })?;
+//!     Ok(())
+//! }
+//!
+//! # fn test() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut conn = PgConnection::establish("postgres://localhost/shop_test")?;
+//! conn.begin_test_transaction()?;
+//! let outbox = Outbox::default();
+//!
+//! pay(&mut conn, 7)?;
+//!
+//! // It was enqueued …
+//! assert_enqueued!(&mut conn, outbox, OrderPaid { order_id: 7 });
+//! assert_not_enqueued!(&mut conn, outbox, OrderPaid { order_id: 8 });
+//!
+//! // … and this is what a receiver gets. A relay with the application's own handlers works, too.
+//! let receiver = RecordingDispatcher::new();
+//! let relay = TestRelay::new(Relay::in_test().dispatcher(receiver.clone()))?;
+//! relay.drain(&mut conn)?.assert_all_delivered();
+//! assert_eq!(receiver.messages().len(), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+use serde::de::DeserializeOwned;
+
+use crate::dispatch::{Dispatcher, Outcome, Response};
+use crate::event::Event;
+use crate::message::Message;
+use crate::outbox::Outbox;
+use crate::relay::{ByHand, Ended, RelayBuilder, StartError};
+use crate::status::{ReasonCode, Status};
+use crate::store::look;
+
+/// The messages that are in the outbox, as this connection sees it, in their order: those that are
+/// neither delivered nor dead.
+///
+/// # Errors
+/// The database's.
+pub fn messages(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<Vec<Message>> {
+    look::live(conn, outbox.name())
+}
+
+/// The events of a type that are in the outbox, as [`messages`].
+///
+/// # Panics
+/// When a message of the type's topic is not of its shape: a test should know.
+///
+/// # Errors
+/// The database's.
+pub fn events<E: Event + DeserializeOwned>(
+    conn: &mut PgConnection,
+    outbox: &Outbox,
+) -> QueryResult<Vec<E>> {
+    Ok(messages(conn, outbox)?.iter().filter_map(decoded).collect())
+}
+
+fn decoded<E: Event + DeserializeOwned>(message: &Message) -> Option<E> {
+    if message.topic != E::TOPIC {
+        return None;
+    }
+    match message.decode() {
+        Ok(event) => Some(event),
+        Err(error) => panic!(
+            "message {} of the topic {} is not of its type: {error}: {}",
+            message.sequence, message.topic, message.payload
+        ),
+    }
+}
+
+/// For the macros.
+#[doc(hidden)]
+pub type Conn = PgConnection;
+
+/// What is in the outbox, for the text of a failed assertion.
+#[doc(hidden)]
+pub fn shown(conn: &mut PgConnection, outbox: &Outbox) -> String {
+    match messages(conn, outbox) {
+        Ok(messages) if messages.is_empty() => "the outbox is empty".to_owned(),
+        Ok(messages) => messages
+            .iter()
+            .fold("the outbox has:".to_owned(), |text, message| {
+                format!("{text}\n  {} {}", message.topic, message.payload)
+            }),
+        Err(error) => format!("the outbox cannot be read: {error}"),
+    }
+}
+
+/// Fails unless an event that matches the pattern is in the outbox.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// # use diesel_outbox::{Event, Outbox, assert_enqueued};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct OrderPaid { order_id: i64, euro: u32 }
+/// # impl Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+/// # let mut conn = PgConnection::establish("")?;
+/// let outbox = Outbox::default();
+/// assert_enqueued!(&mut conn, outbox, OrderPaid { order_id: 7, .. });
+/// assert_enqueued!(&mut conn, outbox, OrderPaid { euro, .. } if euro > 40);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[macro_export]
+macro_rules! assert_enqueued {
+    ($conn:expr, $outbox:expr, $event:pat $(if $guard:expr)? $(,)?) => {{
+        let (conn, outbox): (&mut $crate::testing::Conn, &$crate::Outbox) =
+            ($conn, &$outbox);
+        let events = $crate::testing::events(conn, outbox).expect("the outbox can be read");
+        let is_it = |event| matches!(event, $event $(if $guard)?);
+        if !events.into_iter().any(is_it) {
+            panic!(
+                "no event {} was enqueued; {}",
+                stringify!($event $(if $guard)?),
+                $crate::testing::shown(conn, outbox)
+            );
+        }
+    }};
+}
+
+/// Fails if an event that matches the pattern is in the outbox: see [`assert_enqueued`].
+#[macro_export]
+macro_rules! assert_not_enqueued {
+    ($conn:expr, $outbox:expr, $event:pat $(if $guard:expr)? $(,)?) => {{
+        let (conn, outbox): (&mut $crate::testing::Conn, &$crate::Outbox) =
+            ($conn, &$outbox);
+        let events = $crate::testing::events(conn, outbox).expect("the outbox can be read");
+        let is_it = |event| matches!(event, $event $(if $guard)?);
+        if events.into_iter().any(is_it) {
+            panic!(
+                "an event {} was enqueued; {}",
+                stringify!($event $(if $guard)?),
+                $crate::testing::shown(conn, outbox)
+            );
+        }
+    }};
+}
+
+/// Moves the outbox's clock forward: everything that is delayed, waits for its next attempt or expires
+/// is nearer by `duration`.
+///
+/// # Errors
+/// The database's.
+pub fn advance(conn: &mut PgConnection, outbox: &Outbox, duration: Duration) -> QueryResult<()> {
+    look::advance(conn, outbox.name(), duration)
+}
+
+/// A relay without threads: it works when it is told to, on the test's connection.
+///
+/// It is made from what the application gives its real relay: routes, handlers and dispatchers are the
+/// same, and so is what becomes of a message. Handlers run on the test's thread, and
+/// [`Context::connection`](crate::Context::connection) is the test's connection.
+///
+/// What it does not do: it takes no message that another relay holds, has no time limit for handlers,
+/// does not look at pauses, rates and circuit breakers, and sends batches one by one. A destination with
+/// a URL gets real requests: give it a [`RecordingDispatcher`] instead.
+pub struct TestRelay {
+    by_hand: ByHand,
+}
+
+impl TestRelay {
+    /// One with these settings: [`Relay::in_test`](crate::Relay::in_test), or the application's own.
+    ///
+    /// # Errors
+    /// As of [`RelayBuilder::start`], as far as settings are concerned.
+    pub fn new(builder: RelayBuilder) -> Result<Self, StartError> {
+        Ok(Self {
+            by_hand: ByHand::new(builder)?,
+        })
+    }
+
+    /// Takes every message that is due, in order of its sequence, each once: one that fails waits for
+    /// its next attempt, until [`advance`] brings that near.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn drain(&self, conn: &mut PgConnection) -> QueryResult<Drained> {
+        Ok(Drained::of(self.by_hand.drain(conn)?))
+    }
+}
+
+impl fmt::Debug for TestRelay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestRelay").finish_non_exhaustive()
+    }
+}
+
+/// What became of the messages of one [`TestRelay::drain`].
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Drained {
+    /// Those that are delivered, or were before.
+    pub delivered: Vec<Message>,
+    /// Those that are tried again, and why.
+    pub retried: Vec<NotDelivered>,
+    /// Those that are dead, and why.
+    pub dead: Vec<NotDelivered>,
+}
+
+/// A message that was not delivered.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct NotDelivered {
+    /// The message.
+    pub message: Message,
+    /// Why, as tables and logs name it.
+    pub reason: ReasonCode,
+    /// Why, in words.
+    pub error: String,
+}
+
+impl Drained {
+    fn of(ended: Vec<Ended>) -> Self {
+        let mut drained = Self::default();
+        for Ended {
+            message,
+            status,
+            failure,
+        } in ended
+        {
+            let Some(failure) = failure else {
+                drained.delivered.push(message);
+                continue;
+            };
+            let list = match status {
+                Status::Dead => &mut drained.dead,
+                _ => &mut drained.retried,
+            };
+            list.push(NotDelivered {
+                message,
+                reason: failure.code,
+                error: failure.error,
+            });
+        }
+        drained
+    }
+
+    /// Fails unless every message was delivered.
+    ///
+    /// # Panics
+    /// When one was not: it says which and why.
+    #[track_caller]
+    pub fn assert_all_delivered(&self) {
+        let failed = self.retried.iter().chain(&self.dead);
+        let failed = failed.fold(String::new(), |text, one| {
+            format!(
+                "{text}\n  {} {}: {} {}",
+                one.message.topic, one.message.sequence, one.reason, one.error
+            )
+        });
+        assert!(failed.is_empty(), "not delivered:{failed}");
+    }
+}
+
+/// A dispatcher that keeps what it is given, and answers as it is told: delivered, if nothing else.
+///
+/// Its clones are one.
+///
+/// ```
+/// use diesel_outbox::testing::RecordingDispatcher;
+/// use diesel_outbox::{Failure, Outcome, ReasonCode};
+///
+/// let receiver = RecordingDispatcher::answering(|message| match message.attempts {
+///     0 => Outcome::Retry(Failure::new(ReasonCode::ServerError, "503")),
+///     _ => Outcome::Delivered(Default::default()),
+/// });
+/// # assert!(receiver.messages().is_empty());
+/// ```
+#[derive(Clone)]
+pub struct RecordingDispatcher {
+    answer: Arc<dyn Fn(&Message) -> Outcome + Send + Sync>,
+    messages: Arc<Mutex<Vec<Message>>>,
+}
+
+impl RecordingDispatcher {
+    /// One that takes everything.
+    pub fn new() -> Self {
+        Self::answering(|_| Outcome::Delivered(Response::default()))
+    }
+
+    /// One that answers as this says.
+    pub fn answering(answer: impl Fn(&Message) -> Outcome + Send + Sync + 'static) -> Self {
+        Self {
+            answer: Arc::new(answer),
+            messages: Arc::default(),
+        }
+    }
+
+    /// What it was given, in order; a message that was tried again is there again.
+    pub fn messages(&self) -> Vec<Message> {
+        self.list().clone()
+    }
+
+    /// The events of a type that it was given.
+    ///
+    /// # Panics
+    /// When a message of the type's topic is not of its shape.
+    pub fn events<E: Event + DeserializeOwned>(&self) -> Vec<E> {
+        self.messages().iter().filter_map(decoded).collect()
+    }
+
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Message>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for RecordingDispatcher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Dispatcher for RecordingDispatcher {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        self.list().push(message.clone());
+        (self.answer)(message)
+    }
+}
+
+impl fmt::Debug for RecordingDispatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordingDispatcher")
+            .field("messages", &self.list().len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,279 @@
+//! What applications test with.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use diesel::connection::SimpleConnection;
+use diesel::prelude::*;
+use diesel_outbox::testing::{self, RecordingDispatcher, TestRelay};
+use diesel_outbox::{
+    Backoff, Event, Failure, HandlerError, Handlers, NewMessage, Outbox, Outcome, ReasonCode,
+    Relay, RelayBuilder, assert_enqueued, assert_not_enqueued,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::support::Database;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct OrderPaid {
+    order_id: i64,
+    euro: u32,
+}
+
+impl Event for OrderPaid {
+    const TOPIC: &'static str = "order.paid";
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct MailSent {
+    order_id: i64,
+}
+
+impl Event for MailSent {
+    const TOPIC: &'static str = "mail.sent";
+}
+
+/// A connection in a test transaction: nothing of it is ever seen by others.
+fn in_test(database: &Database) -> PgConnection {
+    let mut conn = database.connect();
+    conn.begin_test_transaction().expect("a transaction");
+    conn
+}
+
+fn paid(order_id: i64) -> OrderPaid {
+    OrderPaid { order_id, euro: 42 }
+}
+
+fn relay(database: &Database) -> RelayBuilder {
+    Relay::in_test()
+        .outbox(&database.name())
+        .backoff(Backoff::Table(vec![Duration::from_secs(10)]))
+}
+
+fn failure_of(run: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("it has to fail");
+    *panic.downcast::<String>().expect("a text")
+}
+
+#[test]
+fn an_application_asserts_what_was_enqueued_in_its_own_transaction() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    assert_not_enqueued!(conn, outbox, OrderPaid { .. });
+    outbox.enqueue(conn, paid(7)).expect("enqueued");
+    outbox
+        .enqueue(conn, MailSent { order_id: 7 })
+        .expect("enqueued");
+
+    assert_enqueued!(conn, outbox, OrderPaid { order_id: 7, .. });
+    assert_enqueued!(&mut *conn, outbox, OrderPaid { euro, .. } if euro > 40);
+    assert_not_enqueued!(conn, outbox, OrderPaid { order_id: 8, .. });
+    assert_eq!(
+        testing::events::<OrderPaid>(conn, &outbox).expect("read"),
+        [paid(7)]
+    );
+    assert_eq!(testing::messages(conn, &outbox).expect("read").len(), 2);
+    // Nobody else sees any of it.
+    assert_eq!(database.count("pending"), 0);
+}
+
+#[test]
+fn a_failed_assertion_says_what_there_is() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let text = failure_of(|| assert_enqueued!(conn, outbox, OrderPaid { order_id: 1, .. }));
+    assert_eq!(
+        text,
+        "no event OrderPaid { order_id: 1, .. } was enqueued; the outbox is empty"
+    );
+    outbox.enqueue(conn, paid(7)).expect("enqueued");
+    let text = failure_of(|| assert_enqueued!(conn, outbox, OrderPaid { order_id: 1, .. }));
+    assert!(
+        text.ends_with("the outbox has:\n  order.paid {\"order_id\":7,\"euro\":42}"),
+        "{text}"
+    );
+    let text =
+        failure_of(|| assert_not_enqueued!(conn, outbox, OrderPaid { euro, .. } if euro == 42));
+    assert!(
+        text.starts_with("an event OrderPaid { euro, .. } if euro == 42 was enqueued"),
+        "{text}"
+    );
+
+    let odd = NewMessage::new("order.paid", &"no order").expect("JSON");
+    outbox.enqueue(conn, odd).expect("enqueued");
+    let text = failure_of(|| assert_enqueued!(conn, outbox, OrderPaid { .. }));
+    assert!(text.contains("order.paid is not of its type"), "{text}");
+}
+
+#[test]
+fn a_recording_dispatcher_gets_what_a_receiver_would() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let receiver = RecordingDispatcher::new();
+    let relay = TestRelay::new(relay(&database).dispatcher(receiver.clone())).expect("a relay");
+    for order_id in 0..3 {
+        outbox.enqueue(conn, paid(order_id)).expect("enqueued");
+    }
+    let drained = relay.drain(conn).expect("drained");
+    drained.assert_all_delivered();
+    assert_eq!(drained.delivered.len(), 3);
+    assert_eq!(receiver.events::<OrderPaid>(), [paid(0), paid(1), paid(2)]);
+    assert_eq!(relay.drain(conn).expect("nothing").delivered.len(), 0);
+    assert!(testing::messages(conn, &outbox).expect("read").is_empty());
+    // The ledger knows them, and the lease is gone.
+    let name = database.name();
+    conn.batch_execute(&format!(
+        "DO $$ BEGIN
+            ASSERT (SELECT count(*) FROM {name}_ledger WHERE status = 'delivered') = 3;
+            ASSERT (SELECT count(*) FROM {name}_lease) = 0;
+         END $$"
+    ))
+    .expect("both hold");
+}
+
+#[test]
+fn what_fails_waits_until_the_clock_is_moved_and_dies_after_its_last_attempt() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let receiver = RecordingDispatcher::answering(|_| {
+        Outcome::Retry(Failure::new(ReasonCode::ServerError, "503"))
+    });
+    let builder = relay(&database)
+        .max_attempts(2)
+        .dispatcher(receiver.clone());
+    let relay = TestRelay::new(builder).expect("a relay");
+    outbox.enqueue(conn, paid(1)).expect("enqueued");
+
+    let first = relay.drain(conn).expect("drained");
+    assert_eq!((first.retried.len(), first.dead.len()), (1, 0));
+    assert_eq!(first.retried[0].reason, ReasonCode::ServerError);
+    assert!(failure_of(|| first.assert_all_delivered()).contains("SERVER_ERROR 503"));
+    assert_eq!(relay.drain(conn).expect("nothing is due").retried.len(), 0);
+    testing::advance(conn, &outbox, Duration::from_secs(9)).expect("moved");
+    assert_eq!(relay.drain(conn).expect("not yet").dead.len(), 0);
+    testing::advance(conn, &outbox, Duration::from_secs(2)).expect("moved");
+    let last = relay.drain(conn).expect("drained");
+    assert_eq!((last.retried.len(), last.dead.len()), (0, 1));
+    assert_eq!(last.dead[0].error, "503");
+    assert_eq!(receiver.messages().len(), 2);
+}
+
+/// R6
+#[test]
+fn a_delayed_message_waits_for_the_clock_and_an_expired_one_is_dead() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let receiver = RecordingDispatcher::new();
+    let relay = TestRelay::new(relay(&database).dispatcher(receiver.clone())).expect("a relay");
+    let hour = Duration::from_secs(3600);
+    let message = || NewMessage::of(&paid(1)).expect("JSON");
+    outbox
+        .enqueue(conn, message().delay(hour))
+        .expect("enqueued");
+    let brief = message().delay(hour).expires_after(hour / 2);
+    outbox.enqueue(conn, brief).expect("enqueued");
+    assert!(relay.drain(conn).expect("nothing").delivered.is_empty());
+    testing::advance(conn, &outbox, hour).expect("moved");
+    let drained = relay.drain(conn).expect("drained");
+    assert_eq!(drained.delivered.len(), 1);
+    assert_eq!(drained.dead[0].reason, ReasonCode::Expired);
+}
+
+/// G5
+#[test]
+fn a_key_keeps_its_order_also_behind_a_message_that_fails() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let receiver = RecordingDispatcher::answering(|message| {
+        if message.payload == "1" && message.attempts == 0 {
+            return Outcome::Retry(Failure::new(ReasonCode::ServerError, "503"));
+        }
+        Outcome::Delivered(Default::default())
+    });
+    let relay = TestRelay::new(relay(&database).dispatcher(receiver.clone())).expect("a relay");
+    let messages = (0..4).map(|n| {
+        let message = NewMessage::new("a", &n).expect("JSON");
+        message.ordering_key("k")
+    });
+    outbox.enqueue_batch(conn, messages).expect("enqueued");
+    let drained = relay.drain(conn).expect("drained");
+    assert_eq!((drained.delivered.len(), drained.retried.len()), (1, 1));
+    testing::advance(conn, &outbox, Duration::from_secs(11)).expect("moved");
+    relay.drain(conn).expect("drained").assert_all_delivered();
+    let payloads: Vec<String> = receiver.messages().into_iter().map(|m| m.payload).collect();
+    assert_eq!(payloads, ["0", "1", "1", "2", "3"]);
+}
+
+/// R16, R17
+#[test]
+fn handlers_run_in_the_tests_thread_and_transaction() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    conn.batch_execute("CREATE TEMPORARY TABLE mails (order_id bigint PRIMARY KEY)")
+        .expect("a table");
+    let follow_up = database.outbox();
+    let thread = std::thread::current().id();
+    let mailer = Handlers::new().on::<OrderPaid>(move |event, context| {
+        assert_eq!(std::thread::current().id(), thread);
+        let mut conn = context.connection()?;
+        diesel::sql_query("INSERT INTO mails VALUES ($1)")
+            .bind::<diesel::sql_types::BigInt, _>(event.order_id)
+            .execute(&mut *conn)?;
+        let order_id = event.order_id;
+        follow_up.enqueue(&mut conn, MailSent { order_id })?;
+        Ok(())
+    });
+    let counter = Handlers::new()
+        .on::<OrderPaid>(|event, _| {
+            if event.order_id == 9 {
+                return Err(HandlerError::dead("nine"));
+            }
+            Ok(())
+        })
+        .on::<MailSent>(|_, _| Ok(()));
+    let builder = relay(&database)
+        .handlers("mailer", mailer)
+        .handlers("counter", counter);
+    let relay = TestRelay::new(builder).expect("a relay");
+    for order_id in [1, 9, 1] {
+        outbox.enqueue(conn, paid(order_id)).expect("enqueued");
+    }
+    let drained = relay.drain(conn).expect("drained");
+    // Both groups get each order; the second mail for order 1 is refused by its table, and spoils
+    // nothing else.
+    let of = |topic: &str| {
+        drained
+            .delivered
+            .iter()
+            .filter(|m| m.topic == topic)
+            .count()
+    };
+    assert_eq!((of("order.paid"), of("mail.sent")), (4, 2));
+    assert_eq!(drained.dead[0].error, "nine");
+    assert!(
+        drained.retried[0].error.contains("duplicate key"),
+        "{drained:?}"
+    );
+    let mails = diesel::dsl::sql::<diesel::sql_types::BigInt>("(SELECT count(*) FROM mails)");
+    let mails: i64 = diesel::select(mails).get_result(conn).expect("a number");
+    assert_eq!(mails, 2);
+    assert_eq!(database.count("delivered"), 0, "nobody else sees it");
+}
+
+#[test]
+fn what_nothing_serves_is_told() {
+    let database = Database::new();
+    let outbox: Outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let relay = TestRelay::new(relay(&database).on::<MailSent>(|_, _| Ok(()))).expect("a relay");
+    outbox.enqueue(conn, paid(1)).expect("enqueued");
+    let drained = relay.drain(conn).expect("drained");
+    assert_eq!(drained.retried[0].reason, ReasonCode::NoRoute);
+}
