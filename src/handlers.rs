@@ -1,4 +1,8 @@
 //! Handlers: messages that are worked on inside the process, by topic.
+//!
+//! A relay gives the messages of a topic to a function instead of posting them to a URL, with the same
+//! attempts, delays, order and ledger: see [`Handlers`], and [`RelayBuilder::on`](crate::RelayBuilder::on)
+//! for a single one. What a handler is given beside its event is a [`Context`].
 
 mod context;
 mod error;

@@ -54,9 +54,10 @@ mod store;
 mod outbox;
 mod relay;
 
-// Floor 3: for whoever operates an outbox, and for who receives.
+// Floor 3: for whoever operates an outbox, for who receives, in the process or elsewhere, and for
+// tests.
 pub mod admin;
-mod handlers;
+pub mod handlers;
 pub mod receive;
 pub mod testing;
 
@@ -67,7 +68,7 @@ pub use crate::config::{Config, ConfigError, Destination, Route};
 pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
-pub use crate::handlers::{Connection, Context, HandlerError, Handlers};
+pub use crate::handlers::{HandlerError, Handlers};
 pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};

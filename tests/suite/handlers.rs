@@ -181,9 +181,57 @@ fn a_payload_of_another_shape_is_dead_at_once_and_a_newer_version_waits_for_a_ne
     stop(relay);
 }
 
+/// Keeps the lines of the events that the tests here look for. One for the whole process.
+struct Lines(Mutex<Vec<String>>);
+
+static LINES: Lines = Lines(Mutex::new(Vec::new()));
+
+impl log::Log for Lines {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let event = record.key_values().get("event".into());
+        let event = event.map_or_else(String::new, |event| event.to_string());
+        if ["dispatch_panic", "handler_stuck", "handler_late"].contains(&event.as_str()) {
+            let line = format!("{event}: {}", record.args());
+            self.0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(line);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn keep_log_lines() {
+    static SET: std::sync::Once = std::sync::Once::new();
+    SET.call_once(|| {
+        log::set_logger(&LINES).expect("nobody else sets one");
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+}
+
+/// Whether such a line was logged that names the message of this sequence.
+fn is_logged(database: &Database, event: &str, sequence: i64) -> bool {
+    let id = database.text(&format!(
+        "SELECT message_id FROM {{o}} WHERE sequence = {sequence}
+         UNION ALL SELECT message_id FROM {{o}}_dead WHERE sequence = {sequence}
+         UNION ALL SELECT message_id FROM {{o}}_ledger WHERE sequence = {sequence} LIMIT 1"
+    ));
+    let id = id.expect("the message is somewhere");
+    let lines = LINES.0.lock().unwrap_or_else(PoisonError::into_inner);
+    lines
+        .iter()
+        .any(|line| line.starts_with(event) && line.contains(&id))
+}
+
 /// R17
 #[test]
 fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
+    keep_log_lines();
     let database = Database::new();
     let relay = database
         .relay()
@@ -194,7 +242,7 @@ fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
         })
         .start()
         .expect("a relay");
-    join(&database, 13);
+    let thirteen = join(&database, 13);
     for member_id in 20..40 {
         join(&database, member_id);
     }
@@ -206,6 +254,7 @@ fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
         database.text("SELECT reason || ' ' || attempts || ' ' || last_error FROM {o}_dead"),
         Some("PANIC 2 the dispatcher or handler panicked: thirteen".to_owned())
     );
+    assert!(is_logged(&database, "dispatch_panic", thirteen));
     assert!(relay.is_healthy());
     stop(relay);
 }
@@ -213,6 +262,7 @@ fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
 /// R17
 #[test]
 fn a_stuck_handler_loses_its_message_and_its_late_result_does_not_count() {
+    keep_log_lines();
     let database = Database::new();
     let (gate, opened) = mpsc::channel::<()>();
     let opened = Mutex::new(opened);
@@ -237,7 +287,7 @@ fn a_stuck_handler_loses_its_message_and_its_late_result_does_not_count() {
         .handlers("members", handlers)
         .start()
         .expect("a relay");
-    join(&database, 1);
+    let stuck = join(&database, 1);
     // The message is handed over, to another thread, while the first one is still at it.
     eventually("it is handled by another call", || {
         database.count("delivered") == 1
@@ -249,8 +299,12 @@ fn a_stuck_handler_loses_its_message_and_its_late_result_does_not_count() {
         2,
         "its time was a failed attempt"
     );
+    assert!(is_logged(&database, "handler_stuck", stuck));
     drop(gate);
     eventually("the first call ends", || late.load(Ordering::SeqCst) == 1);
+    eventually("it is told that it was too late", || {
+        is_logged(&database, "handler_late", stuck)
+    });
     database.enqueue("member.left", json!({ "member_id": 1 }));
     eventually("the group goes on", || database.count("delivered") == 2);
     assert_eq!(database.count("dead"), 0);
@@ -388,6 +442,29 @@ fn without_a_pool_a_handler_that_wants_one_is_told_so() {
         let error = database.text("SELECT max(last_error) FROM {o}");
         error.is_some_and(|error| error.contains("RelayBuilder::connections"))
     });
+    stop(relay);
+}
+
+#[test]
+fn a_group_is_paused_and_resumed_by_its_name_like_any_destination() {
+    let database = Database::new();
+    let name = database.name().parse().expect("a name");
+    let conn = &mut database.connect();
+    let kind = diesel_outbox::admin::Pausable::Destination;
+    diesel_outbox::admin::pause(conn, &name, kind, "handlers", "by a test", None).expect("paused");
+    let relay = database
+        .relay()
+        .on::<MemberJoined>(|_, _| Ok(()))
+        .on::<MemberLeft>(|_, _| panic!("nobody has left"))
+        .url(&Receiver::answering(|_| 200).url())
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    assert!(relay.wait_until_idle(PATIENCE));
+    assert_eq!(database.count("pending"), 1);
+    diesel_outbox::admin::resume(conn, &name, kind, "handlers").expect("resumed");
+    eventually("it is handled", || database.count("delivered") == 1);
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
     stop(relay);
 }
 
