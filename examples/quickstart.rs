@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
-use diesel_outbox::{EnqueueError, NewMessage, Outbox, Relay};
+use diesel_outbox::{EnqueueError, Event, Outbox, Relay};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -22,17 +22,22 @@ struct OrderPaid {
     euro: i32,
 }
 
+impl Event for OrderPaid {
+    const TOPIC: &'static str = "order.paid";
+
+    /// What is said of one order is delivered in its order.
+    fn ordering_key(&self) -> Option<String> {
+        Some(format!("order-{}", self.order_id))
+    }
+}
+
 /// Marks an order as paid, and says so, in one transaction: both happen, or neither.
 fn pay(conn: &mut PgConnection, outbox: &Outbox, order_id: i32) -> Result<(), EnqueueError> {
     conn.transaction(|conn| {
         diesel::sql_query("UPDATE orders SET paid = true WHERE id = $1")
             .bind::<diesel::sql_types::Integer, _>(order_id)
             .execute(conn)?;
-        let event = OrderPaid { order_id, euro: 42 };
-        let message = NewMessage::new("order.paid", &event)?
-            .idempotency_key(format!("order-{order_id}-paid"))
-            .ordering_key(format!("order-{order_id}"));
-        outbox.enqueue(conn, message)?;
+        outbox.enqueue(conn, &OrderPaid { order_id, euro: 42 })?;
         Ok(())
     })
 }
@@ -53,7 +58,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let relay = Relay::builder(&database_url).url(&receiver).start()?;
 
     pay(&mut conn, &outbox, 7)?;
-    relay.wake();
     println!(
         "received: {}",
         received.recv_timeout(Duration::from_secs(10))?
