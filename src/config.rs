@@ -5,9 +5,12 @@
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
 mod destination;
+mod environment;
 mod no_proxy;
 mod secret;
 mod settings;
+#[cfg(test)]
+mod tests;
 mod text;
 mod validate;
 
@@ -21,6 +24,7 @@ pub use self::destination::{
     Breaker, Class, Classes, Destination, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
     TlsVersion,
 };
+pub use self::environment::{from_env, relevant_variables};
 pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{ConfigError, SETTINGS, Setting};
 pub use self::text::parse_duration;
@@ -203,72 +207,6 @@ impl Default for Config {
     }
 }
 
-/// Reads the settings from the environment of this process.
-///
-/// ```no_run
-/// let config = diesel_outbox::config::from_env()?;
-/// # Ok::<(), diesel_outbox::ConfigError>(())
-/// ```
-///
-/// # Errors
-/// A [`ConfigError`] that names the variable: unknown, unparsable, or contradicting another.
-pub fn from_env() -> Result<Config, ConfigError> {
-    let mut config = Config::default();
-    for (variable, value) in relevant_variables()? {
-        config.set_variable(&variable, &value)?;
-    }
-    if config.config.is_some() {
-        return Err(bad(
-            "OUTBOX_CONFIG",
-            "the library reads no file: set destinations and routes by Relay::builder, or unset it",
-        ));
-    }
-    config.validate()?;
-    Ok(config)
-}
-
-/// The variables of this process's environment that concern the outbox.
-///
-/// # Errors
-/// A [`ConfigError`] when one of them is not UTF-8.
-pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
-    let mut found = Vec::new();
-    for (variable, value) in std::env::vars_os() {
-        let Some(variable) = variable.to_str().map(str::to_owned) else {
-            continue;
-        };
-        if !is_relevant(&variable) {
-            continue;
-        }
-        match value.into_string() {
-            Ok(value) => found.push((variable, value)),
-            Err(_) => return Err(bad(&variable, "it is not UTF-8")),
-        }
-    }
-    let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
-    for (name, file) in [
-        ("DATABASE_URL", "DATABASE_URL_FILE"),
-        ("OUTBOX_LISTENER_URL", "OUTBOX_LISTENER_URL_FILE"),
-        ("OUTBOX_SECRET", "OUTBOX_SECRET_FILE"),
-    ] {
-        if is_set(name) && is_set(file) {
-            return Err(bad(file, &format!("{name} is set, too: unset one of them")));
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// Clusters set `OUTBOX_SERVICE_HOST`, `OUTBOX_PORT_80_TCP` and their like for a service that is
-/// called `outbox`: these are nobody's settings.
-fn is_relevant(variable: &str) -> bool {
-    let service_link = variable.starts_with("OUTBOX_SERVICE_")
-        || variable == "OUTBOX_PORT"
-        || variable.starts_with("OUTBOX_PORT_");
-    matches!(variable, "DATABASE_URL" | "DATABASE_URL_FILE")
-        || (variable.starts_with("OUTBOX_") && !service_link)
-}
-
 impl Config {
     /// Sets one setting by its variable, or by `DATABASE_URL_FILE` or its like from a
     /// file.
@@ -392,7 +330,7 @@ impl Config {
     /// The settings in one line, without secrets.
     pub fn summary(&self) -> String {
         format!(
-            "table={} database={} url={} mode={} secrets={} destinations={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={} on_dead={} single_active={} listener={}",
+            "table={} database={} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={} on_dead={} single_active={} listener={}",
             self.table,
             self.database_url
                 .as_ref()
@@ -403,6 +341,7 @@ impl Config {
             self.mode,
             self.secrets.len(),
             self.destinations.len(),
+            self.in_process.len(),
             self.routes.len(),
             self.concurrency,
             self.batch,
@@ -428,143 +367,5 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Config({})", self.summary())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_defaults_are_valid() {
-        let config = Config::default();
-        assert_eq!(config.concurrency, 16);
-        assert_eq!(config.send_timeout, Duration::from_millis(2500));
-        assert_eq!(config.validate(), Ok(()));
-    }
-
-    #[test]
-    fn a_bad_value_is_an_error_that_names_the_setting() {
-        for (variable, value) in [
-            ("OUTBOX_LEASE", "soon"),
-            ("OUTBOX_LEASE", "99999999999999999h"),
-            ("OUTBOX_BATCH", "0"),
-            ("OUTBOX_BATCH", "-1"),
-            ("OUTBOX_CONCURRENCY", "many"),
-            ("OUTBOX_ENABLED", "yes"),
-            ("OUTBOX_TABLE", "a b"),
-            ("OUTBOX_URL", "ftp://example.com"),
-            ("OUTBOX_URL", "example.com"),
-            ("OUTBOX_BACKOFF", "5"),
-            ("OUTBOX_LOG_FORMAT", "xml"),
-            ("OUTBOX_SECRET", "whsec_x"),
-            ("OUTBOX_MODE", "chunked"),
-            ("OUTBOX_SOURCE", "a b"),
-            ("OUTBOX_PROXY", "proxy:3128"),
-            ("OUTBOX_LAESE", "5s"),
-        ] {
-            let error = Config::default().set(variable, value).expect_err(value);
-            assert_eq!(error.key(), variable);
-        }
-    }
-
-    #[test]
-    fn a_destination_of_the_library_is_checked_as_one_of_the_file() {
-        type Change = fn(&mut Destination);
-        let changes: [(&str, Change); 9] = [
-            ("concurrency", |d| d.concurrency = Some(0)),
-            ("batch_size", |d| d.request_batch.size = 0),
-            ("batch_linger", |d| d.request_batch.linger = Duration::MAX),
-            ("timeout", |d| d.timeout = Some(Duration::ZERO)),
-            ("max_attempts", |d| d.max_attempts = Some(0)),
-            ("rate", |d| {
-                let mut rate = Rate::per_second(1.0);
-                rate.per_second = f64::NAN;
-                d.rate = Some(rate);
-            }),
-            ("breaker.failure_ratio", |d| {
-                d.breaker = Some(Breaker {
-                    failure_ratio: 0.0,
-                    ..Breaker::default()
-                });
-            }),
-            ("breaker.open", |d| {
-                d.breaker = Some(Breaker {
-                    open: Duration::from_secs(3600),
-                    ..Breaker::default()
-                });
-            }),
-            ("allow", |d| {
-                d.internal = Some(true);
-                d.allow = vec!["10.0.0.0/8".parse().expect("a network")];
-            }),
-        ];
-        for (key, change) in changes {
-            let mut config = Config::default();
-            let mut destination = Destination::new("a", "http://a.example").expect("a URL");
-            change(&mut destination);
-            config.destinations.push(destination);
-            let error = config.validate().expect_err(key);
-            assert_eq!(error.key(), format!("destinations.a.{key}"));
-        }
-    }
-
-    #[test]
-    fn a_misspelt_setting_is_told_its_neighbour() {
-        let error = Config::default()
-            .set("OUTBOX_LAESE", "5s")
-            .expect_err("unknown");
-        assert!(error.to_string().contains("OUTBOX_LEASE"), "{error}");
-    }
-
-    #[test]
-    fn a_lease_shorter_than_two_sends_is_a_contradiction() {
-        let mut config = Config::default();
-        config.set("OUTBOX_LEASE", "4s").expect("a duration");
-        let error = config.validate().expect_err("too short").to_string();
-        assert!(
-            error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn the_readme_lists_every_setting_with_its_default() {
-        let readme = include_str!("../README.md");
-        for setting in SETTINGS {
-            let default = match setting.default {
-                "" => String::new(),
-                default => format!("`{default}`"),
-            };
-            let row = format!(
-                "| `{}` | {default} | {} |",
-                setting.variable, setting.summary
-            );
-            assert!(readme.contains(&row), "the README has no row {row}");
-        }
-    }
-
-    #[test]
-    fn nobody_sees_a_password() {
-        let mut config = Config::default();
-        config
-            .set("DATABASE_URL", "postgres://app:hunter2@db/shop")
-            .expect("a URL");
-        config
-            .set("OUTBOX_URL", "https://u:hunter2@example.com/?token=hunter2")
-            .expect("a URL");
-        assert!(!format!("{config:?}").contains("hunter2"));
-        config
-            .set("DATABASE_URL", "host=db password=hunter2 dbname=shop")
-            .expect("pairs");
-        assert!(!format!("{config:?}").contains("hunter2"));
-        assert!(format!("{config:?}").contains("host=db dbname=shop"));
-    }
-
-    #[test]
-    fn a_clusters_service_links_are_no_settings() {
-        assert!(!is_relevant("OUTBOX_PORT_8080_TCP_ADDR"));
-        assert!(!is_relevant("OUTBOX_SERVICE_HOST"));
-        assert!(is_relevant("OUTBOX_POLL_INTERVAL"));
     }
 }

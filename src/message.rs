@@ -1,16 +1,23 @@
 //! What is enqueued, and what a relay claims and sends.
 
+mod claimed;
+mod error;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::event::{DecodeError, Event, VERSION_HEADER};
+pub use self::claimed::Message;
+pub(crate) use self::claimed::hashed_key;
+pub use self::error::MessageError;
+use crate::event::{Event, VERSION_HEADER};
+
+use self::error::{check_name, not_json};
 use crate::header::check_header;
 
 /// Bytes that a payload may have. The table has the same limit.
@@ -18,8 +25,6 @@ pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
 /// Bytes that names and values of the headers may have together. The table's own limit leaves room
 /// for their JSON.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// Bytes that a topic or an idempotency key may have.
-const MAX_NAME_BYTES: usize = 255;
 
 /// A message's place in its outbox. Given by the database, in the order of the inserts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -318,27 +323,6 @@ impl fmt::Debug for NewMessage {
     }
 }
 
-fn not_json(error: serde_json::Error) -> MessageError {
-    MessageError::Payload(error.to_string())
-}
-
-fn check_name(field: &'static str, value: &str) -> Result<(), MessageError> {
-    let reason = if value.is_empty() {
-        "it is empty"
-    } else if value.len() > MAX_NAME_BYTES {
-        "it is longer than 255 bytes"
-    } else if value.contains(char::is_control) {
-        "it holds a control character"
-    } else {
-        return Ok(());
-    };
-    Err(MessageError::Name {
-        field,
-        value: value.chars().take(MAX_NAME_BYTES).collect(),
-        reason,
-    })
-}
-
 /// SHA-256 of topic, line feed and payload. (A topic holds no line feed, so two different
 /// pairs never give one input. The same expression stands in SQL, for plain inserts.)
 pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
@@ -347,136 +331,6 @@ pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
     hasher.update(b"\n");
     hasher.update(payload);
     hasher.finalize().to_vec()
-}
-
-/// Why a message cannot be enqueued. Nothing was sent to the database.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MessageError {
-    /// The payload is no JSON, or could not be made into JSON.
-    #[error("the payload is not JSON: {0}")]
-    Payload(String),
-    /// The payload is too long.
-    #[error(
-        "the payload of a message of topic {topic:?} has {bytes} bytes; {MAX_PAYLOAD_BYTES} are allowed"
-    )]
-    PayloadTooLarge {
-        /// The message's topic.
-        topic: String,
-        /// The length of its payload.
-        bytes: usize,
-    },
-    /// A topic, destination or key that cannot be stored.
-    #[error("bad {field} {value:?}: {reason}")]
-    Name {
-        /// Which one.
-        field: &'static str,
-        /// Its first 255 characters.
-        value: String,
-        /// What is wrong.
-        reason: &'static str,
-    },
-    /// The headers are too long.
-    #[error("the headers have {bytes} bytes; {MAX_HEADER_BYTES} are allowed")]
-    HeadersTooLarge {
-        /// Names and values together.
-        bytes: usize,
-    },
-    /// A header that cannot be sent.
-    #[error("bad header {name:?}: {reason}")]
-    Header {
-        /// The header's name.
-        name: String,
-        /// What is wrong.
-        reason: &'static str,
-    },
-}
-
-/// A claimed message, as a [`Dispatcher`](crate::Dispatcher) sees it.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct Message {
-    /// Its place in the outbox.
-    pub sequence: Sequence,
-    /// Its id, the same on every attempt.
-    pub message_id: Uuid,
-    /// Its topic.
-    pub topic: String,
-    /// The named destination, or empty: routed by topic.
-    pub destination: String,
-    /// The stored JSON, byte for byte.
-    pub payload: String,
-    /// The stored headers as a JSON object.
-    pub headers: Option<String>,
-    /// Messages of one key are delivered in order.
-    pub ordering_key: Option<String>,
-    /// What the receiver can tell duplicates by.
-    pub idempotency_key: String,
-    /// The tenant that it belongs to.
-    pub tenant_id: Option<Uuid>,
-    /// When it was enqueued, by the database's clock.
-    pub created_at: SystemTime,
-    /// Attempts before this one.
-    pub attempts: u32,
-    /// When it must not be sent any more, on this process's monotonic clock.
-    pub(crate) expires: Option<Instant>,
-    /// When it was claimed, as the database counts: tells this claim of a lease from another one.
-    pub(crate) claimed_at: i64,
-    /// How many messages of its key were claimed right after one another before it.
-    pub(crate) in_a_row: u32,
-}
-
-impl Message {
-    /// Its payload as an event. (The topic is not looked at.)
-    ///
-    /// # Errors
-    /// A [`DecodeError`] when it is of another version or shape.
-    pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
-        E::decode(self.version(), &self.payload)
-    }
-
-    /// The version of its payload's shape, as an [`Event`] has it: 1 where it says nothing, 0 where
-    /// what it says is no number.
-    pub fn version(&self) -> u32 {
-        let Some(headers) = &self.headers else {
-            return 1;
-        };
-        match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
-            Ok(headers) => headers
-                .get(VERSION_HEADER)
-                .map_or(1, |version| match version {
-                    serde_json::Value::String(text) => text.parse().unwrap_or(0),
-                    other => other.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
-                }),
-            Err(_) => 0,
-        }
-    }
-
-    /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
-    pub fn hashed_key(&self) -> String {
-        hashed_key(&self.idempotency_key)
-    }
-}
-
-pub(crate) fn hashed_key(key: &str) -> String {
-    Sha256::digest(key)
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
-}
-
-impl fmt::Debug for Message {
-    /// Without payload, headers and key: they may be private.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message")
-            .field("sequence", &self.sequence)
-            .field("message_id", &self.message_id)
-            .field("topic", &self.topic)
-            .field("destination", &self.destination)
-            .field("attempts", &self.attempts)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod by_hand;
 mod claimer;
 mod database_clock;
 mod gate;
+mod groups;
 mod heartbeat;
 mod intake;
 mod janitor;

@@ -1,0 +1,137 @@
+//! Reading settings, one by one and from all places.
+
+use super::environment::is_relevant;
+use super::*;
+
+#[test]
+fn the_defaults_are_valid() {
+    let config = Config::default();
+    assert_eq!(config.concurrency, 16);
+    assert_eq!(config.send_timeout, Duration::from_millis(2500));
+    assert_eq!(config.validate(), Ok(()));
+}
+
+#[test]
+fn a_bad_value_is_an_error_that_names_the_setting() {
+    for (variable, value) in [
+        ("OUTBOX_LEASE", "soon"),
+        ("OUTBOX_LEASE", "99999999999999999h"),
+        ("OUTBOX_BATCH", "0"),
+        ("OUTBOX_BATCH", "-1"),
+        ("OUTBOX_CONCURRENCY", "many"),
+        ("OUTBOX_ENABLED", "yes"),
+        ("OUTBOX_TABLE", "a b"),
+        ("OUTBOX_URL", "ftp://example.com"),
+        ("OUTBOX_URL", "example.com"),
+        ("OUTBOX_BACKOFF", "5"),
+        ("OUTBOX_LOG_FORMAT", "xml"),
+        ("OUTBOX_SECRET", "whsec_x"),
+        ("OUTBOX_MODE", "chunked"),
+        ("OUTBOX_SOURCE", "a b"),
+        ("OUTBOX_PROXY", "proxy:3128"),
+        ("OUTBOX_LAESE", "5s"),
+    ] {
+        let error = Config::default().set(variable, value).expect_err(value);
+        assert_eq!(error.key(), variable);
+    }
+}
+
+#[test]
+fn a_destination_of_the_library_is_checked_as_one_of_the_file() {
+    type Change = fn(&mut Destination);
+    let changes: [(&str, Change); 9] = [
+        ("concurrency", |d| d.concurrency = Some(0)),
+        ("batch_size", |d| d.request_batch.size = 0),
+        ("batch_linger", |d| d.request_batch.linger = Duration::MAX),
+        ("timeout", |d| d.timeout = Some(Duration::ZERO)),
+        ("max_attempts", |d| d.max_attempts = Some(0)),
+        ("rate", |d| {
+            let mut rate = Rate::per_second(1.0);
+            rate.per_second = f64::NAN;
+            d.rate = Some(rate);
+        }),
+        ("breaker.failure_ratio", |d| {
+            d.breaker = Some(Breaker {
+                failure_ratio: 0.0,
+                ..Breaker::default()
+            });
+        }),
+        ("breaker.open", |d| {
+            d.breaker = Some(Breaker {
+                open: Duration::from_secs(3600),
+                ..Breaker::default()
+            });
+        }),
+        ("allow", |d| {
+            d.internal = Some(true);
+            d.allow = vec!["10.0.0.0/8".parse().expect("a network")];
+        }),
+    ];
+    for (key, change) in changes {
+        let mut config = Config::default();
+        let mut destination = Destination::new("a", "http://a.example").expect("a URL");
+        change(&mut destination);
+        config.destinations.push(destination);
+        let error = config.validate().expect_err(key);
+        assert_eq!(error.key(), format!("destinations.a.{key}"));
+    }
+}
+
+#[test]
+fn a_misspelt_setting_is_told_its_neighbour() {
+    let error = Config::default()
+        .set("OUTBOX_LAESE", "5s")
+        .expect_err("unknown");
+    assert!(error.to_string().contains("OUTBOX_LEASE"), "{error}");
+}
+
+#[test]
+fn a_lease_shorter_than_two_sends_is_a_contradiction() {
+    let mut config = Config::default();
+    config.set("OUTBOX_LEASE", "4s").expect("a duration");
+    let error = config.validate().expect_err("too short").to_string();
+    assert!(
+        error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_readme_lists_every_setting_with_its_default() {
+    let readme = include_str!("../../README.md");
+    for setting in SETTINGS {
+        let default = match setting.default {
+            "" => String::new(),
+            default => format!("`{default}`"),
+        };
+        let row = format!(
+            "| `{}` | {default} | {} |",
+            setting.variable, setting.summary
+        );
+        assert!(readme.contains(&row), "the README has no row {row}");
+    }
+}
+
+#[test]
+fn nobody_sees_a_password() {
+    let mut config = Config::default();
+    config
+        .set("DATABASE_URL", "postgres://app:hunter2@db/shop")
+        .expect("a URL");
+    config
+        .set("OUTBOX_URL", "https://u:hunter2@example.com/?token=hunter2")
+        .expect("a URL");
+    assert!(!format!("{config:?}").contains("hunter2"));
+    config
+        .set("DATABASE_URL", "host=db password=hunter2 dbname=shop")
+        .expect("pairs");
+    assert!(!format!("{config:?}").contains("hunter2"));
+    assert!(format!("{config:?}").contains("host=db dbname=shop"));
+}
+
+#[test]
+fn a_clusters_service_links_are_no_settings() {
+    assert!(!is_relevant("OUTBOX_PORT_8080_TCP_ADDR"));
+    assert!(!is_relevant("OUTBOX_SERVICE_HOST"));
+    assert!(is_relevant("OUTBOX_POLL_INTERVAL"));
+}

@@ -1,0 +1,99 @@
+//! A message that a relay has claimed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Instant, SystemTime};
+
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::Sequence;
+use crate::event::{DecodeError, Event, VERSION_HEADER};
+
+/// A claimed message, as a [`Dispatcher`](crate::Dispatcher) sees it.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Message {
+    /// Its place in the outbox.
+    pub sequence: Sequence,
+    /// Its id, the same on every attempt.
+    pub message_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// The named destination, or empty: routed by topic.
+    pub destination: String,
+    /// The stored JSON, byte for byte.
+    pub payload: String,
+    /// The stored headers as a JSON object.
+    pub headers: Option<String>,
+    /// Messages of one key are delivered in order.
+    pub ordering_key: Option<String>,
+    /// What the receiver can tell duplicates by.
+    pub idempotency_key: String,
+    /// The tenant that it belongs to.
+    pub tenant_id: Option<Uuid>,
+    /// When it was enqueued, by the database's clock.
+    pub created_at: SystemTime,
+    /// Attempts before this one.
+    pub attempts: u32,
+    /// When it must not be sent any more, on this process's monotonic clock.
+    pub(crate) expires: Option<Instant>,
+    /// When it was claimed, as the database counts: tells this claim of a lease from another one.
+    pub(crate) claimed_at: i64,
+    /// How many messages of its key were claimed right after one another before it.
+    pub(crate) in_a_row: u32,
+}
+
+impl Message {
+    /// Its payload as an event. (The topic is not looked at.)
+    ///
+    /// # Errors
+    /// A [`DecodeError`] when it is of another version or shape.
+    pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
+        E::decode(self.version(), &self.payload)
+    }
+
+    /// The version of its payload's shape, as an [`Event`] has it: 1 where it says nothing, 0 where
+    /// what it says is no number.
+    pub fn version(&self) -> u32 {
+        let Some(headers) = &self.headers else {
+            return 1;
+        };
+        match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
+            Ok(headers) => headers
+                .get(VERSION_HEADER)
+                .map_or(1, |version| match version {
+                    serde_json::Value::String(text) => text.parse().unwrap_or(0),
+                    other => other.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
+                }),
+            Err(_) => 0,
+        }
+    }
+
+    /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
+    pub fn hashed_key(&self) -> String {
+        hashed_key(&self.idempotency_key)
+    }
+}
+
+pub(crate) fn hashed_key(key: &str) -> String {
+    Sha256::digest(key)
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+impl fmt::Debug for Message {
+    /// Without payload, headers and key: they may be private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("sequence", &self.sequence)
+            .field("message_id", &self.message_id)
+            .field("topic", &self.topic)
+            .field("destination", &self.destination)
+            .field("attempts", &self.attempts)
+            .finish_non_exhaustive()
+    }
+}
