@@ -11,6 +11,7 @@ mod database_clock;
 mod gate;
 mod groups;
 mod heartbeat;
+mod idle;
 mod intake;
 mod janitor;
 mod lanes;
@@ -25,6 +26,7 @@ mod settler;
 mod shared;
 mod sleep;
 mod spans;
+mod stats;
 mod threads;
 mod walk;
 
@@ -36,8 +38,8 @@ use crossbeam_channel::{Receiver, bounded};
 pub use self::builder::{Relay, RelayBuilder, StartError};
 pub(crate) use self::by_hand::{ByHand, Ended};
 pub use self::observer::{Observer, Settled};
-pub use self::shared::Stats;
 pub(crate) use self::spans::Span;
+pub use self::stats::Stats;
 
 use self::bulkhead::Bulkhead;
 use self::heartbeat::Ending;

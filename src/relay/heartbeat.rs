@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
-use super::shared::{Shared, add};
+use super::shared::Shared;
+use super::stats::add;
 use crate::store::connection::Plans;
 use crate::store::lease::{self, LeaseId};
 

@@ -1,19 +1,21 @@
 //! What the threads of one relay have in common.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use secrecy::SecretString;
 
 use super::bulkhead::Bulkhead;
+use super::idle::Idle;
 use super::lease_clock::LeaseClock;
 use super::observer::Observers;
 use super::pauses::KeptBack;
 use super::session::{Outage, Session};
 use super::sleep::Sleep;
+use super::stats::Counters;
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
@@ -385,120 +387,6 @@ impl Shared {
             self.ring();
         }
     }
-}
-
-/// Whether nothing is due: asked by whoever waits for it, answered by the claimer after a look
-/// that began later than the question, found nothing, and had nothing in flight.
-#[derive(Debug, Default)]
-pub(crate) struct Idle {
-    state: Mutex<IdleState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct IdleState {
-    asked: u64,
-    answered: u64,
-}
-
-impl Idle {
-    /// The number of the last question, to be taken before a look.
-    pub(crate) fn question(&self) -> u64 {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .asked
-    }
-
-    /// Whether a question has no answer yet.
-    pub(crate) fn is_asked(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.answered < state.asked
-    }
-
-    /// A look that began after this question found nothing.
-    pub(crate) fn answer(&self, question: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.answered = state.answered.max(question);
-        self.changed.notify_all();
-    }
-
-    /// Asks, `ring`s the claimer, and waits for the answer. `false`: the time was over first.
-    fn wait(&self, timeout: Duration, ring: impl FnOnce()) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.asked += 1;
-        let question = state.asked;
-        ring();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, timeout, |state| state.answered < question)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.answered >= question
-    }
-}
-
-macro_rules! counters {
-    ($($(#[$doc:meta])+ $name:ident,)+) => {
-        /// What a relay has done since it started.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct Stats {
-            $($(#[$doc])+ pub $name: u64,)+
-        }
-
-        #[derive(Debug, Default)]
-        pub(crate) struct Counters {
-            $(pub(crate) $name: AtomicU64,)+
-        }
-
-        impl Counters {
-            pub(crate) fn read(&self) -> Stats {
-                Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
-            }
-        }
-    };
-}
-
-counters! {
-    /// Messages claimed.
-    claimed,
-    /// Messages delivered.
-    delivered,
-    /// Messages that the ledger had as delivered, settled without sending.
-    deduplicated,
-    /// Failed attempts that will be repeated.
-    retried,
-    /// Messages that ended dead.
-    dead,
-    /// Messages that became one for each of their destinations.
-    split,
-    /// Messages given back unsent.
-    released,
-    /// Messages taken over from relays that died.
-    taken_over,
-    /// Settles that changed nothing, because another relay had the message.
-    conflicts,
-    /// Messages claimed right behind one of their ordering key that was settled.
-    continued,
-    /// Leases lost.
-    leases_lost,
-    /// Claims that found something.
-    claims,
-    /// Microseconds that these claims took.
-    claim_micros,
-    /// Statements that settled something.
-    settles,
-}
-
-impl Stats {
-    /// Messages that came to their end: delivered, deduplicated or dead.
-    pub fn processed(&self) -> u64 {
-        self.delivered + self.deduplicated + self.dead
-    }
-}
-
-pub(crate) fn add(counter: &AtomicU64, count: usize) {
-    counter.fetch_add(count as u64, Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! The question whether a relay has nothing to do.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Whether nothing is due: asked by whoever waits for it, answered by the claimer after a look
+/// that began later than the question, found nothing, and had nothing in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    state: Mutex<IdleState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct IdleState {
+    asked: u64,
+    answered: u64,
+}
+
+impl Idle {
+    /// The number of the last question, to be taken before a look.
+    pub(crate) fn question(&self) -> u64 {
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .asked
+    }
+
+    /// Whether a question has no answer yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.answered < state.asked
+    }
+
+    /// A look that began after this question found nothing.
+    pub(crate) fn answer(&self, question: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.answered = state.answered.max(question);
+        self.changed.notify_all();
+    }
+
+    /// Asks, `ring`s the claimer, and waits for the answer. `false`: the time was over first.
+    pub(super) fn wait(&self, timeout: Duration, ring: impl FnOnce()) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.asked += 1;
+        let question = state.asked;
+        ring();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, timeout, |state| state.answered < question)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.answered >= question
+    }
+}

@@ -1,0 +1,153 @@
+//! Whose turn it is.
+
+use super::*;
+use crate::config::{Config, Destination, Route};
+
+fn stream(topic: &str) -> Stream {
+    Stream {
+        topic: Topic {
+            topic: topic.to_owned(),
+            destination: String::new(),
+        },
+        is_keyed: false,
+    }
+}
+
+fn clock() -> DatabaseClock {
+    DatabaseClock::default()
+}
+
+/// All topics go to one bulkhead.
+fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
+    let config = Config {
+        url: Some("http://a".parse().expect("a URL")),
+        ..Config::default()
+    };
+    let mut lanes = Lanes::default();
+    let streams = topics.iter().map(|&t| stream(t)).collect();
+    lanes.set_streams(streams, &Routes::new(&config), 1, &clock());
+    for lane in &mut lanes.lanes {
+        lane.state.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
+    }
+    lanes
+}
+
+fn lane(name: &str, room: usize) -> Lane {
+    Lane {
+        stream: stream(name),
+        room,
+        after: Position::START,
+    }
+}
+
+fn harvest<'a>(asked: &'a [Lane], clock: &'a DatabaseClock) -> Harvest<'a> {
+    static NOTHING: std::sync::LazyLock<HashMap<Stream, Position>> =
+        std::sync::LazyLock::new(HashMap::new);
+    Harvest {
+        asked,
+        claimed: &[],
+        reached: &NOTHING,
+        is_cut: false,
+        took: Duration::ZERO,
+        clock,
+    }
+}
+
+#[test]
+fn one_busy_topic_gets_all_the_room() {
+    assert_eq!(lanes(&["a"], &[]).allot(|_| 500, false), [lane("a", 500)]);
+}
+
+#[test]
+fn busy_topics_share_the_room_and_quiet_ones_come_first() {
+    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(|_| 400, false);
+    assert_eq!(allotted[0], lane("b", 100));
+    assert!(allotted[1..].iter().all(|lane| lane.room == 200));
+}
+
+#[test]
+fn every_one_of_many_topics_is_asked() {
+    let names: Vec<String> = (0..200).map(|n| format!("t{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut lanes = lanes(&names, &[]);
+    let mut seen = HashSet::new();
+    loop {
+        let asked = lanes.allot(|_| 10, false);
+        if asked.is_empty() {
+            break;
+        }
+        assert!(asked.len() <= MOST_LANES);
+        lanes.learn(&harvest(&asked, &clock()));
+        seen.extend(asked.into_iter().map(|lane| lane.stream));
+    }
+    assert_eq!(seen.len(), names.len());
+}
+
+#[test]
+fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
+    let mut config = Config::default();
+    for name in ["a", "b"] {
+        config
+            .destinations
+            .push(Destination::new(name, "http://a").expect("a URL"));
+        config.routes.push(Route::new(name, name));
+    }
+    config.routes.push(Route::to_each("both", ["a", "b"]));
+    let mut lanes = Lanes::default();
+    let streams = ["a", "b", "both", "neither"].map(stream).to_vec();
+    lanes.set_streams(streams, &Routes::new(&config), 2, &clock());
+    lanes.keep_back(KeptBack {
+        topics: HashSet::from(["b".to_owned()]),
+        ..KeptBack::default()
+    });
+    let asked = lanes.allot(|to| if to == To::Bulkhead(0) { 0 } else { 10 }, false);
+    let mut asked: Vec<&str> = asked
+        .iter()
+        .map(|lane| lane.stream.topic.topic.as_str())
+        .collect();
+    asked.sort_unstable();
+    assert_eq!(asked, ["both", "neither"]);
+    assert!(lanes.is_anything_left(|_| true));
+}
+
+#[test]
+fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
+    let now = Instant::now();
+    let clock = DatabaseClock::new(1_000_000_000, now);
+    let mut state = State::new(false, &clock);
+    assert!(state.is_sweep_due(false), "it was never asked");
+    let last = Position {
+        available_at: 1_000_000_000,
+        sequence: 7,
+    };
+    let brought = |took: Duration| Harvest {
+        took,
+        ..harvest(&[], &clock)
+    };
+    state.learn(
+        false,
+        Position::START,
+        true,
+        Some(last),
+        &brought(Duration::from_millis(1)),
+    );
+    assert_eq!((state.floor, state.is_done), (last, false));
+    assert!(!state.is_sweep_due(false), "it has more behind its place");
+    // Nothing more there: once again from a little before, for what was committed meanwhile.
+    state.learn(false, last, false, None, &brought(Duration::ZERO));
+    assert!(state.floor < last && !state.is_done && state.is_quiet);
+    let floor = state.floor;
+    state.learn(false, floor, false, None, &brought(Duration::ZERO));
+    assert!(state.is_done && !state.is_swept_in_look);
+    assert!(state.is_sweep_due(true), "somebody asks");
+    // A sweep that took long is not repeated soon, however much somebody asks.
+    state.learn(
+        false,
+        Position::START,
+        false,
+        None,
+        &brought(Duration::from_secs(3600)),
+    );
+    assert!(state.is_done && state.is_swept_in_look);
+    assert!(!state.is_sweep_due(true));
+}
