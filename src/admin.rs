@@ -44,7 +44,7 @@ pub fn migrate(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>
     migrations::migrate(conn, name)
 }
 
-/// Undoes all migrations and with them the first outbox and what is in it.
+/// Undoes all migrations, and with them the first outbox and the inbox and what is in them.
 ///
 /// # Errors
 /// A [`DatabaseError`]; then nothing was changed.

@@ -137,6 +137,8 @@ pub struct Config {
     pub shutdown_timeout: Duration,
     /// Age at which ledger rows are removed.
     pub retention: Duration,
+    /// Age at which rows of the inbox are removed; `None`: never, by the relay.
+    pub inbox_retention: Option<Duration>,
     /// Whether ledger rows are removed.
     pub cleaner: bool,
     /// Whether the ledger keeps payloads.
@@ -189,6 +191,7 @@ impl Default for Config {
             listener_url: None,
             shutdown_timeout: Duration::ZERO,
             retention: Duration::ZERO,
+            inbox_retention: None,
             cleaner: true,
             ledger_payload: false,
             log_format: LogFormat::Text,
@@ -284,6 +287,9 @@ impl Config {
             }
             "OUTBOX_SHUTDOWN_TIMEOUT" => self.shutdown_timeout = parse_duration(variable, value)?,
             "OUTBOX_RETENTION" => self.retention = parse_duration(variable, value)?,
+            "OUTBOX_INBOX_RETENTION" => {
+                self.inbox_retention = Some(parse_duration(variable, value)?);
+            }
             "OUTBOX_CLEANER" => self.cleaner = parse_bool(variable, value)?,
             "OUTBOX_LEDGER_PAYLOAD" => self.ledger_payload = parse_bool(variable, value)?,
             "OUTBOX_LOG_FORMAT" => {
@@ -330,7 +336,7 @@ impl Config {
     /// The settings in one line, without secrets.
     pub fn summary(&self) -> String {
         format!(
-            "table={} database={} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} enabled={} cleaner={} on_dead={} single_active={} listener={}",
+            "table={} database={} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={}",
             self.table,
             self.database_url
                 .as_ref()
@@ -352,6 +358,8 @@ impl Config {
             self.backoff.to_string(),
             written(self.shutdown_timeout),
             written(self.retention),
+            self.inbox_retention
+                .map_or_else(|| "unset".to_owned(), written),
             self.enabled,
             self.cleaner,
             self.on_dead,

@@ -58,6 +58,7 @@ mod relay;
 // tests.
 pub mod admin;
 pub mod handlers;
+pub mod inbox;
 pub mod receive;
 pub mod testing;
 

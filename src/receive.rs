@@ -42,6 +42,8 @@
 //! # Ok::<(), diesel_outbox::ConfigError>(())
 //! ```
 //!
+//! Delivery is at least once: [`inbox::once`](crate::inbox::once) handles each message once.
+
 mod attributes;
 mod cloudevent;
 mod headers;

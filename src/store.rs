@@ -10,6 +10,7 @@ pub(crate) mod clean;
 pub(crate) mod connection;
 pub(crate) mod dead;
 pub(crate) mod enqueue;
+pub(crate) mod inbox;
 pub(crate) mod inspect;
 pub(crate) mod lease;
 pub(crate) mod look;

@@ -231,6 +231,12 @@ impl Request {
             .map(|(_, value)| value.as_str())
     }
 
+    /// All headers, by their names in lower case.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        let headers = self.headers.iter();
+        headers.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     pub fn id(&self) -> String {
         self.header("webhook-id")
             .expect("every request has an id")

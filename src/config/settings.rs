@@ -153,6 +153,11 @@ pub const SETTINGS: &[Setting] = &[
         "How long the ledger keeps settled messages",
     ),
     setting(
+        "OUTBOX_INBOX_RETENTION",
+        "",
+        "How long the inbox remembers what was handled here; unset: the relay does not clean it",
+    ),
+    setting(
         "OUTBOX_CLEANER",
         "true",
         "false: the ledger is never cleaned",

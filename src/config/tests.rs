@@ -16,6 +16,7 @@ fn a_bad_value_is_an_error_that_names_the_setting() {
     for (variable, value) in [
         ("OUTBOX_LEASE", "soon"),
         ("OUTBOX_LEASE", "99999999999999999h"),
+        ("OUTBOX_INBOX_RETENTION", "never"),
         ("OUTBOX_BATCH", "0"),
         ("OUTBOX_BATCH", "-1"),
         ("OUTBOX_CONCURRENCY", "many"),
@@ -94,6 +95,16 @@ fn a_lease_shorter_than_two_sends_is_a_contradiction() {
         error.contains("OUTBOX_LEASE") && error.contains("OUTBOX_SEND_TIMEOUT"),
         "{error}"
     );
+}
+
+#[test]
+fn an_inbox_that_forgets_at_once_is_refused() {
+    let mut config = Config::default();
+    config.set("OUTBOX_INBOX_RETENTION", "0s").expect("a time");
+    let error = config.validate().expect_err("too short");
+    assert_eq!(error.key(), "OUTBOX_INBOX_RETENTION");
+    config.set("OUTBOX_INBOX_RETENTION", "30d").expect("a time");
+    assert_eq!(config.validate(), Ok(()));
 }
 
 #[test]

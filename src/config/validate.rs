@@ -35,6 +35,12 @@ impl Config {
                 "0 would forget at once what was delivered; to keep it for ever set OUTBOX_CLEANER=false",
             ));
         }
+        if self.inbox_retention.is_some_and(|age| age.is_zero()) {
+            return Err(bad(
+                "OUTBOX_INBOX_RETENTION",
+                "0 would forget at once what was handled; to keep it for ever unset it",
+            ));
+        }
         let longest_send = self.longest_send();
         if longest_send + SETTLE_TIME >= self.lease / 2 {
             return Err(bad(

@@ -78,7 +78,7 @@ impl Verifier {
     /// How far the clocks of sender and receiver, and the time on the way, may lie apart, in both
     /// directions. Defaults to 5 minutes. It counts whole seconds.
     ///
-    /// Who has seen a request can send it again for as long: tell it by its id.
+    /// Who has seen a request can send it again for as long: handle messages [once](crate::inbox).
     #[must_use]
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;

@@ -282,6 +282,14 @@ impl RelayBuilder {
         self
     }
 
+    /// How long the [inbox](crate::inbox) of this database remembers what was handled. Defaults to
+    /// unset: the relay does not clean it. Where several relays do, the shortest time counts.
+    #[must_use]
+    pub fn inbox_retention(mut self, retention: Duration) -> Self {
+        self.config.inbox_retention = Some(retention);
+        self
+    }
+
     /// Whether messages are claimed and sent; without, the relay stands by. Defaults to true.
     #[must_use]
     pub fn enabled(mut self, enabled: bool) -> Self {

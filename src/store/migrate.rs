@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use diesel::connection::SimpleConnection;
+use diesel::result::QueryResult;
 use diesel::sql_types::{Bool, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
@@ -37,7 +38,16 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         "to_regprocedure('outbox_create(text)')"
     ),
     migration!("2026-11-20-000002_first_outbox", "to_regclass('outbox')"),
+    INBOX,
 ];
+
+/// The step that a database without an outbox can do alone. A table of this name that is another one
+/// (an outbox of this name, say) is in the way, and not taken for it.
+pub(crate) const INBOX: Migration = migration!(
+    "2026-11-21-000003_inbox",
+    "(SELECT attrelid FROM pg_attribute
+       WHERE attrelid = to_regclass('outbox_inbox') AND attname = 'handled_at' AND NOT attisdropped)"
+);
 
 /// The step that creates the outbox of the default name. Who works with another one needs not
 /// have it.
@@ -54,8 +64,7 @@ pub(crate) fn migrate(
     name: &OutboxName,
 ) -> Result<Vec<String>, DatabaseError> {
     conn.transaction(|conn| {
-        // The lock is a statement of its own: the ones after it see what its last holder did.
-        sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).execute(conn)?;
+        lock(conn)?;
         let mut done = Vec::new();
         conn.batch_execute(
             "CREATE TABLE IF NOT EXISTS outbox_migrations (
@@ -74,9 +83,7 @@ pub(crate) fn migrate(
             if is_done || is_unwanted {
                 continue;
             }
-            let found = sql_query(migration.is_there)
-                .get_result::<FoundRow>(conn)?
-                .found;
+            let found = is_there(conn, migration)?;
             if !found {
                 conn.batch_execute(migration.up)?;
             }
@@ -105,11 +112,9 @@ pub(crate) fn migrate(
 /// Undoes all steps, the newest first.
 pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     conn.transaction(|conn| {
-        sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).execute(conn)?;
+        lock(conn)?;
         for migration in MIGRATIONS.iter().rev() {
-            let found = sql_query(migration.is_there)
-                .get_result::<FoundRow>(conn)?
-                .found;
+            let found = is_there(conn, migration)?;
             if found {
                 conn.batch_execute(migration.down)?;
             }
@@ -117,6 +122,31 @@ pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
         conn.batch_execute("DROP TABLE outbox_migrations")?;
         Ok(())
     })
+}
+
+/// Does the one step that makes the inbox, where it is missing.
+pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
+    conn.transaction(|conn| {
+        lock(conn)?;
+        match is_there(conn, &INBOX)? {
+            true => Ok(()),
+            false => conn.batch_execute(INBOX.up),
+        }
+    })
+}
+
+/// Lets one process at a time go on, until its transaction's end. A statement of its own: the ones after
+/// it see what the last holder did.
+fn lock(conn: &mut PgConnection) -> QueryResult<()> {
+    sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
+        .execute(conn)
+        .map(|_| ())
+}
+
+fn is_there(conn: &mut PgConnection, migration: &Migration) -> QueryResult<bool> {
+    sql_query(migration.is_there)
+        .get_result::<FoundRow>(conn)
+        .map(|row| row.found)
 }
 
 /// The SQL of all steps, for the outbox `name`, to be copied into a migration of the application.

@@ -19,6 +19,7 @@ mod fan_out;
 mod fresh;
 mod handle;
 mod handlers;
+mod inbox;
 mod odd_rows;
 mod ordering;
 mod pause_commands;

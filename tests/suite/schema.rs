@@ -105,6 +105,39 @@ fn migrations_are_recorded_apart_from_the_applications_own() {
     assert!(database.number("SELECT count(*) FROM outbox_migrations") > 0);
 }
 
+/// A database of before there was an inbox.
+#[test]
+fn a_database_that_has_the_older_migrations_gets_the_newer_ones() {
+    const OLDER: [(&str, &str); 2] = [
+        (
+            "2026-11-20-000001_outbox_functions",
+            include_str!("../../migrations/2026-11-20-000001_outbox_functions/up.sql"),
+        ),
+        (
+            "2026-11-20-000002_first_outbox",
+            include_str!("../../migrations/2026-11-20-000002_first_outbox/up.sql"),
+        ),
+    ];
+    let database = FreshDatabase::new();
+    let before = database.objects();
+    database.execute("CREATE TABLE outbox_migrations (version text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())");
+    for (version, up) in OLDER {
+        database.execute(up);
+        database.execute(&format!(
+            "INSERT INTO outbox_migrations (version) VALUES ('{version}')"
+        ));
+    }
+    // A relay of today works on it as it is.
+    works(&database, "outbox");
+    let name = "outbox".parse().expect("a name");
+    let mut conn = database.connect();
+    let done = admin::migrate(&mut conn, &name).expect("migrations run");
+    assert_eq!(done, ["applied 2026-11-21-000003_inbox"]);
+    works(&database, "outbox");
+    admin::revert_migrations(&mut conn).expect("reverted");
+    assert_eq!(database.objects(), before);
+}
+
 #[test]
 fn reverting_leaves_nothing_and_migrating_after_it_works() {
     let database = FreshDatabase::new();

@@ -1,0 +1,681 @@
+//! The inbox: each message is handled once, whatever comes twice, at once, or breaks in between.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver as Signal, Sender, bounded};
+use diesel::connection::SimpleConnection;
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+use diesel::sql_types::{Integer, Text};
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel_outbox::config::Mode;
+use diesel_outbox::inbox::{self, BadKey, Once};
+use diesel_outbox::receive::{Headers, Verifier};
+use diesel_outbox::{Destination, EnqueueError, Event};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Database, PATIENCE, Receiver, Running, binary, eventually};
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+/// A consumer's database: the inbox, which all tests share, and a table for what is done.
+struct Consumer {
+    database: Database,
+}
+
+impl Consumer {
+    fn new() -> Self {
+        let database = Database::new();
+        let schema = database.schema();
+        database.execute(&format!("CREATE TABLE {schema}.done (what text NOT NULL)"));
+        Self { database }
+    }
+
+    /// Nobody else's.
+    fn source(&self) -> &str {
+        self.database.schema()
+    }
+
+    fn connect(&self) -> PgConnection {
+        self.database.connect()
+    }
+
+    fn work(&self, conn: &mut PgConnection, what: &str) -> QueryResult<usize> {
+        work(conn, self.source(), what)
+    }
+
+    /// Handles a message as an application would.
+    fn handle(&self, conn: &mut PgConnection, id: &str) -> QueryResult<Once<usize>> {
+        inbox::once(conn, self.source(), id, |conn| self.work(conn, id))
+    }
+
+    /// How often something was done.
+    fn done(&self, what: &str) -> i64 {
+        let schema = self.source();
+        let select = format!("SELECT count(*) FROM {schema}.done WHERE what = '{what}'");
+        self.database.number(&select)
+    }
+
+    /// Whether the inbox has the message.
+    fn is_marked(&self, id: &str) -> bool {
+        let source = self.source();
+        self.database.number(&format!(
+            "SELECT count(*) FROM outbox_inbox WHERE source = '{source}' AND message_id = '{id}'"
+        )) == 1
+    }
+}
+
+fn work(conn: &mut PgConnection, schema: &str, what: &str) -> QueryResult<usize> {
+    sql_query(format!("INSERT INTO {schema}.done VALUES ($1)"))
+        .bind::<Text, _>(what)
+        .execute(conn)
+}
+
+#[derive(diesel::QueryableByName)]
+struct PidRow {
+    #[diesel(sql_type = Integer)]
+    pid: i32,
+}
+
+fn pid(conn: &mut PgConnection) -> i32 {
+    sql_query("SELECT pg_backend_pid() AS pid")
+        .get_result::<PidRow>(conn)
+        .expect("a process")
+        .pid
+}
+
+// --- Once ---------------------------------------------------------------------------------
+
+/// R33.
+#[test]
+fn a_message_is_handled_once() {
+    let consumer = Consumer::new();
+    let conn = &mut consumer.connect();
+    let id = Uuid::now_v7();
+    let first = inbox::once(conn, consumer.source(), id, |conn| consumer.work(conn, "a"));
+    assert_eq!(first, Ok(Once::Handled(1)));
+    // A text of the same id is the same id, and so are other connections.
+    let text = id.to_string();
+    for conn in [conn, &mut consumer.connect()] {
+        let again = inbox::once(conn, consumer.source(), &text, |_| {
+            panic!("it is not called")
+        });
+        let again: QueryResult<Once<()>> = again;
+        assert!(again.expect("a duplicate").is_duplicate());
+    }
+    assert_eq!(consumer.done("a"), 1);
+
+    let conn = &mut consumer.connect();
+    let other_source = format!("{}/other", consumer.source());
+    let other = inbox::once(conn, &other_source, id, |_| Ok::<_, Error>(7));
+    assert_eq!(other.expect("another message").handled(), Some(7));
+    assert!(
+        !consumer
+            .handle(conn, &text.to_uppercase())
+            .expect("bytes")
+            .is_duplicate()
+    );
+}
+
+/// R33.
+#[test]
+fn a_handler_that_fails_leaves_nothing_and_the_message_is_handled_again() {
+    let consumer = Consumer::new();
+    let conn = &mut consumer.connect();
+    for _ in 0..2 {
+        let failed: Result<Once<()>, EnqueueError> =
+            inbox::once(conn, consumer.source(), "a", |conn| {
+                consumer.work(conn, "a")?;
+                Err(EnqueueError::Database(Error::RollbackTransaction))
+            });
+        let error = failed.expect_err("the handler's error");
+        assert!(matches!(
+            error,
+            EnqueueError::Database(Error::RollbackTransaction)
+        ));
+    }
+    // As one of the database's.
+    let failed: QueryResult<Once<usize>> = inbox::once(conn, consumer.source(), "a", |conn| {
+        consumer.work(conn, "a")?;
+        sql_query("SELECT 1 / 0").execute(conn)
+    });
+    assert!(failed.is_err());
+    assert_eq!(consumer.done("a"), 0);
+    assert!(!consumer.is_marked("a"));
+    assert_eq!(consumer.handle(conn, "a"), Ok(Once::Handled(1)));
+    assert_eq!(consumer.done("a"), 1);
+}
+
+/// R33. The process, or its database, dies between the work and the commit.
+#[test]
+fn a_crash_in_between_undoes_the_work_and_the_mark() {
+    let consumer = Consumer::new();
+    let mut conn = consumer.connect();
+    let crashed = inbox::once(&mut conn, consumer.source(), "a", |conn| {
+        consumer.work(conn, "a")?;
+        let pid = pid(conn);
+        consumer
+            .database
+            .number(&format!("SELECT pg_terminate_backend({pid})::int"));
+        consumer.work(conn, "b")
+    });
+    assert!(crashed.is_err(), "{crashed:?}");
+    assert!(!consumer.is_marked("a"));
+    assert_eq!(consumer.done("a"), 0);
+    assert_eq!(
+        consumer.handle(&mut consumer.connect(), "a"),
+        Ok(Once::Handled(1))
+    );
+}
+
+/// R33.
+#[test]
+fn in_a_transaction_of_the_callers_it_is_a_savepoint() {
+    let consumer = Consumer::new();
+    let conn = &mut consumer.connect();
+    // The caller's rollback takes the mark with it.
+    let outer: QueryResult<()> = conn.transaction(|conn| {
+        assert_eq!(consumer.handle(conn, "a"), Ok(Once::Handled(1)));
+        assert_eq!(consumer.handle(conn, "a"), Ok(Once::Duplicate));
+        Err(Error::RollbackTransaction)
+    });
+    assert_eq!(outer, Err(Error::RollbackTransaction));
+    assert!(!consumer.is_marked("a"));
+
+    // A handler's failure leaves the caller's transaction usable.
+    conn.transaction(|conn| {
+        consumer.work(conn, "before")?;
+        let failed = inbox::once(conn, consumer.source(), "a", |conn| {
+            consumer.work(conn, "a")?;
+            sql_query("SELECT 1 / 0").execute(conn)
+        });
+        assert!(failed.is_err());
+        assert_eq!(consumer.handle(conn, "b"), Ok(Once::Handled(1)));
+        QueryResult::Ok(())
+    })
+    .expect("committed");
+    let done = ["before", "a", "b"].map(|what| consumer.done(what));
+    assert_eq!(done, [1, 0, 1]);
+    assert!(!consumer.is_marked("a") && consumer.is_marked("b"));
+}
+
+#[test]
+fn a_bad_key_is_an_error_before_sql() {
+    let consumer = Consumer::new();
+    let conn = &mut consumer.connect();
+    let long = "x".repeat(inbox::MAX_KEY_BYTES + 1);
+    conn.transaction(|conn| {
+        for (source, id, said) in [
+            ("", "a", "the source of a message is empty"),
+            ("a", "", "the id of a message is empty"),
+            (
+                &long,
+                "a",
+                "the source of a message is longer than 1024 bytes",
+            ),
+            ("a", &long, "the id of a message is longer than 1024 bytes"),
+            ("a", "a\0b", "the id of a message holds NUL"),
+        ] {
+            let error = inbox::once(conn, source, id, |_| QueryResult::Ok(())).expect_err(said);
+            assert_eq!(error.to_string(), said);
+            let Error::QueryBuilderError(error) = error else {
+                panic!("{error:?}")
+            };
+            assert!(error.downcast_ref::<BadKey>().is_some());
+        }
+        // The transaction is usable, and the longest keys fit.
+        let longest = &long[1..];
+        let source = format!("{}{longest}", consumer.source());
+        let source = &source[..inbox::MAX_KEY_BYTES];
+        inbox::once(conn, source, random(longest.len()), |_| QueryResult::Ok(()))
+    })
+    .expect("handled");
+}
+
+/// Text that does not compress.
+fn random(length: usize) -> String {
+    std::iter::repeat_with(fastrand::alphanumeric)
+        .take(length)
+        .collect()
+}
+
+// --- At the same time ---------------------------------------------------------------------
+
+/// What the first of two handlers does when it is told to end.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Commit,
+    RollBack,
+}
+
+/// Handles a message, tells that the handler runs, and ends when it is told how.
+fn handle_slowly(consumer: &Consumer, began: &Sender<()>, end: &Signal<End>) {
+    let handled = inbox::once(&mut consumer.connect(), consumer.source(), "a", |conn| {
+        consumer.work(conn, "first")?;
+        began.send(()).expect("the test waits");
+        match end.recv_timeout(PATIENCE).expect("the test goes on") {
+            End::Commit => Ok(()),
+            End::RollBack => Err(Error::RollbackTransaction),
+        }
+    });
+    let _ = handled;
+}
+
+/// What a second handler gets that began while the first one was at work.
+fn second_while_first(end: End) -> (Consumer, Once<usize>) {
+    let consumer = Consumer::new();
+    let (began, has_begun) = bounded(1);
+    let (tell, told) = bounded(1);
+    let second = std::thread::scope(|scope| {
+        scope.spawn(|| handle_slowly(&consumer, &began, &told));
+        has_begun.recv().expect("the first has begun");
+        let mut conn = consumer.connect();
+        let pid = pid(&mut conn);
+        let second = scope.spawn({
+            let consumer = &consumer;
+            move || {
+                inbox::once(&mut conn, consumer.source(), "a", |conn| {
+                    consumer.work(conn, "second")
+                })
+            }
+        });
+        eventually("the second waits for the first", || {
+            consumer.database.number(&format!(
+                "SELECT count(*) FROM pg_stat_activity
+                  WHERE pid = {pid} AND wait_event_type = 'Lock'"
+            )) == 1
+        });
+        tell.send(end).expect("the first waits");
+        second.join().expect("no panic").expect("no error")
+    });
+    (consumer, second)
+}
+
+/// R33.
+#[test]
+fn a_second_handler_waits_for_the_first_and_sees_a_duplicate() {
+    let (consumer, second) = second_while_first(End::Commit);
+    assert_eq!(second, Once::Duplicate);
+    assert_eq!((consumer.done("first"), consumer.done("second")), (1, 0));
+}
+
+/// R33.
+#[test]
+fn a_second_handler_goes_on_when_the_first_rolled_back() {
+    let (consumer, second) = second_while_first(End::RollBack);
+    assert_eq!(second, Once::Handled(1));
+    assert_eq!((consumer.done("first"), consumer.done("second")), (0, 1));
+}
+
+/// R33.
+#[test]
+fn threads_that_get_the_same_messages_handle_each_once() {
+    const THREADS: usize = 6;
+    const MESSAGES: usize = 40;
+    let consumer = Consumer::new();
+    let start = Barrier::new(THREADS);
+    let handled: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (consumer, start) = (&consumer, &start);
+                scope.spawn(move || {
+                    let mut conn = consumer.connect();
+                    start.wait();
+                    let handled = (0..MESSAGES).filter(|n| {
+                        // Each thread begins somewhere else.
+                        let n = (n + thread * 3) % MESSAGES;
+                        let id = format!("m{n}");
+                        let done = consumer.handle(&mut conn, &id).expect("handled or known");
+                        !done.is_duplicate()
+                    });
+                    handled.count()
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .sum()
+    });
+    let schema = consumer.source();
+    let count = |what| {
+        consumer
+            .database
+            .number(&format!("SELECT count({what}) FROM {schema}.done"))
+    };
+    assert_eq!(count("DISTINCT what"), MESSAGES as i64);
+    assert_eq!(count("*"), MESSAGES as i64);
+    assert_eq!(handled, MESSAGES);
+}
+
+/// R33. With a snapshot that is older than the other's commit, nothing but a new one can tell.
+#[test]
+fn under_stricter_isolation_a_concurrent_duplicate_is_an_error_and_then_a_duplicate() {
+    let consumer = Consumer::new();
+    let transaction = |serializable: bool, conn: &mut PgConnection, id: &str, meanwhile: bool| {
+        let builder = conn.build_transaction();
+        let mut builder = match serializable {
+            true => builder.serializable(),
+            false => builder.repeatable_read(),
+        };
+        builder.run(|conn| {
+            // The snapshot is taken.
+            sql_query("SELECT 1").execute(conn)?;
+            if meanwhile {
+                let other = consumer.handle(&mut consumer.connect(), id);
+                assert_eq!(other, Ok(Once::Handled(1)));
+            }
+            consumer.handle(conn, id)
+        })
+    };
+    for serializable in [false, true] {
+        let conn = &mut consumer.connect();
+        let id = format!("serializable {serializable}");
+        let failed = transaction(serializable, conn, &id, true);
+        let Err(Error::DatabaseError(DatabaseErrorKind::SerializationFailure, _)) = failed else {
+            panic!("{failed:?}")
+        };
+        let again = transaction(serializable, conn, &id, false);
+        assert_eq!(again, Ok(Once::Duplicate));
+        assert_eq!(consumer.done(&id), 1);
+        let alone = transaction(serializable, conn, &format!("{id} alone"), false);
+        assert_eq!(alone, Ok(Once::Handled(1)));
+    }
+}
+
+// --- From end to end ----------------------------------------------------------------------
+
+#[derive(Debug, Serialize, Deserialize)]
+struct OrderPaid {
+    order_id: i64,
+}
+
+impl Event for OrderPaid {
+    const TOPIC: &'static str = "order.paid";
+}
+
+/// A receiver that books each order, and whose first answer for each request is a failure after the
+/// work was committed: the relay cannot know.
+fn booking(consumer: &Arc<Consumer>, duplicates: &Arc<Mutex<usize>>) -> Receiver {
+    let verifier: Verifier = SECRET.parse().expect("a secret");
+    let (consumer, duplicates) = (Arc::clone(consumer), Arc::clone(duplicates));
+    let answered = Mutex::new(HashSet::new());
+    Receiver::answering(move |request| {
+        let headers = Headers::new(request.headers());
+        let events = match verifier.events(&headers, &request.body) {
+            Ok(events) => events,
+            Err(error) => return error.status(),
+        };
+        let mut conn = consumer.connect();
+        let mut is_first = true;
+        for event in &events {
+            let handled = inbox::once(&mut conn, &event.source, &event.id, |conn| {
+                let paid: OrderPaid = event.decode().expect("an order");
+                work(conn, consumer.source(), &format!("order {}", paid.order_id))
+            });
+            if handled.expect("a database").is_duplicate() {
+                *duplicates.lock().expect("no panic") += 1;
+            }
+            let mut answered = answered.lock().expect("no panic");
+            is_first &= answered.insert(event.id.clone().into_owned());
+        }
+        if is_first { 500 } else { 204 }
+    })
+}
+
+/// R33.
+#[test]
+fn what_a_relay_delivers_twice_is_handled_once() {
+    const ORDERS: i64 = 12;
+    for mode in [Mode::Binary, Mode::Structured, Mode::Batched] {
+        let consumer = Arc::new(Consumer::new());
+        let duplicates = Arc::new(Mutex::new(0));
+        let receiver = booking(&consumer, &duplicates);
+        let mut destination = Destination::new("booking", &receiver.url()).expect("a URL");
+        destination.mode = Some(mode);
+        destination.secrets = vec![SECRET.parse().expect("a secret")];
+        destination.breaker = None;
+        let outbox = consumer.database.outbox();
+        consumer
+            .connect()
+            .transaction(|conn| {
+                for order_id in 0..ORDERS {
+                    outbox.enqueue(conn, OrderPaid { order_id })?;
+                }
+                Ok::<_, EnqueueError>(())
+            })
+            .expect("enqueued");
+        let relay = consumer
+            .database
+            .relay()
+            .destination(destination)
+            .route("*", "booking")
+            .start()
+            .expect("a relay");
+        eventually("all are delivered", || {
+            consumer.database.count("delivered") == ORDERS
+        });
+        relay
+            .shutdown(Duration::from_secs(10))
+            .expect("a clean end");
+        for order in 0..ORDERS {
+            assert_eq!(consumer.done(&format!("order {order}")), 1, "in {mode:?}");
+        }
+        let duplicates = *duplicates.lock().expect("no panic");
+        assert_eq!(duplicates, ORDERS as usize, "each came twice, in {mode:?}");
+    }
+}
+
+// --- Retention ----------------------------------------------------------------------------
+
+/// A database whose inbox has messages that were handled two days ago, and one of just now.
+fn with_old_messages(count: usize) -> FreshDatabase {
+    let database = FreshDatabase::new();
+    let conn = &mut database.connect();
+    diesel_outbox::migrate(conn, &"outbox".parse().expect("a name")).expect("migrations run");
+    add_old(&database, count);
+    inbox::once(conn, "young", 1, |_| QueryResult::Ok(())).expect("handled");
+    database
+}
+
+fn add_old(database: &FreshDatabase, count: usize) {
+    database.execute(&format!(
+        "INSERT INTO outbox_inbox SELECT 'old', n, now() - interval '2 days' FROM generate_series(1, {count}) n"
+    ));
+}
+
+fn rows(database: &FreshDatabase, source: &str) -> i64 {
+    database.number(&format!(
+        "SELECT count(*) FROM outbox_inbox WHERE source = '{source}'"
+    ))
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// R33.
+#[test]
+fn old_messages_are_forgotten_and_younger_ones_never() {
+    let database = with_old_messages(2500);
+    let conn = &mut database.connect();
+    assert_eq!(inbox::clean(conn, 3 * DAY), Ok(0));
+    assert_eq!(inbox::clean(conn, Duration::MAX), Ok(0));
+    assert_eq!(inbox::clean(conn, DAY), Ok(2500));
+    assert_eq!(inbox::clean(conn, DAY), Ok(0));
+    assert_eq!((rows(&database, "old"), rows(&database, "young")), (0, 1));
+
+    // What is forgotten is new, what is not is not.
+    let again = |conn: &mut PgConnection, source| {
+        inbox::once(conn, source, 1, |_| QueryResult::Ok(())).expect("a database")
+    };
+    assert_eq!(again(conn, "old"), Once::Handled(()));
+    assert_eq!(again(conn, "young"), Once::Duplicate);
+}
+
+/// R33.
+#[test]
+fn the_relay_cleans_the_inbox_when_it_is_told_to() {
+    let database = with_old_messages(1500);
+    let old_ledger_row = |key: &str| {
+        database.execute(&format!(
+            "INSERT INTO outbox_ledger (idempotency_key, destination, sequence, message_id, topic, digest, status, attempts, created_at, settled_at)
+             VALUES ('{key}', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')"
+        ));
+        eventually("the ledger is cleaned", || {
+            database.number("SELECT count(*) FROM outbox_ledger") == 0
+        });
+    };
+    let receiver = Receiver::ok();
+    let relay = |retention: Option<Duration>| {
+        let builder = diesel_outbox::Relay::builder(&database.url)
+            .retention(Some(Duration::from_secs(1)))
+            .url(&receiver.url());
+        let builder = match retention {
+            Some(retention) => builder.inbox_retention(retention),
+            None => builder,
+        };
+        builder.start().expect("a relay")
+    };
+    let end = |relay: diesel_outbox::RelayHandle| {
+        relay
+            .shutdown(Duration::from_secs(10))
+            .expect("a clean end");
+    };
+
+    let keeping = relay(None);
+    // It has done its round once, and begun another one.
+    old_ledger_row("a");
+    old_ledger_row("b");
+    assert_eq!(rows(&database, "old"), 1500);
+    end(keeping);
+
+    let cleaning = relay(Some(DAY));
+    eventually("the inbox is cleaned", || rows(&database, "old") == 0);
+    add_old(&database, 1);
+    eventually("it is cleaned again", || rows(&database, "old") == 0);
+    assert_eq!(rows(&database, "young"), 1);
+    assert!(cleaning.is_healthy());
+    end(cleaning);
+}
+
+/// The binary as a relay that cleans the inbox, connected as `role`, where one is given.
+fn cleaning_relay(database: &FreshDatabase, receiver: &Receiver, role: Option<&str>) -> Running {
+    let mut relay = binary(&["run"]);
+    let url = match role {
+        Some(role) => format!("{}?options=-c%20role%3D{role}", database.url),
+        None => database.url.clone(),
+    };
+    relay
+        .env("DATABASE_URL", url)
+        .env("OUTBOX_URL", receiver.url())
+        .env("OUTBOX_INBOX_RETENTION", "1s")
+        .env("OUTBOX_POLL_INTERVAL", "50ms");
+    Running::start(relay)
+}
+
+/// It says once what is missing, delivers, and cleans as soon as `mend` was run.
+fn says_so_once_and_goes_on(database: &FreshDatabase, role: Option<&str>, said: &str, mend: &str) {
+    let receiver = Receiver::ok();
+    let relay = cleaning_relay(database, &receiver, role);
+    relay.wait_for_log(said);
+    for count in 1..=2 {
+        database.execute("INSERT INTO outbox (topic, payload) VALUES ('a', '1')");
+        receiver.wait_for(count);
+    }
+    database.execute(mend);
+    eventually("the inbox is cleaned", || rows(database, "old") == 0);
+    let log = relay.log();
+    assert_eq!(log.matches("the inbox is not cleaned").count(), 1, "{log}");
+    assert!(!log.contains("the database failed"), "{log}");
+}
+
+#[test]
+fn a_relay_that_cannot_clean_the_inbox_says_so_once_and_delivers() {
+    let database = with_old_messages(1);
+    database.execute("ALTER TABLE outbox_inbox RENAME TO away");
+    let said = "there is no table outbox_inbox";
+    says_so_once_and_goes_on(
+        &database,
+        None,
+        said,
+        "ALTER TABLE away RENAME TO outbox_inbox",
+    );
+
+    add_old(&database, 1);
+    let role = format!("relay_{}", Uuid::now_v7().simple());
+    database.execute(&format!(
+        "CREATE ROLE {role}; GRANT USAGE ON SCHEMA public TO {role};
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
+         REVOKE DELETE ON outbox_inbox FROM {role}"
+    ));
+    let said = "needs SELECT and DELETE on outbox_inbox";
+    let mend = format!(
+        "GRANT DELETE ON outbox_inbox TO {role}; REVOKE UPDATE ON outbox_inbox FROM {role}"
+    );
+    says_so_once_and_goes_on(&database, Some(&role), said, &mend);
+    database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+// --- The table ----------------------------------------------------------------------------
+
+/// R33.
+#[test]
+fn a_database_without_an_outbox_can_have_an_inbox() {
+    let database = FreshDatabase::new();
+    let before = database.objects();
+    let create = |_| {
+        let mut conn = database.connect();
+        std::thread::spawn(move || inbox::create(&mut conn))
+    };
+    // Two at once, and again.
+    for creation in [0, 1, 2].map(create) {
+        creation.join().expect("no panic").expect("created");
+    }
+    let conn = &mut database.connect();
+    inbox::create(conn).expect("it is there");
+    // The table, its primary key and its index.
+    assert_eq!(database.objects(), before + 3);
+    inbox::once(conn, "a", 1, |_| QueryResult::Ok(())).expect("handled");
+
+    // An outbox that comes later takes it over, with what it holds.
+    let done = diesel_outbox::migrate(conn, &"outbox".parse().expect("a name"));
+    let done = done.expect("migrations run").join("\n");
+    assert!(done.contains("found 2026-11-21-000003_inbox"), "{done}");
+    assert_eq!(rows(&database, "a"), 1);
+
+    let other = FreshDatabase::new();
+    let sql = inbox::migration_sql;
+    use diesel_outbox::admin::Direction::{Down, Up};
+    other.execute(sql(Up));
+    inbox::once(&mut other.connect(), "a", 1, |_| QueryResult::Ok(())).expect("handled");
+    other.execute(sql(Down));
+    assert_eq!(other.objects(), before);
+}
+
+#[test]
+fn the_table_takes_what_the_library_takes_and_old_rows_are_found_by_an_index() {
+    let database = with_old_messages(1);
+    for values in [
+        "'', 'a'",
+        "'a', ''",
+        "repeat('x', 1025), 'a'",
+        "'a', repeat('x', 1025)",
+    ] {
+        let error = database
+            .connect()
+            .batch_execute(&format!(
+                "INSERT INTO outbox_inbox (source, message_id) VALUES ({values})"
+            ))
+            .expect_err(values);
+        assert!(error.to_string().contains("has_a_length"), "{error}");
+    }
+    assert_eq!(
+        database.number(
+            "SELECT count(*) FROM pg_indexes
+              WHERE tablename = 'outbox_inbox' AND indexdef LIKE '%USING brin (handled_at)%'"
+        ),
+        1
+    );
+}
