@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use diesel::PgConnection;
 
 use super::error::HandlerError;
+use crate::inbox::{self, Once};
 use crate::message::Message;
 
 /// Gives connections to handlers.
@@ -98,6 +99,46 @@ impl<'a> Context<'a> {
                 )),
             },
         }
+    }
+
+    /// Runs `handle` in a transaction on a [`connection`](Self::connection), once for this message: what
+    /// it does in the database is done once, also where the handler is called again. The table
+    /// `outbox_inbox` remembers it.
+    ///
+    /// It does not commit after the handler's time: then the message is another call's already.
+    ///
+    /// ```no_run
+    /// # use diesel::prelude::*;
+    /// # use diesel_outbox::{Event, Handlers};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct MemberJoined { member_id: i64 }
+    /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }
+    /// let handlers = Handlers::new().on::<MemberJoined>(|event, context| {
+    ///     context.once(|conn| {
+    ///         diesel::sql_query("UPDATE clubs SET members = members + 1").execute(conn)?;
+    ///         Ok(())
+    ///     })?;
+    ///     Ok(())
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// That of `handle`, which is rolled back; or a [`HandlerError`] of the database, or of a handler
+    /// that took too long.
+    pub fn once<T>(
+        &self,
+        handle: impl FnOnce(&mut PgConnection) -> Result<T, HandlerError>,
+    ) -> Result<Once<T>, HandlerError> {
+        let mut conn = self.connection()?;
+        inbox::once(&mut conn, self.inbox, self.message.message_id, |conn| {
+            let value = handle(conn)?;
+            if self.remaining().is_zero() {
+                return Err(HandlerError::retry(
+                    "the handler's time was over: what it did was rolled back",
+                ));
+            }
+            Ok(value)
+        })
     }
 }
 

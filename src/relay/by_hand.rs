@@ -1,10 +1,12 @@
 //! A relay without threads, for tests: it works on the caller's connection, one message after the
 //! other, and ends when nothing is due.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use diesel::result::QueryResult;
+use diesel::connection::{AnsiTransactionManager, TransactionManager};
+use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use super::StartError;
@@ -24,6 +26,15 @@ use crate::store::claim::{Claimed, Known};
 use crate::store::lease;
 use crate::store::ordered;
 
+/// How many transactions are open, one inside the other.
+fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
+    let status = AnsiTransactionManager::transaction_manager_status_mut(conn);
+    let depth = status.transaction_depth();
+    Ok(depth
+        .map_err(|_| Error::BrokenTransactionManager)?
+        .map_or(0, NonZeroU32::get))
+}
+
 /// Runs a handler so that a statement of its that fails spoils nothing else: outside of tests it would
 /// have failed alone.
 fn in_savepoint(
@@ -32,7 +43,12 @@ fn in_savepoint(
 ) -> Outcome {
     let mut outcome = None;
     let kept = conn.transaction(|conn| {
+        let depth = depth(conn)?;
         outcome = Some(handle(conn));
+        // Those that a panic has left open.
+        while self::depth(conn)? > depth {
+            AnsiTransactionManager::rollback_transaction(conn)?;
+        }
         QueryResult::Ok(())
     });
     match (outcome, kept) {

@@ -267,6 +267,31 @@ fn handlers_run_in_the_tests_thread_and_transaction() {
     assert_eq!(database.count("delivered"), 0, "nobody else sees it");
 }
 
+/// R33
+#[test]
+fn a_handler_that_panics_in_its_transaction_leaves_the_tests_connection_usable() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let relay = relay(&database).on::<OrderPaid>(|_, context| {
+        context.once(|conn| {
+            let outbox = Outbox::default();
+            outbox.enqueue(conn, MailSent { order_id: 1 })?;
+            assert!(context.attempt() > 1, "the first time");
+            Ok(())
+        })?;
+        Ok(())
+    });
+    let relay = TestRelay::new(relay).expect("a relay");
+    outbox.enqueue(conn, paid(1)).expect("enqueued");
+    let drained = relay.drain(conn).expect("drained");
+    assert_eq!(drained.retried[0].reason, ReasonCode::Panic);
+    assert_not_enqueued!(conn, Outbox::default(), MailSent { order_id: 1 });
+    testing::advance(conn, &outbox, Duration::from_secs(11)).expect("moved");
+    relay.drain(conn).expect("drained").assert_all_delivered();
+    assert_enqueued!(conn, Outbox::default(), MailSent { order_id: 1 });
+}
+
 #[test]
 fn what_nothing_serves_is_told() {
     let database = Database::new();
