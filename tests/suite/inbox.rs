@@ -1,11 +1,12 @@
 //! The inbox: each message is handled once, whatever comes twice, at once, or breaks in between.
 
+mod retention;
+
 use std::collections::HashSet;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver as Signal, Sender, bounded};
-use diesel::connection::SimpleConnection;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Integer, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
@@ -16,8 +17,7 @@ use diesel_outbox::{Destination, EnqueueError, Event};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::fresh::FreshDatabase;
-use crate::support::{Database, PATIENCE, Receiver, Running, binary, eventually};
+use crate::support::{Database, PATIENCE, Receiver, eventually};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -467,215 +467,4 @@ fn what_a_relay_delivers_twice_is_handled_once() {
         let duplicates = *duplicates.lock().expect("no panic");
         assert_eq!(duplicates, ORDERS as usize, "each came twice, in {mode:?}");
     }
-}
-
-// --- Retention ----------------------------------------------------------------------------
-
-/// A database whose inbox has messages that were handled two days ago, and one of just now.
-fn with_old_messages(count: usize) -> FreshDatabase {
-    let database = FreshDatabase::new();
-    let conn = &mut database.connect();
-    diesel_outbox::migrate(conn, &"outbox".parse().expect("a name")).expect("migrations run");
-    add_old(&database, count);
-    inbox::once(conn, "young", 1, |_| QueryResult::Ok(())).expect("handled");
-    database
-}
-
-fn add_old(database: &FreshDatabase, count: usize) {
-    database.execute(&format!(
-        "INSERT INTO outbox_inbox SELECT 'old', n, now() - interval '2 days' FROM generate_series(1, {count}) n"
-    ));
-}
-
-fn rows(database: &FreshDatabase, source: &str) -> i64 {
-    database.number(&format!(
-        "SELECT count(*) FROM outbox_inbox WHERE source = '{source}'"
-    ))
-}
-
-const DAY: Duration = Duration::from_secs(24 * 3600);
-
-/// R33.
-#[test]
-fn old_messages_are_forgotten_and_younger_ones_never() {
-    let database = with_old_messages(2500);
-    let conn = &mut database.connect();
-    assert_eq!(inbox::clean(conn, 3 * DAY), Ok(0));
-    assert_eq!(inbox::clean(conn, Duration::MAX), Ok(0));
-    assert_eq!(inbox::clean(conn, DAY), Ok(2500));
-    assert_eq!(inbox::clean(conn, DAY), Ok(0));
-    assert_eq!((rows(&database, "old"), rows(&database, "young")), (0, 1));
-
-    // What is forgotten is new, what is not is not.
-    let again = |conn: &mut PgConnection, source| {
-        inbox::once(conn, source, 1, |_| QueryResult::Ok(())).expect("a database")
-    };
-    assert_eq!(again(conn, "old"), Once::Handled(()));
-    assert_eq!(again(conn, "young"), Once::Duplicate);
-}
-
-/// R33.
-#[test]
-fn the_relay_cleans_the_inbox_when_it_is_told_to() {
-    let database = with_old_messages(1500);
-    let old_ledger_row = |key: &str| {
-        database.execute(&format!(
-            "INSERT INTO outbox_ledger (idempotency_key, destination, sequence, message_id, topic, digest, status, attempts, created_at, settled_at)
-             VALUES ('{key}', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')"
-        ));
-        eventually("the ledger is cleaned", || {
-            database.number("SELECT count(*) FROM outbox_ledger") == 0
-        });
-    };
-    let receiver = Receiver::ok();
-    let relay = |retention: Option<Duration>| {
-        let builder = diesel_outbox::Relay::builder(&database.url)
-            .retention(Some(Duration::from_secs(1)))
-            .url(&receiver.url());
-        let builder = match retention {
-            Some(retention) => builder.inbox_retention(retention),
-            None => builder,
-        };
-        builder.start().expect("a relay")
-    };
-    let end = |relay: diesel_outbox::RelayHandle| {
-        relay
-            .shutdown(Duration::from_secs(10))
-            .expect("a clean end");
-    };
-
-    let keeping = relay(None);
-    // It has done its round once, and begun another one.
-    old_ledger_row("a");
-    old_ledger_row("b");
-    assert_eq!(rows(&database, "old"), 1500);
-    end(keeping);
-
-    let cleaning = relay(Some(DAY));
-    eventually("the inbox is cleaned", || rows(&database, "old") == 0);
-    add_old(&database, 1);
-    eventually("it is cleaned again", || rows(&database, "old") == 0);
-    assert_eq!(rows(&database, "young"), 1);
-    assert!(cleaning.is_healthy());
-    end(cleaning);
-}
-
-/// The binary as a relay that cleans the inbox, connected as `role`, where one is given.
-fn cleaning_relay(database: &FreshDatabase, receiver: &Receiver, role: Option<&str>) -> Running {
-    let mut relay = binary(&["run"]);
-    let url = match role {
-        Some(role) => format!("{}?options=-c%20role%3D{role}", database.url),
-        None => database.url.clone(),
-    };
-    relay
-        .env("DATABASE_URL", url)
-        .env("OUTBOX_URL", receiver.url())
-        .env("OUTBOX_INBOX_RETENTION", "1s")
-        .env("OUTBOX_POLL_INTERVAL", "50ms");
-    Running::start(relay)
-}
-
-/// It says once what is missing, delivers, and cleans as soon as `mend` was run.
-fn says_so_once_and_goes_on(database: &FreshDatabase, role: Option<&str>, said: &str, mend: &str) {
-    let receiver = Receiver::ok();
-    let relay = cleaning_relay(database, &receiver, role);
-    relay.wait_for_log(said);
-    for count in 1..=2 {
-        database.execute("INSERT INTO outbox (topic, payload) VALUES ('a', '1')");
-        receiver.wait_for(count);
-    }
-    database.execute(mend);
-    eventually("the inbox is cleaned", || rows(database, "old") == 0);
-    let log = relay.log();
-    assert_eq!(log.matches("the inbox is not cleaned").count(), 1, "{log}");
-    assert!(!log.contains("the database failed"), "{log}");
-}
-
-#[test]
-fn a_relay_that_cannot_clean_the_inbox_says_so_once_and_delivers() {
-    let database = with_old_messages(1);
-    database.execute("ALTER TABLE outbox_inbox RENAME TO away");
-    let said = "there is no table outbox_inbox";
-    says_so_once_and_goes_on(
-        &database,
-        None,
-        said,
-        "ALTER TABLE away RENAME TO outbox_inbox",
-    );
-
-    add_old(&database, 1);
-    let role = format!("relay_{}", Uuid::now_v7().simple());
-    database.execute(&format!(
-        "CREATE ROLE {role}; GRANT USAGE ON SCHEMA public TO {role};
-         GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
-         REVOKE DELETE ON outbox_inbox FROM {role}"
-    ));
-    let said = "needs SELECT and DELETE on outbox_inbox";
-    let mend = format!(
-        "GRANT DELETE ON outbox_inbox TO {role}; REVOKE UPDATE ON outbox_inbox FROM {role}"
-    );
-    says_so_once_and_goes_on(&database, Some(&role), said, &mend);
-    database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
-}
-
-// --- The table ----------------------------------------------------------------------------
-
-/// R33.
-#[test]
-fn a_database_without_an_outbox_can_have_an_inbox() {
-    let database = FreshDatabase::new();
-    let before = database.objects();
-    let create = |_| {
-        let mut conn = database.connect();
-        std::thread::spawn(move || inbox::create(&mut conn))
-    };
-    // Two at once, and again.
-    for creation in [0, 1, 2].map(create) {
-        creation.join().expect("no panic").expect("created");
-    }
-    let conn = &mut database.connect();
-    inbox::create(conn).expect("it is there");
-    // The table, its primary key and its index.
-    assert_eq!(database.objects(), before + 3);
-    inbox::once(conn, "a", 1, |_| QueryResult::Ok(())).expect("handled");
-
-    // An outbox that comes later takes it over, with what it holds.
-    let done = diesel_outbox::migrate(conn, &"outbox".parse().expect("a name"));
-    let done = done.expect("migrations run").join("\n");
-    assert!(done.contains("found 2026-11-21-000003_inbox"), "{done}");
-    assert_eq!(rows(&database, "a"), 1);
-
-    let other = FreshDatabase::new();
-    let sql = inbox::migration_sql;
-    use diesel_outbox::admin::Direction::{Down, Up};
-    other.execute(sql(Up));
-    inbox::once(&mut other.connect(), "a", 1, |_| QueryResult::Ok(())).expect("handled");
-    other.execute(sql(Down));
-    assert_eq!(other.objects(), before);
-}
-
-#[test]
-fn the_table_takes_what_the_library_takes_and_old_rows_are_found_by_an_index() {
-    let database = with_old_messages(1);
-    for values in [
-        "'', 'a'",
-        "'a', ''",
-        "repeat('x', 1025), 'a'",
-        "'a', repeat('x', 1025)",
-    ] {
-        let error = database
-            .connect()
-            .batch_execute(&format!(
-                "INSERT INTO outbox_inbox (source, message_id) VALUES ({values})"
-            ))
-            .expect_err(values);
-        assert!(error.to_string().contains("has_a_length"), "{error}");
-    }
-    assert_eq!(
-        database.number(
-            "SELECT count(*) FROM pg_indexes
-              WHERE tablename = 'outbox_inbox' AND indexdef LIKE '%USING brin (handled_at)%'"
-        ),
-        1
-    );
 }
