@@ -62,6 +62,7 @@ pub trait Dispatcher: Send + Sync + 'static {
 
 /// What came of one send.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The receiver has it.
     Delivered(Response),
