@@ -48,6 +48,7 @@ mod status;
 
 // Floor 1: the database, and the way out.
 mod dispatch;
+pub mod schema;
 mod store;
 
 // Floor 2: enqueueing and relaying.

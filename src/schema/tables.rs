@@ -1,0 +1,237 @@
+//! What `outbox_tables!` declares, whatever the names. A test compares it with the database.
+
+/// The one definition: first the names in SQL, then those of the modules.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __outbox_tables {
+    (
+        ($($of_outbox:tt)+) ($($of_ledger:tt)+) ($($of_dead:tt)+)
+        ($($of_lease:tt)+) ($($of_pause:tt)+) ($($of_messages:tt)+)
+        $outbox:ident $ledger:ident $dead:ident $lease:ident $pause:ident $messages:ident
+    ) => {
+        const _: () = $crate::schema::check_names(
+            stringify!($outbox),
+            &[
+                (stringify!($ledger), "_ledger"),
+                (stringify!($dead), "_dead"),
+                (stringify!($lease), "_lease"),
+                (stringify!($pause), "_pause"),
+                (stringify!($messages), "_messages"),
+            ],
+        );
+
+        diesel::table! {
+            /// Live messages: pending, sending, retrying.
+            $($of_outbox)+ (sequence) {
+                /// Given by the database, in the order of the inserts.
+                sequence -> diesel::sql_types::BigInt,
+                /// What receivers see as `webhook-id` and `ce-id`.
+                message_id -> diesel::sql_types::Uuid,
+                /// What it is about; routes go by it.
+                topic -> diesel::sql_types::Text,
+                /// Empty: routed by its topic.
+                destination -> diesel::sql_types::Text,
+                /// JSON, kept byte for byte.
+                payload -> diesel::sql_types::Json,
+                /// A JSON object of texts.
+                headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// Messages of one key are delivered in order.
+                ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Unique together with the destination.
+                idempotency_key -> diesel::sql_types::Text,
+                /// SHA-256 of topic and payload; plain inserts give none.
+                digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
+                /// The tenant that it belongs to.
+                tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+                /// Not sent before.
+                available_at -> diesel::sql_types::Timestamptz,
+                /// Not sent after.
+                expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// When it was enqueued.
+                created_at -> diesel::sql_types::Timestamptz,
+                /// Outcomes of sends.
+                attempts -> diesel::sql_types::Integer,
+                /// The lease that holds it; the relay's.
+                locked_by -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+                /// Since when; the relay's.
+                locked_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// Why the last attempt failed: a reason code.
+                last_error_code -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The same in words.
+                last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Of a part of a fan-out: the sequence of the whole.
+                split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+            }
+        }
+
+        diesel::table! {
+            /// What became of each idempotency key and destination.
+            $($of_ledger)+ (idempotency_key, destination) {
+                /// Of the message.
+                idempotency_key -> diesel::sql_types::Text,
+                /// Of the message; empty: routed by its topic.
+                destination -> diesel::sql_types::Text,
+                /// Of the message that was settled.
+                sequence -> diesel::sql_types::BigInt,
+                /// What receivers saw.
+                message_id -> diesel::sql_types::Uuid,
+                /// Its topic.
+                topic -> diesel::sql_types::Text,
+                /// Its ordering key.
+                ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The tenant that it belonged to.
+                tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+                /// SHA-256 of topic and payload.
+                digest -> diesel::sql_types::Binary,
+                /// `delivered` or `dead`.
+                status -> diesel::sql_types::Text,
+                /// Why it died: a reason code.
+                reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The same in words.
+                error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Of the last answer.
+                http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// The beginning of the last answer.
+                response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Outcomes of sends.
+                attempts -> diesel::sql_types::Integer,
+                /// Where the ledger keeps payloads.
+                payload -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// When it was enqueued.
+                created_at -> diesel::sql_types::Timestamptz,
+                /// When it was settled.
+                settled_at -> diesel::sql_types::Timestamptz,
+            }
+        }
+
+        diesel::table! {
+            /// Dead letters, whole.
+            $($of_dead)+ (sequence) {
+                /// As it was in the outbox.
+                sequence -> diesel::sql_types::BigInt,
+                /// What receivers see.
+                message_id -> diesel::sql_types::Uuid,
+                /// Its topic.
+                topic -> diesel::sql_types::Text,
+                /// Empty: routed by its topic.
+                destination -> diesel::sql_types::Text,
+                /// JSON, byte for byte.
+                payload -> diesel::sql_types::Json,
+                /// A JSON object of texts.
+                headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// Its ordering key.
+                ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Its idempotency key.
+                idempotency_key -> diesel::sql_types::Text,
+                /// SHA-256 of topic and payload; plain inserts gave none.
+                digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
+                /// The tenant that it belongs to.
+                tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+                /// When it was due last.
+                available_at -> diesel::sql_types::Timestamptz,
+                /// Its end.
+                expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// When it was enqueued.
+                created_at -> diesel::sql_types::Timestamptz,
+                /// Outcomes of sends.
+                attempts -> diesel::sql_types::Integer,
+                /// Why it died: a reason code.
+                reason -> diesel::sql_types::Text,
+                /// The same in words.
+                last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Of the last answer.
+                http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// The beginning of the last answer.
+                response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// When it died.
+                died_at -> diesel::sql_types::Timestamptz,
+                /// Of a part of a fan-out: the sequence of the whole.
+                split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+                /// Whether it keeps its ordering key back.
+                blocks_key -> diesel::sql_types::Bool,
+            }
+        }
+
+        diesel::table! {
+            /// Relays at work, and those that died not long ago.
+            $($of_lease)+ (id) {
+                /// The fencing token: `locked_by` of what is claimed under it.
+                id -> diesel::sql_types::BigInt,
+                /// Host and process.
+                relay -> diesel::sql_types::Text,
+                /// When the relay took it.
+                started_at -> diesel::sql_types::Timestamptz,
+                /// The last heartbeat.
+                renewed_at -> diesel::sql_types::Timestamptz,
+                /// Over then, unless it is renewed.
+                expires_at -> diesel::sql_types::Timestamptz,
+                /// Whether the relay works only while no older one does.
+                single_active -> diesel::sql_types::Bool,
+            }
+        }
+
+        diesel::table! {
+            /// Destinations and topics whose messages wait.
+            $($of_pause)+ (kind, name) {
+                /// `destination` or `topic`.
+                kind -> diesel::sql_types::Text,
+                /// Which one.
+                name -> diesel::sql_types::Text,
+                /// Why.
+                reason -> diesel::sql_types::Text,
+                /// Since when.
+                paused_at -> diesel::sql_types::Timestamptz,
+                /// Null: until it is resumed.
+                paused_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// How often in a row a circuit breaker has opened.
+                openings -> diesel::sql_types::Integer,
+            }
+        }
+
+        diesel::table! {
+            /// The view of all messages with their status.
+            $($of_messages)+ (sequence) {
+                /// Given by the database, in the order of the inserts.
+                sequence -> diesel::sql_types::BigInt,
+                /// What receivers see.
+                message_id -> diesel::sql_types::Uuid,
+                /// Its topic.
+                topic -> diesel::sql_types::Text,
+                /// Empty: routed by its topic.
+                destination -> diesel::sql_types::Text,
+                /// `pending`, `sending`, `retrying`, `delivered` or `dead`.
+                status -> diesel::sql_types::Text,
+                /// Its ordering key.
+                ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Its idempotency key.
+                idempotency_key -> diesel::sql_types::Text,
+                /// The tenant that it belongs to.
+                tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+                /// When it was enqueued.
+                created_at -> diesel::sql_types::Timestamptz,
+                /// Not sent before; of a live or dead one.
+                available_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// Not sent after; of a live or dead one.
+                expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// Outcomes of sends.
+                attempts -> diesel::sql_types::Integer,
+                /// The lease that holds it.
+                locked_by -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+                /// Since when.
+                locked_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// Why the last attempt failed, or it died: a reason code.
+                last_error_code -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The same in words.
+                last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Of the last answer; of a settled one.
+                http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// When it was delivered, or died.
+                settled_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+            }
+        }
+
+        diesel::allow_tables_to_appear_in_same_query!(
+            $outbox, $ledger, $dead, $lease, $pause, $messages,
+        );
+    };
+}
