@@ -78,18 +78,22 @@ pub(crate) fn migrate(
             .map(|row| row.version)
             .collect();
         for migration in MIGRATIONS {
-            let is_done = applied.iter().any(|version| version == migration.version);
+            let is_recorded = applied.iter().any(|version| version == migration.version);
             let is_unwanted = migration.version == FIRST_OUTBOX && *name != OutboxName::default();
-            if is_done || is_unwanted {
+            let found = is_there(conn, migration)?;
+            // Recorded and not there: an application's own migration made it, and has undone it.
+            if is_unwanted || (is_recorded && found) {
                 continue;
             }
-            let found = is_there(conn, migration)?;
             if !found {
                 conn.batch_execute(migration.up)?;
             }
-            sql_query("INSERT INTO outbox_migrations (version) VALUES ($1)")
-                .bind::<Text, _>(migration.version)
-                .execute(conn)?;
+            sql_query(
+                "INSERT INTO outbox_migrations (version) VALUES ($1)
+                 ON CONFLICT (version) DO UPDATE SET applied_at = excluded.applied_at",
+            )
+            .bind::<Text, _>(migration.version)
+            .execute(conn)?;
             done.push(if found {
                 format!(
                     "found {} applied by a migration of yours",
