@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::notifications::Listener;
-use crate::store::{claim, connection, dead, inspect, migrate as migrations, pause};
+use crate::store::{claim, connection, dead, inspect, migrate as migrations, pause, rights};
 
 pub use crate::store::dead::{DeadFilter, DeadLetter};
 pub use crate::store::inspect::{BlockedKey, LeaseRow, StatusCount, TroubleCount};
@@ -56,6 +56,24 @@ pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
 /// own.
 pub fn migration_sql(direction: Direction, name: &OutboxName) -> String {
     migrations::printed(direction, name)
+}
+
+/// Roles with the least that they need, as SQL: one that enqueues into the outbox `name`, one for its
+/// relays, one that looks, and one that handles messages by the [`inbox`](crate::inbox).
+pub fn roles_sql(name: &OutboxName) -> String {
+    rights::printed(name)
+}
+
+/// What a relay needs in the outbox `name` and the connection's role may not do, as the `GRANT`
+/// statements that are missing.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn missing_rights(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<Vec<String>, DatabaseError> {
+    rights::missing(conn, name)
 }
 
 /// Whether the outbox is there and as this version needs it.

@@ -52,6 +52,11 @@ impl OutboxName {
         self.quoted("_messages")
     }
 
+    /// The quoted name of the schema, where one is given.
+    pub(crate) fn schema(&self) -> Option<String> {
+        self.schema.as_ref().map(|schema| format!("\"{schema}\""))
+    }
+
     /// The quoted name of the table with this suffix.
     pub(crate) fn suffixed(&self, suffix: &str) -> String {
         self.quoted(suffix)

@@ -51,7 +51,7 @@ use self::threads::{Exit, HEARTBEAT, Running, Told};
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::store::connection::{Plans, connect};
-use crate::store::{inspect, lease};
+use crate::store::{lease, rights};
 
 /// The limit of each statement at the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ impl RelayHandle {
     ) -> Result<Self, StartError> {
         let database_url = config.database_url()?.clone();
         let mut conn = connect(&database_url, "start", START_TIMEOUT, Plans::Any)?.conn;
-        inspect::check(&mut conn, &config.table)?;
+        rights::check_relay(&mut conn, &config.table)?;
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::new(config.lease, config.longest_send());
         let asked = Instant::now();

@@ -20,6 +20,7 @@ mod model;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
 pub(crate) mod pause;
+pub(crate) mod rights;
 pub(crate) mod settle;
 pub(crate) mod split;
 pub(crate) mod statement;

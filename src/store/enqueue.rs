@@ -62,7 +62,7 @@ struct FoundRow {
     idempotency_key: String,
     #[diesel(sql_type = Text)]
     destination: String,
-    /// Of a row that was there before.
+    /// Of a row that was there before, unless a plain insert wrote it.
     #[diesel(sql_type = Nullable<Binary>)]
     digest: Option<Vec<u8>>,
     #[diesel(sql_type = Bool)]
@@ -75,7 +75,7 @@ const TRIES: usize = 100;
 
 /// Inserts the messages whose key is free, in their order, by one statement, and tells for each
 /// message what the outbox has. Needs a second statement only when another transaction enqueued one
-/// of the keys at the same moment.
+/// of the keys at the same moment, or a plain insert did before.
 ///
 /// The statement is not a prepared one: it is one round trip from the first call on a connection, and
 /// its search for keys is planned for the table as it is (a plan of an empty table reads all of it).
@@ -98,7 +98,8 @@ pub(crate) fn insert_or_find(
             return Ok(stored(rows, &first_of, &found));
         }
         let wanted: Vec<&Row> = missing.iter().map(|&index| &rows[index]).collect();
-        for row in insert_or_find_statement(name, &wanted).load::<FoundRow>(conn)? {
+        let seen = insert_or_find_statement(name, &wanted).load::<FoundRow>(conn)?;
+        for row in with_digests(conn, name, seen)? {
             let Some(&index) = first_of.get(&(&*row.idempotency_key, &*row.destination)) else {
                 continue;
             };
@@ -112,6 +113,45 @@ pub(crate) fn insert_or_find(
     Err(Error::QueryBuilderError(
         format!("a key was enqueued and settled by others {TRIES} times in a row").into(),
     ))
+}
+
+/// Rows of plain inserts have no digest: they are asked for it, by a statement of its own. It is the only
+/// one that reads topics and payloads, which a role that enqueues needs not be allowed. What is gone
+/// meanwhile is left out.
+fn with_digests(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    mut rows: Vec<FoundRow>,
+) -> QueryResult<Vec<FoundRow>> {
+    let has_none = |row: &FoundRow| !row.is_new && row.digest.is_none();
+    let plain = rows.iter().filter(|row| has_none(row));
+    let plain: Vec<i64> = plain.map(|row| row.sequence).collect();
+    if plain.is_empty() {
+        return Ok(rows);
+    }
+    let digests: HashMap<i64, Vec<u8>> = sql_query(format!(
+        "SELECT o.sequence, {digest} AS digest FROM {outbox} o WHERE o.sequence = ANY($1)",
+        digest = digest_of("o"),
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(plain)
+    .load::<DigestRow>(conn)?
+    .into_iter()
+    .map(|row| (row.sequence, row.digest))
+    .collect();
+    for row in rows.iter_mut().filter(|row| has_none(row)) {
+        row.digest = digests.get(&row.sequence).cloned();
+    }
+    rows.retain(|row| !has_none(row));
+    Ok(rows)
+}
+
+#[derive(diesel::QueryableByName)]
+struct DigestRow {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Binary)]
+    digest: Vec<u8>,
 }
 
 /// What was found for the first message of each key, told for every message.
@@ -168,13 +208,12 @@ fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Bound<'a
         SELECT found.sequence, given.key, given.destination, found.digest, false
           FROM (SELECT {key} AS key, {destination} AS destination) AS given
          CROSS JOIN LATERAL (
-            SELECT o.sequence, {stored_digest} AS digest FROM {outbox} o
+            SELECT o.sequence, o.digest FROM {outbox} o
              WHERE o.idempotency_key = given.key AND o.destination = given.destination
              LIMIT 1
          ) AS found
          WHERE (SELECT count(*) FROM inserted) < {count}",
         insert = insert(name, element),
-        stored_digest = digest_of("o"),
         key = element(7),
         destination = element(3),
         outbox = name.outbox(),

@@ -155,6 +155,11 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         "schema",
         format!("outbox {} has all that this version uses", config.table),
     ));
+    findings.push(match admin::missing_rights(&mut conn, &config.table) {
+        Ok(missing) if missing.is_empty() => good("rights", "all that a relay needs".to_owned()),
+        Ok(missing) => bad("rights", format!("missing: {}", missing.join("; "))),
+        Err(error) => bad("rights", error.to_string()),
+    });
     findings.push(wake_up(admin::wake_up(&mut conn, config), config));
     match admin::topics(&mut conn, &config.table) {
         Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),

@@ -17,10 +17,16 @@ pub(crate) struct Options {
     /// With --print: the SQL that undoes it
     #[arg(long, requires = "print")]
     down: bool,
+    /// With --print: the SQL of roles with least privilege, for enqueueing, relaying and looking
+    #[arg(long, requires = "print", conflicts_with = "down")]
+    roles: bool,
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
+    if options.roles {
+        return output::line(admin::roles_sql(&config.table).trim_end());
+    }
     if options.print {
         let direction = if options.down {
             Direction::Down

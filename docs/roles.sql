@@ -1,0 +1,45 @@
+-- Roles with what they need for one outbox, and no more.
+--
+-- They cannot log in: GRANT outbox_enqueuer TO the role of your application, GRANT outbox_relay TO the
+-- one of the relay. Roles belong to the server, not to a database: leave these lines out where they
+-- are there already.
+CREATE ROLE outbox_enqueuer;
+CREATE ROLE outbox_relay;
+CREATE ROLE outbox_reader;
+CREATE ROLE outbox_receiver;
+
+-- Enqueues (the library, and plain SQL): inserts, and finds a key that is there already. It reads
+-- no topic and no payload. Where one key is written by both, plain SQL and the library, the library
+-- has to compute a digest: then GRANT SELECT (topic, payload), too.
+GRANT INSERT (message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
+    digest, tenant_id, available_at, expires_at), SELECT (sequence, destination, idempotency_key,
+    digest) ON "outbox" TO outbox_enqueuer;
+
+-- Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
+-- and what is requeued; UPDATE on a column of the dead letters lets it lock them.
+GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
+    ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
+    split_from), UPDATE (available_at, attempts, locked_by, locked_at, last_error_code, last_error)
+    ON "outbox" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_ledger" TO outbox_relay;
+GRANT SELECT, INSERT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
+GRANT SELECT ON "outbox_messages" TO outbox_relay;
+
+-- Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
+-- of receivers, in dead letters).
+GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
+    available_at, expires_at, created_at, attempts, locked_by, locked_at, last_error_code,
+    last_error, split_from) ON "outbox" TO outbox_reader;
+GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
+    available_at, expires_at, created_at, attempts, reason, last_error, http_status, response,
+    died_at, split_from, blocks_key) ON "outbox_dead" TO outbox_reader;
+GRANT SELECT ON "outbox_lease" TO outbox_reader;
+GRANT SELECT ON "outbox_pause" TO outbox_reader;
+GRANT SELECT ON "outbox_messages" TO outbox_reader;
+
+-- Handles each message once (inbox::once). The inbox is one for the database.
+GRANT INSERT (source, message_id) ON outbox_inbox TO outbox_receiver;
+-- Where the relay is to clean it (OUTBOX_INBOX_RETENTION):
+GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
