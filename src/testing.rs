@@ -178,7 +178,7 @@ pub fn advance(conn: &mut PgConnection, outbox: &Outbox, duration: Duration) -> 
 ///
 /// It is made from what the application gives its real relay: routes, handlers and dispatchers are the
 /// same, and so is what becomes of a message. Handlers run on the test's thread, and
-/// [`Context::connection`](crate::Context::connection) is the test's connection.
+/// [`Context::connection`](crate::handlers::Context::connection) is the test's connection.
 ///
 /// What it does not do: it takes no message that another relay holds, has no time limit for handlers,
 /// does not look at pauses, rates and circuit breakers, and sends batches one by one. A destination with
