@@ -7,8 +7,16 @@
 //!
 //! ```no_run
 //! use diesel::prelude::*;
-//! use diesel_outbox::{NewMessage, Outbox, Relay};
+//! use diesel_outbox::{Event, Outbox, Relay};
+//! use serde::Serialize;
 //! use std::time::Duration;
+//!
+//! #[derive(Serialize)]
+//! struct OrderPaid { order_id: i64 }
+//!
+//! impl Event for OrderPaid {
+//!     const TOPIC: &'static str = "order.paid";
+//! }
 //!
 //! let database_url = "postgres://localhost/shop";
 //! let mut conn = PgConnection::establish(database_url)?;
@@ -18,18 +26,25 @@
 //! let relay = Relay::builder(database_url).url("http://localhost:8080/events").start()?;
 //!
 //! // Enqueue, in the transaction that changes the application's data.
-//! let outbox = Outbox::new("outbox")?;
-//! conn.transaction(|conn| {
+//! let outbox = Outbox::default();
+//! conn.transaction(|conn| -> QueryResult<()> {
 //!     diesel::sql_query("UPDATE orders SET paid = true WHERE id = 7").execute(conn)?;
-//!     let message = NewMessage::new("order.paid", &serde_json::json!({ "order_id": 7 }))?;
-//!     outbox.enqueue(conn, message)?;
-//!     Ok::<(), Box<dyn std::error::Error>>(())
+//!     outbox.enqueue(conn, &OrderPaid { order_id: 7 })?;
+//!     Ok(())
 //! })?;
-//! relay.wake();
 //!
 //! relay.shutdown(Duration::from_secs(30))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! | for | see |
+//! |---|---|
+//! | enqueueing | [`Outbox`], [`Event`], [`NewMessage`]; [`Aggregate`] for domain events |
+//! | delivering | [`Relay`], [`Destination`], [`config`]; [`handlers`] inside the process; [`Observer`] |
+//! | receiving | [`receive`] verifies and reads requests, [`inbox`] handles each message once |
+//! | testing an application | [`testing`] |
+//! | queries of one's own | [`schema`] |
+//! | operating | [`admin`], and the binary `diesel-outbox` |
 //!
 //! The promises, the three ways in which a duplicate can come about, and all settings stand in
 //! the README; how it works inside, in ARCHITECTURE.md.
