@@ -1,4 +1,35 @@
-//! What operators do: migrate, look, requeue, discard. The binary's commands are made of this.
+//! What operators do: migrate, look, requeue, discard, pause. The binary's commands are made of this.
+//!
+//! The functions work on the caller's connection and on the outbox that is named, and commit what they
+//! do unless a transaction of the caller's is open. After an outage of a receiver, for example:
+//!
+//! ```no_run
+//! use diesel_outbox::admin::{self, DeadFilter, Pausable};
+//! use diesel_outbox::{OutboxName, ReasonCode};
+//! use std::time::Duration;
+//!
+//! let outbox: OutboxName = "outbox".parse()?;
+//! let url = std::env::var("DATABASE_URL")?.into();
+//! let mut conn = admin::connect(&url, "requeue", Duration::from_secs(30))?;
+//!
+//! // What its 5xx answers have killed is tried again …
+//! let filter = DeadFilter {
+//!     topic: Some("order.paid".to_owned()),
+//!     reason: Some(ReasonCode::ServerError),
+//!     ..DeadFilter::default()
+//! };
+//! let sequences = admin::matching_dead_letters(&mut conn, &outbox, &filter)?;
+//! let requeued = admin::requeue(&mut conn, &outbox, &sequences)?;
+//! println!("{requeued} of {} dead letters are due again", sequences.len());
+//!
+//! // … and the destination gets messages again.
+//! admin::resume(&mut conn, &outbox, Pausable::Destination, "billing")?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod dead_letters;
+mod migrations;
+mod pauses;
 
 use std::time::Duration;
 
@@ -9,8 +40,15 @@ use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::notifications::Listener;
-use crate::store::{claim, connection, dead, inspect, migrate as migrations, pause, rights};
+use crate::store::{claim, connection, inspect};
 
+pub use self::dead_letters::{
+    dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters, requeue,
+};
+pub use self::migrations::{
+    check_schema, migrate, migration_sql, missing_rights, revert_migrations, roles_sql,
+};
+pub use self::pauses::{Pause, pause, pauses, resume};
 pub use crate::store::dead::{DeadFilter, DeadLetter};
 pub use crate::store::inspect::{BlockedKey, LeaseRow, StatusCount, TroubleCount};
 pub use crate::store::migrate::Direction;
@@ -18,10 +56,12 @@ pub use crate::store::pause::Pausable;
 
 /// Blocked keys that an overview shows.
 const MOST_KEYS: i64 = 100;
-/// Dead letters moved by one statement.
-const BATCH: usize = 1000;
 
-/// Connects with a limit on each statement, and notices soon when the server is gone.
+/// Connects with a limit on each statement, and notices soon when the server is gone. (Behind a pooler
+/// in transaction mode there is no limit: others would have it, too.)
+///
+/// `purpose`, a word or two without quotes, becomes a part of the connection's `application_name`. Any
+/// other [`PgConnection`] serves the functions here as well.
 ///
 /// # Errors
 /// [`DatabaseError::Connect`], without the URL's password.
@@ -34,74 +74,42 @@ pub fn connect(
     Ok(connection::connect(database_url, purpose, statement_timeout, plans)?.conn)
 }
 
-/// Brings the database up to date and creates the outbox where it is missing. Safe to run again,
-/// and by two processes at once. What was applied is recorded in the table `outbox_migrations`.
-/// Returns what was done, in words.
-///
-/// # Errors
-/// A [`DatabaseError`]; then nothing was changed.
-pub fn migrate(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>, DatabaseError> {
-    migrations::migrate(conn, name)
-}
-
-/// Undoes all migrations, and with them the first outbox and the inbox and what is in them.
-///
-/// # Errors
-/// A [`DatabaseError`]; then nothing was changed.
-pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
-    migrations::revert(conn)
-}
-
-/// The migrations as SQL, for the outbox `name`, to be put into a migration of the application's
-/// own.
-pub fn migration_sql(direction: Direction, name: &OutboxName) -> String {
-    migrations::printed(direction, name)
-}
-
-/// Roles with the least that they need, as SQL: one that enqueues into the outbox `name`, one for its
-/// relays, one that looks, and one that handles messages by the [`inbox`](crate::inbox).
-pub fn roles_sql(name: &OutboxName) -> String {
-    rights::printed(name)
-}
-
-/// What a relay needs in the outbox `name` and the connection's role may not do, as the `GRANT`
-/// statements that are missing.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn missing_rights(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> Result<Vec<String>, DatabaseError> {
-    rights::missing(conn, name)
-}
-
-/// Whether the outbox is there and as this version needs it.
-///
-/// # Errors
-/// [`DatabaseError::Schema`] says what is missing and what to do.
-pub fn check_schema(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
-    inspect::check(conn, name)
-}
-
 /// An outbox at a glance.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Overview {
     /// Messages by state.
     pub counts: Vec<StatusCount>,
-    /// What retrying messages wait for and dead ones died of, the most frequent first.
+    /// What waiting messages wait for and dead ones died of: by state, then the most frequent first,
+    /// a hundred at most.
     pub troubles: Vec<TroubleCount>,
     /// Ordering keys whose messages wait for a retry, for a delayed message or for an operator, a
     /// hundred at most; those with the most messages first.
     pub blocked_keys: Vec<BlockedKey>,
-    /// Seconds since the oldest unclaimed due message became due.
+    /// Seconds since the oldest unclaimed due message became due; `None`: none is due.
     pub oldest_due_seconds: Option<f64>,
     /// Relays, by their leases.
     pub leases: Vec<LeaseRow>,
 }
 
 /// Looks at an outbox.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// /// What is worth an alarm.
+/// fn alarms(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Vec<String>, DatabaseError> {
+///     let overview = admin::overview(conn, outbox)?;
+///     let mut alarms = Vec::new();
+///     if overview.leases.iter().all(|lease| lease.seconds_left < 0.0) {
+///         alarms.push("no relay is alive".to_owned());
+///     }
+///     if let Some(seconds) = overview.oldest_due_seconds.filter(|seconds| *seconds > 60.0) {
+///         alarms.push(format!("a message has been due for {seconds:.0} s"));
+///     }
+///     Ok(alarms)
+/// }
+/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -115,89 +123,16 @@ pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, 
     })
 }
 
-/// Dead letters without payloads, the latest first, `limit` at most.
+/// How many messages are due and not claimed, those of paused destinations and topics included.
 ///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn dead_letters(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    filter: &DeadFilter,
-    limit: i64,
-) -> Result<Vec<DeadLetter>, DatabaseError> {
-    Ok(dead::list(conn, name, filter, limit)?)
-}
-
-/// One dead letter with its payload.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn dead_letter(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    sequence: i64,
-) -> Result<Option<DeadLetter>, DatabaseError> {
-    Ok(dead::find(conn, name, sequence)?)
-}
-
-/// The dead letters of a message, by its id: one for each destination that did not get it.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn dead_letters_of(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    message_id: uuid::Uuid,
-) -> Result<Vec<DeadLetter>, DatabaseError> {
-    Ok(dead::find_by_message_id(conn, name, message_id)?)
-}
-
-/// The sequences of the dead letters that match, the oldest first.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn matching_dead_letters(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    filter: &DeadFilter,
-) -> Result<Vec<i64>, DatabaseError> {
-    Ok(dead::matching(conn, name, filter)?)
-}
-
-/// Puts dead letters back into the outbox, due at once, with no attempts. One whose key is in
-/// the outbox again stays dead. Returns how many were requeued.
-///
-/// # Errors
-/// A [`DatabaseError`]; what was requeued before it stays so.
-pub fn requeue(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    sequences: &[i64],
-) -> Result<usize, DatabaseError> {
-    let mut requeued = 0;
-    for batch in sequences.chunks(BATCH) {
-        requeued += dead::requeue(conn, name, batch)?;
-    }
-    Ok(requeued)
-}
-
-/// Removes dead letters for good. Returns how many.
-///
-/// # Errors
-/// A [`DatabaseError`]; what was discarded before it stays so.
-pub fn discard(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    sequences: &[i64],
-) -> Result<usize, DatabaseError> {
-    let mut discarded = 0;
-    for batch in sequences.chunks(BATCH) {
-        discarded += dead::discard(conn, name, batch)?;
-    }
-    Ok(discarded)
-}
-
-/// How many messages are due and not claimed.
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// /// For an autoscaler: one relay for each ten thousand messages that wait.
+/// fn relays(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
+///     Ok(1 + admin::count_due(conn, outbox)? / 10_000)
+/// }
+/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -215,7 +150,22 @@ pub struct LiveTopic {
     pub destination: String,
 }
 
-/// The topics of live messages.
+/// The topics of live messages, sorted, each once for each destination that its messages name.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, HttpDispatcher, OutboxName, admin};
+/// /// Topics whose messages would find no destination.
+/// fn unrouted(
+///     conn: &mut PgConnection,
+///     outbox: &OutboxName,
+///     dispatcher: &HttpDispatcher,
+/// ) -> Result<Vec<String>, DatabaseError> {
+///     let live = admin::topics(conn, outbox)?.into_iter();
+///     let lost = live.filter(|one| dispatcher.destinations_of(&one.topic, &one.destination).is_empty());
+///     Ok(lost.map(|one| one.topic).collect())
+/// }
+/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -233,68 +183,6 @@ pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopi
     Ok(topics)
 }
 
-/// A destination or a topic whose messages wait.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Pause {
-    /// `destination` or `topic`.
-    pub kind: String,
-    /// Which one.
-    pub name: String,
-    /// Why: a reason code of the relay's, `BREAKER_OPEN`, or an operator's words.
-    pub reason: String,
-    /// For how long; zero: it is over, and one message is tried next; `None`: until it is resumed.
-    pub left: Option<Duration>,
-}
-
-/// What is paused now: by an operator, by a receiver's wish or by a circuit breaker.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, DatabaseError> {
-    let is_on =
-        |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
-    Ok(pause::all(conn, name)?
-        .into_iter()
-        .filter(is_on)
-        .map(|row| Pause {
-            kind: row.kind,
-            name: row.name,
-            reason: row.reason,
-            left: row.left,
-        })
-        .collect())
-}
-
-/// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait at no cost.
-/// Relays learn of it within a second; what they have claimed of a topic is still sent.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn pause(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    kind: Pausable,
-    which: &str,
-    reason: &str,
-    duration: Option<Duration>,
-) -> Result<(), DatabaseError> {
-    Ok(pause::pause(conn, name, kind, which, reason, duration, 0)?)
-}
-
-/// Ends a pause, whatever its reason. `false`: there was none.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn resume(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    kind: Pausable,
-    which: &str,
-) -> Result<bool, DatabaseError> {
-    Ok(pause::resume(conn, name, kind, which)?)
-}
-
 /// How a relay with these settings hears of new messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -310,6 +198,17 @@ pub enum WakeUp {
 }
 
 /// How a relay with these settings hears of new messages.
+///
+/// ```no_run
+/// use diesel_outbox::admin::{self, WakeUp};
+///
+/// let config = diesel_outbox::config::from_env()?;
+/// # let mut conn = admin::connect(config.database_url()?, "check", config.send_timeout)?;
+/// if admin::wake_up(&mut conn, &config)? == WakeUp::Pooled {
+///     println!("set OUTBOX_LISTENER_URL to reach PostgreSQL without the pooler");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`], for example where the listener cannot connect.
@@ -333,7 +232,14 @@ pub fn wake_up(conn: &mut PgConnection, config: &Config) -> Result<WakeUp, Datab
     Ok(listener.map_or(WakeUp::Pooled, |_| WakeUp::Listening))
 }
 
-/// The server's version, as it says it.
+/// The server's version, as it says it: `18.1 (Debian 18.1-1)`.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// println!("PostgreSQL {}", diesel_outbox::admin::server_version(&mut conn)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].

@@ -209,7 +209,7 @@ pub struct StatusCount {
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct TroubleCount {
-    /// `retrying` or `dead`.
+    /// `pending` (it waited at no cost), `retrying` or `dead`.
     #[diesel(sql_type = Text)]
     pub status: String,
     /// The topic.

@@ -24,6 +24,12 @@ pub enum Pausable {
 
 impl Pausable {
     /// The name in the table and in output.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Pausable;
+    ///
+    /// assert_eq!(Pausable::Topic.as_str(), "topic");
+    /// ```
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Destination => "destination",

@@ -1,0 +1,166 @@
+//! Dead letters: found, read, put back or removed.
+
+use diesel::PgConnection;
+
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::dead::{self, DeadFilter, DeadLetter};
+
+/// Dead letters moved by one statement.
+const BATCH: usize = 1000;
+
+/// Dead letters without payloads, the latest first, `limit` at most.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName};
+/// use diesel_outbox::admin::{self, DeadFilter};
+///
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName, topic: &str) -> Result<(), DatabaseError> {
+///     let filter = DeadFilter { topic: Some(topic.to_owned()), ..DeadFilter::default() };
+///     for letter in admin::dead_letters(conn, outbox, &filter, 20)? {
+///         println!("{} {} {:?}", letter.sequence, letter.reason, letter.last_error);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_letters(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+    limit: i64,
+) -> Result<Vec<DeadLetter>, DatabaseError> {
+    Ok(dead::list(conn, name, filter, limit)?)
+}
+
+/// One dead letter, by its sequence, with its payload and headers. `None`: there is none.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::{OutboxName, admin};
+///
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// if let Some(letter) = admin::dead_letter(&mut conn, &OutboxName::default(), 42)? {
+///     println!("{} {}", letter.topic, letter.payload.unwrap_or_default());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_letter(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequence: i64,
+) -> Result<Option<DeadLetter>, DatabaseError> {
+    Ok(dead::find(conn, name, sequence)?)
+}
+
+/// The dead letters of a message, by its id, with payloads and headers: one for each destination that
+/// did not get it.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::{OutboxName, admin};
+///
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// // The `webhook-id` that a receiver asks about.
+/// let message_id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
+/// for letter in admin::dead_letters_of(&mut conn, &OutboxName::default(), message_id)? {
+///     println!("{} did not get it: {}", letter.destination, letter.reason);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_letters_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: uuid::Uuid,
+) -> Result<Vec<DeadLetter>, DatabaseError> {
+    Ok(dead::find_by_message_id(conn, name, message_id)?)
+}
+
+/// The sequences of the dead letters that match, the oldest first.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, ReasonCode};
+/// use diesel_outbox::admin::{self, DeadFilter};
+///
+/// /// Removes what came too late to be sent.
+/// fn discard_expired(conn: &mut PgConnection, outbox: &OutboxName) -> Result<usize, DatabaseError> {
+///     let expired = DeadFilter { reason: Some(ReasonCode::Expired), ..DeadFilter::default() };
+///     let sequences = admin::matching_dead_letters(conn, outbox, &expired)?;
+///     admin::discard(conn, outbox, &sequences)
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn matching_dead_letters(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+) -> Result<Vec<i64>, DatabaseError> {
+    Ok(dead::matching(conn, name, filter)?)
+}
+
+/// Puts dead letters back into the outbox, due at once, with no attempts and, where their time was
+/// over, without an end. One whose key is in the outbox again stays dead. Returns how many were
+/// requeued.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::{OutboxName, admin};
+///
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// if admin::requeue(&mut conn, &OutboxName::default(), &[42])? == 0 {
+///     println!("there is no dead letter 42, or its key is in the outbox again");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`]; what was requeued before it stays so.
+pub fn requeue(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> Result<usize, DatabaseError> {
+    let mut requeued = 0;
+    for batch in sequences.chunks(BATCH) {
+        requeued += dead::requeue(conn, name, batch)?;
+    }
+    Ok(requeued)
+}
+
+/// Removes dead letters for good; the ledger keeps that they died. Returns how many.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::{OutboxName, admin};
+///
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// let discarded = admin::discard(&mut conn, &OutboxName::default(), &[42, 43])?;
+/// println!("{discarded} removed");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`]; what was discarded before it stays so.
+pub fn discard(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> Result<usize, DatabaseError> {
+    let mut discarded = 0;
+    for batch in sequences.chunks(BATCH) {
+        discarded += dead::discard(conn, name, batch)?;
+    }
+    Ok(discarded)
+}

@@ -1,0 +1,111 @@
+//! Letting the messages of a destination or a topic wait.
+
+use std::time::Duration;
+
+use diesel::PgConnection;
+
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::pause::{self, Pausable};
+
+/// A destination or a topic whose messages wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pause {
+    /// `destination` or `topic`.
+    pub kind: String,
+    /// Which one.
+    pub name: String,
+    /// Why: a reason code of the relay's, `BREAKER_OPEN`, or an operator's words.
+    pub reason: String,
+    /// For how long; zero: it is over, and one message is tried next; `None`: until it is resumed.
+    pub left: Option<Duration>,
+}
+
+/// What is paused now: by an operator, by a receiver's wish or by a circuit breaker.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     for pause in admin::pauses(conn, outbox)? {
+///         let until = match pause.left {
+///             Some(left) => format!("for {} s", left.as_secs()),
+///             None => "until it is resumed".to_owned(),
+///         };
+///         println!("{} {} is paused {until}: {}", pause.kind, pause.name, pause.reason);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, DatabaseError> {
+    let is_on =
+        |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
+    Ok(pause::all(conn, name)?
+        .into_iter()
+        .filter(is_on)
+        .map(|row| Pause {
+            kind: row.kind,
+            name: row.name,
+            reason: row.reason,
+            left: row.left,
+        })
+        .collect())
+}
+
+/// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait at no cost.
+/// Relays learn of it within a second; what they have claimed of a topic is still sent.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::admin::{self, Pausable};
+/// use std::time::Duration;
+///
+/// # let outbox = diesel_outbox::OutboxName::default();
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// // While billing is upgraded.
+/// let time = Some(Duration::from_secs(600));
+/// admin::pause(&mut conn, &outbox, Pausable::Destination, "billing", "upgrade", time)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn pause(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    kind: Pausable,
+    which: &str,
+    reason: &str,
+    duration: Option<Duration>,
+) -> Result<(), DatabaseError> {
+    Ok(pause::pause(conn, name, kind, which, reason, duration, 0)?)
+}
+
+/// Ends a pause, whatever its reason. `false`: there was none.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::admin::{self, Pausable};
+///
+/// # let outbox = diesel_outbox::OutboxName::default();
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// if !admin::resume(&mut conn, &outbox, Pausable::Topic, "order.paid")? {
+///     println!("the topic was not paused");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn resume(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    kind: Pausable,
+    which: &str,
+) -> Result<bool, DatabaseError> {
+    Ok(pause::resume(conn, name, kind, which)?)
+}
