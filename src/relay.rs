@@ -8,6 +8,7 @@ mod bulkhead;
 mod by_hand;
 mod claimer;
 mod database_clock;
+mod error;
 mod gate;
 mod groups;
 mod heartbeat;
@@ -35,8 +36,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
 
-pub use self::builder::{Relay, RelayBuilder, StartError};
+pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended};
+pub use self::error::{ShutdownError, StartError};
 pub use self::observer::{Observer, Settled};
 pub(crate) use self::spans::Span;
 pub use self::stats::Stats;
@@ -56,35 +58,39 @@ use crate::store::{lease, rights};
 /// The limit of each statement at the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A running relay. It owns every thread; dropping it shuts the relay down.
+/// A running relay. It owns every thread; dropping it shuts the relay down, in the time of
+/// `OUTBOX_SHUTDOWN_TIMEOUT`. Made by [`RelayBuilder::start`].
+///
+/// Share it between threads by reference or in an [`Arc`]: each method takes `&self`.
+///
+/// ```no_run
+/// use diesel_outbox::Relay;
+/// use std::time::Duration;
+///
+/// let relay = Relay::builder("postgres://localhost/shop").url("https://receiver.example").start()?;
+///
+/// // After a commit of which the database does not tell the relay (OUTBOX_LISTENER=false).
+/// relay.wake();
+///
+/// // For a probe: not ready, or to be restarted.
+/// let status = match (relay.has_failed(), relay.is_healthy()) {
+///     (true, _) => 500,
+///     (false, false) => 503,
+///     (false, true) => 200,
+/// };
+///
+/// // At the end of a job.
+/// if !relay.wait_until_idle(Duration::from_secs(60)) {
+///     println!("some messages wait: {:?}", relay.stats());
+/// }
+/// relay.shutdown(Duration::from_secs(30))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RelayHandle {
     shared: Arc<Shared>,
     /// Looked at, and emptied by a shutdown only: what asks for it waits for no lock.
     exits: Receiver<Exit>,
     running: Mutex<Running>,
-}
-
-/// Why a shutdown was not clean. Nothing is lost: what was left is taken over by the next relay
-/// when the lease is over.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ShutdownError {
-    /// The deadline came first.
-    #[error(
-        "{messages} messages were not settled at the deadline (threads still at work: {threads}); another relay takes them when the lease is over"
-    )]
-    Deadline {
-        /// Messages claimed and neither settled nor released.
-        messages: usize,
-        /// Names of the threads that had not ended.
-        threads: String,
-    },
-    /// A thread had panicked.
-    #[error("the relay's thread {thread} panicked")]
-    Panic {
-        /// Its name.
-        thread: String,
-    },
 }
 
 impl RelayHandle {
@@ -165,7 +171,7 @@ impl RelayHandle {
     }
 
     /// Makes the relay look for messages now and not at its next poll. Cheap; of use right after
-    /// a commit.
+    /// a commit where the relay does not listen.
     pub fn wake(&self) {
         self.shared.look();
     }
@@ -186,6 +192,15 @@ impl RelayHandle {
     }
 
     /// What the relay has done since it started.
+    ///
+    /// ```
+    /// # fn example(relay: &diesel_outbox::RelayHandle) {
+    /// let before = relay.stats();
+    /// std::thread::sleep(std::time::Duration::from_secs(60));
+    /// let now = relay.stats();
+    /// println!("{} messages a minute, {} dead", now.processed() - before.processed(), now.dead - before.dead);
+    /// # }
+    /// ```
     pub fn stats(&self) -> Stats {
         self.shared.stats.read()
     }
@@ -198,6 +213,22 @@ impl RelayHandle {
     /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became
     /// of them, gives unsent messages back at no cost, ends the lease, and joins every thread.
     /// Takes `deadline` at most. Calling it again continues.
+    ///
+    /// ```
+    /// use diesel_outbox::{RelayHandle, ShutdownError};
+    /// use std::time::Duration;
+    ///
+    /// fn end(relay: &RelayHandle) -> Result<(), ShutdownError> {
+    ///     match relay.shutdown(Duration::from_secs(20)) {
+    ///         // Sends take longer than that: once more.
+    ///         Err(ShutdownError::Deadline { messages, .. }) => {
+    ///             println!("{messages} messages are on their way");
+    ///             relay.shutdown(Duration::from_secs(40))
+    ///         }
+    ///         ended => ended,
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// A [`ShutdownError`] when the deadline came first or a thread had panicked. Nothing is lost.

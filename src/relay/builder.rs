@@ -1,22 +1,23 @@
 //! Setting a relay up.
 
+mod assembly;
+mod settings;
+
 use std::ops::DerefMut;
 use std::sync::Arc;
-use std::time::Duration;
 
 use diesel::PgConnection;
 use serde::de::DeserializeOwned;
 
-use super::RelayHandle;
+pub(super) use self::assembly::Assembled;
 use super::bulkhead::{Bulkhead, Dispatchers};
-use super::groups::{HANDLERS, add_groups};
+use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
-use crate::backoff::Backoff;
+use super::{RelayHandle, StartError};
 use crate::config::{Config, ConfigError, Destination, Route};
-use crate::dispatch::{Dispatcher, HttpDispatcher};
-use crate::error::DatabaseError;
+use crate::dispatch::Dispatcher;
 use crate::event::Event;
-use crate::handlers::{Connections, Context, HandlerDispatcher, HandlerError, Handlers, inbox_of};
+use crate::handlers::{Connections, Context, HandlerError, Handlers};
 use crate::message::Message;
 
 /// A relay that is being set up.
@@ -46,11 +47,28 @@ impl Relay {
 
     /// A relay with default settings and no database, for a [`TestRelay`](crate::testing::TestRelay):
     /// that works on the test's connection.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    /// use diesel_outbox::testing::{RecordingDispatcher, TestRelay};
+    ///
+    /// let receiver = RecordingDispatcher::new();
+    /// let relay = TestRelay::new(Relay::in_test().dispatcher(receiver.clone()))?;
+    /// # Ok::<(), diesel_outbox::StartError>(())
+    /// ```
     pub fn in_test() -> RelayBuilder {
         Self::from_config(Config::default())
     }
 
     /// A relay with these settings, for example those of [`config::from_env`](crate::config::from_env).
+    ///
+    /// ```no_run
+    /// use diesel_outbox::{Relay, config};
+    ///
+    /// // From DATABASE_URL, OUTBOX_URL, …
+    /// let relay = Relay::from_config(config::from_env()?).start()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_config(config: Config) -> RelayBuilder {
         RelayBuilder {
             config,
@@ -65,6 +83,28 @@ impl Relay {
 }
 
 /// Settings of a relay. What is wrong with them is told by [`start`](Self::start).
+///
+/// Each setting says its default; [`SETTINGS`](crate::config::SETTINGS) are more, which
+/// [`Relay::from_config`] takes.
+///
+/// ```no_run
+/// use diesel_outbox::{Backoff, Relay};
+/// use std::time::Duration;
+///
+/// let relay = Relay::builder("postgres://localhost/shop")
+///     .outbox("hrm.outbox")
+///     .url("https://receiver.example/events")
+///     .concurrency(8)
+///     .batch(200)
+///     .poll_interval(Duration::from_secs(1))
+///     .send_timeout(Duration::from_secs(10))
+///     .lease(Duration::from_secs(120))
+///     .max_attempts(10)
+///     .backoff("5s,1m,10m,1h".parse::<Backoff>()?)
+///     .retention(Some(Duration::from_secs(30 * 24 * 3600)))
+///     .start()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RelayBuilder {
     config: Config,
     dispatcher: Option<Arc<dyn Dispatcher>>,
@@ -97,7 +137,8 @@ impl RelayBuilder {
         self
     }
 
-    /// Adds a named destination.
+    /// Adds a named destination: for routes, and for messages that name it
+    /// ([`NewMessage::destination`](crate::NewMessage::destination)).
     #[must_use]
     pub fn destination(mut self, destination: Destination) -> Self {
         self.config.destinations.push(destination);
@@ -113,6 +154,18 @@ impl RelayBuilder {
 
     /// Adds a route to several destinations: each gets a message of its own, with its own attempts
     /// and its own row in the ledger.
+    ///
+    /// ```
+    /// use diesel_outbox::{Destination, Relay};
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop")
+    ///     .destination(Destination::new("billing", "https://billing.example/events")?)
+    ///     .destination(Destination::new("audit", "https://audit.example/events")?)
+    ///     .route("invoice.*", "billing")
+    ///     .route_to_each("order.paid", &["billing", "audit"])
+    ///     .url("https://receiver.example/events"); // all other topics
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     #[must_use]
     pub fn route_to_each(mut self, topic: &str, to: &[&str]) -> Self {
         self.config
@@ -152,6 +205,15 @@ impl RelayBuilder {
     }
 
     /// Handles the messages of a topic as they are, in the group `handlers`.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").on_topic("audit.entry", |message, _| {
+    ///     println!("{} {}", message.created_at.elapsed()?.as_secs(), message.payload);
+    ///     Ok(())
+    /// });
+    /// ```
     #[must_use]
     pub fn on_topic(
         self,
@@ -176,6 +238,16 @@ impl RelayBuilder {
     ///
     /// The names of groups are kept in the outbox while such messages are under way, and in the inbox of
     /// [`Context::once`]: keep them as they are.
+    ///
+    /// ```
+    /// use diesel_outbox::{Handlers, Relay};
+    ///
+    /// let search = Handlers::new().on_topic("order.paid", |message, _| Ok(println!("index {message:?}")));
+    /// let mailer = Handlers::new().on_topic("order.paid", |message, _| Ok(println!("mail {message:?}")));
+    /// let relay = Relay::builder("postgres://localhost/shop")
+    ///     .handlers("search", search.concurrency(2))
+    ///     .handlers("mailer", mailer);
+    /// ```
     #[must_use]
     pub fn handlers(mut self, name: impl Into<String>, handlers: Handlers) -> Self {
         self.handlers.push((name.into(), handlers));
@@ -210,6 +282,20 @@ impl RelayBuilder {
     }
 
     /// Tells this observer what happens to messages. There can be several.
+    ///
+    /// ```
+    /// use diesel_outbox::{Observer, Relay, Settled};
+    ///
+    /// struct Trail;
+    ///
+    /// impl Observer for Trail {
+    ///     fn settled(&self, settled: &Settled<'_>) {
+    ///         println!("{} is {} after {} attempts", settled.message.message_id, settled.status, settled.attempts);
+    ///     }
+    /// }
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").observe(Trail);
+    /// ```
     #[must_use]
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.observers.0.push(Arc::new(observer));
@@ -217,102 +303,39 @@ impl RelayBuilder {
     }
 
     /// Sends with this instead of HTTP what no handler serves.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::{Dispatcher, HttpDispatcher, Message, Outcome, Relay, config};
+    ///
+    /// /// Says what is about to be sent.
+    /// struct Told(HttpDispatcher);
+    ///
+    /// impl Dispatcher for Told {
+    ///     fn dispatch(&self, message: &Message) -> Outcome {
+    ///         println!("{} of {}", message.message_id, message.topic);
+    ///         self.0.dispatch(message)
+    ///     }
+    /// }
+    ///
+    /// let config = config::from_env()?;
+    /// let told = Told(HttpDispatcher::new(&config)?);
+    /// let relay = Relay::from_config(config).dispatcher(told).start()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn dispatcher(mut self, dispatcher: impl Dispatcher) -> Self {
         self.dispatcher = Some(Arc::new(dispatcher));
         self
     }
 
-    /// Threads that send, for each destination that has no number of its own. Defaults to 16.
-    #[must_use]
-    pub fn concurrency(mut self, threads: usize) -> Self {
-        self.set("OUTBOX_CONCURRENCY", &threads.to_string());
-        self
-    }
-
-    /// Messages claimed, and settled, by one statement at most. Defaults to 500.
-    #[must_use]
-    pub fn batch(mut self, messages: usize) -> Self {
-        self.set("OUTBOX_BATCH", &messages.to_string());
-        self
-    }
-
-    /// How long an idle relay waits before it looks again. Defaults to 500 ms.
-    #[must_use]
-    pub fn poll_interval(mut self, interval: Duration) -> Self {
-        self.config.poll_interval = interval;
-        self
-    }
-
-    /// How long a silent relay keeps its messages. Defaults to 60 s.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.lease = lease;
-        self
-    }
-
-    /// The limit for one send. Defaults to 2.5 s.
-    #[must_use]
-    pub fn send_timeout(mut self, timeout: Duration) -> Self {
-        self.config.send_timeout = timeout;
-        self
-    }
-
-    /// Failed attempts after which a message is dead. Defaults to 20.
-    #[must_use]
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.set("OUTBOX_MAX_ATTEMPTS", &attempts.to_string());
-        self
-    }
-
-    /// The delay between attempts. Defaults to `exponential(5s, 1h)`.
-    #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.config.backoff = backoff;
-        self
-    }
-
-    /// How long the ledger keeps settled messages; `None`: for ever. Defaults to a week.
-    #[must_use]
-    pub fn retention(mut self, retention: Option<Duration>) -> Self {
-        self.config.cleaner = retention.is_some();
-        if let Some(retention) = retention {
-            self.config.retention = retention;
-        }
-        self
-    }
-
-    /// How long the [inbox](crate::inbox) of this database remembers what was handled. Defaults to
-    /// unset: the relay does not clean it. Where several relays do, the shortest time counts.
-    #[must_use]
-    pub fn inbox_retention(mut self, retention: Duration) -> Self {
-        self.config.inbox_retention = Some(retention);
-        self
-    }
-
-    /// Whether messages are claimed and sent; without, the relay stands by. Defaults to true.
-    #[must_use]
-    pub fn enabled(mut self, enabled: bool) -> Self {
-        self.config.enabled = enabled;
-        self
-    }
-
-    /// Claims this many messages and then no more: for jobs that do a bounded amount of work.
-    /// Defaults to no limit.
-    #[must_use]
-    pub fn limit(mut self, messages: u64) -> Self {
-        self.limit = Some(messages);
-        self
-    }
-
     /// Checks the settings and the database, takes a lease and starts the threads.
     ///
-    /// The relay opens five connections of its own: they do not come out of the application's
+    /// The relay opens up to five connections of its own: they do not come out of the application's
     /// pool, so neither can starve the other.
     ///
     /// # Errors
-    /// A [`StartError`]: a bad setting, no database, no outbox in it or one of another version,
-    /// or no thread. Nothing is left running.
+    /// A [`StartError`]: a bad setting, no database, no outbox in it or one of another version, a role
+    /// that may not do all that a relay does, or no thread. Nothing is left running.
     pub fn start(self) -> Result<RelayHandle, StartError> {
         let Assembled {
             config,
@@ -331,70 +354,4 @@ impl RelayBuilder {
         let bulkheads = Bulkhead::all(&config, dispatchers);
         RelayHandle::start(config, bulkheads, observers, limit)
     }
-
-    /// Puts together what works, with settings that are checked.
-    pub(super) fn assemble(self) -> Result<Assembled, StartError> {
-        if let Some(error) = self.error {
-            return Err(error.into());
-        }
-        let mut config = self.config;
-        add_groups(&mut config, &self.handlers)?;
-        config.validate()?;
-        let own_threads = self.dispatcher.as_ref().map(|_| config.concurrency);
-        let common = match self.dispatcher {
-            Some(dispatcher) => dispatcher,
-            None => {
-                let is_served = config.url.is_some()
-                    || !config.destinations.is_empty()
-                    || !config.in_process.is_empty();
-                if config.enabled && !is_served {
-                    log::error!(event = "no_destination"; "nothing can be sent: OUTBOX_URL is not set, and there is no destination and no handler");
-                }
-                Arc::new(HttpDispatcher::new(&config)?)
-            }
-        };
-        let connections = self.connections;
-        let groups = self.handlers.into_iter().map(|(name, handlers)| {
-            let inbox = inbox_of(&config.table, &name);
-            let timeout = handlers.timeout.unwrap_or(config.send_timeout);
-            let dispatcher =
-                HandlerDispatcher::new(&name, inbox, timeout, handlers, connections.clone());
-            Arc::new(dispatcher)
-        });
-        Ok(Assembled {
-            groups: groups.collect(),
-            config,
-            common,
-            own_threads,
-            observers: self.observers,
-            limit: self.limit,
-        })
-    }
-}
-
-/// What a relay is made of.
-pub(super) struct Assembled {
-    pub(super) config: Config,
-    /// Sends what no handler serves.
-    pub(super) common: Arc<dyn Dispatcher>,
-    pub(super) own_threads: Option<usize>,
-    /// In the order of `config.in_process`.
-    pub(super) groups: Vec<Arc<HandlerDispatcher>>,
-    pub(super) observers: Observers,
-    pub(super) limit: Option<u64>,
-}
-
-/// Why a relay did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// A setting is bad, or contradicts another.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The database cannot be reached, or the outbox is not there.
-    #[error(transparent)]
-    Database(#[from] DatabaseError),
-    /// The system gave no thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[from] std::io::Error),
 }

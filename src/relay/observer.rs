@@ -11,19 +11,35 @@ use crate::status::{ReasonCode, Status};
 /// Is told what happens to messages: for an application's own counters, audit trail or alarms.
 ///
 /// Each hook does nothing unless it is written. They are called by the threads that do the work, many
-/// at once, and these wait for them: be quick. A panic is logged and has no other effect.
+/// at once, and these wait for them: be quick. A panic is logged and has no other effect. Add one by
+/// [`RelayBuilder::observe`](crate::RelayBuilder::observe).
 ///
 /// ```
-/// use diesel_outbox::{Observer, Settled, Status};
+/// use diesel_outbox::{Message, Observer, Outcome, Settled, Status};
 /// use std::sync::atomic::{AtomicU64, Ordering};
+/// use std::time::Duration;
 ///
 /// #[derive(Default)]
-/// struct DeadLetters(AtomicU64);
+/// struct Counts {
+///     under_way: AtomicU64,
+///     dead: AtomicU64,
+/// }
 ///
-/// impl Observer for DeadLetters {
+/// impl Observer for Counts {
+///     fn sending(&self, _: &Message, _: &str) {
+///         self.under_way.fetch_add(1, Ordering::Relaxed);
+///     }
+///
+///     fn sent(&self, _: &Message, destination: &str, _: &Outcome, took: Duration) {
+///         self.under_way.fetch_sub(1, Ordering::Relaxed);
+///         if took > Duration::from_secs(1) {
+///             println!("{destination} is slow: {took:?}");
+///         }
+///     }
+///
 ///     fn settled(&self, settled: &Settled<'_>) {
 ///         if settled.status == Status::Dead {
-///             self.0.fetch_add(1, Ordering::Relaxed);
+///             self.dead.fetch_add(1, Ordering::Relaxed);
 ///         }
 ///     }
 /// }

@@ -57,6 +57,16 @@ counters! {
 
 impl Stats {
     /// Messages that came to their end: delivered, deduplicated or dead.
+    ///
+    /// ```
+    /// use diesel_outbox::Stats;
+    ///
+    /// fn share_of_dead(stats: &Stats) -> Option<f64> {
+    ///     let all = stats.processed();
+    ///     (all > 0).then(|| stats.dead as f64 / all as f64)
+    /// }
+    /// # assert_eq!(share_of_dead(&Stats::default()), None);
+    /// ```
     pub fn processed(&self) -> u64 {
         self.delivered + self.deduplicated + self.dead
     }

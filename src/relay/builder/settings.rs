@@ -1,0 +1,121 @@
+//! Settings that are one value: how many, how long, whether.
+
+use std::time::Duration;
+
+use super::RelayBuilder;
+use crate::backoff::Backoff;
+
+impl RelayBuilder {
+    /// Threads that send, 1 to 1024, for each destination that has no number of its own. Defaults to 16.
+    #[must_use]
+    pub fn concurrency(mut self, threads: usize) -> Self {
+        self.set("OUTBOX_CONCURRENCY", &threads.to_string());
+        self
+    }
+
+    /// Messages claimed, and settled, by one statement at most: 1 to 10,000. Defaults to 500.
+    #[must_use]
+    pub fn batch(mut self, messages: usize) -> Self {
+        self.set("OUTBOX_BATCH", &messages.to_string());
+        self
+    }
+
+    /// How long an idle relay waits before it looks again. Defaults to 500 ms.
+    #[must_use]
+    pub fn poll_interval(mut self, interval: Duration) -> Self {
+        self.config.poll_interval = interval;
+        self
+    }
+
+    /// How long a silent relay keeps its messages: then others take them over. More than twice the
+    /// longest send. Defaults to 60 s.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.lease = lease;
+        self
+    }
+
+    /// The limit for one send, for each destination and group that has none of its own. Defaults to 2.5 s.
+    #[must_use]
+    pub fn send_timeout(mut self, timeout: Duration) -> Self {
+        self.config.send_timeout = timeout;
+        self
+    }
+
+    /// Failed attempts after which a message is dead: 1 to 1,000,000. Defaults to 20.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.set("OUTBOX_MAX_ATTEMPTS", &attempts.to_string());
+        self
+    }
+
+    /// The delay between attempts. Defaults to `exponential(5s, 1h)`.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.config.backoff = backoff;
+        self
+    }
+
+    /// How long the ledger keeps settled messages; `None`: for ever. Defaults to a week.
+    #[must_use]
+    pub fn retention(mut self, retention: Option<Duration>) -> Self {
+        self.config.cleaner = retention.is_some();
+        if let Some(retention) = retention {
+            self.config.retention = retention;
+        }
+        self
+    }
+
+    /// How long the [inbox](crate::inbox) of this database remembers what was handled. Defaults to
+    /// unset: the relay does not clean it. Where several relays do, the shortest time counts.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/billing")
+    ///     .inbox_retention(Duration::from_secs(30 * 24 * 3600));
+    /// ```
+    #[must_use]
+    pub fn inbox_retention(mut self, retention: Duration) -> Self {
+        self.config.inbox_retention = Some(retention);
+        self
+    }
+
+    /// Whether messages are claimed and sent; without, the relay stands by. Defaults to true.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// // A copy of the production database delivers nothing.
+    /// let is_production = std::env::var("STAGE").as_deref() == Ok("production");
+    /// let relay = Relay::builder("postgres://localhost/shop").enabled(is_production);
+    /// ```
+    #[must_use]
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.config.enabled = enabled;
+        self
+    }
+
+    /// Claims this many messages and then no more: for jobs that do a bounded amount of work.
+    /// Defaults to no limit.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
+    ///
+    /// // A job that delivers a thousand messages at most, for ten minutes at most.
+    /// let relay = Relay::builder("postgres://localhost/shop")
+    ///     .url("https://receiver.example/events")
+    ///     .limit(1000)
+    ///     .start()?;
+    /// relay.wait_until_idle(Duration::from_secs(600));
+    /// relay.shutdown(Duration::from_secs(30))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn limit(mut self, messages: u64) -> Self {
+        self.limit = Some(messages);
+        self
+    }
+}
