@@ -61,6 +61,7 @@ fn words(outcomes: &[Outcome]) -> Vec<String> {
             Outcome::Dead(Failure { code, .. }) => format!("dead {code}"),
             Outcome::Retry(Failure { code, .. }) => format!("retry {code}"),
             Outcome::Wait(Failure { code, .. }) => format!("wait {code}"),
+            other => format!("{other:?}"),
         })
         .collect()
 }
