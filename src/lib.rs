@@ -47,7 +47,7 @@
 //! | operating | [`admin`], and the binary `diesel-outbox` |
 //!
 //! The promises, the three ways in which a duplicate can come about, and all settings stand in
-//! the README; how it works inside, in ARCHITECTURE.md.
+//! the README; what comes after it in the [`guide`]; how it works inside, in ARCHITECTURE.md.
 
 // Floor 0: plain types and pure functions.
 mod aggregate;
@@ -73,6 +73,7 @@ mod relay;
 // Floor 3: for whoever operates an outbox, for who receives, in the process or elsewhere, and for
 // tests.
 pub mod admin;
+pub mod guide;
 pub mod handlers;
 pub mod inbox;
 pub mod receive;

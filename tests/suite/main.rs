@@ -17,6 +17,7 @@ mod enqueue;
 mod events;
 mod fan_out;
 mod fresh;
+mod guide;
 mod handle;
 mod handlers;
 mod inbox;

@@ -1,0 +1,35 @@
+//! The guide: one page for each question that comes after the README. It has no items.
+//!
+//! The same pages are in the repository, as `docs/*.md`.
+
+/// Topics, versions, ordering keys, idempotency keys, tenants, payloads.
+#[doc = include_str!("../docs/keys-and-topics.md")]
+pub mod keys_and_topics {}
+
+/// How a receiver handles each message once.
+#[doc = include_str!("../docs/receivers.md")]
+pub mod receivers {}
+
+/// In the process, as a sidecar, by systemd, in an empty container.
+#[doc = include_str!("../docs/deploying.md")]
+pub mod deploying {}
+
+/// One relay or several, destinations beside each other, several outboxes.
+#[doc = include_str!("../docs/scaling.md")]
+pub mod scaling {}
+
+/// Settings of the server, roles, poolers, backups.
+#[doc = include_str!("../docs/postgresql.md")]
+pub mod postgresql {}
+
+/// Versions of the crate, of the tables, of events.
+#[doc = include_str!("../docs/upgrading.md")]
+pub mod upgrading {}
+
+/// For people who have another outbox, and want to move.
+#[doc = include_str!("../docs/coming-from.md")]
+pub mod coming_from {}
+
+/// Other outboxes and queues, and when to take them instead.
+#[doc = include_str!("../docs/compared.md")]
+pub mod compared {}
