@@ -10,11 +10,13 @@ POSTGRES_VERSIONS := 13 14 15 16 17 18
 SHELL_SCRIPTS = $(filter-out scripts/public-api,$(wildcard scripts/*)) .ci/run
 # What `make semver` compares with: a revision.
 BASE ?= origin/main
+# Examples that are projects of their own, for what they bring is not for this one's tree.
+PROJECTS := shop rocket-shop
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
+.PHONY: help demo test examples test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -28,7 +30,14 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
-	scripts/with-postgres $(CARGO) run --quiet --example quickstart
+
+examples: bootstrap ## Test the examples that are projects of their own: shops on rouille and on Rocket
+	@for example in $(PROJECTS); do \
+		set -- --manifest-path examples/$$example/Cargo.toml; \
+		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications; \
+		echo "== examples/$$example"; \
+		$(CARGO) test --no-run "$$@" && scripts/with-postgres $(CARGO) test "$$@" || exit 1; \
+	done
 
 test-matrix: ## Run the tests on every supported version of PostgreSQL
 	@for version in $(POSTGRES_VERSIONS); do \
@@ -40,6 +49,9 @@ check: bootstrap ## Check format, lints, documentation, dependencies and scripts
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || \
 		rustup component add rustfmt clippy
 	$(CARGO) fmt --check
+	@for example in $(PROJECTS); do \
+		$(CARGO) fmt --check --manifest-path examples/$$example/Cargo.toml || exit 1; \
+	done
 	$(CARGO) clippy --all-targets --features $(TEST_FEATURES) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(TEST_FEATURES)
 	scripts/check-dependencies

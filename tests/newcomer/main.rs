@@ -111,7 +111,8 @@ impl Project {
     fn shell(&self, folder: &str, script: &str) -> Finished {
         let mut command = shell(script);
         command.current_dir(self.folder.join(folder));
-        command.env("CARGO_TARGET_DIR", build_folder().join("newcomer"));
+        // With the examples that are projects of their own.
+        command.env("CARGO_TARGET_DIR", build_folder().join("applications"));
         finish(command)
     }
 }

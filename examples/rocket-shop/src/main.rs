@@ -1,0 +1,80 @@
+//! A shop on Rocket: orders are enqueued in their transactions, on the pool's connections, and the
+//! relay runs inside the server. Another part of the shop gets the messages over HTTP and ships.
+//!
+//! ```sh
+//! scripts/with-postgres cargo run --manifest-path examples/rocket-shop/Cargo.toml
+//! curl --json '{"euro": 42}' http://127.0.0.1:8000/orders
+//! curl http://127.0.0.1:8000/shipments
+//! ```
+//!
+//! Rocket's runtime stays Rocket's: enqueueing runs where the pool runs all of Diesel, and the relay is
+//! threads of its own. Ctrl-C or SIGTERM ends both; what is not sent by then is sent after the next start.
+
+mod orders;
+mod relay;
+mod shipments;
+
+use std::error::Error;
+
+use diesel::PgConnection;
+use diesel::connection::SimpleConnection;
+use diesel_outbox::Outbox;
+use rocket::fairing::AdHoc;
+use rocket::{Build, Rocket, error, routes};
+use rocket_sync_db_pools::database;
+
+use crate::relay::RelayFairing;
+
+#[database("shop")]
+pub struct Db(PgConnection);
+
+#[rocket::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let database_url = std::env::var("DATABASE_URL")
+        .map_err(|_| "set DATABASE_URL, or run this by scripts/with-postgres")?;
+    let figment = rocket::Config::figment()
+        .merge(("databases.shop.url", &database_url))
+        // A receiver takes what the outbox takes: payloads of up to 1 MiB.
+        .merge(("limits.bytes", "2MiB"));
+    rocket::custom(figment)
+        .manage(Outbox::new("outbox")?)
+        .mount(
+            "/",
+            routes![orders::place, shipments::take, shipments::list],
+        )
+        .attach(Db::fairing())
+        .attach(AdHoc::try_on_ignite("migrations", migrate))
+        .attach(RelayFairing::new(database_url))
+        .launch()
+        .await?;
+    Ok(())
+}
+
+async fn migrate(rocket: Rocket<Build>) -> rocket::fairing::Result {
+    let Some(db) = Db::get_one(&rocket).await else {
+        return Err(rocket);
+    };
+    match db.run(create_tables).await {
+        Ok(()) => Ok(rocket),
+        Err(error) => {
+            error!("migrations: {error}");
+            Err(rocket)
+        }
+    }
+}
+
+fn create_tables(conn: &mut PgConnection) -> Result<(), Box<dyn Error + Send + Sync>> {
+    diesel_outbox::migrate(conn, &"outbox".parse()?)?;
+    // An application has migrations of its own for these.
+    conn.batch_execute(
+        "CREATE TABLE IF NOT EXISTS orders (
+             id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+             euro int NOT NULL
+         );
+         CREATE TABLE IF NOT EXISTS shipments (
+             id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+             order_id int NOT NULL
+         )",
+    )?;
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! The relay as a part of the server's life.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use diesel_outbox::{Relay, RelayHandle};
+use rocket::fairing::{Fairing, Info, Kind};
+use rocket::tokio::task::spawn_blocking;
+use rocket::{Orbit, Rocket, error};
+
+/// How long sends under way may take at the end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Starts a relay when the server listens, and ends it when the server is to end. Starting and ending
+/// wait for the database and for receivers, so they stay away from Rocket's async threads.
+pub struct RelayFairing {
+    database_url: String,
+    relay: Arc<OnceLock<RelayHandle>>,
+}
+
+impl RelayFairing {
+    pub fn new(database_url: String) -> Self {
+        Self {
+            database_url,
+            relay: Arc::default(),
+        }
+    }
+}
+
+#[rocket::async_trait]
+impl Fairing for RelayFairing {
+    fn info(&self) -> Info {
+        Info {
+            name: "outbox relay",
+            kind: Kind::Liftoff | Kind::Shutdown,
+        }
+    }
+
+    async fn on_liftoff(&self, rocket: &Rocket<Orbit>) {
+        let database_url = self.database_url.clone();
+        // Here the receiver is another part of the same server.
+        let receiver = format!("http://127.0.0.1:{}/events", rocket.config().port);
+        let relay = Arc::clone(&self.relay);
+        let start = spawn_blocking(move || {
+            let handle = Relay::builder(database_url).url(&receiver).start()?;
+            relay.get_or_init(|| handle);
+            Ok::<(), diesel_outbox::StartError>(())
+        });
+        let failure = match start.await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        error!("the relay did not start: {failure}");
+        rocket.shutdown().notify();
+    }
+
+    async fn on_shutdown(&self, _rocket: &Rocket<Orbit>) {
+        let relay = Arc::clone(&self.relay);
+        let end = spawn_blocking(move || match relay.get() {
+            Some(relay) => relay.shutdown(SHUTDOWN_TIMEOUT),
+            None => Ok(()),
+        });
+        match end.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => error!("the relay did not end cleanly: {error}"),
+            Err(error) => error!("the relay did not end cleanly: {error}"),
+        }
+    }
+}

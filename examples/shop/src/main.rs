@@ -1,0 +1,111 @@
+//! A shop on rouille: orders are enqueued in their transactions, on the pool's connections, and the
+//! relay runs inside the process. Another part of the shop gets the messages over HTTP, verifies that
+//! they are from the shop, and ships each order once.
+//!
+//! ```sh
+//! export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
+//! scripts/with-postgres cargo run --manifest-path examples/shop/Cargo.toml
+//! curl --json '{"euro": 42}' http://127.0.0.1:8000/orders
+//! curl http://127.0.0.1:8000/shipments
+//! ```
+//!
+//! Ctrl-C or SIGTERM ends it; what is not sent by then is sent after the next start. With
+//! `RUST_LOG=debug` it tells of each message.
+
+mod orders;
+mod shipments;
+
+use std::error::Error;
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::connection::SimpleConnection;
+use diesel::r2d2::{ConnectionManager, Pool};
+use diesel_outbox::config::{Mode, SigningSecret};
+use diesel_outbox::receive::Verifier;
+use diesel_outbox::{Destination, Outbox, Relay};
+use rouille::{Request, Response, Server, router};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+type AnyError = Box<dyn Error + Send + Sync>;
+
+/// What requests work with.
+struct Shop {
+    pool: Pool<ConnectionManager<PgConnection>>,
+    outbox: Outbox,
+    verifier: Verifier,
+}
+
+fn main() -> Result<(), AnyError> {
+    // Without a logger nobody hears of dead letters.
+    env_logger::init();
+    let database_url = variable("DATABASE_URL")?;
+    let secret: SigningSecret = variable("WEBHOOK_SECRET")?.parse()?;
+    let port = std::env::var("PORT").unwrap_or_else(|_| "8000".to_owned());
+    // Before the first thread starts, so that no signal ends the process by itself.
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+
+    let shop = Shop {
+        pool: Pool::new(ConnectionManager::new(&database_url))?,
+        outbox: Outbox::new("outbox")?,
+        verifier: Verifier::new(std::slice::from_ref(&secret))?,
+    };
+    create_tables(&shop)?;
+
+    let server = Server::new(format!("127.0.0.1:{port}"), move |request| {
+        answer(&shop, request)
+    })?;
+    let address = server.server_addr();
+    std::thread::spawn(move || server.run());
+
+    let mut shipping = Destination::new("shipping", &format!("http://{address}/events"))?;
+    shipping.secrets = vec![secret];
+    // Headers are not signed: with signatures, what matters is in the body.
+    shipping.mode = Some(Mode::Structured);
+    let relay = Relay::builder(&database_url)
+        .destination(shipping)
+        .route("order.*", "shipping")
+        .start()?;
+    println!("the shop has launched from http://{address}");
+
+    signals.forever().next();
+    relay.shutdown(Duration::from_secs(30))?;
+    // A request that is cut off here has committed its order with its message, or neither.
+    Ok(())
+}
+
+fn variable(name: &str) -> Result<String, AnyError> {
+    std::env::var(name).map_err(|_| format!("set {name}: src/main.rs says how").into())
+}
+
+fn create_tables(shop: &Shop) -> Result<(), AnyError> {
+    let mut conn = shop.pool.get()?;
+    diesel_outbox::migrate(&mut conn, shop.outbox.name())?;
+    // An application has migrations of its own for these.
+    conn.batch_execute(
+        "CREATE TABLE IF NOT EXISTS orders (
+             id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+             euro int NOT NULL
+         );
+         CREATE TABLE IF NOT EXISTS shipments (
+             id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+             order_id int NOT NULL
+         )",
+    )?;
+    Ok(())
+}
+
+fn answer(shop: &Shop, request: &Request) -> Response {
+    let answer = router!(request,
+        (POST) (/orders) => { orders::place(shop, request) },
+        (POST) (/events) => { shipments::receive(shop, request) },
+        (GET) (/shipments) => { shipments::list(shop) },
+        _ => Ok(Response::empty_404())
+    );
+    answer.unwrap_or_else(|error| {
+        log::error!("{} {}: {error}", request.method(), request.url());
+        // A relay tries again later.
+        Response::text("not now").with_status_code(503)
+    })
+}
