@@ -18,6 +18,8 @@ use crate::message::{MessageError, NewMessage};
 /// let mut events = Events::new();
 /// events.record(OrderPaid { order_id: 7 });
 /// assert_eq!(events.len(), 1);
+/// events.clear();
+/// assert!(events.is_empty());
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Events {
@@ -62,6 +64,18 @@ impl Events {
 
 /// What collects events while it changes, and is saved with them: see
 /// [`Outbox::save`](crate::Outbox::save).
+///
+/// ```
+/// use diesel_outbox::{Aggregate, Events};
+///
+/// struct Order { id: i64, paid: bool, events: Events }
+///
+/// impl Aggregate for Order {
+///     fn events(&mut self) -> &mut Events {
+///         &mut self.events
+///     }
+/// }
+/// ```
 pub trait Aggregate {
     /// The events that it has collected.
     fn events(&mut self) -> &mut Events;

@@ -44,6 +44,12 @@ const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
 ///         println!("{} {}", message.topic, message.payload);
 ///         Outcome::Delivered(Response::default())
 ///     }
+///
+///     // By itself it calls `dispatch` for each.
+///     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
+///         println!("{} messages at once", messages.len());
+///         messages.iter().map(|message| self.dispatch(message)).collect()
+///     }
 /// }
 /// ```
 pub trait Dispatcher: Send + Sync + 'static {
@@ -61,6 +67,23 @@ pub trait Dispatcher: Send + Sync + 'static {
 }
 
 /// What came of one send.
+///
+/// ```
+/// use diesel_outbox::{Failure, Outcome, ReasonCode, Response};
+///
+/// fn outcome(status: u16, body: String) -> Outcome {
+///     let mut failure = Failure::new(ReasonCode::ServerError, format!("it answered {status}"));
+///     match status {
+///         200..=299 => Outcome::Delivered(Response::new(Some(status), Some(body))),
+///         400 => Outcome::Dead(Failure::new(ReasonCode::Rejected, "it does not want this one")),
+///         _ => {
+///             failure.retry_after = Some(std::time::Duration::from_secs(30));
+///             Outcome::Retry(failure)
+///         }
+///     }
+/// }
+/// # assert!(matches!(outcome(204, String::new()), Outcome::Delivered(_)));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -87,6 +110,13 @@ pub struct Response {
 
 impl Response {
     /// An answer with this status and body.
+    ///
+    /// ```
+    /// use diesel_outbox::Response;
+    ///
+    /// let answer = Response::new(Some(202), None);
+    /// assert_eq!(answer.status, Some(202));
+    /// ```
     pub fn new(status: Option<u16>, body: Option<String>) -> Self {
         Self { status, body }
     }
@@ -120,6 +150,13 @@ pub enum Pause {
 
 impl Failure {
     /// A failure without an answer.
+    ///
+    /// ```
+    /// use diesel_outbox::{Failure, Pause, ReasonCode};
+    ///
+    /// let mut failure = Failure::new(ReasonCode::Connect, "the broker is away");
+    /// failure.pause = Some(Pause::For(std::time::Duration::from_secs(10)));
+    /// ```
     pub fn new(code: ReasonCode, error: impl Into<String>) -> Self {
         Self {
             code,

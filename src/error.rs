@@ -3,6 +3,24 @@
 use crate::message::{MessageError, Sequence};
 
 /// Why nothing was enqueued.
+///
+/// ```
+/// use diesel::prelude::*;
+/// use diesel_outbox::{EnqueueError, NewMessage, Outbox};
+///
+/// fn order(conn: &mut PgConnection, outbox: &Outbox, message: NewMessage) -> QueryResult<()> {
+///     match outbox.enqueue(conn, message) {
+///         Ok(enqueued) => println!("message {}", enqueued.sequence),
+///         // The transaction goes on.
+///         Err(EnqueueError::Conflict { idempotency_key, sequence }) => {
+///             println!("{idempotency_key} is message {sequence}, with other content");
+///         }
+///         // In a transaction of Diesel's, `?` is enough.
+///         Err(error) => Err(error)?,
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnqueueError {
@@ -46,6 +64,19 @@ impl From<EnqueueError> for diesel::result::Error {
 }
 
 /// What went wrong between this process and its database.
+///
+/// ```no_run
+/// use diesel_outbox::{DatabaseError, Relay, StartError};
+///
+/// match Relay::builder("postgres://localhost/shop").start() {
+///     Err(StartError::Database(DatabaseError::Connect(reason))) => {
+///         println!("try again soon: {reason}");
+///     }
+///     Err(StartError::Database(DatabaseError::Schema(reason))) => println!("{reason}"),
+///     other => drop(other?),
+/// }
+/// # Ok::<(), StartError>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatabaseError {

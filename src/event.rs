@@ -119,6 +119,23 @@ impl<E: Event> Event for &E {
 /// Reads a payload of the type's own version, and no other: what [`Event::decode`] does where a type
 /// says nothing else.
 ///
+/// ```
+/// use diesel_outbox::{DecodeError, Event, decode_current};
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct OrderPaid { order_id: i64 }
+///
+/// impl Event for OrderPaid {
+///     const TOPIC: &'static str = "order.paid";
+/// }
+///
+/// let paid: OrderPaid = decode_current(1, r#"{"order_id":7}"#)?;
+/// assert_eq!(paid.order_id, 7);
+/// let newer = decode_current::<OrderPaid>(2, r#"{"order":{"id":7}}"#);
+/// assert!(matches!(newer, Err(DecodeError::Version { version: 2, known: 1 })));
+/// # Ok::<(), DecodeError>(())
+/// ```
+///
 /// # Errors
 /// A [`DecodeError`] when the version is another one, or the payload is not of the type's shape.
 pub fn decode_current<E: Event + DeserializeOwned>(
@@ -197,6 +214,17 @@ pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
 }
 
 /// What can be enqueued: a [`NewMessage`], or an [`Event`] by value or by reference.
+///
+/// ```
+/// use diesel_outbox::{IntoMessage, MessageError, NewMessage};
+///
+/// /// Says of every message which shop it comes from.
+/// fn of_shop(message: impl IntoMessage, shop: &str) -> Result<NewMessage, MessageError> {
+///     Ok(message.into_message()?.header("x-shop", shop))
+/// }
+/// # of_shop(NewMessage::new("order.paid", &7)?, "berlin")?;
+/// # Ok::<(), MessageError>(())
+/// ```
 pub trait IntoMessage {
     /// The message.
     ///

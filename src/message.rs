@@ -26,7 +26,8 @@ pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
 /// for their JSON.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 
-/// A message's place in its outbox. Given by the database, in the order of the inserts.
+/// A message's place in its outbox. Given by the database, in the order of the inserts. Receivers see
+/// it as `ce-sequence`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sequence(pub i64);
 
@@ -44,7 +45,10 @@ pub(crate) enum Due {
     At(SystemTime),
 }
 
-/// A message to be enqueued.
+/// A message to be enqueued, by [`Outbox::enqueue`](crate::Outbox::enqueue).
+///
+/// What cannot be stored or sent (a bad topic, key or header) is told when it is enqueued, before
+/// anything is sent to the database.
 ///
 /// ```
 /// use diesel_outbox::NewMessage;
@@ -58,7 +62,17 @@ pub(crate) enum Due {
 ///     .idempotency_key("order-7-paid")
 ///     .ordering_key("order-7")
 ///     .header("x-shop", "berlin")
-///     .delay(Duration::from_secs(30));
+///     .delay(Duration::from_secs(30))
+///     .expires_after(Duration::from_secs(24 * 3600));
+///
+/// // At a time, to one destination, in the trace of a request.
+/// let start = std::time::SystemTime::now() + Duration::from_secs(3600);
+/// let reminder = NewMessage::new("auction.begins", &7)?
+///     .available_at(start)
+///     .expires_at(start + Duration::from_secs(60))
+///     .destination("mailer")
+///     .trace_context("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None);
+/// println!("the receiver will see {}", reminder.message_id());
 /// # Ok::<(), diesel_outbox::MessageError>(())
 /// ```
 #[derive(Clone, PartialEq)]
@@ -207,7 +221,17 @@ impl NewMessage {
         self
     }
 
-    /// The tenant that the message belongs to.
+    /// The tenant that the message belongs to: a column for the application's own queries, which is not
+    /// sent.
+    ///
+    /// ```
+    /// use diesel_outbox::NewMessage;
+    /// use uuid::Uuid;
+    ///
+    /// fn of_tenant(tenant: Uuid) -> Result<NewMessage, diesel_outbox::MessageError> {
+    ///     Ok(NewMessage::new("user.invited", &"ada@example.com")?.tenant_id(tenant))
+    /// }
+    /// ```
     #[must_use]
     pub fn tenant_id(mut self, tenant_id: Uuid) -> Self {
         self.tenant_id = Some(tenant_id);
@@ -334,44 +358,4 @@ pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn message() -> NewMessage {
-        NewMessage::new("order.paid", &1).expect("a number is JSON")
-    }
-
-    #[test]
-    fn a_bad_message_is_refused_by_the_name_of_what_is_wrong() {
-        let mut large = message();
-        large.payload = "1".repeat(MAX_PAYLOAD_BYTES + 1);
-        let mut topic_of_two_words = message();
-        topic_of_two_words.topic = "order paid".to_owned();
-        let mut topic_of_two_lines = message();
-        topic_of_two_lines.topic = "order\npaid".to_owned();
-        for (message, named) in [
-            (large, "1048577 bytes"),
-            (topic_of_two_words, "bad topic \"order paid\""),
-            (topic_of_two_lines, "bad topic \"order\\npaid\""),
-            (message().idempotency_key(""), "bad idempotency_key"),
-            (message().ordering_key("a\0b"), "bad ordering_key"),
-            (message().header("x-a", "1\r\nx-b: 2"), "bad header \"x-a\""),
-            (message().header("x a", "1"), "bad header \"x a\""),
-            (
-                message().header("Webhook-Id", "1"),
-                "bad header \"webhook-id\"",
-            ),
-        ] {
-            let error = message.validate().expect_err(named).to_string();
-            assert!(error.contains(named), "{error}");
-        }
-    }
-
-    #[test]
-    fn debug_shows_no_payload_and_no_header() {
-        let message = NewMessage::new("t", &"secret")
-            .expect("JSON")
-            .header("authorization", "secret");
-        assert!(!format!("{message:?}").contains("secret"));
-    }
-}
+mod tests;

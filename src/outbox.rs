@@ -1,16 +1,19 @@
 //! Enqueueing: what an application calls inside its own transaction.
 
+mod bulk;
+
 use std::fmt;
 use std::sync::Arc;
 
 use diesel::{Connection, PgConnection};
 
+use self::bulk::Bulk;
 use crate::aggregate::Aggregate;
 use crate::error::EnqueueError;
 use crate::event::IntoMessage;
 use crate::message::{NewMessage, Sequence};
 use crate::name::{BadName, OutboxName};
-use crate::store::enqueue::{Row, Stored, insert_all, insert_or_find};
+use crate::store::enqueue::{Row, Stored, insert_or_find};
 
 /// An outbox to enqueue into. Cheap to make, to clone and to share between threads.
 ///
@@ -65,6 +68,15 @@ pub struct Enqueued {
 impl Outbox {
     /// The outbox of this name: `outbox`, `org_outbox`, `hrm.outbox`.
     ///
+    /// ```
+    /// use diesel_outbox::Outbox;
+    ///
+    /// let outbox = Outbox::new("hrm.outbox")?;
+    /// assert_eq!(outbox.name().to_string(), "hrm.outbox");
+    /// assert!(Outbox::new("outbox; DROP TABLE orders").is_err());
+    /// # Ok::<(), diesel_outbox::BadName>(())
+    /// ```
+    ///
     /// # Errors
     /// [`BadName`] when it is not the name of an outbox.
     pub fn new(name: &str) -> Result<Self, BadName> {
@@ -109,7 +121,13 @@ impl Outbox {
         }
     }
 
-    /// Its name.
+    /// Its name, as [`admin`](crate::admin) takes it.
+    ///
+    /// ```
+    /// use diesel_outbox::Outbox;
+    ///
+    /// assert_eq!(Outbox::default().name().to_string(), "outbox");
+    /// ```
     pub fn name(&self) -> &OutboxName {
         &self.name
     }
@@ -141,8 +159,22 @@ impl Outbox {
     /// enqueue the same keys in opposite order at the same moment can deadlock, as with any unique
     /// index; PostgreSQL then aborts one of them.
     ///
+    /// ```
+    /// # use diesel::prelude::*;
+    /// # use diesel_outbox::{EnqueueError, NewMessage, Outbox};
+    /// fn ship(conn: &mut PgConnection, outbox: &Outbox, orders: &[i64]) -> Result<usize, EnqueueError> {
+    ///     let messages: Vec<NewMessage> = orders
+    ///         .iter()
+    ///         .map(|id| Ok(NewMessage::new("order.shipped", id)?.idempotency_key(format!("{id}-shipped"))))
+    ///         .collect::<Result<_, EnqueueError>>()?;
+    ///     let enqueued = outbox.enqueue_batch(conn, messages)?;
+    ///     Ok(enqueued.iter().filter(|one| one.is_new).count())
+    /// }
+    /// ```
+    ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue), for the first message that is bad or in conflict.
+    /// As [`enqueue`](Self::enqueue), for the first message that is bad or in conflict. Nothing was
+    /// written.
     pub fn enqueue_batch(
         &self,
         conn: &mut PgConnection,
@@ -301,63 +333,6 @@ impl Outbox {
             }
             bulk.finish(conn)
         })
-    }
-}
-
-/// Messages and bytes that go into one statement of a bulk. Large enough that round trips and
-/// savepoints cost nothing beside it, small enough to be held in memory a few times over.
-const BULK_MESSAGES: usize = 5000;
-const BULK_BYTES: usize = 4 * 1024 * 1024;
-
-/// A bulk on its way: rows that wait for the next statement.
-struct Bulk<'a> {
-    name: &'a OutboxName,
-    rows: Vec<Row>,
-    bytes: usize,
-    new: u64,
-    /// A key was taken, so more of them may be.
-    repeats: bool,
-}
-
-impl<'a> Bulk<'a> {
-    fn new(name: &'a OutboxName) -> Self {
-        Self {
-            name,
-            rows: Vec::new(),
-            bytes: 0,
-            new: 0,
-            repeats: false,
-        }
-    }
-
-    fn push(&mut self, conn: &mut PgConnection, row: Row) -> Result<(), EnqueueError> {
-        self.bytes += row.bytes();
-        self.rows.push(row);
-        if self.rows.len() < BULK_MESSAGES && self.bytes < BULK_BYTES {
-            return Ok(());
-        }
-        self.write(conn)
-    }
-
-    fn write(&mut self, conn: &mut PgConnection) -> Result<(), EnqueueError> {
-        self.repeats = self.repeats || !insert_all(conn, self.name, &self.rows)?;
-        let new = if self.repeats {
-            let outcomes = insert_each(conn, self.name, &self.rows)?;
-            outcomes.iter().filter(|outcome| outcome.is_new).count()
-        } else {
-            self.rows.len()
-        };
-        self.new += new as u64;
-        self.rows.clear();
-        self.bytes = 0;
-        Ok(())
-    }
-
-    fn finish(mut self, conn: &mut PgConnection) -> Result<u64, EnqueueError> {
-        if !self.rows.is_empty() {
-            self.write(conn)?;
-        }
-        Ok(self.new)
     }
 }
 

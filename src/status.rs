@@ -4,6 +4,15 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Where a message stands. Derived from the rows, and shown by the view `<outbox>_messages`.
+///
+/// ```
+/// use diesel_outbox::Status;
+///
+/// let status: Status = "retrying".parse()?;
+/// assert_eq!(status, Status::Retrying);
+/// assert_eq!(status.as_str(), "retrying");
+/// # Ok::<(), diesel_outbox::UnknownWord>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Status {
@@ -62,6 +71,18 @@ macro_rules! reason_codes {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
         /// Why a send failed or a message died. The names are stable: they stand in the tables,
         /// in logs, and in the filters of `diesel-outbox dead`.
+        ///
+        /// ```
+        /// use diesel_outbox::ReasonCode;
+        ///
+        /// // Of a dead letter: will it go well when it is requeued?
+        /// let reason: ReasonCode = "SERVER_ERROR".parse()?;
+        /// match reason {
+        ///     ReasonCode::ServerError | ReasonCode::Connect => println!("perhaps"),
+        ///     other => println!("first look at {}", other.as_str()),
+        /// }
+        /// # Ok::<(), diesel_outbox::UnknownWord>(())
+        /// ```
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum ReasonCode {
@@ -153,7 +174,7 @@ impl FromStr for ReasonCode {
     }
 }
 
-/// A word from a database or an operator that this version does not know.
+/// A word from a database or an operator that is no [`Status`] or [`ReasonCode`] of this version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {word:?}")]
 pub struct UnknownWord {

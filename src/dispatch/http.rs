@@ -50,6 +50,14 @@ impl HttpDispatcher {
     /// that it must not have. Behind a proxy the proxy resolves its name, so only an address that
     /// stands in the URL is judged: which others are reached is the proxy's to say.
     ///
+    /// ```no_run
+    /// use diesel_outbox::{HttpDispatcher, config};
+    ///
+    /// // What is wrong with a destination is told before a relay is started.
+    /// let dispatcher = HttpDispatcher::new(&config::from_env()?)?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// A [`ConfigError`] when a destination cannot be used: a file of its TLS settings is not what
     /// it has to be, or its URL is an address that it must not have.
@@ -106,7 +114,21 @@ impl HttpDispatcher {
     }
 
     /// The names of the destinations of messages of a topic: the one that they name or, where
-    /// `destination` is empty, those that the topic is routed to.
+    /// `destination` is empty, those that the topic is routed to. Handlers in the process are not
+    /// among them.
+    ///
+    /// ```
+    /// use diesel_outbox::{Config, Destination, HttpDispatcher, Route};
+    ///
+    /// let mut config = Config::default();
+    /// config.destinations.push(Destination::new("billing", "https://billing.example/events")?);
+    /// config.routes.push(Route::new("order.*", "billing"));
+    ///
+    /// let dispatcher = HttpDispatcher::new(&config)?;
+    /// assert_eq!(dispatcher.destinations_of("order.paid", ""), ["billing"]);
+    /// assert!(dispatcher.destinations_of("member.joined", "").is_empty());
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     pub fn destinations_of(&self, topic: &str, destination: &str) -> Vec<&str> {
         let name = |number: &usize| {
             let place = self.places.get(*number)?;

@@ -11,7 +11,27 @@ use uuid::Uuid;
 use super::Sequence;
 use crate::event::{DecodeError, Event, VERSION_HEADER};
 
-/// A claimed message, as a [`Dispatcher`](crate::Dispatcher) sees it.
+/// A claimed message, as a [`Dispatcher`](crate::Dispatcher), an [`Observer`](crate::Observer) and the
+/// handler of a topic see it.
+///
+/// ```
+/// use diesel_outbox::{DecodeError, Event, Message};
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct OrderPaid { order_id: i64 }
+///
+/// impl Event for OrderPaid {
+///     const TOPIC: &'static str = "order.paid";
+/// }
+///
+/// fn print(message: &Message) -> Result<(), DecodeError> {
+///     if message.topic == OrderPaid::TOPIC && message.version() == OrderPaid::VERSION {
+///         let paid: OrderPaid = message.decode()?;
+///         println!("order {} is paid (key {})", paid.order_id, message.hashed_key());
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Message {

@@ -1,0 +1,65 @@
+//! Writing any number of messages, some at a time.
+
+use diesel::PgConnection;
+
+use super::insert_each;
+use crate::error::EnqueueError;
+use crate::name::OutboxName;
+use crate::store::enqueue::{Row, insert_all};
+
+/// Messages and bytes that go into one statement of a bulk. Large enough that round trips and
+/// savepoints cost nothing beside it, small enough to be held in memory a few times over.
+const BULK_MESSAGES: usize = 5000;
+const BULK_BYTES: usize = 4 * 1024 * 1024;
+
+/// A bulk on its way: rows that wait for the next statement.
+pub(super) struct Bulk<'a> {
+    name: &'a OutboxName,
+    rows: Vec<Row>,
+    bytes: usize,
+    new: u64,
+    /// A key was taken, so more of them may be.
+    repeats: bool,
+}
+
+impl<'a> Bulk<'a> {
+    pub(super) fn new(name: &'a OutboxName) -> Self {
+        Self {
+            name,
+            rows: Vec::new(),
+            bytes: 0,
+            new: 0,
+            repeats: false,
+        }
+    }
+
+    pub(super) fn push(&mut self, conn: &mut PgConnection, row: Row) -> Result<(), EnqueueError> {
+        self.bytes += row.bytes();
+        self.rows.push(row);
+        if self.rows.len() < BULK_MESSAGES && self.bytes < BULK_BYTES {
+            return Ok(());
+        }
+        self.write(conn)
+    }
+
+    fn write(&mut self, conn: &mut PgConnection) -> Result<(), EnqueueError> {
+        self.repeats = self.repeats || !insert_all(conn, self.name, &self.rows)?;
+        let new = if self.repeats {
+            let outcomes = insert_each(conn, self.name, &self.rows)?;
+            outcomes.iter().filter(|outcome| outcome.is_new).count()
+        } else {
+            self.rows.len()
+        };
+        self.new += new as u64;
+        self.rows.clear();
+        self.bytes = 0;
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self, conn: &mut PgConnection) -> Result<u64, EnqueueError> {
+        if !self.rows.is_empty() {
+            self.write(conn)?;
+        }
+        Ok(self.new)
+    }
+}
