@@ -7,6 +7,7 @@
 mod destination;
 mod environment;
 mod no_proxy;
+mod route;
 mod secret;
 mod settings;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use self::destination::{
     TlsVersion,
 };
 pub use self::environment::{from_env, relevant_variables};
+pub use self::route::Route;
 pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{ConfigError, SETTINGS, Setting};
 pub use self::text::parse_duration;
@@ -52,36 +54,25 @@ pub enum LogFormat {
     Json,
 }
 
-/// Which topics go to which destinations. `*` stands for any characters: `order.*`, `*`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Route {
-    /// A topic or a pattern.
-    pub topic: String,
-    /// Names of destinations. With several of them each gets a message of its own, with its own
-    /// attempts and its own row in the ledger.
-    pub to: Vec<String>,
-}
-
-impl Route {
-    /// Topics that match `topic` go to the destination `to`.
-    pub fn new(topic: impl Into<String>, to: impl Into<String>) -> Self {
-        Self::to_each(topic, [to])
-    }
-
-    /// Topics that match `topic` go to each of these destinations.
-    pub fn to_each<T: Into<String>>(
-        topic: impl Into<String>,
-        to: impl IntoIterator<Item = T>,
-    ) -> Self {
-        Self {
-            topic: topic.into(),
-            to: to.into_iter().map(Into::into).collect(),
-        }
-    }
-}
-
-/// All settings of a relay.
+/// All settings of a relay. Its defaults are those of [`SETTINGS`].
+///
+/// ```
+/// use diesel_outbox::{Config, Destination};
+/// use std::time::Duration;
+///
+/// let mut config = Config::default();
+/// config.set("DATABASE_URL", "postgres://app:hunter2@localhost/shop")?;
+/// config.set("OUTBOX_URL", "https://receiver.example/events")?;
+/// config.lease = Duration::from_secs(30);
+/// config.destinations.push(Destination::new("audit", "https://audit.example/events")?);
+///
+/// assert!(config.database_url().is_ok());
+/// let names: Vec<String> = config.all_destinations().into_iter().map(|one| one.name).collect();
+/// assert_eq!(names, ["audit", "default"]);
+/// assert!(config.summary().contains("lease=30s"));
+/// assert!(!config.summary().contains("hunter2"));
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -111,15 +102,15 @@ pub struct Config {
     pub proxy: Proxy,
     /// Hosts that are reached without the proxy: names, `.suffix`, or networks.
     pub no_proxy: Vec<String>,
-    /// Sender threads.
+    /// Sender threads of each destination.
     pub concurrency: usize,
     /// Messages per claim and per settle, at most.
     pub batch: usize,
-    /// The wait of an idle relay.
+    /// How long an idle relay waits before it looks again.
     pub poll_interval: Duration,
     /// How long a silent relay keeps its messages.
     pub lease: Duration,
-    /// For one send.
+    /// The limit for one send.
     pub send_timeout: Duration,
     /// Failed attempts after which a message is dead.
     pub max_attempts: u32,
@@ -211,8 +202,17 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Sets one setting by its variable, or by `DATABASE_URL_FILE` or its like from a
-    /// file.
+    /// Sets one setting by its variable, or from a file by `DATABASE_URL_FILE`,
+    /// `OUTBOX_LISTENER_URL_FILE` or `OUTBOX_SECRET_FILE`. Line ends at the end of the file do not count.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::Config;
+    ///
+    /// let mut config = Config::default();
+    /// config.set_variable("DATABASE_URL_FILE", "/run/secrets/database_url")?;
+    /// config.set_variable("OUTBOX_BATCH", "200")?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     ///
     /// # Errors
     /// A [`ConfigError`] that names the variable or the file.
@@ -234,13 +234,12 @@ impl Config {
     ///
     /// let mut config = Config::default();
     /// config.set("OUTBOX_LEASE", "30s")?;
-    /// let error = config.set("OUTBOX_LEASE", "soon").unwrap_err();
-    /// assert!(error.to_string().contains("OUTBOX_LEASE"));
+    /// assert!(config.set("OUTBOX_LEASE", "soon").is_err());
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the variable.
+    /// A [`ConfigError`] that names the variable: there is none of this name, or its value cannot be used.
     pub fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         match variable {
             "DATABASE_URL" => self.database_url = Some(parse_database_url(variable, value)?.into()),

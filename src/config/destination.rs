@@ -1,8 +1,9 @@
 //! Where messages are sent, and all that can be said about one such place.
 
+mod classes;
+mod limits;
 mod tls;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -10,10 +11,12 @@ use ipnet::IpNet;
 use secrecy::SecretString;
 use url::Url;
 
+pub use self::classes::{Class, Classes};
+pub use self::limits::{Breaker, Rate, RequestBatch};
 pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
 
 use super::secret::SigningSecret;
-use super::settings::{ConfigError, bad};
+use super::settings::ConfigError;
 use super::text::{parse_url, shown_url};
 use crate::backoff::Backoff;
 
@@ -93,6 +96,14 @@ impl Destination {
     }
 
     /// Its URL without password and query, for people's eyes.
+    ///
+    /// ```
+    /// use diesel_outbox::Destination;
+    ///
+    /// let billing = Destination::new("billing", "https://shop:hunter2@billing.example/?token=7")?;
+    /// assert_eq!(billing.shown_url(), "https://shop:***@billing.example/?***");
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     pub fn shown_url(&self) -> String {
         shown_url(&self.url)
     }
@@ -260,152 +271,6 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// The limits of a request in batched mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RequestBatch {
-    /// Messages in one request, at most. Defaults to 50.
-    pub size: usize,
-    /// How long a request waits for more messages. Defaults to 5 ms.
-    pub linger: Duration,
-}
-
-impl Default for RequestBatch {
-    fn default() -> Self {
-        Self {
-            size: 50,
-            linger: Duration::from_millis(5),
-        }
-    }
-}
-
-/// A token bucket: so many requests a second on average, and so many at once after a silence.
-///
-/// Counted by each relay for itself: two relays send twice as much.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct Rate {
-    /// Requests a second.
-    pub per_second: f64,
-    /// Requests at once after a silence.
-    pub burst: u32,
-}
-
-impl Rate {
-    /// So many requests a second, and a tenth of that, but at least one, at once.
-    ///
-    /// # Panics
-    /// When `per_second` is not a number above zero and below a million.
-    pub fn per_second(per_second: f64) -> Self {
-        assert!(
-            per_second > 0.0 && per_second < 1e6,
-            "a rate is above zero and below a million"
-        );
-        let tenth = (per_second / 10.0).ceil();
-        Self {
-            per_second,
-            // In range: checked above.
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            burst: tenth as u32,
-        }
-    }
-}
-
-/// A circuit breaker: a destination that fails is left alone for a time, then tried with a single
-/// message, and so on with growing times until one is delivered. (Michael Nygard, "Release It!".)
-///
-/// Failures are: no connection, no name, TLS, timeouts, 5xx and whatever else says nothing about
-/// the single message.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct Breaker {
-    /// The share of failures that opens it. Defaults to 0.5.
-    pub failure_ratio: f64,
-    /// Sends in the window, without which nothing is decided. Defaults to 50.
-    pub min_sends: u32,
-    /// How far back sends count. Defaults to 30 s.
-    pub window: Duration,
-    /// How long it is open the first time. Doubled each time in a row. Defaults to 1 s.
-    pub open: Duration,
-    /// The longest time. Defaults to 5 min.
-    pub open_cap: Duration,
-}
-
-impl Default for Breaker {
-    fn default() -> Self {
-        Self {
-            failure_ratio: 0.5,
-            min_sends: 50,
-            window: Duration::from_secs(30),
-            open: Duration::from_secs(1),
-            open_cap: Duration::from_secs(300),
-        }
-    }
-}
-
-/// What an answer of the class 4xx means for a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Class {
-    /// It is tried again, until its attempts are used up.
-    Retry,
-    /// It is dead at once.
-    Dead,
-    /// It is kept, and the destination is paused until an operator resumes it.
-    Pause,
-}
-
-impl std::str::FromStr for Class {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "retry" => Ok(Self::Retry),
-            "dead" => Ok(Self::Dead),
-            "pause" => Ok(Self::Pause),
-            _ => Err(format!("{word:?} is not retry, dead or pause")),
-        }
-    }
-}
-
-/// What each status of 4xx means. By default 400, 413, 415 and 422 are dead, 410 pauses, and the
-/// others are tried again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Classes {
-    by_status: BTreeMap<u16, Class>,
-}
-
-impl Default for Classes {
-    fn default() -> Self {
-        let dead = [400, 413, 415, 422].map(|status| (status, Class::Dead));
-        let mut by_status = BTreeMap::from(dead);
-        by_status.insert(410, Class::Pause);
-        Self { by_status }
-    }
-}
-
-impl Classes {
-    /// The class of a status.
-    pub fn of(&self, status: u16) -> Class {
-        self.by_status.get(&status).copied().unwrap_or(Class::Retry)
-    }
-
-    /// Sets the class of a status.
-    ///
-    /// # Errors
-    /// A [`ConfigError`] when it is none of 400 to 499.
-    pub fn set(&mut self, status: u16, class: Class) -> Result<(), ConfigError> {
-        if !(400..=499).contains(&status) {
-            return Err(bad(
-                "classes",
-                &format!("{status} is not one of 400 to 499: only these can be chosen"),
-            ));
-        }
-        self.by_status.insert(status, class);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -419,16 +284,5 @@ mod tests {
         let shown = format!("{destination:?} {:?}", destination.proxy);
         assert!(!shown.contains("hunter2"), "{shown}");
         assert!(shown.contains("authorization"), "{shown}");
-    }
-
-    #[test]
-    fn only_4xx_answers_can_be_classed() {
-        let mut classes = Classes::default();
-        assert_eq!(classes.of(400), Class::Dead);
-        assert_eq!(classes.of(404), Class::Retry);
-        assert_eq!(classes.of(410), Class::Pause);
-        classes.set(404, Class::Dead).expect("a 4xx");
-        assert_eq!(classes.of(404), Class::Dead);
-        assert!(classes.set(500, Class::Dead).is_err());
     }
 }

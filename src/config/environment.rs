@@ -29,6 +29,19 @@ pub fn from_env() -> Result<Config, ConfigError> {
 
 /// The variables of this process's environment that concern the outbox.
 ///
+/// ```no_run
+/// use diesel_outbox::config::{self, Config};
+///
+/// // As `from_env`, with a default of the application's own.
+/// let mut config = Config::default();
+/// config.set("OUTBOX_CONCURRENCY", "4")?;
+/// for (variable, value) in config::relevant_variables()? {
+///     config.set_variable(&variable, &value)?;
+/// }
+/// config.validate()?;
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+///
 /// # Errors
 /// A [`ConfigError`] when one of them is not UTF-8.
 pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {

@@ -12,6 +12,17 @@ impl Config {
     /// The proxy that stands between a destination and this relay: its own setting, or the general
     /// one unless `OUTBOX_NO_PROXY` has the destination's host.
     ///
+    /// ```
+    /// use diesel_outbox::{Config, Destination, config::Proxy};
+    ///
+    /// let mut config = Config::default();
+    /// config.set("OUTBOX_PROXY", "http://proxy.example:3128")?;
+    /// config.set("OUTBOX_NO_PROXY", ".internal")?;
+    /// let billing = Destination::new("billing", "http://billing.internal/events")?;
+    /// assert_eq!(config.proxy_of(&billing)?, Proxy::Direct);
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// A [`ConfigError`] when `OUTBOX_NO_PROXY` cannot be read.
     pub fn proxy_of(&self, destination: &Destination) -> Result<Proxy, ConfigError> {

@@ -67,6 +67,14 @@ impl fmt::Debug for SigningSecret {
 
 /// Reads secrets, the newest first, with white space or commas between them, for the setting `key`.
 ///
+/// ```
+/// use diesel_outbox::config::parse_secrets;
+///
+/// let text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+/// assert_eq!(parse_secrets("OUTBOX_SECRET", text)?.len(), 2);
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+///
 /// # Errors
 /// A [`ConfigError`] that names `key`, and never shows a part of a secret.
 pub fn parse_secrets(key: &str, text: &str) -> Result<Vec<SigningSecret>, ConfigError> {

@@ -174,6 +174,22 @@ pub const SETTINGS: &[Setting] = &[
 const NOT_YET: &[(&str, &str)] = &[("OUTBOX_ADMIN_ADDR", "the admin page")];
 
 /// A setting that cannot be used, by its name.
+///
+/// ```
+/// use diesel_outbox::{Config, ConfigError};
+///
+/// let mut config = Config::default();
+/// if let Err(error) = config.set("OUTBOX_LEES", "30s") {
+///     assert_eq!(error.key(), "OUTBOX_LEES");
+///     assert_eq!(error.reason(), "there is no such setting; OUTBOX_LEASE is one");
+/// }
+///
+/// // An application's own settings can fail in the same way.
+/// let error = ConfigError::new("shop.currency", "it is empty");
+/// assert_eq!(error.to_string(), "shop.currency: it is empty");
+/// let error = ConfigError::unknown_key("shop.curency", "curency", &["currency", "name"]);
+/// assert_eq!(error.reason(), "there is no such key; currency is one");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {reason}")]
 pub struct ConfigError {

@@ -17,6 +17,18 @@ const SETTLE_TIME: Duration = Duration::from_millis(100);
 impl Config {
     /// Whether the settings agree with each other.
     ///
+    /// ```
+    /// use diesel_outbox::Config;
+    ///
+    /// let mut config = Config::default();
+    /// config.set("OUTBOX_SEND_TIMEOUT", "1m")?;
+    /// // A send has to fit into half of the lease, which is 60 s.
+    /// assert!(config.validate().is_err());
+    /// config.set("OUTBOX_LEASE", "5m")?;
+    /// config.validate()?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// A [`ConfigError`] that names the settings that contradict each other.
     pub fn validate(&self) -> Result<(), ConfigError> {

@@ -90,7 +90,7 @@ impl std::str::FromStr for TlsVersion {
     }
 }
 
-/// Whether an HTTP proxy stands between. None is ever taken from the environment.
+/// Whether an HTTP proxy stands between. `HTTP_PROXY` and its like are not read.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Proxy {
@@ -118,6 +118,15 @@ impl fmt::Debug for Proxy {
 
 impl Proxy {
     /// Reads `direct` or the URL of a proxy, for the setting `key`.
+    ///
+    /// ```
+    /// use diesel_outbox::{Destination, config::Proxy};
+    ///
+    /// let mut billing = Destination::new("billing", "https://billing.example/events")?;
+    /// billing.proxy = Some(Proxy::parse("billing.proxy", "http://proxy.example:3128")?);
+    /// assert!(Proxy::parse("billing.proxy", "proxy.example").is_err());
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     ///
     /// # Errors
     /// A [`ConfigError`] that names `key`.
