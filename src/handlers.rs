@@ -110,6 +110,17 @@ impl Handlers {
     }
 
     /// Handles the messages of a topic as they are: of use where the topic has no type.
+    ///
+    /// ```
+    /// use diesel_outbox::{HandlerError, Handlers};
+    ///
+    /// let handlers = Handlers::new().on_topic("sensor.reading", |message, _| {
+    ///     let reading: serde_json::Value = serde_json::from_str(&message.payload)?;
+    ///     let celsius = reading["celsius"].as_f64().ok_or_else(|| HandlerError::dead("no celsius"))?;
+    ///     println!("{celsius} °C");
+    ///     Ok(())
+    /// });
+    /// ```
     #[must_use]
     pub fn on_topic(
         self,
@@ -129,7 +140,7 @@ impl Handlers {
         self
     }
 
-    /// Handlers that run at once. Defaults to `OUTBOX_CONCURRENCY`.
+    /// Handlers that run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
     #[must_use]
     pub fn concurrency(mut self, threads: usize) -> Self {
         self.concurrency = Some(threads);

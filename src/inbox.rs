@@ -49,6 +49,18 @@ const CLEAN_BATCH: i64 = 1000;
 /// What became of a message.
 ///
 /// Ignoring it is fine where, as in most receivers, the answer is the same for both.
+///
+/// ```
+/// use diesel_outbox::inbox::Once;
+///
+/// fn log(done: Once<usize>) {
+///     if done.is_duplicate() {
+///         println!("it came again");
+///     }
+///     println!("{} rows", done.handled().unwrap_or(0));
+/// }
+/// # log(Once::Handled(1));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Once<T> {
     /// It was handled just now; this is what the handler returned.

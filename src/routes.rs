@@ -76,6 +76,18 @@ impl Config {
 
     /// All routes in the order in which they are tried, the most particular first, with the one of
     /// `OUTBOX_URL`: `*` to `default`, where no other one serves every topic.
+    ///
+    /// ```
+    /// use diesel_outbox::{Config, Route};
+    ///
+    /// let mut config = Config::default();
+    /// config.set("OUTBOX_URL", "https://receiver.example/events")?;
+    /// config.routes.push(Route::new("order.*", "billing"));
+    /// config.routes.push(Route::new("order.paid", "audit"));
+    /// let topics: Vec<String> = config.all_routes().into_iter().map(|route| route.topic).collect();
+    /// assert_eq!(topics, ["order.paid", "order.*", "*"]);
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     pub fn all_routes(&self) -> Vec<Route> {
         let mut routes = self.routes.clone();
         if self.url.is_some() && !routes.iter().any(|route| route.topic == "*") {

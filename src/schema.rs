@@ -2,10 +2,10 @@
 //!
 //! ```no_run
 //! use diesel::prelude::*;
-//! use diesel_outbox::schema::{outbox, outbox_messages};
+//! use diesel_outbox::schema::outbox_messages;
 //!
 //! # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-//! // How many messages of a tenant are in which state.
+//! // How many messages of a topic are in which state.
 //! let counts: Vec<(String, i64)> = outbox_messages::table
 //!     .filter(outbox_messages::topic.eq("order.paid"))
 //!     .group_by(outbox_messages::status)

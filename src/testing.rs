@@ -46,15 +46,16 @@
 //! # }
 //! ```
 
+mod recording;
+
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 use serde::de::DeserializeOwned;
 
-use crate::dispatch::{Dispatcher, Outcome, Response};
+pub use self::recording::RecordingDispatcher;
 use crate::event::Event;
 use crate::message::Message;
 use crate::outbox::Outbox;
@@ -65,6 +66,20 @@ use crate::store::look;
 /// The messages that are in the outbox, as this connection sees it, in their order: those that are
 /// neither delivered nor dead.
 ///
+/// ```
+/// # use diesel::prelude::*;
+/// # use diesel_outbox::Outbox;
+/// use diesel_outbox::testing;
+///
+/// fn check(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<()> {
+///     let messages = testing::messages(conn, outbox)?;
+///     let topics: Vec<&str> = messages.iter().map(|one| one.topic.as_str()).collect();
+///     assert_eq!(topics, ["order.paid", "mail.wanted"]);
+///     assert_eq!(messages[0].ordering_key.as_deref(), Some("order-7"));
+///     Ok(())
+/// }
+/// ```
+///
 /// # Errors
 /// The database's.
 pub fn messages(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<Vec<Message>> {
@@ -72,6 +87,20 @@ pub fn messages(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<Vec<Mes
 }
 
 /// The events of a type that are in the outbox, as [`messages`].
+///
+/// ```
+/// # use diesel::prelude::*;
+/// # use diesel_outbox::{Event, Outbox};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct OrderPaid { order_id: i64, euro: u32 }
+/// # impl Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+/// use diesel_outbox::testing;
+///
+/// fn sum(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<u32> {
+///     let paid: Vec<OrderPaid> = testing::events(conn, outbox)?;
+///     Ok(paid.iter().map(|order| order.euro).sum())
+/// }
+/// ```
 ///
 /// # Panics
 /// When a message of the type's topic is not of its shape: a test should know.
@@ -118,6 +147,8 @@ pub fn shown(conn: &mut PgConnection, outbox: &Outbox) -> String {
 
 /// Fails unless an event that matches the pattern is in the outbox.
 ///
+/// It panics, too, when the outbox cannot be read, or a message of the event's topic is not of its shape.
+///
 /// ```no_run
 /// # use diesel::prelude::*;
 /// # use diesel_outbox::{Event, Outbox, assert_enqueued};
@@ -147,7 +178,20 @@ macro_rules! assert_enqueued {
     }};
 }
 
-/// Fails if an event that matches the pattern is in the outbox: see [`assert_enqueued`].
+/// Fails if an event that matches the pattern is in the outbox: see
+/// [`assert_enqueued!`](crate::assert_enqueued).
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// # use diesel_outbox::{Event, Outbox, assert_not_enqueued};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct OrderPaid { order_id: i64 }
+/// # impl Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+/// # let mut conn = PgConnection::establish("")?;
+/// # let outbox = Outbox::default();
+/// assert_not_enqueued!(&mut conn, outbox, OrderPaid { .. });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[macro_export]
 macro_rules! assert_not_enqueued {
     ($conn:expr, $outbox:expr, $event:pat $(if $guard:expr)? $(,)?) => {{
@@ -167,6 +211,24 @@ macro_rules! assert_not_enqueued {
 
 /// Moves the outbox's clock forward: everything that is delayed, waits for its next attempt or expires
 /// is nearer by `duration`.
+///
+/// ```
+/// # use diesel::prelude::*;
+/// use diesel_outbox::testing::{self, TestRelay};
+/// use diesel_outbox::{NewMessage, Outbox, Relay};
+/// use std::time::Duration;
+///
+/// # fn test(conn: &mut PgConnection) -> Result<(), Box<dyn std::error::Error>> {
+/// let outbox = Outbox::default();
+/// let relay = TestRelay::new(Relay::in_test().on_topic("reminder", |_, _| Ok(())))?;
+/// outbox.enqueue(conn, NewMessage::new("reminder", &7)?.delay(Duration::from_secs(3600)))?;
+///
+/// assert!(relay.drain(conn)?.delivered.is_empty());
+/// testing::advance(conn, &outbox, Duration::from_secs(3600))?;
+/// assert_eq!(relay.drain(conn)?.delivered.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// The database's.
@@ -278,78 +340,5 @@ impl Drained {
             )
         });
         assert!(failed.is_empty(), "not delivered:{failed}");
-    }
-}
-
-/// A dispatcher that keeps what it is given, and answers as it is told: delivered, if nothing else.
-///
-/// Its clones are one.
-///
-/// ```
-/// use diesel_outbox::testing::RecordingDispatcher;
-/// use diesel_outbox::{Failure, Outcome, ReasonCode};
-///
-/// let receiver = RecordingDispatcher::answering(|message| match message.attempts {
-///     0 => Outcome::Retry(Failure::new(ReasonCode::ServerError, "503")),
-///     _ => Outcome::Delivered(Default::default()),
-/// });
-/// # assert!(receiver.messages().is_empty());
-/// ```
-#[derive(Clone)]
-pub struct RecordingDispatcher {
-    answer: Arc<dyn Fn(&Message) -> Outcome + Send + Sync>,
-    messages: Arc<Mutex<Vec<Message>>>,
-}
-
-impl RecordingDispatcher {
-    /// One that takes everything.
-    pub fn new() -> Self {
-        Self::answering(|_| Outcome::Delivered(Response::default()))
-    }
-
-    /// One that answers as this says.
-    pub fn answering(answer: impl Fn(&Message) -> Outcome + Send + Sync + 'static) -> Self {
-        Self {
-            answer: Arc::new(answer),
-            messages: Arc::default(),
-        }
-    }
-
-    /// What it was given, in order; a message that was tried again is there again.
-    pub fn messages(&self) -> Vec<Message> {
-        self.list().clone()
-    }
-
-    /// The events of a type that it was given.
-    ///
-    /// # Panics
-    /// When a message of the type's topic is not of its shape.
-    pub fn events<E: Event + DeserializeOwned>(&self) -> Vec<E> {
-        self.messages().iter().filter_map(decoded).collect()
-    }
-
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Message>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Default for RecordingDispatcher {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Dispatcher for RecordingDispatcher {
-    fn dispatch(&self, message: &Message) -> Outcome {
-        self.list().push(message.clone());
-        (self.answer)(message)
-    }
-}
-
-impl fmt::Debug for RecordingDispatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordingDispatcher")
-            .field("messages", &self.list().len())
-            .finish_non_exhaustive()
     }
 }

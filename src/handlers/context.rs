@@ -28,6 +28,26 @@ pub(super) enum Source<'a> {
 }
 
 /// What a handler knows of its message, and where its connections come from.
+///
+/// ```
+/// use diesel::prelude::*;
+/// use diesel_outbox::{HandlerError, Handlers};
+/// use std::time::Duration;
+///
+/// let reports = Handlers::new().on_topic("year.ended", |_, context| {
+///     for month in 1..=12 {
+///         if context.remaining() < Duration::from_secs(1) {
+///             return Err(HandlerError::retry("no time is left for the whole year"));
+///         }
+///         let mut conn = context.connection()?;
+///         diesel::sql_query("CALL refresh_report($1)")
+///             .bind::<diesel::sql_types::Integer, _>(month)
+///             .execute(&mut *conn)?;
+///     }
+///     println!("{} is done, attempt {}", context.message().message_id, context.attempt());
+///     Ok(())
+/// });
+/// ```
 pub struct Context<'a> {
     message: &'a Message,
     /// Whose messages its inbox has: the outbox and the group.
@@ -71,8 +91,8 @@ impl<'a> Context<'a> {
         self.message.attempts.saturating_add(1)
     }
 
-    /// What is left of the handler's time. After it the message is tried again whatever the handler
-    /// says. In tests there is no limit.
+    /// What is left of the handler's time; zero: it is over. After it the message is tried again whatever
+    /// the handler says. In tests there is no limit: it is [`Duration::MAX`].
     pub fn remaining(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| {
             deadline.saturating_duration_since(Instant::now())

@@ -23,7 +23,10 @@ use crate::status::ReasonCode;
 ///     if card.is_empty() {
 ///         return Err(HandlerError::dead("the order has no card"));
 ///     }
-///     let limit: u32 = "100".parse()?; // a failed attempt, tried again with the usual backoff
+///     if card.starts_with("test") {
+///         return Err(HandlerError::retry("the bank is not open for tests"));
+///     }
+///     let limit: u32 = "100".parse()?; // a failed attempt, as with `retry`
 ///     if limit < 100 {
 ///         return Err(HandlerError::retry_after("over the limit", Duration::from_secs(3600)));
 ///     }
@@ -49,7 +52,7 @@ pub enum HandlerError {
 }
 
 impl HandlerError {
-    /// Try again later.
+    /// Try again later, when the backoff says.
     pub fn retry(error: impl fmt::Display) -> Self {
         Self::Retry {
             error: error.to_string(),
@@ -65,7 +68,7 @@ impl HandlerError {
         }
     }
 
-    /// Never try again.
+    /// Never try again: the message is dead.
     pub fn dead(error: impl fmt::Display) -> Self {
         Self::Dead {
             error: error.to_string(),

@@ -20,6 +20,24 @@ const PARTITION_KEY: &str = "partitionkey";
 
 /// An event, as it came: in a request of its own, or in a batch. It borrows from the request where it
 /// can.
+///
+/// ```
+/// use diesel_outbox::receive::{self, Headers};
+///
+/// let headers = Headers::new([
+///     ("content-type", "application/cloudevents+json"),
+///     ("idempotency-key", "\"order-7-paid\""),
+/// ]);
+/// let body = br#"{"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.paid",
+///     "partitionkey": "order-7", "dataversion": "2", "data": {"order_id": 7}}"#;
+/// let events = receive::events(&headers, body)?;
+/// let event = &events[0];
+/// assert_eq!(event.ordering_key(), Some("order-7"));
+/// assert_eq!(event.idempotency_key(), Some("order-7-paid"));
+/// assert_eq!(event.version(), 2);
+/// assert_eq!(event.json(), Some(r#"{"order_id": 7}"#));
+/// # Ok::<(), receive::CloudEventError>(())
+/// ```
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct CloudEvent<'a> {
@@ -210,7 +228,7 @@ impl CloudEvent<'_> {
     ///
     /// # let headers = Headers::new([("content-type", "application/cloudevents+json")]);
     /// # let body = br#"{"specversion":"1.0","id":"1","source":"/","type":"order.paid","data":{"order_id":7}}"#;
-    /// # let events = receive::events(&headers, body).unwrap();
+    /// # let events = receive::events(&headers, body).map_err(|_| DecodeError::NoJson)?;
     /// # let event = &events[0];
     /// let paid: OrderPaid = event.decode()?;
     /// assert_eq!(paid.order_id, 7);
@@ -246,7 +264,7 @@ impl CloudEvent<'_> {
         }
     }
 
-    /// Messages of one key are delivered in order.
+    /// Messages of one key are delivered in order: the attribute `partitionkey`.
     pub fn ordering_key(&self) -> Option<&str> {
         self.extensions.get(PARTITION_KEY).map(Cow::as_ref)
     }

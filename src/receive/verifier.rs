@@ -63,6 +63,16 @@ pub struct Verified<'a> {
 impl Verifier {
     /// Verifies with any of these secrets.
     ///
+    /// ```
+    /// use diesel_outbox::config::SigningSecret;
+    /// use diesel_outbox::receive::Verifier;
+    ///
+    /// let new: SigningSecret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD".parse()?;
+    /// let old: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// let verifier = Verifier::new(&[new, old])?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// A [`ConfigError`] when there are none.
     pub fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
@@ -79,6 +89,15 @@ impl Verifier {
     /// directions. Defaults to 5 minutes. It counts whole seconds.
     ///
     /// Who has seen a request can send it again for as long: handle messages [once](crate::inbox).
+    ///
+    /// ```
+    /// use diesel_outbox::receive::Verifier;
+    /// use std::time::Duration;
+    ///
+    /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// let strict = verifier.tolerance(Duration::from_secs(30));
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     #[must_use]
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;
@@ -101,6 +120,22 @@ impl Verifier {
     }
 
     /// [`verify`](Self::verify) at another time than now, for tests and for requests that were kept.
+    ///
+    /// ```
+    /// use diesel_outbox::receive::{Headers, Verifier};
+    /// use std::time::{Duration, UNIX_EPOCH};
+    ///
+    /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// let headers = Headers::new([
+    ///     ("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+    ///     ("webhook-timestamp", "1614265330"),
+    ///     ("webhook-signature", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="),
+    /// ]);
+    /// let then = UNIX_EPOCH + Duration::from_secs(1_614_265_400);
+    /// let verified = verifier.verify_at(&headers, br#"{"test": 2432232314}"#, then)?;
+    /// assert_eq!(verified.id, "msg_p5jXN8AQM9LWM0D4loKWxJek");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// A [`VerifyError`].
@@ -158,6 +193,27 @@ impl Verifier {
     }
 
     /// [`events`](Self::events) at another time than now.
+    ///
+    /// ```
+    /// use diesel_outbox::receive::{Headers, Verifier};
+    /// use std::time::{Duration, UNIX_EPOCH};
+    ///
+    /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// let headers = Headers::new([
+    ///     ("content-type", "application/json"),
+    ///     ("webhook-id", "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c"),
+    ///     ("webhook-timestamp", "1795200000"),
+    ///     ("webhook-signature", "v1,BTndPL7PpPJPkcPOm29icrPnKUwdimSTF1YYn+ubk+s="),
+    ///     ("ce-specversion", "1.0"),
+    ///     ("ce-id", "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c"),
+    ///     ("ce-source", "diesel-outbox/outbox"),
+    ///     ("ce-type", "order.paid"),
+    /// ]);
+    /// let then = UNIX_EPOCH + Duration::from_secs(1_795_200_001);
+    /// let events = verifier.events_at(&headers, br#"{"order_id":7}"#, then)?;
+    /// assert_eq!(events[0].event_type, "order.paid");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// A [`ReceiveError`].

@@ -105,6 +105,20 @@ impl Relay {
 ///     .start()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// With several destinations:
+///
+/// ```
+/// use diesel_outbox::{Destination, Relay};
+///
+/// let relay = Relay::builder("postgres://localhost/shop")
+///     .destination(Destination::new("billing", "https://billing.example/events")?)
+///     .destination(Destination::new("audit", "https://audit.example/events")?)
+///     .route("invoice.*", "billing")
+///     .route_to_each("order.paid", &["billing", "audit"])
+///     .url("https://receiver.example/events"); // all other topics
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
 pub struct RelayBuilder {
     config: Config,
     dispatcher: Option<Arc<dyn Dispatcher>>,
@@ -154,18 +168,6 @@ impl RelayBuilder {
 
     /// Adds a route to several destinations: each gets a message of its own, with its own attempts
     /// and its own row in the ledger.
-    ///
-    /// ```
-    /// use diesel_outbox::{Destination, Relay};
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop")
-    ///     .destination(Destination::new("billing", "https://billing.example/events")?)
-    ///     .destination(Destination::new("audit", "https://audit.example/events")?)
-    ///     .route("invoice.*", "billing")
-    ///     .route_to_each("order.paid", &["billing", "audit"])
-    ///     .url("https://receiver.example/events"); // all other topics
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
     #[must_use]
     pub fn route_to_each(mut self, topic: &str, to: &[&str]) -> Self {
         self.config
