@@ -296,16 +296,23 @@ impl Outbox {
     ///
     /// ```no_run
     /// use diesel::prelude::*;
-    /// use diesel_outbox::{NewMessage, Outbox};
+    /// use diesel_outbox::{Event, Outbox};
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct Imported { customer: u32 }
+    ///
+    /// impl Event for Imported {
+    ///     const TOPIC: &'static str = "customer.imported";
+    ///
+    ///     fn idempotency_key(&self) -> Option<String> {
+    ///         Some(format!("import-7-{}", self.customer))
+    ///     }
+    /// }
     ///
     /// let outbox = Outbox::new("outbox")?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-    /// let messages = (0..1_000_000).map(|customer| {
-    ///     NewMessage::new("customer.imported", &customer)
-    ///         .expect("a number is JSON")
-    ///         .idempotency_key(format!("import-7-{customer}"))
-    /// });
-    /// let new = outbox.enqueue_bulk(&mut conn, messages)?;
+    /// let events = (0..1_000_000).map(|customer| Imported { customer });
+    /// let new = outbox.enqueue_bulk(&mut conn, events)?;
     /// println!("{new} messages");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
