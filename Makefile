@@ -7,7 +7,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
 # All but those in Python.
-SHELL_SCRIPTS = $(filter-out scripts/public-api,$(wildcard scripts/*)) .ci/run
+SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/run
 # What `make semver` compares with: a revision.
 BASE ?= origin/main
 # Examples that are projects of their own, for what they bring is not for this one's tree.

@@ -1,0 +1,103 @@
+"""Which public functions, methods and macros no documentation example calls.
+
+An example counts where a reader of the item sees it: in the item's own documentation, in that of its
+type or trait, or in that of the module it is in. Lines that rustdoc hides do not count, nor do
+examples that are not compiled. Trait implementations, variants and hidden items need none.
+"""
+
+import re
+
+FENCE = re.compile(r"^\s*```(.*)$")
+# What may stand after the fence of code that rustdoc compiles.
+COMPILED = {"", "rust", "no_run", "should_panic", "edition2024"}
+
+
+def without_example(api, root, ignored):
+    """The paths of the items that no example calls, and how many items were looked at.
+
+    Paths that match the pattern `ignored` are left out.
+    """
+    shown = Shown(api, root)
+    missing, looked_at = [], 0
+    for path, item, owner in shown.callables():
+        if ignored.search(path):
+            continue
+        looked_at += 1
+        if not shown.is_called(path, item, owner):
+            missing.append(path)
+    return sorted(missing), looked_at
+
+
+class Shown:
+    """The examples that are shown with each public item."""
+
+    def __init__(self, api, root):
+        self.index = api.index
+        self.public = api.public
+        self.by_path = {path: identity for identity, path in api.public.items()}
+        self.by_path[""] = root
+
+    def callables(self):
+        """The path, the item and, where it has one, the owner of whatever can be called."""
+        for identity, path in self.public.items():
+            item = self.index[identity]
+            ((kind, value),) = item["inner"].items()
+            if kind in ("function", "macro"):
+                yield path, item, None
+            elif kind == "trait":
+                yield from self.functions(path, item, value["items"])
+            elif kind in ("struct", "enum"):
+                for implementation in value["impls"]:
+                    implementation = self.index.get(str(implementation))
+                    if implementation is None or implementation["inner"]["impl"]["trait"]:
+                        continue
+                    yield from self.functions(path, item, implementation["inner"]["impl"]["items"])
+
+    def functions(self, path, owner, members):
+        for member in members:
+            member = self.index[str(member)]
+            if "function" in member["inner"] and member["visibility"] in ("public", "default"):
+                yield f"{path}::{member['name']}", member, owner
+
+    def is_called(self, path, item, owner):
+        places = [item] if owner is None else [item, owner]
+        parent = path.rpartition("::")[0]
+        if owner is not None:
+            parent = parent.rpartition("::")[0]
+        places.append(self.index[self.by_path[parent]])
+        call = calling(item, owner)
+        return any(call.search(code) for place in places for code in examples(place["docs"] or ""))
+
+
+def calling(item, owner):
+    """What a call of the item looks like."""
+    name = re.escape(item["name"])
+    if "macro" in item["inner"]:
+        return re.compile(rf"\b{name}!")
+    arguments = r"(::<[^(]*>)?\("
+    if owner is None:
+        return re.compile(rf"(?<![.\w])(?<!fn ){name}{arguments}|::{name}\b")
+    inputs = item["inner"]["function"]["sig"]["inputs"]
+    forms = [rf"\b{re.escape(owner['name'])}(::<[^(]*>)?::{name}\b"]
+    if inputs and inputs[0][0] == "self":
+        forms.append(rf"\.{name}{arguments}")
+    if "trait" in owner["inner"]:
+        # Of a type that has the trait; and to write a trait's method is to show it.
+        forms += [rf"\w::{name}{arguments}", rf"\bfn {name}\b"]
+    return re.compile("|".join(forms))
+
+
+def examples(docs):
+    """The lines that a reader sees of each example that is compiled."""
+    code = None
+    for line in docs.splitlines():
+        fence = FENCE.match(line)
+        if fence and code is None:
+            words = set(re.split(r"[,\s]+", fence[1].strip()))
+            code, is_compiled = [], words <= COMPILED
+        elif fence:
+            if is_compiled:
+                yield "\n".join(code)
+            code = None
+        elif code is not None and not re.match(r"\s*#(\s|$)", line):
+            code.append(line)
