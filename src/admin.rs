@@ -78,7 +78,7 @@ pub fn connect(
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Overview {
-    /// Messages by state.
+    /// Messages by state; those delivered for as long as the ledger remembers them.
     pub counts: Vec<StatusCount>,
     /// What waiting messages wait for and dead ones died of: by state, then the most frequent first,
     /// a hundred at most.
@@ -92,7 +92,8 @@ pub struct Overview {
     pub leases: Vec<LeaseRow>,
 }
 
-/// Looks at an outbox.
+/// What is in an outbox, what is wrong with it, and which relays work on it. It counts every message:
+/// not for each second where there are millions.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -197,7 +198,7 @@ pub enum WakeUp {
     NoTrigger,
 }
 
-/// How a relay with these settings hears of new messages.
+/// How a relay with these settings hears of new messages: found out by connecting as it would.
 ///
 /// ```no_run
 /// use diesel_outbox::admin::{self, WakeUp};

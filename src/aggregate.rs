@@ -27,7 +27,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// None.
+    /// No events yet.
     pub fn new() -> Self {
         Self::default()
     }

@@ -86,7 +86,7 @@ pub enum DatabaseError {
     /// A statement failed.
     #[error(transparent)]
     Statement(#[from] diesel::result::Error),
-    /// The outbox is missing, or not as this version needs it.
+    /// The outbox is missing, or not as this version needs it, or the role lacks rights on it.
     #[error("{0}")]
     Schema(String),
 }

@@ -47,8 +47,9 @@ pub(crate) enum Due {
 
 /// A message to be enqueued, by [`Outbox::enqueue`](crate::Outbox::enqueue).
 ///
-/// What cannot be stored or sent (a bad topic, key or header) is told when it is enqueued, before
-/// anything is sent to the database.
+/// A topic, a destination and a key have 1 to 255 bytes and no control characters, a topic no white space
+/// either; a payload has [`MAX_PAYLOAD_BYTES`] at most, and all headers together 16 KiB. What does not
+/// keep to it is told when it is enqueued, before anything is sent to the database.
 ///
 /// ```
 /// use diesel_outbox::NewMessage;

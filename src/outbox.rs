@@ -133,7 +133,7 @@ impl Outbox {
     }
 
     /// Writes a message on the caller's connection, in its open transaction: it is delivered if
-    /// and only if that commits. One statement.
+    /// and only if that commits. One statement, which commits by itself where no transaction is open.
     ///
     /// # Errors
     /// - [`EnqueueError::Message`]: the message is bad; nothing was sent to the database.

@@ -206,6 +206,9 @@ impl RelayHandle {
     }
 
     /// Waits until nothing is due and nothing is on its way. `false`: the time was over first.
+    ///
+    /// It does not wait for messages that are delayed or wait for their next attempt, nor for those of
+    /// paused destinations and topics.
     pub fn wait_until_idle(&self, timeout: Duration) -> bool {
         self.shared.wait_until_idle(timeout)
     }

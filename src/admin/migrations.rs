@@ -28,7 +28,8 @@ pub fn migrate(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>
     migrations::migrate(conn, name)
 }
 
-/// Undoes all migrations, and with them the first outbox and the inbox and what is in them.
+/// Undoes all migrations, and with them the first outbox and the inbox and what is in them. Outboxes of
+/// other names stay: undo each before, by `SELECT outbox_drop('hrm.outbox')`.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;

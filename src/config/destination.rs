@@ -95,7 +95,7 @@ impl Destination {
         Ok(Self::at(name, url))
     }
 
-    /// Its URL without password and query, for people's eyes.
+    /// Its URL without password, token and query, for people's eyes.
     ///
     /// ```
     /// use diesel_outbox::Destination;

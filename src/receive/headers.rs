@@ -34,7 +34,7 @@ pub struct Headers {
 pub(super) struct Repeated;
 
 impl Headers {
-    /// Of these pairs. Names are in any case of letters; values are text or bytes.
+    /// What these pairs of name and value say. Names are in any case of letters; values are text or bytes.
     pub fn new<N, V>(headers: impl IntoIterator<Item = (N, V)>) -> Self
     where
         N: AsRef<str>,

@@ -20,7 +20,7 @@ use crate::event::Event;
 use crate::handlers::{Connections, Context, HandlerError, Handlers};
 use crate::message::Message;
 
-/// A relay that is being set up.
+/// Where setting up a relay begins. What runs is a [`RelayHandle`].
 ///
 /// ```no_run
 /// use diesel_outbox::Relay;
@@ -237,6 +237,8 @@ impl RelayBuilder {
 
     /// Adds a group of handlers, with a name and threads of its own. Groups that handle the same topic
     /// each get every message of it, as a message of its own with its own attempts.
+    ///
+    /// A group without a handler, and a name that is there twice, are errors of [`start`](Self::start).
     ///
     /// The names of groups are kept in the outbox while such messages are under way, and in the inbox of
     /// [`Context::once`]: keep them as they are.

@@ -10,7 +10,8 @@ pub enum StartError {
     /// A setting is bad, or contradicts another.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The database cannot be reached, or the outbox is not there.
+    /// The database cannot be reached, or the outbox is not there, or the role may not do all that a
+    /// relay does.
     #[error(transparent)]
     Database(#[from] DatabaseError),
     /// The system gave no thread.

@@ -193,7 +193,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
     Ok(())
 }
 
-/// How many messages are in one state.
+/// How many messages are in one state. States without messages are not listed.
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct StatusCount {
