@@ -123,7 +123,8 @@ pub struct BadKey {
 /// that both write: run the transaction again, and it is a duplicate.
 ///
 /// # Errors
-/// What `handle` returns; and what Diesel returns when the database fails, or the table is not there. A
+/// What `handle` returns; and what Diesel returns when the database fails, or the table is not there, or
+/// when a statement has failed of which `handle` says nothing: PostgreSQL commits nothing after it. A
 /// [`BadKey`], inside of [`Error::QueryBuilderError`], when the source or the id is empty, longer than
 /// [`MAX_KEY_BYTES`] or holds NUL; a transaction that is open stays usable then.
 ///
@@ -142,9 +143,13 @@ where
     for (field, value) in [("source", source), ("id", &message_id)] {
         check(field, value).map_err(|bad| E::from(Error::QueryBuilderError(Box::new(bad))))?;
     }
-    conn.transaction(|conn| match inbox::insert(conn, source, &message_id)? {
-        true => handle(conn).map(Once::Handled),
-        false => Ok(Once::Duplicate),
+    conn.transaction(|conn| {
+        if !inbox::insert(conn, source, &message_id)? {
+            return Ok(Once::Duplicate);
+        }
+        let value = handle(conn)?;
+        inbox::check_transaction(conn)?;
+        Ok(Once::Handled(value))
     })
 }
 

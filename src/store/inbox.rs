@@ -6,11 +6,11 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::millis;
 use super::statement::statement;
 
 /// A thousand years: the database cannot count much further back.
 const LONGEST_AGE: Duration = Duration::from_secs(1000 * 365 * 24 * 3600);
+use super::millis;
 
 /// Remembers a message. `false`: it was there. Where a transaction that has not ended holds it, this
 /// waits for that one's end.
@@ -22,6 +22,12 @@ pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) ->
     .bind::<Text, _>(message_id)
     .execute(conn)
     .map(|rows| rows == 1)
+}
+
+/// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
+/// a rollback, and Diesel would take that for a commit.
+pub(crate) fn check_transaction(conn: &mut PgConnection) -> QueryResult<()> {
+    statement("SELECT 1").execute(conn).map(drop)
 }
 
 /// Forgets messages that were handled longer than `age` ago, `limit` at most. Returns how many.

@@ -149,6 +149,28 @@ fn a_handler_that_fails_leaves_nothing_and_the_message_is_handled_again() {
     assert_eq!(consumer.done("a"), 1);
 }
 
+/// R33. PostgreSQL commits nothing after a statement that failed, whatever the handler says.
+#[test]
+fn a_statement_that_failed_unheeded_leaves_nothing_and_is_an_error() {
+    let consumer = Consumer::new();
+    let conn = &mut consumer.connect();
+    let heedless = inbox::once(conn, consumer.source(), "a", |conn| {
+        consumer.work(conn, "a")?;
+        let _ = sql_query("SELECT 1 / 0").execute(conn);
+        QueryResult::Ok(())
+    });
+    assert!(heedless.is_err(), "{heedless:?}");
+    assert_eq!(consumer.done("a"), 0);
+    assert_eq!(consumer.handle(conn, "a"), Ok(Once::Handled(1)));
+    // What failed in a savepoint of the handler's own spoils nothing.
+    let careful = inbox::once(conn, consumer.source(), "b", |conn| {
+        let _ = conn.transaction(|conn| sql_query("SELECT 1 / 0").execute(conn));
+        consumer.work(conn, "b")
+    });
+    assert_eq!(careful, Ok(Once::Handled(1)));
+    assert_eq!((consumer.done("a"), consumer.done("b")), (1, 1));
+}
+
 /// R33. The process, or its database, dies between the work and the commit.
 #[test]
 fn a_crash_in_between_undoes_the_work_and_the_mark() {
