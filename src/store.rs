@@ -45,6 +45,9 @@ pub(crate) fn digest_of(row: &str) -> String {
 /// the trigger `outbox_wake` makes it.
 const OUTBOX_NUMBER: &str = "to_regclass($1)::oid::bigint::bit(32)::integer";
 
+/// A thousand years: the database cannot count much further back.
+const LONGEST_AGE: std::time::Duration = std::time::Duration::from_secs(1000 * 365 * 24 * 3600);
+
 /// Milliseconds for a `bigint` parameter. Settings are far below its range.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)

@@ -6,7 +6,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::millis;
+use super::{LONGEST_AGE, millis};
 use crate::name::OutboxName;
 
 /// Removes ledger rows that were settled longer than `retention` ago, `limit` at most. Returns
@@ -24,7 +24,7 @@ pub(crate) fn remove_old_ledger_rows(
              LIMIT $2 FOR UPDATE SKIP LOCKED))",
         ledger = name.ledger()
     ))
-    .bind::<BigInt, _>(millis(retention))
+    .bind::<BigInt, _>(millis(retention.min(LONGEST_AGE)))
     .bind::<BigInt, _>(limit)
     .execute(conn)
 }

@@ -7,10 +7,7 @@ use diesel::sql_types::{BigInt, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::statement::statement;
-
-/// A thousand years: the database cannot count much further back.
-const LONGEST_AGE: Duration = Duration::from_secs(1000 * 365 * 24 * 3600);
-use super::millis;
+use super::{LONGEST_AGE, millis};
 
 /// Remembers a message. `false`: it was there. Where a transaction that has not ended holds it, this
 /// waits for that one's end.

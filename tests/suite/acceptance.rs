@@ -400,6 +400,27 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
     assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 1);
 }
 
+/// R26
+#[test]
+fn a_retention_of_any_length_is_kept() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+             status, attempts, created_at, settled_at)
+         SELECT time, '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), time::timestamptz
+           FROM unnest(ARRAY['-infinity', '1900-01-01']) AS time",
+    );
+    let relay = database
+        .relay()
+        .retention(Some(Duration::MAX))
+        .start()
+        .expect("a relay");
+    eventually("the cleaner has worked", || {
+        database.number("SELECT count(*) FROM {o}_ledger") == 1
+    });
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+}
+
 /// Claims, and dies before it sends.
 struct Stuck(Arc<AtomicUsize>);
 
