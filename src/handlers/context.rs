@@ -1,6 +1,6 @@
 //! What a handler knows beside the event, and what it works with.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -54,6 +54,8 @@ pub struct Context<'a> {
     inbox: &'a str,
     deadline: Option<Instant>,
     source: Source<'a>,
+    /// [`once`](Self::once) has come to a good end.
+    is_done: Cell<bool>,
 }
 
 impl<'a> Context<'a> {
@@ -68,6 +70,7 @@ impl<'a> Context<'a> {
             inbox,
             deadline: Some(deadline),
             source: connections.map_or(Source::Nowhere, |all| Source::Application(&**all)),
+            is_done: Cell::new(false),
         }
     }
 
@@ -78,6 +81,7 @@ impl<'a> Context<'a> {
             inbox,
             deadline: None,
             source: Source::Test(conn),
+            is_done: Cell::new(false),
         }
     }
 
@@ -127,6 +131,9 @@ impl<'a> Context<'a> {
     ///
     /// It does not commit after the handler's time: then the message is another call's already.
     ///
+    /// All that a handler does once stands in one `once`: what it did is remembered as a whole, so a second
+    /// one in the same call would be taken for done, and is an error.
+    ///
     /// ```no_run
     /// # use diesel::prelude::*;
     /// # use diesel_outbox::{Event, Handlers};
@@ -149,8 +156,13 @@ impl<'a> Context<'a> {
         &self,
         handle: impl FnOnce(&mut PgConnection) -> Result<T, HandlerError>,
     ) -> Result<Once<T>, HandlerError> {
+        if self.is_done.get() {
+            return Err(HandlerError::retry(
+                "the handler calls context.once a second time: all of its work belongs into one",
+            ));
+        }
         let mut conn = self.connection()?;
-        inbox::once(&mut conn, self.inbox, self.message.message_id, |conn| {
+        let once = inbox::once(&mut conn, self.inbox, self.message.message_id, |conn| {
             let value = handle(conn)?;
             if self.remaining().is_zero() {
                 return Err(HandlerError::retry(
@@ -158,7 +170,9 @@ impl<'a> Context<'a> {
                 ));
             }
             Ok(value)
-        })
+        })?;
+        self.is_done.set(true);
+        Ok(once)
     }
 }
 

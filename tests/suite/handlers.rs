@@ -496,6 +496,43 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
     stop(relay);
 }
 
+/// R33
+#[test]
+fn a_second_once_in_one_call_is_an_error_and_not_taken_for_done() {
+    let database = Database::new();
+    let club = club(&database);
+    let pool = pool_of(&database);
+    let add = format!("UPDATE {club} SET members = members + 1");
+    let relay = database
+        .relay()
+        .connections(move || pool.get())
+        .on::<MemberJoined>(move |_, context| {
+            if context.attempt() == 1 {
+                let failed = context.once(|_| Err::<(), _>(HandlerError::retry("not this way")));
+                assert!(failed.is_err());
+            }
+            context.once(|conn| Ok(sql_query(&add).execute(conn)?))?;
+            if context.attempt() < 3 {
+                context.once(|_| Ok(()))?;
+            }
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("it is told", || {
+        let told =
+            "SELECT count(*) FROM {o} WHERE last_error LIKE '%all of its work belongs into one'";
+        database.number(told) == 1 || database.count("delivered") == 1
+    });
+    eventually("the third call is right", || {
+        database.count("delivered") == 1
+    });
+    assert_eq!(database.number(&format!("SELECT members FROM {club}")), 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 3);
+    stop(relay);
+}
+
 /// R17, R33
 #[test]
 fn a_late_handler_commits_nothing_and_the_one_that_took_over_does() {
