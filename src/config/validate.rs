@@ -54,7 +54,7 @@ impl Config {
             ));
         }
         let longest_send = self.longest_send();
-        if longest_send + SETTLE_TIME >= self.lease / 2 {
+        if longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
             return Err(bad(
                 "OUTBOX_LEASE",
                 &format!(

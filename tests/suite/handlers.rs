@@ -705,6 +705,12 @@ fn groups_that_cannot_be_meant_are_refused_at_the_start() {
                 .handlers("a", group().timeout(Duration::from_secs(2))),
             "OUTBOX_LEASE",
         ),
+        (
+            database
+                .relay()
+                .handlers("a", group().timeout(Duration::MAX)),
+            "OUTBOX_LEASE",
+        ),
     ] {
         let error = relay.start().expect_err(named);
         assert!(
