@@ -23,8 +23,7 @@ use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
 use crate::store::claim::{Claimed, Known};
-use crate::store::lease;
-use crate::store::ordered;
+use crate::store::{lease, look, ordered};
 
 /// How many transactions are open, one inside the other.
 fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
@@ -108,6 +107,10 @@ impl ByHand {
 
     /// Takes each message that is due, once.
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
+        look::without_jit(conn, |conn| self.take_each(conn))
+    }
+
+    fn take_each(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
         let name = &self.config.table;
         let lease = lease::register(conn, name, "test", LEASE, false)?;
         let mut ended = Vec::new();

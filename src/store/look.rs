@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use diesel::result::QueryResult;
-use diesel::sql_types::BigInt;
+use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::claim::{ClaimedRow, claimed};
@@ -29,19 +29,58 @@ pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Ve
         .collect())
 }
 
-/// Brings all that is to come nearer.
+/// Ten thousand years: all times that a message can be given are nearer.
+const FURTHEST: Duration = Duration::from_secs(10_000 * 365 * 24 * 3600);
+
+/// Brings all that is to come nearer. No time goes further back than to 1970, where all of them are over.
 pub(crate) fn advance(
     conn: &mut PgConnection,
     name: &OutboxName,
     duration: Duration,
 ) -> QueryResult<()> {
+    let moved = |column: &str| {
+        format!(
+            "{column} = CASE WHEN isfinite({column}) AND {column} > 'epoch'
+                THEN {column} - least($1 * interval '1 millisecond', {column} - 'epoch'::timestamptz)
+                ELSE {column} END"
+        )
+    };
     sql_query(format!(
-        "UPDATE {} SET available_at = available_at - $1 * interval '1 millisecond',
-                       expires_at = expires_at - $1 * interval '1 millisecond',
-                       created_at = created_at - $1 * interval '1 millisecond'",
-        name.outbox()
+        "UPDATE {outbox} SET {available_at}, {expires_at}, {created_at}",
+        outbox = name.outbox(),
+        available_at = moved("available_at"),
+        expires_at = moved("expires_at"),
+        created_at = moved("created_at"),
     ))
-    .bind::<BigInt, _>(millis(duration))
+    .bind::<BigInt, _>(millis(duration.min(FURTHEST)))
     .execute(conn)
     .map(drop)
+}
+
+#[derive(diesel::QueryableByName)]
+struct SettingRow {
+    #[diesel(sql_type = Text)]
+    value: String,
+}
+
+/// Works with compilation (JIT) off, as on the relay's own connections: estimates of a test's uncommitted
+/// rows are wrong, and each claim would be compiled.
+pub(crate) fn without_jit<T>(
+    conn: &mut PgConnection,
+    work: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+) -> QueryResult<T> {
+    let SettingRow { value } =
+        sql_query("SELECT current_setting('jit') AS value").get_result(conn)?;
+    let set = |conn: &mut PgConnection, value: &str| {
+        sql_query("SELECT set_config('jit', $1, false)")
+            .bind::<Text, _>(value)
+            .execute(conn)
+    };
+    set(conn, "off")?;
+    let worked = work(conn);
+    // Where a transaction has failed, its end does the same.
+    let restored = set(conn, &value);
+    let value = worked?;
+    restored?;
+    Ok(value)
 }

@@ -184,6 +184,63 @@ fn a_delayed_message_waits_for_the_clock_and_an_expired_one_is_dead() {
     assert_eq!(drained.dead[0].reason, ReasonCode::Expired);
 }
 
+#[test]
+fn the_clock_can_be_moved_as_far_as_anybody_wants() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let relay = TestRelay::new(relay(&database).dispatcher(RecordingDispatcher::new()));
+    let relay = relay.expect("a relay");
+    let message = NewMessage::of(&paid(1)).expect("JSON");
+    let century = Duration::from_secs(100 * 365 * 24 * 3600);
+    outbox
+        .enqueue(conn, message.delay(century))
+        .expect("enqueued");
+    let last_day = std::time::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+    let message = NewMessage::of(&paid(2)).expect("JSON");
+    outbox
+        .enqueue(conn, message.available_at(last_day))
+        .expect("enqueued");
+    let name = database.name();
+    conn.batch_execute(&format!(
+        "INSERT INTO {name} (topic, payload, available_at, expires_at)
+         VALUES ('never', '1', 'infinity', 'infinity'), ('now', '1', '-infinity', 'infinity')"
+    ))
+    .expect("inserted");
+    for _ in 0..2 {
+        testing::advance(conn, &outbox, Duration::MAX).expect("moved");
+    }
+    let drained = relay.drain(conn).expect("drained");
+    drained.assert_all_delivered();
+    assert_eq!(drained.delivered.len(), 3);
+    let left = testing::messages(conn, &outbox).expect("read");
+    assert_eq!(left[0].topic, "never");
+}
+
+/// Compiled statements cost a hundred times what they save: 4,000 messages took minutes.
+#[test]
+fn a_test_relay_works_with_compilation_off_and_leaves_it_as_it_was() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    conn.batch_execute("SET jit = on").expect("set");
+    let is_off = |conn: &mut PgConnection, is: bool| {
+        let is = if is { "off" } else { "on" };
+        let check =
+            format!("DO $$ BEGIN ASSERT current_setting('jit') = '{is}', 'it is not {is}'; END $$");
+        conn.batch_execute(&check)
+    };
+    let relay = relay(&database).on::<OrderPaid>(move |_, context| {
+        let mut conn = context.connection()?;
+        is_off(&mut conn, true)?;
+        Ok(())
+    });
+    let relay = TestRelay::new(relay).expect("a relay");
+    outbox.enqueue(conn, paid(1)).expect("enqueued");
+    relay.drain(conn).expect("drained").assert_all_delivered();
+    is_off(conn, false).expect("on again");
+}
+
 /// G5
 #[test]
 fn a_key_keeps_its_order_also_behind_a_message_that_fails() {
