@@ -34,7 +34,7 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 examples: bootstrap ## Test the examples that are projects of their own: shops on rouille and on Rocket
 	@for example in $(PROJECTS); do \
 		set -- --manifest-path examples/$$example/Cargo.toml; \
-		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications; \
+		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
 		echo "== examples/$$example"; \
 		$(CARGO) test --no-run "$$@" && scripts/with-postgres $(CARGO) test "$$@" || exit 1; \
 	done

@@ -111,8 +111,10 @@ impl Project {
     fn shell(&self, folder: &str, script: &str) -> Finished {
         let mut command = shell(script);
         command.current_dir(self.folder.join(folder));
-        // With the examples that are projects of their own.
-        command.env("CARGO_TARGET_DIR", build_folder().join("applications"));
+        // With the examples that are projects of their own, as `make examples` builds them.
+        command
+            .env("CARGO_TARGET_DIR", build_folder().join("applications"))
+            .env("CARGO_PROFILE_DEV_DEBUG", "0");
         finish(command)
     }
 }
