@@ -490,18 +490,18 @@ fn keys_that_wait_hold_no_message_of_others() {
     // Each poll begins a walk over all keys, where the last one is not too recent.
     let relay = database.relay().poll_interval(Duration::from_millis(1));
     let relay = relay.url(&receiver.url()).start().expect("it starts");
-    let mut longest = Duration::ZERO;
+    let mut times = Vec::new();
     let began = Instant::now();
-    for n in 1.. {
+    while began.elapsed() < Duration::from_secs(10) {
         let enqueued = Instant::now();
-        database.enqueue("order.created", json!({ "n": n }));
-        receiver.wait_for(n);
-        longest = longest.max(enqueued.elapsed());
-        if began.elapsed() > Duration::from_secs(10) {
-            break;
-        }
+        database.enqueue("order.created", json!({ "n": times.len() }));
+        receiver.wait_for(times.len() + 1);
+        times.push(enqueued.elapsed());
     }
-    assert!(longest < Duration::from_millis(700), "{longest:?}");
+    // Not the longest one: machines have other things to do. A walk would hold nearly all of them.
+    times.sort();
+    let most = times[times.len() * 9 / 10];
+    assert!(most < Duration::from_millis(700), "{most:?}");
     drop(relay);
 }
 
