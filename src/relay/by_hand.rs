@@ -122,7 +122,11 @@ impl ByHand {
             let settlement = Settlement::unsent(message, lease, verdict).to(destination);
             let (config, kind) = (&self.config, settlement.kind());
             let group = std::slice::from_ref(&settlement);
-            write_down(conn, config, &self.bulkheads, lease, kind, group)?;
+            let written = write_down(conn, config, &self.bulkheads, lease, kind, group)?;
+            let settlement = match written.in_conflict.is_empty() {
+                true => settlement,
+                false => settlement.in_conflict(),
+            };
             if let Some(settled) = settlement.told() {
                 let message = &settlement.message;
                 self.observers.tell(message, |one| one.settled(&settled));

@@ -136,19 +136,16 @@ impl Settlement {
         }
     }
 
-    /// It dies unsent.
-    pub(super) fn buried(&self, failure: &Failure) -> Failed {
-        Failed {
-            sequence: self.sequence(),
-            code: failure.code,
-            error: failure.error.clone(),
-            http_status: None,
-            response: None,
-            delay: Duration::ZERO,
-            before: i32::try_from(self.message.attempts).unwrap_or(i32::MAX),
-            counted: 0,
-            claimed_at: self.message.claimed_at,
-            blocks_key: false,
+    /// What becomes of it where it was to be split, and one of its parts stands for another message: it
+    /// dies unsent.
+    pub(super) fn in_conflict(&self) -> Self {
+        let error = "the outbox has another message of its key for one of its destinations";
+        let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
+        Self {
+            message: self.message.clone(),
+            verdict: Verdict::Dead(failure, 0),
+            destination: Arc::clone(&self.destination),
+            ..*self
         }
     }
 

@@ -18,9 +18,7 @@ use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
 use super::shared::{Continued, Shared};
 use super::stats::add;
 use crate::config::{Config, OnDead};
-use crate::dispatch::Failure;
 use crate::error::DatabaseError;
-use crate::status::ReasonCode;
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
 use crate::store::settle::{self, Delivered, Failed};
@@ -249,9 +247,9 @@ fn settle_group(
     kind: Kind,
     group: &[Settlement],
 ) -> Result<(), DatabaseError> {
-    let (changed, next) = settle_and_continue(shared, session, lease, kind, group)?;
+    let (written, next) = settle_and_continue(shared, session, lease, kind, group)?;
     hand_on(shared, session, continued, next, lease);
-    let changed: HashSet<i64> = changed.into_iter().collect();
+    let changed: HashSet<i64> = written.changed.into_iter().collect();
     let missed: Vec<&Settlement> = group
         .iter()
         .filter(|s| !changed.contains(&s.sequence()))
@@ -260,16 +258,13 @@ fn settle_group(
     add(&shared.stats.settles, 1);
     let mut counted = 0;
     for settlement in group {
-        if changed.contains(&settlement.sequence())
+        if written.in_conflict.contains(&settlement.sequence()) {
+            tell(shared, &settlement.in_conflict());
+        } else if changed.contains(&settlement.sequence())
             || settled_before.contains(&settlement.sequence())
         {
             counted += 1;
-            log_settled(settlement, &shared.config);
-            if let Some(settled) = settlement.told() {
-                shared
-                    .observers
-                    .tell(&settlement.message, |observer| observer.settled(&settled));
-            }
+            tell(shared, settlement);
         } else {
             add(&shared.stats.conflicts, 1);
             log::warn!(event = "conflict", sequence = settlement.sequence(), topic = settlement.message.topic, lease = lease.0; "another relay has the message: its settle changed nothing");
@@ -284,6 +279,7 @@ fn settle_group(
         Kind::Released => &shared.stats.released,
     };
     add(counter, counted);
+    add(&shared.stats.dead, written.in_conflict.len());
     if matches!(kind, Kind::Split | Kind::Released) {
         let topics = group.iter().flat_map(Settlement::topics_before);
         shared.returned(topics, group.iter().flat_map(Settlement::keys_before));
@@ -298,7 +294,24 @@ fn settle_group(
     Ok(())
 }
 
-/// Writes down what became of messages, all of one kind. Returns the sequences that were changed.
+/// Tells the log and the observers what is written down.
+fn tell(shared: &Shared, settlement: &Settlement) {
+    log_settled(settlement, &shared.config);
+    if let Some(settled) = settlement.told() {
+        let message = &settlement.message;
+        shared.observers.tell(message, |one| one.settled(&settled));
+    }
+}
+
+/// What was written down, by sequences.
+pub(super) struct Written {
+    /// All that were changed.
+    pub(super) changed: Vec<i64>,
+    /// Those of them that were to be split, and are dead instead.
+    pub(super) in_conflict: Vec<i64>,
+}
+
+/// Writes down what became of messages, all of one kind.
 pub(super) fn write_down(
     conn: &mut PgConnection,
     config: &Config,
@@ -306,10 +319,10 @@ pub(super) fn write_down(
     lease: LeaseId,
     kind: Kind,
     group: &[Settlement],
-) -> QueryResult<Vec<i64>> {
+) -> QueryResult<Written> {
     let name = &config.table;
     let sequences = || group.iter().map(Settlement::sequence).collect::<Vec<_>>();
-    match kind {
+    let changed = match kind {
         Kind::Delivered => {
             let delivered: Vec<Delivered> = group.iter().filter_map(delivered).collect();
             settle::delivered(conn, name, lease, &delivered, config.ledger_payload)
@@ -330,12 +343,16 @@ pub(super) fn write_down(
             let dead: Vec<Failed> = group.iter().filter_map(dead).collect();
             settle::dead(conn, name, lease, &dead, config.ledger_payload)
         }
-        Kind::Split => split_up(conn, config, lease, group),
+        Kind::Split => return split_up(conn, config, lease, group),
         Kind::Released => {
             let claims = group.iter().map(|s| (s.sequence(), s.message.claimed_at));
             settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
         }
-    }
+    }?;
+    Ok(Written {
+        changed,
+        in_conflict: Vec::new(),
+    })
 }
 
 /// Whether the death of this message keeps back those behind it that have its ordering key.
@@ -352,26 +369,27 @@ fn split_up(
     config: &Config,
     lease: LeaseId,
     group: &[Settlement],
-) -> QueryResult<Vec<i64>> {
+) -> QueryResult<Written> {
     let name = &config.table;
     let messages: Vec<Split> = group
         .iter()
         .map(|settlement| (settlement.sequence(), settlement.destinations()))
         .collect();
     let done = split::split(conn, name, lease, &messages)?;
-    let mut changed = done.split;
+    let (mut changed, mut in_conflict) = (done.split, Vec::new());
     if !done.in_conflict.is_empty() {
-        let error = "the outbox has another message of its key for one of its destinations";
-        let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
         let dead: Vec<Failed> = group
             .iter()
             .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
-            .map(|settlement| settlement.buried(&failure))
+            .filter_map(|settlement| failed(&settlement.in_conflict()))
             .collect();
-        let keep_payload = config.ledger_payload;
-        changed.extend(settle::dead(conn, name, lease, &dead, keep_payload)?);
+        in_conflict = settle::dead(conn, name, lease, &dead, config.ledger_payload)?;
+        changed.extend_from_slice(&in_conflict);
     }
-    Ok(changed)
+    Ok(Written {
+        changed,
+        in_conflict,
+    })
 }
 
 /// Of messages that a repeated settle did not find: those that the first one had settled.

@@ -2,10 +2,14 @@
 
 use std::collections::HashSet;
 use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use diesel_outbox::config::Mode;
-use diesel_outbox::{Destination, EnqueueError, NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::{
+    Destination, EnqueueError, NewMessage, Observer, ReasonCode, RelayBuilder, RelayHandle,
+    Settled, Status,
+};
 use serde_json::{Value, json};
 
 use crate::support::{Database, PATIENCE, Receiver, eventually, finish, status};
@@ -148,6 +152,20 @@ fn enqueueing_for_each_of_some_destinations_makes_a_row_for_each_in_one_transact
     assert_eq!((billing.count(), audit.count()), (1, 1));
 }
 
+type Ends = Vec<(Status, Option<ReasonCode>, u32)>;
+
+/// What became of messages.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Ends>>);
+
+impl Observer for Told {
+    fn settled(&self, settled: &Settled<'_>) {
+        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.push((settled.status, settled.reason, settled.attempts));
+    }
+}
+
+/// R30
 #[test]
 fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
     let database = Database::new();
@@ -161,11 +179,18 @@ fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
     database.execute(
         "UPDATE {o} SET available_at = now() + interval '1 h' WHERE destination = 'audit'",
     );
+    let told = Told::default();
     let relay = to_both(&database, &billing, &audit)
+        .observe(told.clone())
         .start()
         .expect("a relay");
     eventually("it is dead", || database.count("dead") == 1);
     end(&relay);
+    assert_eq!((relay.stats().dead, relay.stats().split), (1, 0));
+    assert_eq!(
+        *told.0.lock().unwrap_or_else(PoisonError::into_inner),
+        [(Status::Dead, Some(ReasonCode::IdempotencyConflict), 0)]
+    );
     assert_eq!(
         database
             .text("SELECT reason || ' ' || payload::text || ' ' || attempts FROM {o}_dead")

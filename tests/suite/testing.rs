@@ -350,6 +350,29 @@ fn a_handler_that_panics_in_its_transaction_leaves_the_tests_connection_usable()
 }
 
 #[test]
+fn a_message_in_conflict_with_a_part_of_another_one_is_told_as_dead() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let ready = Handlers::new().on::<OrderPaid>(|_, _| Ok(()));
+    let busy = Handlers::new().on::<OrderPaid>(|_, _| Err(HandlerError::retry("busy")));
+    let builder = relay(&database)
+        .handlers("ready", ready)
+        .handlers("busy", busy);
+    let relay = TestRelay::new(builder).expect("a relay");
+    let message = |order_id| {
+        let message = NewMessage::of(&paid(order_id)).expect("JSON");
+        message.idempotency_key("k")
+    };
+    outbox.enqueue(conn, message(1)).expect("enqueued");
+    let first = relay.drain(conn).expect("drained");
+    assert_eq!((first.delivered.len(), first.retried.len()), (1, 1));
+    outbox.enqueue(conn, message(2)).expect("enqueued");
+    let second = relay.drain(conn).expect("drained");
+    assert_eq!(second.dead[0].reason, ReasonCode::IdempotencyConflict);
+}
+
+#[test]
 fn what_nothing_serves_is_told() {
     let database = Database::new();
     let outbox: Outbox = database.outbox();

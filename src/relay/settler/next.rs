@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crossbeam_channel::Sender;
 use diesel::{Connection, PgConnection};
 
-use super::{blocks_key, write_down};
+use super::{Written, blocks_key, write_down};
 use crate::error::DatabaseError;
 use crate::relay::session::Session;
 use crate::relay::settlement::{Kind, Settlement};
@@ -64,7 +64,7 @@ pub(super) fn settle_and_continue(
     lease: LeaseId,
     kind: Kind,
     group: &[Settlement],
-) -> Result<(Vec<i64>, Vec<Claimed>), DatabaseError> {
+) -> Result<(Written, Vec<Claimed>), DatabaseError> {
     let write = |conn: &mut PgConnection| {
         write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
     };
@@ -76,8 +76,8 @@ pub(super) fn settle_and_continue(
         HashMap::new()
     };
     if rows.is_empty() {
-        let changed = session.run(write)?;
-        return Ok((changed, Vec::new()));
+        let written = session.run(write)?;
+        return Ok((written, Vec::new()));
     }
     let paused = shared.paused_topics();
     let claimant = Claimant {
@@ -87,11 +87,14 @@ pub(super) fn settle_and_continue(
     };
     let result = session.run(|conn| {
         conn.transaction(|conn| {
-            let changed = write(conn)?;
-            let of_changed = changed.iter().filter_map(|sequence| rows.get(sequence));
+            let written = write(conn)?;
+            let of_changed = written
+                .changed
+                .iter()
+                .filter_map(|sequence| rows.get(sequence));
             let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
             if keys.is_empty() {
-                return Ok((changed, Vec::new()));
+                return Ok((written, Vec::new()));
             }
             let mut next =
                 ordered::claim_next(conn, &shared.config.table, claimant, &keys, &paused)?;
@@ -100,7 +103,7 @@ pub(super) fn settle_and_continue(
                 let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
                 one.message.in_a_row = key.map_or(0, |count| count + 1);
             }
-            Ok((changed, next))
+            Ok((written, next))
         })
     });
     if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
