@@ -64,6 +64,9 @@ pub enum ReceiveError {
     /// It is in binary mode, and its event has another id than the one that is signed.
     #[error("ce-id is not webhook-id, which is signed")]
     OtherId,
+    /// It is in binary mode, which the verifier was told to refuse.
+    #[error("it is in binary mode: what its headers say is not signed")]
+    Binary,
     /// It is verified, and no events of CloudEvents 1.0.
     #[error(transparent)]
     Event(#[from] CloudEventError),
@@ -74,7 +77,7 @@ impl ReceiveError {
     /// message is dead.
     pub fn status(&self) -> u16 {
         match self {
-            Self::Verify(_) | Self::OtherId => 401,
+            Self::Verify(_) | Self::OtherId | Self::Binary => 401,
             Self::Event(_) => 400,
         }
     }

@@ -48,6 +48,7 @@ const TOLERANCE: Duration = Duration::from_secs(300);
 pub struct Verifier {
     signer: Signer,
     tolerance: Duration,
+    takes_binary: bool,
 }
 
 /// What a verified request is.
@@ -82,6 +83,7 @@ impl Verifier {
         Ok(Self {
             signer: Signer::new(secrets)?,
             tolerance: TOLERANCE,
+            takes_binary: true,
         })
     }
 
@@ -101,6 +103,25 @@ impl Verifier {
     #[must_use]
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;
+        self
+    }
+
+    /// Refuses requests in binary mode: then source, type and all other attributes of an
+    /// [event](Self::events) are signed. For receivers of a relay that sends in structured or batched mode.
+    ///
+    /// The content type, which says the mode, is a header and not signed either: without this, who can
+    /// change a request on its way can pass a document off as the data of another event.
+    ///
+    /// ```
+    /// use diesel_outbox::receive::Verifier;
+    ///
+    /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// let verifier = verifier.refuse_binary();
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn refuse_binary(mut self) -> Self {
+        self.takes_binary = false;
         self
     }
 
@@ -180,7 +201,8 @@ impl Verifier {
     /// In binary mode headers say what happened, and headers are not signed. Therefore the event's id
     /// has to be the one that is signed, `webhook-id`; a duplicate cannot be passed off as another
     /// message. Where source, type and the other attributes have to be certain, let the relay send in
-    /// structured or batched mode: there they are a part of the body.
+    /// structured or batched mode, where they are a part of the body, and
+    /// [refuse binary mode](Self::refuse_binary).
     ///
     /// # Errors
     /// A [`ReceiveError`], which knows the status to answer with.
@@ -224,9 +246,13 @@ impl Verifier {
         now: SystemTime,
     ) -> Result<Vec<CloudEvent<'a>>, ReceiveError> {
         let verified = self.verify_at(headers, body, now)?;
+        let is_binary = Mode::of(headers)? == Mode::Binary;
+        if is_binary && !self.takes_binary {
+            return Err(ReceiveError::Binary);
+        }
         let events = cloudevent::events(headers, body)?;
         let is_signed = |event: &CloudEvent<'_>| event.id == verified.id;
-        if Mode::of(headers)? == Mode::Binary && !events.iter().all(is_signed) {
+        if is_binary && !events.iter().all(is_signed) {
             return Err(ReceiveError::OtherId);
         }
         Ok(events)
@@ -277,6 +303,7 @@ impl fmt::Debug for Verifier {
         f.debug_struct("Verifier")
             .field("signer", &self.signer)
             .field("tolerance", &self.tolerance)
+            .field("takes_binary", &self.takes_binary)
             .finish()
     }
 }

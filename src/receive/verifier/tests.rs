@@ -166,11 +166,39 @@ fn without_a_secret_there_is_no_verifier_and_none_is_ever_shown() {
     let verifier = verifier(FIRST);
     assert_eq!(
         format!("{verifier:?}"),
-        "Verifier { signer: Signer(1 secrets), tolerance: 300s }"
+        "Verifier { signer: Signer(1 secrets), tolerance: 300s, takes_binary: true }"
     );
     let headers = signed(FIRST, "a", &NOW.to_string(), b"{}");
     let error = result(SECOND, &headers, b"{}").expect_err("another secret");
     assert_eq!(format!("{error:?}"), "NoMatch");
+}
+
+/// R33. The content type is not signed either: a document could be passed off as another event's data.
+#[test]
+fn who_refuses_binary_mode_takes_only_attributes_that_are_signed() {
+    let document =
+        br#"{"specversion":"1.0","id":"0198b2f1","source":"/shop","type":"order.paid","data":7}"#;
+    let mut request = signed(FIRST, "0198b2f1", &NOW.to_string(), document);
+    for (name, value) in [
+        ("ce-specversion", "1.0"),
+        ("ce-source", "/shop"),
+        ("ce-type", "order.refunded"),
+        ("ce-id", "0198b2f1"),
+        ("content-type", "application/json"),
+    ] {
+        request.push((name, value.to_owned()));
+    }
+    let passed_off = Headers::new(request.clone());
+    request.last_mut().expect("content-type").1 = "application/cloudevents+json".to_owned();
+    let as_sent = Headers::new(request);
+    let strict = verifier(FIRST).refuse_binary();
+    let error = strict.events_at(&passed_off, document, at(NOW));
+    let error = error.expect_err("binary mode");
+    assert_eq!((&error, error.status()), (&ReceiveError::Binary, 401));
+    let events = strict.events_at(&as_sent, document, at(NOW));
+    assert_eq!(events.expect("one event")[0].event_type, "order.paid");
+    let events = verifier(FIRST).events_at(&passed_off, document, at(NOW));
+    assert_eq!(events.expect("one event")[0].event_type, "order.refunded");
 }
 
 /// R33. In binary mode `ce-id` is not signed: it has to be what is.
