@@ -172,12 +172,12 @@ impl Failure {
 /// shares between its calls is its own to keep sound.
 pub(crate) fn caught<T>(message: &Message, run: impl FnOnce() -> T) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let text = panic
-            .downcast_ref::<&str>()
-            .map(ToString::to_string)
-            .or_else(|| panic.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "no text".to_owned());
+        // A text that was put together may quote the payload, as that of an `unwrap` does.
+        let text = match panic.downcast_ref::<&str>() {
+            Some(text) => format!(": {text}"),
+            None => " with a text of its own, which is not kept: it may quote the payload".to_owned(),
+        };
         log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "message {} ({}): the dispatcher or handler panicked", message.message_id, message.topic);
-        Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked: {text}"))
+        Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked{text}"))
     })
 }

@@ -259,6 +259,31 @@ fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
     stop(relay);
 }
 
+/// R17, R24
+#[test]
+fn a_panics_text_that_may_quote_the_payload_is_not_kept() {
+    let database = Database::new();
+    let relay = database
+        .relay()
+        .max_attempts(1)
+        .on_topic("a", |message, _| {
+            let n: Result<u32, _> = serde_json::from_str(&message.payload);
+            n.expect("a number");
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    database.enqueue("a", json!("hunter2"));
+    eventually("it is dead", || database.count("dead") == 1);
+    let error = database.text("SELECT last_error FROM {o}_dead");
+    let error = error.expect("a text");
+    assert!(
+        error.contains("panicked") && !error.contains("hunter2"),
+        "{error}"
+    );
+    stop(relay);
+}
+
 /// R17
 #[test]
 fn a_stuck_handler_loses_its_message_and_its_late_result_does_not_count() {
