@@ -81,9 +81,11 @@ impl Message {
             return 1;
         };
         match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
+            // Plain SQL writes names in any case, as HTTP has them.
             Ok(headers) => headers
-                .get(VERSION_HEADER)
-                .map_or(1, |version| match version {
+                .iter()
+                .find(|(name, _)| name.eq_ignore_ascii_case(VERSION_HEADER))
+                .map_or(1, |(_, version)| match version {
                     serde_json::Value::String(text) => text.parse().unwrap_or(0),
                     other => other.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
                 }),
