@@ -139,11 +139,29 @@ pub fn once<T, E>(
 where
     E: From<Error>,
 {
+    once_within(conn, source, message_id, None, handle)
+}
+
+/// [`once`], which waits for no lock longer than this: not for another one that handles the message, and
+/// not in `handle`.
+pub(crate) fn once_within<T, E>(
+    conn: &mut PgConnection,
+    source: &str,
+    message_id: impl Display,
+    patience: Option<Duration>,
+    handle: impl FnOnce(&mut PgConnection) -> Result<T, E>,
+) -> Result<Once<T>, E>
+where
+    E: From<Error>,
+{
     let message_id = message_id.to_string();
     for (field, value) in [("source", source), ("id", &message_id)] {
         check(field, value).map_err(|bad| E::from(Error::QueryBuilderError(Box::new(bad))))?;
     }
     conn.transaction(|conn| {
+        if let Some(patience) = patience {
+            inbox::limit_lock_timeout(conn, patience)?;
+        }
         if !inbox::insert(conn, source, &message_id)? {
             return Ok(Once::Duplicate);
         }

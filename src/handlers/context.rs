@@ -129,7 +129,9 @@ impl<'a> Context<'a> {
     /// it does in the database is done once, also where the handler is called again. The table
     /// `outbox_inbox` remembers it.
     ///
-    /// It does not commit after the handler's time: then the message is another call's already.
+    /// It does not commit after the handler's time: then the message is another call's already. Nor does it
+    /// wait for a lock for longer, so a call that finds an earlier one still at work gives its connection
+    /// back.
     ///
     /// All that a handler does once stands in one `once`: what it did is remembered as a whole, so a second
     /// one in the same call would be taken for done, and is an error.
@@ -162,7 +164,9 @@ impl<'a> Context<'a> {
             ));
         }
         let mut conn = self.connection()?;
-        let once = inbox::once(&mut conn, self.inbox, self.message.message_id, |conn| {
+        let patience = self.deadline.map(|_| self.remaining());
+        let id = self.message.message_id;
+        let once = inbox::once_within(&mut conn, self.inbox, id, patience, |conn| {
             let value = handle(conn)?;
             if self.remaining().is_zero() {
                 return Err(HandlerError::retry(

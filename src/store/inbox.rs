@@ -21,6 +21,20 @@ pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) ->
     .map(|rows| rows == 1)
 }
 
+/// Has no statement of the open transaction wait for a lock longer than `limit`, nor than the connection
+/// does anyway.
+pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> QueryResult<()> {
+    statement(
+        "SELECT set_config('lock_timeout', $1::bigint::text, true)
+           FROM (SELECT extract(epoch FROM current_setting('lock_timeout')::interval) * 1000) AS own(ms)
+          WHERE own.ms = 0 OR own.ms > $1",
+    )
+    // 0 is no limit.
+    .bind::<BigInt, _>(millis(limit).clamp(1, i32::MAX.into()))
+    .execute(conn)
+    .map(drop)
+}
+
 /// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
 /// a rollback, and Diesel would take that for a commit.
 pub(crate) fn check_transaction(conn: &mut PgConnection) -> QueryResult<()> {

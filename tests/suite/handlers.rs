@@ -528,6 +528,51 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
     stop(relay);
 }
 
+/// R17, R33
+#[test]
+fn calls_behind_one_that_is_stuck_in_once_give_their_connections_back() {
+    let database = Database::new();
+    let pool = Pool::builder()
+        .max_size(2)
+        .build(ConnectionManager::<PgConnection>::new(&database.url));
+    let pool = pool.expect("a pool");
+    let (gate, opened) = mpsc::channel::<()>();
+    let opened = Mutex::new(opened);
+    let handlers = Handlers::new()
+        .timeout(Duration::from_millis(300))
+        .on::<MemberJoined>(move |event, context| {
+            context.once(|conn| {
+                // Nothing is ever sent: this ends when the gate is dropped.
+                if event.member_id == 1 && context.attempt() == 1 {
+                    let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                }
+                Ok(sql_query("SELECT 1").execute(conn)?)
+            })?;
+            Ok(())
+        });
+    let relay = database
+        .relay()
+        .connections(move || pool.get())
+        .handlers("members", handlers)
+        .max_attempts(1000)
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    // More calls for it than the pool has connections.
+    eventually("it was tried often", || {
+        database.number("SELECT coalesce(max(attempts), 0) FROM {o}") >= 4
+    });
+    for member_id in 2..6 {
+        join(&database, member_id);
+    }
+    eventually("the others are handled", || {
+        database.count("delivered") == 4
+    });
+    drop(gate);
+    eventually("it is handled", || database.count("delivered") == 5);
+    stop(relay);
+}
+
 /// R33
 #[test]
 fn a_second_once_in_one_call_is_an_error_and_not_taken_for_done() {
