@@ -8,14 +8,19 @@ use std::process::Command;
 #[test]
 fn with_postgres_removes_what_a_killed_run_has_left_and_goes_on() {
     let base = std::env::temp_dir().join(format!("t-{}", uuid::Uuid::now_v7().simple()));
-    let left = base.join("with-postgres.killed");
-    std::fs::create_dir_all(left.join("server/data")).expect("a folder");
-    std::fs::create_dir_all(left.join("bin")).expect("a folder");
-    std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("its owner");
-    std::fs::write(left.join("lock"), "").expect("a file");
+    // Another one's server had the number that a process has now which is nobody's server.
+    let mut innocent = Command::new("sleep").arg("600").spawn().expect("a process");
     // Larger than any id of a process.
-    std::fs::write(left.join("server/data/postmaster.pid"), "999999999\n").expect("a file");
-    std::os::unix::fs::symlink("/bin/false", left.join("bin/pg_ctl")).expect("a link");
+    for (name, server) in [("gone", 999_999_999), ("other", innocent.id())] {
+        let left = base.join(format!("with-postgres.{name}"));
+        std::fs::create_dir_all(left.join("server/data")).expect("a folder");
+        std::fs::create_dir_all(left.join("bin")).expect("a folder");
+        std::fs::write(left.join("lock"), "").expect("a file");
+        let file = left.join("server/data/postmaster.pid");
+        std::fs::write(file, format!("{server}\n")).expect("a file");
+        std::os::unix::fs::symlink("/bin/false", left.join("bin/pg_ctl")).expect("a link");
+    }
+    std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("its owner");
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/with-postgres");
     let run = Command::new(script)
@@ -30,4 +35,8 @@ fn with_postgres_removes_what_a_killed_run_has_left_and_goes_on() {
     let rest: Vec<_> = std::fs::read_dir(&base).expect("a folder").collect();
     assert!(rest.is_empty(), "{rest:?}");
     std::fs::remove_dir(&base).expect("an empty folder");
+    let lives_on = innocent.try_wait().expect("its state").is_none();
+    innocent.kill().expect("its end");
+    innocent.wait().expect("its end");
+    assert!(lives_on, "an innocent process was killed");
 }
