@@ -37,7 +37,13 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         "2026-11-20-000001_outbox_functions",
         "to_regprocedure('outbox_create(text)')"
     ),
-    migration!("2026-11-20-000002_first_outbox", "to_regclass('outbox')"),
+    // By a column of its own: an application may have another table of this name, which is not to be
+    // taken for ours, nor dropped.
+    migration!(
+        "2026-11-20-000002_first_outbox",
+        "(SELECT attrelid FROM pg_attribute
+           WHERE attrelid = to_regclass('outbox') AND attname = 'split_from' AND NOT attisdropped)"
+    ),
     INBOX,
 ];
 

@@ -153,6 +153,29 @@ fn reverting_leaves_nothing_and_migrating_after_it_works() {
 }
 
 #[test]
+fn a_table_of_the_applications_that_has_our_name_is_not_taken_for_ours_nor_dropped() {
+    let database = FreshDatabase::new();
+    let mut conn = database.connect();
+    conn.batch_execute("CREATE TABLE outbox (precious text); INSERT INTO outbox VALUES ('a')")
+        .expect("a table of its own");
+    // Its name is taken: nothing is done.
+    let default = "outbox".parse().expect("a name");
+    let error = admin::migrate(&mut conn, &default).expect_err("the name is taken");
+    assert!(
+        error.to_string().contains("a table of this name already"),
+        "{error}"
+    );
+    conn.batch_execute("CREATE SCHEMA hrm").expect("a schema");
+    let name = "hrm.outbox".parse().expect("a name");
+    admin::migrate(&mut conn, &name).expect("migrations run");
+    works(&database, "hrm.outbox");
+    conn.batch_execute("SELECT outbox_drop('hrm.outbox')")
+        .expect("dropped");
+    admin::revert_migrations(&mut conn).expect("reverted");
+    assert_eq!(database.number("SELECT count(*) FROM outbox"), 1);
+}
+
+#[test]
 fn the_printed_sql_makes_a_working_outbox_and_the_printed_down_undoes_it() {
     let database = FreshDatabase::new();
     let before = database.objects();
