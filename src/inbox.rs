@@ -39,7 +39,7 @@ use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use crate::admin::Direction;
-use crate::store::{inbox, migrate};
+use crate::store::{check_transaction, inbox, migrate};
 
 /// Bytes that a source or a message's id may have. The table has the same limit.
 pub const MAX_KEY_BYTES: usize = 1024;
@@ -166,7 +166,7 @@ where
             return Ok(Once::Duplicate);
         }
         let value = handle(conn)?;
-        inbox::check_transaction(conn)?;
+        check_transaction(conn)?;
         Ok(Once::Handled(value))
     })
 }

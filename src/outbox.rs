@@ -13,6 +13,7 @@ use crate::error::EnqueueError;
 use crate::event::IntoMessage;
 use crate::message::{NewMessage, Sequence};
 use crate::name::{BadName, OutboxName};
+use crate::store::check_transaction;
 use crate::store::enqueue::{Row, Stored, insert_or_find};
 
 /// An outbox to enqueue into. Cheap to make, to clone and to share between threads.
@@ -272,7 +273,10 @@ impl Outbox {
             let messages =
                 messages.map_err(|(index, error)| EnqueueError::MessageAt { index, error })?;
             let rows = self.rows(messages)?;
-            if !rows.is_empty() {
+            if rows.is_empty() {
+                // `store` may have ignored an error; then nothing of it stays.
+                check_transaction(conn)?;
+            } else {
                 insert_each(conn, &self.name, &rows)?;
             }
             Ok::<T, E>(value)

@@ -25,7 +25,9 @@ pub(crate) mod settle;
 pub(crate) mod split;
 pub(crate) mod statement;
 
+use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;
+use diesel::{PgConnection, RunQueryDsl};
 
 /// A row that is only a sequence.
 #[derive(diesel::QueryableByName)]
@@ -51,4 +53,10 @@ const LONGEST_AGE: std::time::Duration = std::time::Duration::from_secs(1000 * 3
 /// Milliseconds for a `bigint` parameter. Settings are far below its range.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
+/// a rollback, and Diesel would take that for a commit.
+pub(crate) fn check_transaction(conn: &mut PgConnection) -> QueryResult<()> {
+    statement::statement("SELECT 1").execute(conn).map(drop)
 }

@@ -11,6 +11,7 @@ use crate::header::check_header;
 
 /// Threads that send, of all destinations together.
 const MOST_THREADS: usize = 4096;
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 /// Time that a settle is expected to take at most, for the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
@@ -40,6 +41,12 @@ impl Config {
             if duration < Duration::from_millis(1) {
                 return Err(bad(variable, "it has to be 1ms or longer"));
             }
+        }
+        if self.lease > LONGEST_LEASE {
+            return Err(bad(
+                "OUTBOX_LEASE",
+                "it is longer than a day: for as long nobody would take over from a relay that died",
+            ));
         }
         if self.cleaner && self.retention.is_zero() {
             return Err(bad(

@@ -259,13 +259,16 @@ impl RelayBuilder {
     }
 
     /// Where handlers get their connections from: the application's pool, as a rule. The relay's own
-    /// connections are not for them.
+    /// connections are not for them. A pool should give up sooner than a handler's time is over: r2d2 waits
+    /// for 30 s if it is told nothing else.
     ///
     /// ```no_run
     /// use diesel::r2d2::{ConnectionManager, Pool};
     /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
     ///
-    /// let pool = Pool::new(ConnectionManager::<diesel::PgConnection>::new("postgres://localhost/club"))?;
+    /// let manager = ConnectionManager::<diesel::PgConnection>::new("postgres://localhost/club");
+    /// let pool = Pool::builder().connection_timeout(Duration::from_secs(1)).build(manager)?;
     /// let relay = Relay::builder("postgres://localhost/club").connections(move || pool.get());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

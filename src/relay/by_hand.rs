@@ -23,7 +23,8 @@ use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
 use crate::store::claim::{Claimed, Known};
-use crate::store::{lease, look, ordered};
+use crate::store::lease::LeaseId;
+use crate::store::{lease, look, ordered, settle};
 
 /// How many transactions are open, one inside the other.
 fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
@@ -51,7 +52,14 @@ fn in_savepoint(
         QueryResult::Ok(())
     });
     match (outcome, kept) {
-        // Not kept: its transaction had failed, and it says so itself.
+        // It has heard of the error, and goes on as if nothing had been: outside of tests its other
+        // statements would stay.
+        (Some(Outcome::Delivered(_)), Err(error)) => {
+            let text = format!(
+                "a statement of the handler failed, so in a test's transaction none can stay ({error}): put what may fail into a transaction of its own"
+            );
+            Outcome::Retry(Failure::new(ReasonCode::Failed, text))
+        }
         (Some(outcome), Ok(()) | Err(_)) => outcome,
         (None, Ok(())) => Outcome::Retry(Failure::new(ReasonCode::Failed, "no outcome")),
         (None, Err(error)) => Outcome::Retry(Failure::new(ReasonCode::Failed, error.to_string())),
@@ -107,12 +115,21 @@ impl ByHand {
 
     /// Takes each message that is due, once.
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
-        look::without_jit(conn, |conn| self.take_each(conn))
+        look::without_jit(conn, |conn| {
+            let name = &self.config.table;
+            let lease = lease::register(conn, name, "test", LEASE, false)?;
+            let ended = self.take_each(conn, lease);
+            if ended.is_err() {
+                // In a test's transaction this fails as well, and nothing of it stays.
+                let _ = settle::release_all(conn, name, lease, &[]);
+                let _ = lease::end(conn, name, lease);
+            }
+            ended
+        })
     }
 
-    fn take_each(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
+    fn take_each(&self, conn: &mut PgConnection, lease: LeaseId) -> QueryResult<Vec<Ended>> {
         let name = &self.config.table;
-        let lease = lease::register(conn, name, "test", LEASE, false)?;
         let mut ended = Vec::new();
         let mut seen = Vec::new();
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {

@@ -35,12 +35,6 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
     .map(drop)
 }
 
-/// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
-/// a rollback, and Diesel would take that for a commit.
-pub(crate) fn check_transaction(conn: &mut PgConnection) -> QueryResult<()> {
-    statement("SELECT 1").execute(conn).map(drop)
-}
-
 /// Forgets messages that were handled longer than `age` ago, `limit` at most. Returns how many.
 ///
 /// Nothing locks rows of the inbox or changes them, so none is locked first: that would need the right

@@ -308,6 +308,21 @@ fn where_the_aggregate_or_an_event_cannot_be_written_neither_is_and_the_events_a
 
 /// R5, G1
 #[test]
+fn an_aggregate_that_ignores_an_error_of_the_database_is_not_saved() {
+    let database = Database::new();
+    let mut order = Order::new(7);
+    let saved = database
+        .outbox()
+        .save(&mut database.connect(), &mut order, |conn, _| {
+            let _ = diesel::sql_query("SELECT 1 / 0").execute(conn);
+            QueryResult::Ok(())
+        });
+    let error = saved.expect_err("PostgreSQL keeps nothing of it");
+    assert!(error.to_string().contains("aborted"), "{error}");
+}
+
+/// R5, G1
+#[test]
 fn a_rolled_back_aggregate_leaves_no_event_and_one_that_cannot_be_serialised_is_told_each_time() {
     let database = Database::new();
     table_of_orders(&database);

@@ -63,6 +63,7 @@ fn what_keeps_a_relay_from_starting_has_a_type() {
             database.relay().lease(Duration::from_secs(1)),
             "OUTBOX_LEASE",
         ),
+        (database.relay().lease(Duration::MAX), "OUTBOX_LEASE"),
         (database.relay().route("order.*", "nobody"), "nobody"),
         (Relay::builder(""), "DATABASE_URL"),
         (Relay::builder("no url"), "DATABASE_URL"),

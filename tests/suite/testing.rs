@@ -373,6 +373,50 @@ fn a_message_in_conflict_with_a_part_of_another_one_is_told_as_dead() {
 }
 
 #[test]
+fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_stays() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let relay = relay(&database).on::<OrderPaid>(|event, context| {
+        let mut conn = context.connection()?;
+        Outbox::default().enqueue(&mut conn, MailSent { order_id: 1 })?;
+        let failing = diesel::sql_query("SELECT 1 / 0");
+        let ignored = match event.order_id {
+            1 => failing.execute(&mut *conn),
+            // One in a transaction of its own is undone alone.
+            _ => conn.transaction(|conn| failing.execute(conn)),
+        };
+        assert!(ignored.is_err());
+        Ok(())
+    });
+    let relay = TestRelay::new(relay).expect("a relay");
+    for order_id in [1, 2] {
+        outbox.enqueue(conn, paid(order_id)).expect("enqueued");
+    }
+    let drained = relay.drain(conn).expect("drained");
+    assert_eq!(drained.delivered.len(), 1);
+    let error = &drained.retried[0].error;
+    assert!(error.contains("a transaction of its own"), "{error}");
+    let mails = testing::events::<MailSent>(conn, &Outbox::default());
+    assert_eq!(mails.expect("read").len(), 1);
+}
+
+/// G2
+#[test]
+fn a_drain_that_the_database_ends_gives_back_what_it_held() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut database.connect();
+    outbox.enqueue(conn, paid(1)).expect("enqueued");
+    database.execute("ALTER TABLE {o}_ledger ADD CONSTRAINT none CHECK (false)");
+    let receiver = RecordingDispatcher::new();
+    let relay = TestRelay::new(relay(&database).dispatcher(receiver)).expect("a relay");
+    relay.drain(conn).expect_err("the ledger takes nothing");
+    assert_eq!(database.count("pending"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+}
+
+#[test]
 fn what_nothing_serves_is_told() {
     let database = Database::new();
     let outbox: Outbox = database.outbox();
