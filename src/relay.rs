@@ -8,6 +8,7 @@ mod bulkhead;
 mod by_hand;
 mod claimer;
 mod database_clock;
+mod doubt;
 mod error;
 mod gate;
 mod groups;

@@ -14,13 +14,14 @@ use diesel::result::QueryResult;
 
 use self::survey::Look;
 use super::database_clock::DatabaseClock;
+use super::doubt::Doubt;
 use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
 use super::lanes::{Harvest, Lanes, To};
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Settlement, Verdict};
-use super::shared::{Continued, Doubt, Job, Returned, Shared};
+use super::shared::{Continued, Job, Returned, Shared};
 use super::stats::add;
 use super::walk::Walk;
 use crate::error::DatabaseError;

@@ -4,6 +4,8 @@
 //! once by what its own senders see; the claimer, which has a connection, writes that down and
 //! tells the gate what the table says.
 
+mod others;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +15,6 @@ use super::bucket::Bucket;
 use crate::config::{Breaker, Destination};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::status::ReasonCode;
-use crate::store::pause::{BREAKER_OPEN, Paused};
 
 /// After a start or a pause one send goes first; the others wait for its answer, but no longer than
 /// this. So a destination that is not ready costs one attempt, and a slow one is not held up.
@@ -407,62 +408,6 @@ impl Gate {
             is_probe,
         };
         self.changed(state);
-    }
-
-    /// Learns what the table says. Where the table has not been told the news yet, it is wrong.
-    pub(crate) fn learn(&self, row: Option<&Paused>, now: Instant) {
-        let mut state = self.lock();
-        if state.news.is_some() {
-            return;
-        }
-        let is_probing = matches!(state.phase, Phase::Trying { is_probe: true, .. });
-        let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
-        // That of a relay with other settings: it has taken the place of what closed this gate.
-        let is_of_others = is_breaker && self.breaker.is_none();
-        let has_own_end = matches!(state.phase, Phase::Closed { until: Some(_), .. });
-        if is_of_others && has_own_end {
-            return;
-        }
-        let is_on = |row: &&Paused| {
-            !is_of_others && (is_breaker || row.left.is_none_or(|left| !left.is_zero()))
-        };
-        let Some(row) = row.filter(is_on) else {
-            if matches!(state.phase, Phase::Closed { .. }) || is_probing {
-                log::info!(event = "destination_resumed", destination:% = self.name; "{} is not paused any more", self.name);
-                state.openings = 0;
-                self.try_first(&mut state, false);
-            }
-            return;
-        };
-        state.openings = state.openings.max(row.openings);
-        let until = match row.left {
-            // The time of a probe is its relay's own.
-            _ if is_probing && is_breaker => return,
-            None => None,
-            Some(left) => Some(later(now, left)),
-        };
-        if !matches!(state.phase, Phase::Closed { .. }) {
-            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "{} is paused: its messages wait, at no cost", self.name);
-        }
-        state.close(until, is_breaker);
-        self.changed(&state);
-    }
-
-    /// What the table has to be told, once.
-    pub(crate) fn take_news(&self) -> Option<News> {
-        self.lock().news.take()
-    }
-
-    /// The table could not be told.
-    pub(crate) fn keep_news(&self, news: News) {
-        self.lock().news.get_or_insert(news);
-    }
-
-    /// Makes all who wait look again.
-    pub(crate) fn wake(&self) {
-        // With the lock, so that nobody is between its look and its wait.
-        let _state = self.lock();
-        self.changed.notify_all();
     }
 }
 

@@ -1,28 +1,27 @@
 //! The settle thread: writes down what became of messages, many at a time.
 
 mod next;
+mod written;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use diesel::PgConnection;
-use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+use diesel::result::{DatabaseErrorKind, Error};
+
+pub(super) use self::written::write_down;
 
 use self::next::{hand_on, look_at_the_next, release, settle_and_continue};
-use super::bulkhead::Bulkhead;
 use super::pauses;
 use super::session::Session;
-use super::settlement::{Kind, Settlement, delivered, failed, log_settled};
+use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::{Continued, Shared};
 use super::stats::add;
-use crate::config::{Config, OnDead};
 use crate::error::DatabaseError;
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
-use crate::store::settle::{self, Delivered, Failed};
-use crate::store::split::{self, Split};
+use crate::store::settle;
 
 /// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
 /// whether the senders have run out of work.
@@ -301,95 +300,6 @@ fn tell(shared: &Shared, settlement: &Settlement) {
         let message = &settlement.message;
         shared.observers.tell(message, |one| one.settled(&settled));
     }
-}
-
-/// What was written down, by sequences.
-pub(super) struct Written {
-    /// All that were changed.
-    pub(super) changed: Vec<i64>,
-    /// Those of them that were to be split, and are dead instead.
-    pub(super) in_conflict: Vec<i64>,
-}
-
-/// Writes down what became of messages, all of one kind.
-pub(super) fn write_down(
-    conn: &mut PgConnection,
-    config: &Config,
-    bulkheads: &[Bulkhead],
-    lease: LeaseId,
-    kind: Kind,
-    group: &[Settlement],
-) -> QueryResult<Written> {
-    let name = &config.table;
-    let sequences = || group.iter().map(Settlement::sequence).collect::<Vec<_>>();
-    let changed = match kind {
-        Kind::Delivered => {
-            let delivered: Vec<Delivered> = group.iter().filter_map(delivered).collect();
-            settle::delivered(conn, name, lease, &delivered, config.ledger_payload)
-        }
-        Kind::Deduplicated => settle::deduplicated(conn, name, lease, &sequences()),
-        Kind::Retry => {
-            let failed: Vec<Failed> = group.iter().filter_map(failed).collect();
-            settle::retry(conn, name, lease, &failed)
-        }
-        Kind::Dead => {
-            let dead = |settlement: &Settlement| {
-                let blocks_key = blocks_key(config, bulkheads, settlement);
-                failed(settlement).map(|failed| Failed {
-                    blocks_key,
-                    ..failed
-                })
-            };
-            let dead: Vec<Failed> = group.iter().filter_map(dead).collect();
-            settle::dead(conn, name, lease, &dead, config.ledger_payload)
-        }
-        Kind::Split => return split_up(conn, config, lease, group),
-        Kind::Released => {
-            let claims = group.iter().map(|s| (s.sequence(), s.message.claimed_at));
-            settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
-        }
-    }?;
-    Ok(Written {
-        changed,
-        in_conflict: Vec::new(),
-    })
-}
-
-/// Whether the death of this message keeps back those behind it that have its ordering key.
-fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
-    let is_it = |bulkhead: &&Bulkhead| settlement.is_for(&bulkhead.name);
-    let on_dead = bulkheads.iter().find(is_it).map(|b| b.on_dead);
-    on_dead.unwrap_or(config.on_dead) == OnDead::Block
-}
-
-/// A message that stands in the way of another one, with its key and for one of its destinations,
-/// is an operator's to judge.
-fn split_up(
-    conn: &mut PgConnection,
-    config: &Config,
-    lease: LeaseId,
-    group: &[Settlement],
-) -> QueryResult<Written> {
-    let name = &config.table;
-    let messages: Vec<Split> = group
-        .iter()
-        .map(|settlement| (settlement.sequence(), settlement.destinations()))
-        .collect();
-    let done = split::split(conn, name, lease, &messages)?;
-    let (mut changed, mut in_conflict) = (done.split, Vec::new());
-    if !done.in_conflict.is_empty() {
-        let dead: Vec<Failed> = group
-            .iter()
-            .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
-            .filter_map(|settlement| failed(&settlement.in_conflict()))
-            .collect();
-        in_conflict = settle::dead(conn, name, lease, &dead, config.ledger_payload)?;
-        changed.extend_from_slice(&in_conflict);
-    }
-    Ok(Written {
-        changed,
-        in_conflict,
-    })
 }
 
 /// Of messages that a repeated settle did not find: those that the first one had settled.

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use crossbeam_channel::Sender;
 use diesel::{Connection, PgConnection};
 
-use super::{Written, blocks_key, write_down};
+use super::written::{Written, blocks_key, write_down};
 use crate::error::DatabaseError;
+use crate::relay::doubt::Doubt;
 use crate::relay::session::Session;
 use crate::relay::settlement::{Kind, Settlement};
-use crate::relay::shared::{Continued, Doubt, Shared};
+use crate::relay::shared::{Continued, Shared};
 use crate::relay::stats::add;
 use crate::store::claim::{Claimant, Claimed};
 use crate::store::lease::LeaseId;

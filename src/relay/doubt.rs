@@ -1,0 +1,44 @@
+//! Claims whose answers were lost.
+
+use crate::store::lease::LeaseId;
+
+/// A claim without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    pub(crate) lease: LeaseId,
+    /// The server's process that it ran in. `None`: it may be any.
+    pub(crate) backend: Option<i32>,
+}
+
+impl Doubt {
+    /// The claimer and the settler can lose their answers at once: then two processes may be at work.
+    pub(super) fn beside(self, before: Option<Self>) -> Self {
+        match before {
+            Some(before) if before.lease == self.lease && before.backend != self.backend => Self {
+                backend: None,
+                ..self
+            },
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_doubts_about_one_lease_no_process_is_forgotten() {
+        let doubt = |lease, backend| Doubt {
+            lease: LeaseId(lease),
+            backend,
+        };
+        let settler = doubt(1, Some(10));
+        assert_eq!(settler.beside(None), settler);
+        assert_eq!(settler.beside(Some(settler)), settler);
+        assert_eq!(doubt(1, Some(11)).beside(Some(settler)), doubt(1, None));
+        assert_eq!(settler.beside(Some(doubt(1, None))), doubt(1, None));
+        // That lease is over: what it held is taken over.
+        assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
+    }
+}

@@ -1,0 +1,64 @@
+//! What a gate hears from other relays and operators by the table of pauses, and what it tells them.
+
+use std::time::Instant;
+
+use super::{Gate, News, Phase, later};
+use crate::store::pause::{BREAKER_OPEN, Paused};
+
+impl Gate {
+    /// Learns what the table says. Where the table has not been told the news yet, it is wrong.
+    pub(crate) fn learn(&self, row: Option<&Paused>, now: Instant) {
+        let mut state = self.lock();
+        if state.news.is_some() {
+            return;
+        }
+        let is_probing = matches!(state.phase, Phase::Trying { is_probe: true, .. });
+        let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
+        // That of a relay with other settings: it has taken the place of what closed this gate.
+        let is_of_others = is_breaker && self.breaker.is_none();
+        let has_own_end = matches!(state.phase, Phase::Closed { until: Some(_), .. });
+        if is_of_others && has_own_end {
+            return;
+        }
+        let is_on = |row: &&Paused| {
+            !is_of_others && (is_breaker || row.left.is_none_or(|left| !left.is_zero()))
+        };
+        let Some(row) = row.filter(is_on) else {
+            if matches!(state.phase, Phase::Closed { .. }) || is_probing {
+                log::info!(event = "destination_resumed", destination:% = self.name; "{} is not paused any more", self.name);
+                state.openings = 0;
+                self.try_first(&mut state, false);
+            }
+            return;
+        };
+        state.openings = state.openings.max(row.openings);
+        let until = match row.left {
+            // The time of a probe is its relay's own.
+            _ if is_probing && is_breaker => return,
+            None => None,
+            Some(left) => Some(later(now, left)),
+        };
+        if !matches!(state.phase, Phase::Closed { .. }) {
+            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "{} is paused: its messages wait, at no cost", self.name);
+        }
+        state.close(until, is_breaker);
+        self.changed(&state);
+    }
+
+    /// What the table has to be told, once.
+    pub(crate) fn take_news(&self) -> Option<News> {
+        self.lock().news.take()
+    }
+
+    /// The table could not be told.
+    pub(crate) fn keep_news(&self, news: News) {
+        self.lock().news.get_or_insert(news);
+    }
+
+    /// Makes all who wait look again.
+    pub(crate) fn wake(&self) {
+        // With the lock, so that nobody is between its look and its wait.
+        let _state = self.lock();
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,100 @@
+//! One statement for what became of many messages, by its kind.
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
+use crate::config::{Config, OnDead};
+use crate::relay::bulkhead::Bulkhead;
+use crate::relay::settlement::{Kind, Settlement, delivered, failed};
+use crate::store::lease::LeaseId;
+use crate::store::settle::{self, Delivered, Failed};
+use crate::store::split::{self, Split};
+
+/// What was written down, by sequences.
+pub(in crate::relay) struct Written {
+    /// All that were changed.
+    pub(in crate::relay) changed: Vec<i64>,
+    /// Those of them that were to be split, and are dead instead.
+    pub(in crate::relay) in_conflict: Vec<i64>,
+}
+
+/// Writes down what became of messages, all of one kind.
+pub(in crate::relay) fn write_down(
+    conn: &mut PgConnection,
+    config: &Config,
+    bulkheads: &[Bulkhead],
+    lease: LeaseId,
+    kind: Kind,
+    group: &[Settlement],
+) -> QueryResult<Written> {
+    let name = &config.table;
+    let sequences = || group.iter().map(Settlement::sequence).collect::<Vec<_>>();
+    let changed = match kind {
+        Kind::Delivered => {
+            let delivered: Vec<Delivered> = group.iter().filter_map(delivered).collect();
+            settle::delivered(conn, name, lease, &delivered, config.ledger_payload)
+        }
+        Kind::Deduplicated => settle::deduplicated(conn, name, lease, &sequences()),
+        Kind::Retry => {
+            let failed: Vec<Failed> = group.iter().filter_map(failed).collect();
+            settle::retry(conn, name, lease, &failed)
+        }
+        Kind::Dead => {
+            let dead = |settlement: &Settlement| {
+                let blocks_key = blocks_key(config, bulkheads, settlement);
+                failed(settlement).map(|failed| Failed {
+                    blocks_key,
+                    ..failed
+                })
+            };
+            let dead: Vec<Failed> = group.iter().filter_map(dead).collect();
+            settle::dead(conn, name, lease, &dead, config.ledger_payload)
+        }
+        Kind::Split => return split_up(conn, config, lease, group),
+        Kind::Released => {
+            let claims = group.iter().map(|s| (s.sequence(), s.message.claimed_at));
+            settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
+        }
+    }?;
+    Ok(Written {
+        changed,
+        in_conflict: Vec::new(),
+    })
+}
+
+/// Whether the death of this message keeps back those behind it that have its ordering key.
+pub(super) fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
+    let is_it = |bulkhead: &&Bulkhead| settlement.is_for(&bulkhead.name);
+    let on_dead = bulkheads.iter().find(is_it).map(|b| b.on_dead);
+    on_dead.unwrap_or(config.on_dead) == OnDead::Block
+}
+
+/// A message that stands in the way of another one, with its key and for one of its destinations,
+/// is an operator's to judge.
+fn split_up(
+    conn: &mut PgConnection,
+    config: &Config,
+    lease: LeaseId,
+    group: &[Settlement],
+) -> QueryResult<Written> {
+    let name = &config.table;
+    let messages: Vec<Split> = group
+        .iter()
+        .map(|settlement| (settlement.sequence(), settlement.destinations()))
+        .collect();
+    let done = split::split(conn, name, lease, &messages)?;
+    let (mut changed, mut in_conflict) = (done.split, Vec::new());
+    if !done.in_conflict.is_empty() {
+        let dead: Vec<Failed> = group
+            .iter()
+            .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
+            .filter_map(|settlement| failed(&settlement.in_conflict()))
+            .collect();
+        in_conflict = settle::dead(conn, name, lease, &dead, config.ledger_payload)?;
+        changed.extend_from_slice(&in_conflict);
+    }
+    Ok(Written {
+        changed,
+        in_conflict,
+    })
+}

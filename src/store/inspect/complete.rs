@@ -1,0 +1,169 @@
+//! Whether an outbox has all that this version uses.
+
+use diesel::sql_types::{Array, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::{FoundRow, setting, table_exists};
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+
+/// The tables of an outbox by their suffix, and the columns that this version uses.
+const COLUMNS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "",
+        &[
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("destination", "text"),
+            ("payload", "json"),
+            ("headers", "json"),
+            ("ordering_key", "text"),
+            ("idempotency_key", "text"),
+            ("digest", "bytea"),
+            ("tenant_id", "uuid"),
+            ("available_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+            ("created_at", "timestamp with time zone"),
+            ("attempts", "integer"),
+            ("locked_by", "bigint"),
+            ("locked_at", "timestamp with time zone"),
+            ("last_error_code", "text"),
+            ("last_error", "text"),
+            ("split_from", "bigint"),
+        ],
+    ),
+    (
+        "_ledger",
+        &[
+            ("idempotency_key", "text"),
+            ("destination", "text"),
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("digest", "bytea"),
+            ("status", "text"),
+            ("reason", "text"),
+            ("error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("attempts", "integer"),
+            ("payload", "json"),
+            ("settled_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_dead",
+        &[
+            ("sequence", "bigint"),
+            ("payload", "json"),
+            ("reason", "text"),
+            ("last_error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("died_at", "timestamp with time zone"),
+            ("split_from", "bigint"),
+            ("blocks_key", "boolean"),
+        ],
+    ),
+    (
+        "_lease",
+        &[
+            ("id", "bigint"),
+            ("relay", "text"),
+            ("renewed_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+            ("single_active", "boolean"),
+        ],
+    ),
+    (
+        "_pause",
+        &[
+            ("kind", "text"),
+            ("name", "text"),
+            ("reason", "text"),
+            ("openings", "integer"),
+            ("paused_until", "timestamp with time zone"),
+        ],
+    ),
+    ("_messages", &[("sequence", "bigint"), ("status", "text")]),
+];
+
+#[derive(diesel::QueryableByName)]
+struct ColumnRow {
+    #[diesel(sql_type = Text)]
+    name: String,
+    #[diesel(sql_type = Text)]
+    kind: String,
+}
+
+/// Whether the outbox is there and has all that this version uses.
+///
+/// # Errors
+/// [`DatabaseError::Schema`] names what is missing and how to mend it.
+pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    if !table_exists(conn, name)? {
+        return Err(DatabaseError::Schema(format!(
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours"
+        )));
+    }
+    let encoding = setting(conn, "server_encoding")?;
+    if encoding == "SQL_ASCII" {
+        return Err(DatabaseError::Schema(
+            "the database has the encoding SQL_ASCII, in which text can be anything: UTF8 is needed".to_owned(),
+        ));
+    }
+    for (suffix, columns) in COLUMNS {
+        let table = name.suffixed(suffix);
+        let found: Vec<ColumnRow> = sql_query(
+            "SELECT attname::text AS name, format_type(atttypid, NULL) AS kind FROM pg_attribute
+              WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
+        )
+        .bind::<Text, _>(&table)
+        .load(conn)?;
+        if found.is_empty() {
+            return Err(DatabaseError::Schema(format!(
+                "the outbox {name} has no {table}: it is of another version; run `diesel-outbox migrate`"
+            )));
+        }
+        for (column, kind) in *columns {
+            match found.iter().find(|row| row.name == *column) {
+                Some(row) if row.kind == *kind => {}
+                Some(row) => {
+                    return Err(DatabaseError::Schema(format!(
+                        "the column {column} of {table} is {}, and {kind} is needed: the table is of another version, or somebody else's",
+                        row.kind
+                    )));
+                }
+                None => {
+                    return Err(DatabaseError::Schema(format!(
+                        "{table} has no column {column}: the table is of an older version, or somebody else's; run `diesel-outbox migrate` of the version that runs"
+                    )));
+                }
+            }
+        }
+    }
+    let unique = sql_query(
+        "SELECT EXISTS (
+            SELECT FROM pg_index i
+             WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid
+               AND i.indpred IS NULL
+               AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
+                     WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) = $2::text[]
+         ) AS found",
+    );
+    let key = vec!["destination", "idempotency_key"];
+    for table in [name.outbox(), name.ledger()] {
+        let row: FoundRow = unique
+            .clone()
+            .bind::<Text, _>(&table)
+            .bind::<Array<Text>, _>(&key)
+            .get_result(conn)?;
+        if !row.found {
+            return Err(DatabaseError::Schema(format!(
+                "{table} has no unique index on (idempotency_key, destination): without it a message could be delivered twice"
+            )));
+        }
+    }
+    Ok(())
+}
