@@ -121,13 +121,17 @@ pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigErr
 }
 
 pub(super) fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
-    let url = Url::parse(value.trim())
-        .map_err(|error| bad(variable, &format!("it is not a URL: {error}")))?;
+    let url = Url::parse(value.trim()).map_err(|error| {
+        bad(
+            variable,
+            &format!("it is not a URL that begins with http:// or https://: {error}"),
+        )
+    })?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(bad(
             variable,
             &format!(
-                "its scheme is {:?}; http and https are served",
+                "its scheme is {:?}: begin it with http:// or https://",
                 url.scheme()
             ),
         ));

@@ -65,7 +65,7 @@ impl Config {
             return Err(bad(
                 "OUTBOX_LEASE",
                 &format!(
-                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or a destination's timeout) and {} for its settle have to fit into half of it",
+                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination or of a group of handlers) and {} for its settle have to fit into half of it",
                     humantime::format_duration(self.lease),
                     humantime::format_duration(longest_send),
                     humantime::format_duration(SETTLE_TIME),
