@@ -149,7 +149,8 @@ impl Handlers {
 
     /// The time of one handler. Defaults to `OUTBOX_SEND_TIMEOUT`. One that takes longer is reported
     /// (`event=handler_stuck`) and left alone: its message is tried again as after any failed attempt,
-    /// and what it says later does not count.
+    /// and what it says later does not count. Twice this time, and a little more, has to fit into the
+    /// [lease](crate::RelayBuilder::lease).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

@@ -65,6 +65,9 @@
 //! Two calls of `allow_tables_to_appear_in_same_query!`, and not one with three tables: those of an
 //! outbox are declared for one another already.
 //!
+//! Where Diesel's command line writes the application's `schema.rs`, let it leave these tables out, or they
+//! are declared twice. In `diesel.toml`, under `[print_schema]`: `filter = { except_tables = ["^outbox"] }`.
+//!
 //! # Types
 //! Columns have the types that they have in PostgreSQL. To load them, enable what you use of Diesel's
 //! features: `uuid` for ids, `serde_json` for payloads and headers, `chrono` or `time` for

@@ -3,8 +3,9 @@
 //! Everything works on the test's connection, also inside Diesel's
 //! [`begin_test_transaction`](diesel::Connection::begin_test_transaction): tests run beside each other
 //! in one database, see only their own messages, and leave nothing behind. The database needs the
-//! outbox's tables ([`migrate`](crate::migrate)), and nothing else. Tests that enqueue the same idempotency
-//! key wait for one another, as with any unique index: give each test keys of its own.
+//! outbox's tables ([`migrate`](crate::migrate)), and no committed messages: every test would
+//! see those, too. Tests that enqueue the same idempotency key wait for one another, as with any unique
+//! index: give each test keys of its own.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
