@@ -1,12 +1,14 @@
 //! Messages as types: what a payload's type says about its topic, version and keys.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::message::{MessageError, NewMessage};
+use crate::message::{Message, MessageError, NewMessage};
 
 /// The attribute of CloudEvents that carries a version other than 1, as a stored header.
-pub(crate) const VERSION_HEADER: &str = "ce-dataversion";
+const VERSION_HEADER: &str = "ce-dataversion";
 /// The same attribute by its own name.
 pub(crate) const VERSION_ATTRIBUTE: &str = "dataversion";
 
@@ -210,6 +212,65 @@ pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
     match error.classify() {
         Category::Data => "the JSON has another shape",
         Category::Syntax | Category::Eof | Category::Io => "it is not JSON",
+    }
+}
+
+impl NewMessage {
+    /// The message of an event: its topic, keys and version, and the event as the payload.
+    ///
+    /// # Errors
+    /// [`MessageError::Payload`] when the event cannot be serialised.
+    ///
+    /// ```
+    /// use diesel_outbox::{Event, NewMessage};
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct MemberJoined { member_id: i64 }
+    ///
+    /// impl Event for MemberJoined {
+    ///     const TOPIC: &'static str = "member.joined";
+    /// }
+    ///
+    /// let message = NewMessage::of(&MemberJoined { member_id: 7 })?.header("x-shop", "berlin");
+    /// # Ok::<(), diesel_outbox::MessageError>(())
+    /// ```
+    pub fn of<E: Event>(event: &E) -> Result<Self, MessageError> {
+        let mut message = Self::new(E::TOPIC, event)?;
+        message.ordering_key = event.ordering_key();
+        message.idempotency_key = event.idempotency_key();
+        if E::VERSION != 1 {
+            message = message.header(VERSION_HEADER, E::VERSION.to_string());
+        }
+        Ok(message)
+    }
+}
+
+impl Message {
+    /// Its payload as an event. (The topic is not looked at.)
+    ///
+    /// # Errors
+    /// A [`DecodeError`] when it is of another version or shape.
+    pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
+        E::decode(self.version(), &self.payload)
+    }
+
+    /// The version of its payload's shape, as an [`Event`] has it: 1 where it says nothing, 0 where
+    /// what it says is no number.
+    pub fn version(&self) -> u32 {
+        let Some(headers) = &self.headers else {
+            return 1;
+        };
+        match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
+            // Plain SQL writes names in any case, as HTTP has them.
+            Ok(headers) => headers
+                .iter()
+                .find(|(name, _)| name.eq_ignore_ascii_case(VERSION_HEADER))
+                .map_or(1, |(_, version)| match version {
+                    serde_json::Value::String(text) => text.parse().unwrap_or(0),
+                    other => other.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
+                }),
+            Err(_) => 0,
+        }
     }
 }
 

@@ -15,7 +15,6 @@ use uuid::Uuid;
 pub use self::claimed::Message;
 pub(crate) use self::claimed::hashed_key;
 pub use self::error::MessageError;
-use crate::event::{Event, VERSION_HEADER};
 
 use self::error::{check_name, not_json};
 use crate::header::check_header;
@@ -99,34 +98,6 @@ impl NewMessage {
     pub fn new(topic: impl Into<String>, payload: &impl Serialize) -> Result<Self, MessageError> {
         let payload = serde_json::to_string(payload).map_err(not_json)?;
         Ok(Self::with_payload(topic.into(), payload))
-    }
-
-    /// The message of an event: its topic, keys and version, and the event as the payload.
-    ///
-    /// # Errors
-    /// [`MessageError::Payload`] when the event cannot be serialised.
-    ///
-    /// ```
-    /// use diesel_outbox::{Event, NewMessage};
-    ///
-    /// #[derive(serde::Serialize)]
-    /// struct MemberJoined { member_id: i64 }
-    ///
-    /// impl Event for MemberJoined {
-    ///     const TOPIC: &'static str = "member.joined";
-    /// }
-    ///
-    /// let message = NewMessage::of(&MemberJoined { member_id: 7 })?.header("x-shop", "berlin");
-    /// # Ok::<(), diesel_outbox::MessageError>(())
-    /// ```
-    pub fn of<E: Event>(event: &E) -> Result<Self, MessageError> {
-        let mut message = Self::new(E::TOPIC, event)?;
-        message.ordering_key = event.ordering_key();
-        message.idempotency_key = event.idempotency_key();
-        if E::VERSION != 1 {
-            message = message.header(VERSION_HEADER, E::VERSION.to_string());
-        }
-        Ok(message)
     }
 
     /// A message whose payload is JSON already.

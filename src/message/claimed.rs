@@ -1,15 +1,12 @@
 //! A message that a relay has claimed.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Instant, SystemTime};
 
-use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::Sequence;
-use crate::event::{DecodeError, Event, VERSION_HEADER};
 
 /// A claimed message, as a [`Dispatcher`](crate::Dispatcher), an [`Observer`](crate::Observer) and the
 /// handler of a topic see it.
@@ -66,33 +63,6 @@ pub struct Message {
 }
 
 impl Message {
-    /// Its payload as an event. (The topic is not looked at.)
-    ///
-    /// # Errors
-    /// A [`DecodeError`] when it is of another version or shape.
-    pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
-        E::decode(self.version(), &self.payload)
-    }
-
-    /// The version of its payload's shape, as an [`Event`] has it: 1 where it says nothing, 0 where
-    /// what it says is no number.
-    pub fn version(&self) -> u32 {
-        let Some(headers) = &self.headers else {
-            return 1;
-        };
-        match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
-            // Plain SQL writes names in any case, as HTTP has them.
-            Ok(headers) => headers
-                .iter()
-                .find(|(name, _)| name.eq_ignore_ascii_case(VERSION_HEADER))
-                .map_or(1, |(_, version)| match version {
-                    serde_json::Value::String(text) => text.parse().unwrap_or(0),
-                    other => other.as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
-                }),
-            Err(_) => 0,
-        }
-    }
-
     /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
     pub fn hashed_key(&self) -> String {
         hashed_key(&self.idempotency_key)
