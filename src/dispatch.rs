@@ -177,6 +177,8 @@ pub(crate) fn caught<T>(message: &Message, run: impl FnOnce() -> T) -> Result<T,
             Some(text) => format!(": {text}"),
             None => " with a text of its own, which is not kept: it may quote the payload".to_owned(),
         };
+        // It is the application's own, and dropping it may panic, too.
+        std::mem::forget(panic);
         log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "message {} ({}): the dispatcher or handler panicked", message.message_id, message.topic);
         Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked{text}"))
     })

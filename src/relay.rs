@@ -32,10 +32,10 @@ mod stats;
 mod threads;
 mod walk;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended};
@@ -91,7 +91,8 @@ pub struct RelayHandle {
     shared: Arc<Shared>,
     /// Looked at, and emptied by a shutdown only: what asks for it waits for no lock.
     exits: Receiver<Exit>,
-    running: Mutex<Running>,
+    /// Has it, but while somebody shuts the relay down.
+    running: (Sender<Running>, Receiver<Running>),
 }
 
 impl RelayHandle {
@@ -157,7 +158,7 @@ impl RelayHandle {
             let handle = Self {
                 shared,
                 exits: running.exits.clone(),
-                running: Mutex::new(running),
+                running: held(running),
             };
             // The threads that did start end; the error that counts is the one at hand.
             let _ = handle.shutdown(START_TIMEOUT);
@@ -167,7 +168,7 @@ impl RelayHandle {
         Ok(Self {
             shared,
             exits: running.exits.clone(),
-            running: Mutex::new(running),
+            running: held(running),
         })
     }
 
@@ -238,8 +239,30 @@ impl RelayHandle {
     /// A [`ShutdownError`] when the deadline came first or a thread had panicked. Nothing is lost.
     pub fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
         let until = Instant::now().checked_add(deadline);
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.begin_stop();
+        let (back, running) = &self.running;
+        let running = match until {
+            Some(until) => running.recv_deadline(until).ok(),
+            None => running.recv().ok(),
+        };
+        let Some(mut running) = running else {
+            return Err(ShutdownError::Deadline {
+                messages: self.shared.unsettled(),
+                threads: "one that shuts the relay down, too".to_owned(),
+            });
+        };
+        let ended = self.end(&mut running, deadline, until);
+        // It has its place there.
+        let _ = back.try_send(running);
+        ended
+    }
+
+    fn end(
+        &self,
+        running: &mut Running,
+        deadline: Duration,
+        until: Option<Instant>,
+    ) -> Result<(), ShutdownError> {
         running.stop = None;
         // A part of the time is kept for the last settle to notice that it has to give up.
         let reserve = (deadline / 10).min(Duration::from_millis(500));
@@ -265,7 +288,7 @@ impl RelayHandle {
         let _ = running.ending.try_send(ending);
         running.wait_for_exits(until, None);
         running.join_ended();
-        self.report(&running, left)
+        self.report(running, left)
     }
 
     fn report(&self, running: &Running, left: usize) -> Result<(), ShutdownError> {
@@ -292,10 +315,12 @@ impl RelayHandle {
 
 impl Drop for RelayHandle {
     fn drop(&mut self) {
-        let is_over = {
-            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            running.stop.is_none()
-        };
+        // Nobody else can have it now.
+        let is_over = self.running.1.try_recv().is_ok_and(|running| {
+            let is_over = running.stop.is_none();
+            let _ = self.running.0.try_send(running);
+            is_over
+        });
         if !is_over && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
             log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped and did not end cleanly");
         }
@@ -308,6 +333,15 @@ impl std::fmt::Debug for RelayHandle {
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }
+}
+
+/// A channel with `running` in it: whoever takes it from there has it alone, and others can wait for it
+/// for as long as they like.
+fn held(running: Running) -> (Sender<Running>, Receiver<Running>) {
+    let (back, held) = bounded(1);
+    // It has its place there.
+    let _ = back.try_send(running);
+    (back, held)
 }
 
 /// For people who look at leases; not used to tell relays apart.

@@ -45,7 +45,8 @@ use crate::status::{ReasonCode, Status};
 /// }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// A message is about to be sent to this destination (empty: nothing serves it).
+    /// A message is about to be sent to this destination (empty: nothing serves it). It is not, where the
+    /// relay loses its lease or is to stop meanwhile (then it is told of again), or the message's time ends.
     fn sending(&self, message: &Message, destination: &str) {
         let _ = (message, destination);
     }

@@ -123,13 +123,18 @@ impl SenderThread<'_> {
         let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(lease)) else {
             return self.settle(message, lease, Verdict::Released, Duration::ZERO);
         };
+        self.tell_sending(&message);
+        // An observer may have taken its time.
+        if !self.may_send(lease) {
+            self.bulkhead.gate.give_back(&pass);
+            return self.settle(message, lease, Verdict::Released, Duration::ZERO);
+        }
         let began = Instant::now();
         if message.expires.is_some_and(|end| began >= end) {
             self.bulkhead.gate.give_back(&pass);
             return self.settle(message, lease, expired(), Duration::ZERO);
         }
         let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
-        self.tell_sending(&message);
         let outcome = spans.within(|| dispatch_one(self.bulkhead, &message));
         let took = began.elapsed();
         self.bulkhead.learn(took);
@@ -150,6 +155,7 @@ impl SenderThread<'_> {
             }
             return Ok(());
         };
+        jobs.iter().for_each(|job| self.tell_sending(&job.message));
         let began = Instant::now();
         let (mut messages, mut leases) = (Vec::new(), Vec::new());
         for Job { message, lease } in jobs {
@@ -169,7 +175,6 @@ impl SenderThread<'_> {
             return Ok(());
         }
         let spans = Spans::of(&messages, &self.bulkhead.name);
-        messages.iter().for_each(|one| self.tell_sending(one));
         let outcomes = spans.within(|| dispatch_batch(self.bulkhead, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();

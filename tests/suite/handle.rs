@@ -257,6 +257,36 @@ fn a_second_shutdown_has_nothing_left_to_do() {
     assert_eq!(database.count("pending"), 1);
 }
 
+/// R28
+#[test]
+fn a_shutdown_beside_another_one_takes_no_longer_than_its_own_deadline() {
+    let database = Database::new();
+    let (dispatcher, began, gate) = gated();
+    let relay = database
+        .relay()
+        .send_timeout(PATIENCE)
+        .lease(4 * PATIENCE)
+        .dispatcher(dispatcher)
+        .start()
+        .expect("it starts");
+    database.enqueue_many(1);
+    eventually("a send is under way", || began.load(Ordering::SeqCst) == 1);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| relay.shutdown(PATIENCE));
+        // Whichever of the two comes first, it hangs.
+        let second = relay.shutdown(Duration::from_millis(200));
+        assert!(
+            matches!(second, Err(ShutdownError::Deadline { messages: 1, .. })),
+            "{second:?}"
+        );
+        assert!(!first.is_finished());
+        drop(gate);
+        first.join().expect("no panic").expect("a clean end");
+    });
+    assert_eq!(database.count("delivered"), 1);
+    relay.shutdown(PATIENCE).expect("it is over");
+}
+
 #[test]
 fn a_second_shutdown_continues_the_first() {
     let database = Database::new();

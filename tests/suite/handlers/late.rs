@@ -203,3 +203,33 @@ fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
     );
     stop(relay);
 }
+
+/// What a handler panics with; dropping it panics again.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("once more");
+    }
+}
+
+/// R17
+#[test]
+fn a_panic_whose_value_panics_when_it_is_dropped_ends_no_thread() {
+    let database = Database::new();
+    let relay = database
+        .relay()
+        .max_attempts(1)
+        .on::<MemberJoined>(|_, _| std::panic::panic_any(Bomb))
+        .on::<MemberLeft>(|_, _| Ok(()))
+        .start()
+        .expect("a relay");
+    for member_id in 0..8 {
+        join(&database, member_id);
+    }
+    eventually("all are dead", || database.count("dead") == 8);
+    database.enqueue("member.left", json!({ "member_id": 1 }));
+    eventually("the group goes on", || database.count("delivered") == 1);
+    assert!(relay.is_healthy());
+    stop(relay);
+}

@@ -76,3 +76,50 @@ fn observers_are_told_of_each_step_and_their_panics_harm_nobody() {
         ]
     );
 }
+
+/// Takes its time before the first send, until the relay has another lease.
+struct Slow {
+    database: Arc<Database>,
+    told: Arc<AtomicUsize>,
+}
+
+impl Observer for Slow {
+    fn sending(&self, _: &Message, _: &str) {
+        if self.told.fetch_add(1, Ordering::SeqCst) > 0 {
+            return;
+        }
+        let first = "(SELECT min(id) FROM {o}_lease)";
+        let first = self.database.number(&format!("SELECT {first}"));
+        self.database
+            .execute(&format!("DELETE FROM {{o}}_lease WHERE id = {first}"));
+        eventually("the relay takes another lease", || {
+            self.database.number("SELECT count(*) FROM {o}_lease") == 1
+        });
+    }
+}
+
+/// R14, G4
+#[test]
+fn an_observer_that_outlasts_the_lease_lets_nothing_be_sent_under_it() {
+    let database = Arc::new(Database::new());
+    let told = Arc::new(AtomicUsize::new(0));
+    let told_at_the_call = Arc::new(AtomicUsize::new(0));
+    let (count, seen) = (Arc::clone(&told), Arc::clone(&told_at_the_call));
+    let relay = database
+        .relay()
+        .observe(Slow {
+            database: Arc::clone(&database),
+            told: Arc::clone(&told),
+        })
+        .on::<MemberJoined>(move |_, _| {
+            seen.store(count.load(Ordering::SeqCst), Ordering::SeqCst);
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("it is handled", || database.count("delivered") == 1);
+    assert_eq!(told_at_the_call.load(Ordering::SeqCst), 2);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
+    stop(relay);
+}
