@@ -1,5 +1,6 @@
 //! The claim thread: takes due messages and hands them to the senders.
 
+mod doubts;
 mod hand_over;
 mod keyed;
 mod survey;
@@ -9,12 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
-use diesel::PgConnection;
-use diesel::result::QueryResult;
 
 use self::survey::Look;
 use super::database_clock::DatabaseClock;
-use super::doubt::Doubt;
 use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
 use super::lanes::{Harvest, Lanes, To};
@@ -25,10 +23,9 @@ use super::shared::{Continued, Job, Returned, Shared};
 use super::stats::add;
 use super::walk::Walk;
 use crate::error::DatabaseError;
-use crate::store::claim::{self, Claimant, Claimed, Lane, Position, Stream};
-use crate::store::connection::{self, Plans};
-use crate::store::lease::{self, LeaseId};
-use crate::store::settle;
+use crate::store::claim::{self, Claimed, Lane, Position, Stream};
+use crate::store::connection::Plans;
+use crate::store::lease::LeaseId;
 
 /// While another relay claims messages with ordering keys.
 const CONTENTION: Duration = Duration::from_millis(1);
@@ -171,54 +168,6 @@ impl<'a> Claimer<'a> {
             .filter_map(|bulkhead| bulkhead.gate.opens_at())
             .map(|at| at.saturating_duration_since(now))
             .fold(self.shared.config.poll_interval, Duration::min)
-    }
-
-    /// After a claim without an answer the lease may hold messages that nobody here knows of.
-    /// Once everything known is settled, what the lease still holds are those: they are given
-    /// back. Where the claim may be at work in the server still, its lease is ended before, so
-    /// that what it takes later is taken over. `false`: not yet.
-    fn resolve(&mut self, doubt: Doubt, lease: LeaseId) -> bool {
-        if doubt.lease != lease {
-            // That lease is over: what it held is taken over.
-            self.shared.ring_when_settled(false);
-            self.shared.end_doubt();
-            return true;
-        }
-        self.shared.ring_when_settled(true);
-        let Some(aside) = self.shared.only_aside() else {
-            self.wait(self.shared.config.poll_interval);
-            return false;
-        };
-        self.shared.ring_when_settled(false);
-        let name = &self.shared.config.table;
-        let result = self.session.run(|conn| {
-            let is_at_work = match doubt.backend {
-                Some(backend) => connection::is_at_work(conn, backend)?,
-                None => true,
-            };
-            if is_at_work {
-                lease::expire(conn, name, lease)?;
-            }
-            Ok((is_at_work, settle::release_all(conn, name, lease, &aside)?))
-        });
-        let (is_at_work, count) = match result {
-            Ok(done) => done,
-            Err(_) => {
-                self.shared.pause(self.session.wait());
-                return false;
-            }
-        };
-        if count > 0 || is_at_work {
-            log::warn!(event = "claim_undone", lease = lease.0, messages = count, new_lease = is_at_work; "a claim had no answer: what it took was given back");
-        }
-        self.shared.end_doubt();
-        self.lanes.forget_places();
-        self.walk.restart();
-        if is_at_work {
-            self.shared.lease.lost();
-            self.shared.beat_now();
-        }
-        !is_at_work
     }
 
     /// Waits for the doorbell or the time, and hands over what the settler has claimed meanwhile.
@@ -431,25 +380,6 @@ impl<'a> Claimer<'a> {
             .saturating_add(given_back)
             .saturating_sub(stats.claimed);
         Some(usize::try_from(left).unwrap_or(usize::MAX))
-    }
-
-    /// Runs a claim. One without an answer may have worked, or be at work still.
-    fn claiming<T>(
-        &mut self,
-        lease: LeaseId,
-        claim: impl FnOnce(&mut PgConnection, Claimant<'_>) -> QueryResult<T>,
-    ) -> Result<T, DatabaseError> {
-        let claimant = Claimant {
-            lease,
-            expired: &self.expired,
-            max_attempts: self.shared.config.max_attempts,
-        };
-        let result = self.session.run(|conn| claim(conn, claimant));
-        if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-            let backend = self.session.backend();
-            self.shared.begin_doubt(Doubt { lease, backend });
-        }
-        result
     }
 }
 

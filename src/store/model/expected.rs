@@ -1,121 +1,22 @@
 //! The model: what each message is by what has happened so far. Kept without the database's help.
 
+mod message;
+mod settles;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::status::ReasonCode;
 use crate::store::claim::{Claimed, Known, TakenOver};
 use crate::store::lease::LeaseId;
 use crate::store::ordered::Key;
 
-use super::history::New;
-use super::promises::{Event, Events, Kept, Promise, broken, event_of, keep};
-use super::system::{FAN, Job, Settle, Todo, Verdict, goes_to};
+use super::promises::{Event, Events, Kept, Promise, broken, keep};
+use super::system::{Job, Todo};
+
+pub(super) use self::message::{Identity, Message, State};
 
 /// After so many attempts a message dies.
 pub(super) const MAX_ATTEMPTS: i32 = 3;
-
-/// Idempotency key and destination.
-pub(super) type Identity = (String, String);
-
-#[derive(Debug, Clone)]
-pub(super) struct Message {
-    pub(super) topic: &'static str,
-    pub(super) body: u8,
-    pub(super) identity: Identity,
-    pub(super) ordering_key: Option<&'static str>,
-    /// In the order of its key.
-    pub(super) place: i64,
-    pub(super) state: State,
-    pub(super) attempts: i32,
-    /// Its last failure is that a relay died.
-    pub(super) is_abandoned: bool,
-    pub(super) is_due: bool,
-    pub(super) is_expired: bool,
-    /// When others could see it first, by the model's clock.
-    pub(super) seen_since: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// In this producer's open transaction.
-    Open(usize),
-    RolledBack,
-    Waiting,
-    Held {
-        lease: i64,
-        claimed_at: i64,
-    },
-    Delivered,
-    Deduplicated,
-    Dead {
-        blocks_key: bool,
-    },
-    Discarded,
-    Split,
-}
-
-impl Message {
-    pub(super) fn new(new: &New, key: String, state: State) -> Self {
-        Self {
-            topic: new.topic,
-            body: new.body,
-            identity: (key, new.destination.to_owned()),
-            ordering_key: new.ordering_key,
-            place: 0,
-            state,
-            attempts: 0,
-            is_abandoned: false,
-            is_due: new.is_due,
-            is_expired: new.is_expired,
-            seen_since: 0,
-        }
-    }
-
-    pub(super) fn is_live(&self) -> bool {
-        matches!(self.state, State::Waiting | State::Held { .. })
-    }
-
-    pub(super) fn destination(&self) -> &str {
-        &self.identity.1
-    }
-
-    pub(super) fn has_content(&self, topic: &str, body: u8) -> bool {
-        self.topic == topic && self.body == body
-    }
-
-    fn has_key_of(&self, other: &Self) -> bool {
-        self.ordering_key.is_some() && self.ordering_key == other.ordering_key
-    }
-
-    fn goes_to(&self) -> &str {
-        goes_to(self.topic, self.destination())
-    }
-
-    /// Whether it waits for this one, where that stands before it. Messages that name no destination
-    /// wait for one another, and for those before them at the destination that they go to; those that
-    /// name one for all that name none, and for those that name the same.
-    fn waits_for(&self, other: &Self) -> bool {
-        let names_none = other.destination().is_empty();
-        self.has_key_of(other) && (names_none || other.destination() == self.goes_to())
-    }
-
-    /// Whether they may not be in flight at once: they go to one destination, or name none.
-    fn excludes(&self, other: &Self) -> bool {
-        let name_none = self.destination().is_empty() && other.destination().is_empty();
-        self.has_key_of(other) && (name_none || self.goes_to() == other.goes_to())
-    }
-
-    fn is_kept_back_by(&self, other: &Self) -> bool {
-        let (one, another) = (self.destination(), other.destination());
-        let is_in_order = one == another || one.is_empty() || another.is_empty();
-        self.has_key_of(other) && is_in_order
-    }
-
-    fn is_to_be_split(&self) -> bool {
-        self.topic == "fan" && self.destination().is_empty()
-    }
-}
 
 /// What the ledger says of an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -400,166 +301,6 @@ impl Model {
             })?;
         }
         Ok(())
-    }
-
-    /// A settle. Returns what it has to change: what its lease holds by the claim that it is about.
-    pub(super) fn settle(&mut self, settle: &Settle) -> Vec<i64> {
-        self.clock += 1;
-        let held = |job: &&Job| {
-            self.messages.get(&job.sequence).is_some_and(|message| {
-                message.state
-                    == State::Held {
-                        lease: job.lease.0,
-                        claimed_at: job.claimed_at,
-                    }
-            })
-        };
-        let changed: Vec<i64> = settle
-            .jobs
-            .iter()
-            .filter(held)
-            .map(|j| j.sequence)
-            .collect();
-        for &sequence in &changed {
-            self.settle_one(sequence, settle.verdict);
-        }
-        for sent in &mut self.sends {
-            sent.is_settled |= sent.lease == settle.lease.0 && changed.contains(&sent.sequence);
-        }
-        changed
-    }
-
-    fn settle_one(&mut self, sequence: i64, verdict: Verdict) {
-        let Some(mut message) = self.messages.remove(&sequence) else {
-            return;
-        };
-        self.note_if(true, event_of(verdict));
-        match verdict {
-            Verdict::Delivered => {
-                message.state = State::Delivered;
-                self.record(sequence, &message, true, message.attempts + 1);
-            }
-            Verdict::Deduplicated => message.state = State::Deduplicated,
-            Verdict::Retry {
-                code,
-                counted,
-                is_due_again,
-            } => {
-                message.state = State::Waiting;
-                message.attempts += counted;
-                message.is_abandoned = code == ReasonCode::Abandoned;
-                message.is_due = is_due_again;
-            }
-            Verdict::Dead {
-                counted,
-                blocks_key,
-                ..
-            } => self.bury(sequence, &mut message, counted, blocks_key),
-            Verdict::Split => self.split(sequence, &mut message),
-            Verdict::Released => message.state = State::Waiting,
-        }
-        self.messages.insert(sequence, message);
-    }
-
-    fn bury(&mut self, sequence: i64, message: &mut Message, counted: i32, blocks_key: bool) {
-        message.attempts += counted;
-        message.state = State::Dead {
-            blocks_key: blocks_key && message.ordering_key.is_some(),
-        };
-        self.record(sequence, message, false, message.attempts);
-    }
-
-    /// What was delivered stays so.
-    fn record(&mut self, sequence: i64, message: &Message, is_delivered: bool, attempts: i32) {
-        let settled = Settled {
-            sequence,
-            is_delivered,
-            attempts,
-            topic: message.topic,
-            body: message.body,
-        };
-        let entry = self.ledger.entry(message.identity.clone());
-        let stored = entry.or_insert(settled);
-        if !stored.is_delivered {
-            *stored = settled;
-        }
-    }
-
-    fn split(&mut self, sequence: i64, message: &mut Message) {
-        let mut parts = Vec::new();
-        for destination in FAN {
-            let identity = (message.identity.0.clone(), destination.to_owned());
-            let there = self.messages.values();
-            let there = there
-                .filter(|m| m.is_live())
-                .find(|m| m.identity == identity);
-            match there {
-                Some(other) if !other.has_content(message.topic, message.body) => {
-                    self.bury(sequence, message, 0, false);
-                    self.note_if(true, Event::SplitInConflict);
-                    return;
-                }
-                Some(_) => {}
-                None => parts.push(identity),
-            }
-        }
-        message.state = State::Split;
-        for identity in parts {
-            let part = Message {
-                identity: identity.clone(),
-                state: State::Waiting,
-                attempts: 0,
-                is_abandoned: false,
-                seen_since: self.clock,
-                ..message.clone()
-            };
-            self.parts.insert(identity, part);
-        }
-    }
-
-    /// Gives back what a lease holds, but for `known`.
-    pub(super) fn release_unknown(&mut self, lease: LeaseId, known: &[i64]) {
-        for (sequence, message) in &mut self.messages {
-            let is_held =
-                matches!(message.state, State::Held { lease: holder, .. } if holder == lease.0);
-            if is_held && !known.contains(sequence) {
-                message.state = State::Waiting;
-            }
-        }
-    }
-
-    /// Puts dead letters back, where their identity is free.
-    pub(super) fn requeue(&mut self, sequences: &[i64]) {
-        self.clock += 1;
-        let mut taken: BTreeSet<Identity> = self.live().map(|(_, m)| m.identity.clone()).collect();
-        for sequence in sequences {
-            let Some(message) = self.messages.get_mut(sequence) else {
-                continue;
-            };
-            if !taken.insert(message.identity.clone()) {
-                continue;
-            }
-            message.state = State::Waiting;
-            message.attempts = 0;
-            message.is_abandoned = false;
-            message.is_due = true;
-            message.is_expired = false;
-            message.seen_since = self.clock;
-            *self.events.entry(Event::Requeued).or_default() += 1;
-            let said = self.ledger.get(&message.identity);
-            if said.is_some_and(|said| said.sequence == *sequence && !said.is_delivered) {
-                self.ledger.remove(&message.identity);
-            }
-        }
-    }
-
-    pub(super) fn discard(&mut self, sequences: &[i64]) {
-        for sequence in sequences {
-            if let Some(message) = self.messages.get_mut(sequence) {
-                message.state = State::Discarded;
-                *self.events.entry(Event::Discarded).or_default() += 1;
-            }
-        }
     }
 
     /// At the end of a history every message has ended, and what is delivered was sent.
