@@ -4,6 +4,7 @@
 //! (`OUTBOX_SEND_TIMEOUT` is `--send-timeout`) and a key of `outbox.toml` (`send_timeout`).
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
+mod admin;
 mod destination;
 mod environment;
 mod no_proxy;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use url::Url;
 
+pub use self::admin::Admin;
 pub use self::destination::{
     Breaker, Class, Classes, Destination, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
     TlsVersion,
@@ -31,7 +33,7 @@ pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{ConfigError, SETTINGS, Setting};
 pub use self::text::parse_duration;
 
-use self::settings::{bad, unknown};
+use self::settings::bad;
 
 use self::text::{
     not_empty, parse_bool, parse_count, parse_database_url, parse_source, parse_url, parse_word,
@@ -136,6 +138,8 @@ pub struct Config {
     pub ledger_payload: bool,
     /// How the binary logs.
     pub log_format: LogFormat,
+    /// The admin page of the binary.
+    pub admin: Admin,
     /// Named destinations.
     pub destinations: Vec<Destination>,
     /// Which topic goes where; the most particular pattern wins.
@@ -186,6 +190,7 @@ impl Default for Config {
             cleaner: true,
             ledger_payload: false,
             log_format: LogFormat::Text,
+            admin: Admin::default(),
             destinations: Vec::new(),
             routes: Vec::new(),
             in_process: Vec::new(),
@@ -203,7 +208,7 @@ impl Default for Config {
 
 impl Config {
     /// Sets one setting by its variable, or from a file by `DATABASE_URL_FILE`,
-    /// `OUTBOX_LISTENER_URL_FILE` or `OUTBOX_SECRET_FILE`. Line ends at the end of the file do not count.
+    /// `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE` or `OUTBOX_ADMIN_TOKEN_FILE`. Line ends at the end of the file do not count.
     ///
     /// ```no_run
     /// use diesel_outbox::Config;
@@ -221,6 +226,7 @@ impl Config {
             "DATABASE_URL_FILE" => "DATABASE_URL",
             "OUTBOX_LISTENER_URL_FILE" => "OUTBOX_LISTENER_URL",
             "OUTBOX_SECRET_FILE" => "OUTBOX_SECRET",
+            "OUTBOX_ADMIN_TOKEN_FILE" => "OUTBOX_ADMIN_TOKEN",
             _ => return self.set(variable, value),
         };
         let content = read_file(variable, value)?;
@@ -298,7 +304,7 @@ impl Config {
                     _ => return Err(bad(variable, &format!("{value:?} is not text or json"))),
                 };
             }
-            _ => return Err(unknown(variable)),
+            _ => return self.admin.set(variable, value),
         }
         Ok(())
     }
@@ -335,7 +341,7 @@ impl Config {
     /// The settings in one line, without secrets.
     pub fn summary(&self) -> String {
         format!(
-            "table={} database={} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={}",
+            "table={} database={} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={} admin={}",
             self.table,
             self.database_url
                 .as_ref()
@@ -367,6 +373,7 @@ impl Config {
                 Some(url) if self.listener => shown_database(url),
                 _ => self.listener.to_string(),
             },
+            self.admin,
         )
     }
 }

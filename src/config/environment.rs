@@ -63,6 +63,7 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         ("DATABASE_URL", "DATABASE_URL_FILE"),
         ("OUTBOX_LISTENER_URL", "OUTBOX_LISTENER_URL_FILE"),
         ("OUTBOX_SECRET", "OUTBOX_SECRET_FILE"),
+        ("OUTBOX_ADMIN_TOKEN", "OUTBOX_ADMIN_TOKEN_FILE"),
     ] {
         if is_set(name) && is_set(file) {
             return Err(bad(file, &format!("{name} is set, too: unset one of them")));

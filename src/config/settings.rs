@@ -168,10 +168,32 @@ pub const SETTINGS: &[Setting] = &[
         "true: the ledger keeps payloads",
     ),
     setting("OUTBOX_LOG_FORMAT", "text", "text or json"),
+    setting(
+        "OUTBOX_ADMIN_ADDR",
+        "",
+        "Where the binary serves its admin page, health and metrics: 127.0.0.1:9187; unset: nowhere",
+    ),
+    setting(
+        "OUTBOX_ADMIN_TOKEN",
+        "",
+        "What the admin page asks for; needed beyond the loopback; or OUTBOX_ADMIN_TOKEN_FILE",
+    ),
+    setting(
+        "OUTBOX_ADMIN_HOSTS",
+        "",
+        "Names by which the admin page is reached, with commas; IP addresses and localhost always work",
+    ),
+    setting(
+        "OUTBOX_ADMIN_PAYLOADS",
+        "false",
+        "true: the admin page shows payloads, headers and answers; else only their shape",
+    ),
+    setting(
+        "OUTBOX_ADMIN_READ_ONLY",
+        "false",
+        "true: the admin page changes nothing",
+    ),
 ];
-
-/// Variables that the design names and this version does not serve: silence would be worse.
-const NOT_YET: &[(&str, &str)] = &[("OUTBOX_ADMIN_ADDR", "the admin page")];
 
 /// A setting that cannot be used, by its name.
 ///
@@ -235,9 +257,6 @@ impl ConfigError {
 }
 
 pub(super) fn unknown(variable: &str) -> ConfigError {
-    if let Some((_, what)) = NOT_YET.iter().find(|(name, _)| *name == variable) {
-        return not_yet(variable, what);
-    }
     let nearest = SETTINGS
         .iter()
         .map(|setting| (edits(variable, setting.variable), setting.variable))
@@ -265,13 +284,6 @@ fn edits(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
-}
-
-pub(super) fn not_yet(variable: &str, what: &str) -> ConfigError {
-    bad(
-        variable,
-        &format!("this version has no {what} yet; unset it"),
-    )
 }
 
 pub(super) fn bad(key: &str, reason: &str) -> ConfigError {

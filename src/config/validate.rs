@@ -60,6 +60,7 @@ impl Config {
                 "0 would forget at once what was handled; to keep it for ever unset it",
             ));
         }
+        self.admin.validate()?;
         let longest_send = self.longest_send();
         if longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
             return Err(bad(

@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Migrate(migrate::Options),
     /// Deliver until a signal comes
     Run,
+    /// Serve the admin page, health and metrics without a relay, beside an application that has one
+    Admin,
     /// Deliver what is due, then exit
     Drain(drain::Options),
     /// Show the whole path with an application, a receiver and a relay

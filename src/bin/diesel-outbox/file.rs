@@ -24,8 +24,10 @@ const DESTINATIONS: &str = "destinations";
 const ROUTES: &str = "routes";
 const ROUTE_KEYS: &[&str] = &["topic", "to"];
 /// What may stand in a file of its own, and the key that names that file.
-const OF_FILES: [(&str, &str); 2] = [
+const OF_FILES: [(&str, &str); 4] = [
+    ("admin_token", "admin_token_file"),
     ("database_url", "database_url_file"),
+    ("listener_url", "listener_url_file"),
     ("secret", "secret_file"),
 ];
 

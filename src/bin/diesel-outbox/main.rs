@@ -1,5 +1,6 @@
 //! The `diesel-outbox` binary: a relay beside an application, and an operator's commands.
 
+mod admin;
 mod bench;
 mod check;
 mod cli;
@@ -48,6 +49,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Migrate(options) => migrate::run(&options, settings),
         Command::Run => run::run(settings),
+        Command::Admin => admin::run(settings),
         Command::Drain(options) => drain::run(&options, settings),
         Command::Demo(options) => demo::run(&options, settings),
         Command::Bench(options) => bench::run(&options, settings),

@@ -1,11 +1,13 @@
 //! `diesel-outbox run`
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use crossbeam_channel::RecvTimeoutError;
 use diesel_outbox::Relay;
 
+use crate::admin::Bound;
 use crate::settings::SettingFlags;
 use crate::{logging, signals};
 
@@ -20,7 +22,12 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     if !config.enabled {
         log::warn!(event = "relay_disabled"; "OUTBOX_ENABLED is false: nothing is claimed or sent");
     }
-    let relay = Relay::from_config(config).start()?;
+    let page = Bound::new(&config)?;
+    let relay = Arc::new(Relay::from_config(config).start()?);
+    // Also while the relay shuts down.
+    let _page = page
+        .map(|page| page.serve(Some(Arc::clone(&relay))))
+        .transpose()?;
     loop {
         match signals.recv_timeout(CHECK_INTERVAL) {
             Ok(_) => return Ok(relay.shutdown(shutdown_timeout)?),

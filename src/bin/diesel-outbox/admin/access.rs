@@ -1,0 +1,306 @@
+//! Who may see and do what: by which name the server was reached, who asks, and whether a change
+//! comes from a page of its own.
+
+mod guesses;
+mod sessions;
+
+use hmac::{Hmac, Mac};
+use secrecy::ExposeSecret;
+use sha2::Sha256;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use anyhow::Result;
+use diesel_outbox::config::Admin;
+
+use self::guesses::Guesses;
+use self::sessions::Sessions;
+use super::http::{Method, Request, Response, Status};
+
+/// Characters of a name that somebody gives at login, at most.
+const LONGEST_NAME: usize = 60;
+
+/// Somebody who may see the page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Visitor {
+    /// For the audit log: a name given at login, `token`, or `local`.
+    pub(crate) who: String,
+    pub(crate) peer: IpAddr,
+    /// What the forms of this visitor's pages have to bring back.
+    pub(crate) form_token: String,
+    /// Whether there is a session to log out of.
+    pub(crate) has_session: bool,
+    /// A script with a bearer's token: no browser sends that by itself, so nothing can be forged.
+    is_script: bool,
+}
+
+/// The rules.
+pub(crate) struct Access {
+    admin: Admin,
+    cookie: String,
+    /// Made anew with each process.
+    key: [u8; 64],
+    sessions: Sessions,
+    guesses: Guesses,
+}
+
+type Keyed = Hmac<Sha256>;
+
+impl Access {
+    pub(crate) fn new(admin: Admin, port: u16) -> Result<Self> {
+        Ok(Self {
+            admin,
+            // Cookies do not tell ports apart.
+            cookie: format!("outbox_admin_{port}"),
+            key: random()?,
+            sessions: Sessions::default(),
+            guesses: Guesses::default(),
+        })
+    }
+
+    /// Whether the server was asked for by one of its own names. A name that somebody else has let lead
+    /// here would make their pages ones of the same origin (DNS rebinding).
+    pub(crate) fn check_host(&self, request: &Request) -> Result<(), Response> {
+        let host = request.header("host").unwrap_or_default();
+        if self.is_own(host) {
+            return Ok(());
+        }
+        Err(Response::text(
+            Status::Misdirected,
+            "this server is not known by the name in the request: use its IP address or localhost, or list the name in OUTBOX_ADMIN_HOSTS\n",
+        ))
+    }
+
+    fn is_own(&self, host: &str) -> bool {
+        let host = host.to_ascii_lowercase();
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+            _ => &host,
+        };
+        let address = name
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
+        name == "localhost"
+            || address.unwrap_or(name).parse::<IpAddr>().is_ok()
+            || self.admin.hosts.iter().any(|host| host == name)
+    }
+
+    /// Who asks. The error: nobody who may see this; for a browser it leads to the login.
+    pub(crate) fn visitor(&self, request: &Request) -> Result<Visitor, Response> {
+        if self.admin.token.is_none() {
+            return Ok(self.local(request.peer));
+        }
+        if let Some(given) = request.header("authorization") {
+            return self.bearer(request.peer, given);
+        }
+        let session = request.cookie(&self.cookie).unwrap_or_default();
+        match self.sessions.name_of(session, Instant::now()) {
+            Some(who) => Ok(Visitor {
+                who,
+                peer: request.peer,
+                form_token: self.form_token(session),
+                has_session: true,
+                is_script: false,
+            }),
+            None if request.method == Method::Post => Err(Response::text(
+                Status::Unauthorized,
+                "log in again: the session is over\n",
+            )),
+            None => {
+                let mut login = url::form_urlencoded::Serializer::new("/login?".to_owned());
+                Err(Response::see_other(
+                    &login.append_pair("next", &request.path).finish(),
+                ))
+            }
+        }
+    }
+
+    /// Who asks, where a script asks: it is told what is missing and led nowhere.
+    pub(crate) fn script(&self, request: &Request) -> Result<(), Response> {
+        let session = request.cookie(&self.cookie).unwrap_or_default();
+        if self.admin.token.is_none() || self.sessions.name_of(session, Instant::now()).is_some() {
+            return Ok(());
+        }
+        let given = request.header("authorization").unwrap_or_default();
+        self.bearer(request.peer, given).map(drop)
+    }
+
+    fn local(&self, peer: IpAddr) -> Visitor {
+        Visitor {
+            who: "local".to_owned(),
+            peer,
+            form_token: self.form_token("local"),
+            has_session: false,
+            is_script: false,
+        }
+    }
+
+    fn bearer(&self, peer: IpAddr, given: &str) -> Result<Visitor, Response> {
+        let token = given
+            .split_once(' ')
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let token = token.map_or("", |(_, token)| token.trim());
+        self.check_token(peer, token)?;
+        Ok(Visitor {
+            who: "token".to_owned(),
+            peer,
+            form_token: String::new(),
+            has_session: false,
+            is_script: true,
+        })
+    }
+
+    /// Whether this is the token, in a time that tells nothing of how much of it is right.
+    fn check_token(&self, peer: IpAddr, given: &str) -> Result<(), Response> {
+        let now = Instant::now();
+        if let Some(wait) = self.guesses.wait(peer, now) {
+            let seconds = wait.as_secs() + 1;
+            return Err(Response::text(
+                Status::TooManyRequests,
+                format!("too many wrong tokens have come from there: try again in {seconds} s\n"),
+            )
+            .with_header("retry-after", &seconds.to_string()));
+        }
+        let is_right = self.admin.token.as_ref().is_some_and(|token| {
+            let token = token.expose_secret().as_bytes();
+            self.mac(given.as_bytes())
+                .verify_slice(&self.mac(token).finalize().into_bytes())
+                .is_ok()
+        });
+        if is_right {
+            return Ok(());
+        }
+        if given.is_empty() {
+            return Err(unauthorized("a token is needed: Authorization: Bearer …\n"));
+        }
+        self.guesses.wrong(peer, now);
+        log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "a wrong token was given");
+        Err(unauthorized("this is not the token\n"))
+    }
+
+    /// Begins a session. Returns the cookie to set.
+    pub(crate) fn log_in(&self, request: &Request) -> Result<String, Response> {
+        self.check_origin(request)?;
+        let form = request.form();
+        self.check_token(request.peer, form.get("token").unwrap_or_default().trim())?;
+        let name: String = form
+            .get("name")
+            .unwrap_or("token")
+            .chars()
+            .take(LONGEST_NAME)
+            .collect();
+        let session = random()
+            .map_err(|error| Response::text(Status::Failed, format!("{error:#}\n")))
+            .map(|bytes: [u8; 32]| hex(&bytes))?;
+        self.sessions
+            .begin(session.clone(), name.clone(), Instant::now());
+        log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.peer; "logged in to the admin page");
+        Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
+    }
+
+    /// Ends the session. Returns the cookie that makes the browser forget it.
+    pub(crate) fn log_out(&self, request: &Request) -> String {
+        self.sessions
+            .end(request.cookie(&self.cookie).unwrap_or_default());
+        self.set_cookie(request, "", 0)
+    }
+
+    fn set_cookie(&self, request: &Request, session: &str, seconds: u64) -> String {
+        // A browser that came by TLS, through a proxy, keeps it to TLS.
+        let is_tls = request
+            .header("origin")
+            .is_some_and(|origin| origin.starts_with("https:"));
+        let secure = if is_tls { "; Secure" } else { "" };
+        let name = &self.cookie;
+        format!("{name}={session}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
+    }
+
+    /// Whether a change comes from a page of this server, and is allowed at all.
+    pub(crate) fn check_change(
+        &self,
+        request: &Request,
+        visitor: &Visitor,
+    ) -> Result<(), Response> {
+        if !visitor.is_script {
+            self.check_origin(request)?;
+            let given = request
+                .form()
+                .get("form_token")
+                .unwrap_or_default()
+                .to_owned();
+            if !self.is_same(&given, &visitor.form_token) {
+                return Err(forbidden(
+                    "this form is too old, or not of this page: reload the page and try again\n",
+                ));
+            }
+        }
+        if self.admin.read_only {
+            return Err(forbidden(
+                "this page changes nothing: OUTBOX_ADMIN_READ_ONLY is set\n",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Browsers say where a form comes from; one that does not say it is refused.
+    pub(crate) fn check_origin(&self, request: &Request) -> Result<(), Response> {
+        let is_same_site = request
+            .header("sec-fetch-site")
+            .is_none_or(|site| site == "same-origin");
+        let host = request.header("host").unwrap_or_default();
+        let is_own = request.header("origin").is_some_and(|origin| {
+            let from = origin.split_once("://").map_or("", |(_, from)| from);
+            // A proxy may have put its own name for the server into Host.
+            from.eq_ignore_ascii_case(host)
+                || self
+                    .admin
+                    .hosts
+                    .iter()
+                    .any(|host| from.eq_ignore_ascii_case(host))
+        });
+        if is_same_site && is_own {
+            return Ok(());
+        }
+        log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = request.header("origin").unwrap_or("none"); "a form of another site was refused");
+        Err(forbidden(
+            "forms of other sites are refused; behind a proxy, list the page's name in OUTBOX_ADMIN_HOSTS\n",
+        ))
+    }
+
+    fn form_token(&self, session: &str) -> String {
+        let mut mac = self.mac(b"form:");
+        mac.update(session.as_bytes());
+        hex(&mac.finalize().into_bytes())
+    }
+
+    fn is_same(&self, one: &str, other: &str) -> bool {
+        let other = self.mac(other.as_bytes()).finalize().into_bytes();
+        self.mac(one.as_bytes()).verify_slice(&other).is_ok()
+    }
+
+    fn mac(&self, content: &[u8]) -> Keyed {
+        let mut mac = Keyed::new((&self.key).into());
+        mac.update(content);
+        mac
+    }
+}
+
+fn unauthorized(reason: &str) -> Response {
+    Response::text(Status::Unauthorized, reason).with_header("www-authenticate", "Bearer")
+}
+
+fn forbidden(reason: &str) -> Response {
+    Response::text(Status::Forbidden, reason)
+}
+
+/// Bytes that nobody can guess.
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| anyhow::anyhow!("the system gives no random bytes: {error}"))?;
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

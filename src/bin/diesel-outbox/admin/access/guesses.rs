@@ -1,0 +1,90 @@
+//! Wrong tokens, by where they came from.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Wrong tokens within [`WINDOW`] after which no other is looked at.
+const MOST: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(60);
+/// Places that are remembered.
+const MOST_PLACES: usize = 10_000;
+
+#[derive(Default)]
+pub(super) struct Guesses {
+    of_places: Mutex<HashMap<IpAddr, Place>>,
+}
+
+struct Place {
+    began: Instant,
+    wrong: u32,
+}
+
+impl Guesses {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Place>> {
+        self.of_places
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long this place has to wait before it may try again; `None`: it may now.
+    pub(super) fn wait(&self, peer: IpAddr, now: Instant) -> Option<Duration> {
+        let places = self.lock();
+        let place = places.get(&place_of(peer))?;
+        let left = WINDOW.checked_sub(now.saturating_duration_since(place.began))?;
+        (place.wrong >= MOST && !left.is_zero()).then_some(left)
+    }
+
+    pub(super) fn wrong(&self, peer: IpAddr, now: Instant) {
+        let mut places = self.lock();
+        if places.len() >= MOST_PLACES {
+            places.retain(|_, place| now.saturating_duration_since(place.began) < WINDOW);
+        }
+        let place = place_of(peer);
+        if places.len() >= MOST_PLACES && !places.contains_key(&place) {
+            return;
+        }
+        let fresh = Place {
+            began: now,
+            wrong: 0,
+        };
+        let place = places.entry(place).or_insert(fresh);
+        if now.saturating_duration_since(place.began) >= WINDOW {
+            (place.began, place.wrong) = (now, 0);
+        }
+        place.wrong += 1;
+    }
+}
+
+/// Whoever has an IPv6 address has a network of 64 bits of them.
+fn place_of(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let network = address.to_bits() >> 64 << 64;
+            Ipv6Addr::from_bits(network).into()
+        }
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_wrong_tokens_make_a_place_wait_and_no_other() {
+        let (guesses, now) = (Guesses::default(), Instant::now());
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        for _ in 0..MOST {
+            assert_eq!(guesses.wait(address("2001:db8::1"), now), None);
+            guesses.wrong(address("2001:db8::1"), now);
+        }
+        assert_eq!(guesses.wait(address("2001:db8::2"), now), Some(WINDOW));
+        assert_eq!(guesses.wait(address("2001:db8:0:1::1"), now), None);
+        assert_eq!(guesses.wait(address("192.0.2.1"), now), None);
+        assert_eq!(guesses.wait(address("2001:db8::1"), now + WINDOW), None);
+        guesses.wrong(address("2001:db8::1"), now + WINDOW);
+        assert_eq!(guesses.wait(address("2001:db8::1"), now + WINDOW), None);
+    }
+}

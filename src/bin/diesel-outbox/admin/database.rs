@@ -1,0 +1,82 @@
+//! A connection that pages take turns with.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use diesel::PgConnection;
+use diesel_outbox::{Config, DatabaseError, OutboxName, admin};
+use secrecy::SecretString;
+
+/// How long a page waits for its turn.
+const TURN: Duration = Duration::from_secs(2);
+/// How long a statement may take.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One connection, made when it is needed and given up after an error. Whoever waits for it too long
+/// goes away without it: a database that hangs holds one page, and not all of them.
+pub(crate) struct Database {
+    url: SecretString,
+    purpose: &'static str,
+    pub(crate) outbox: OutboxName,
+    turn: (Sender<Option<PgConnection>>, Receiver<Option<PgConnection>>),
+}
+
+impl Database {
+    pub(crate) fn new(config: &Config, purpose: &'static str) -> Result<Self> {
+        let turn = bounded(1);
+        // It has its place there.
+        let _ = turn.0.try_send(None);
+        Ok(Self {
+            url: config.database_url()?.clone(),
+            purpose,
+            outbox: config.table.clone(),
+            turn,
+        })
+    }
+
+    /// Runs statements on the outbox.
+    pub(crate) fn run<T>(
+        &self,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
+    ) -> Result<T> {
+        let (back, turn) = &self.turn;
+        let held = turn
+            .recv_timeout(TURN)
+            .map_err(|_| anyhow!("the database is busy, or hangs: another page waits for it"))?;
+        let turn = Turn(back, None);
+        let result = connected(held, self).and_then(|mut conn| {
+            let result = statements(&mut conn, &self.outbox);
+            Ok((result?, conn))
+        });
+        let (value, conn) = result?;
+        turn.keep(conn);
+        Ok(value)
+    }
+}
+
+fn connected(
+    held: Option<PgConnection>,
+    database: &Database,
+) -> Result<PgConnection, DatabaseError> {
+    match held {
+        Some(conn) => Ok(conn),
+        None => admin::connect(&database.url, database.purpose, STATEMENT_TIMEOUT),
+    }
+}
+
+/// Gives the turn to the next one, whatever happens; with the connection, if that is good.
+struct Turn<'a>(&'a Sender<Option<PgConnection>>, Option<PgConnection>);
+
+impl Turn<'_> {
+    fn keep(mut self, conn: PgConnection) {
+        self.1 = Some(conn);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // It has its place there: whoever has the turn has taken it out.
+        let _ = self.0.try_send(self.1.take());
+    }
+}

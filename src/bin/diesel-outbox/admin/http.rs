@@ -1,0 +1,191 @@
+//! A small HTTP/1.1 server for a page that few people look at: one request for each connection, a
+//! thread for each while it lasts, and a limit for everything.
+//!
+//! Libraries for this either bring an async runtime or let a client take all the time and memory it
+//! likes. Requests are parsed by `httparse`.
+
+mod request;
+mod response;
+
+use std::collections::VecDeque;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+pub(crate) use self::request::{Form, Method, Request};
+pub(crate) use self::response::{Response, Status};
+
+/// For a whole request to come in.
+const READ_TIME: Duration = Duration::from_secs(5);
+/// For a whole answer to go out.
+const WRITE_TIME: Duration = Duration::from_secs(10);
+/// Connections at a time. One more, and the one that others have waited for the longest is closed.
+const MOST_CONNECTIONS: usize = 64;
+/// When no connection can be accepted, for want of file descriptors perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers requests.
+pub(crate) type Handler = dyn Fn(&Request) -> Response + Send + Sync;
+
+/// A server that listens. Dropping it closes the listener; requests under way end by themselves.
+pub(crate) struct Server {
+    address: SocketAddr,
+    stopping: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    pub(crate) fn start(listener: TcpListener, handler: Arc<Handler>) -> Result<Self> {
+        let address = listener.local_addr().context("no address")?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&stopping);
+        let accepting = std::thread::Builder::new()
+            .name("admin-accept".to_owned())
+            .spawn(move || accept(&listener, &is_over, &handler))
+            .context("cannot start a thread")?;
+        Ok(Self {
+            address,
+            stopping,
+            accepting: Some(accepting),
+        })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        // Wakes the thread out of accept. Where it does not, the thread ends with the process.
+        let mut to = self.address;
+        if to.ip().is_unspecified() {
+            to.set_ip(match to {
+                SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let is_woken = TcpStream::connect_timeout(&to, Duration::from_secs(1)).is_ok();
+        if let Some(accepting) = self.accepting.take()
+            && is_woken
+            && accepting.join().is_err()
+        {
+            log::error!(event = "admin_panic"; "the thread that accepts the admin page's connections has panicked");
+        }
+    }
+}
+
+/// Connections under way. Those that wait for the other end, to send its request or to take the answer,
+/// are there in the order in which they began to.
+#[derive(Default)]
+struct Connections {
+    count: usize,
+    waiting: VecDeque<(u64, TcpStream)>,
+}
+
+impl Connections {
+    fn forget(&mut self, number: u64) {
+        self.waiting.retain(|(waiting, _)| *waiting != number);
+    }
+}
+
+type Shared = Arc<Mutex<Connections>>;
+
+fn lock(connections: &Shared) -> std::sync::MutexGuard<'_, Connections> {
+    connections.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn accept(listener: &TcpListener, stopping: &AtomicBool, handler: &Arc<Handler>) {
+    let connections = Shared::default();
+    let mut number = 0;
+    for stream in listener.incoming() {
+        if stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(error) => {
+                log::warn!(event = "admin_accept_failed", error:% = error; "the admin page cannot take a connection");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        number += 1;
+        if let Err(error) = begin(stream, number, &connections, handler) {
+            log::warn!(event = "admin_connection_failed", error:% = format!("{error:#}"); "the admin page cannot serve a connection");
+        }
+    }
+}
+
+/// Serves a connection on a thread of its own, and closes one that keeps others out.
+fn begin(
+    stream: TcpStream,
+    number: u64,
+    connections: &Shared,
+    handler: &Arc<Handler>,
+) -> Result<()> {
+    let mut all = lock(connections);
+    if all.count >= MOST_CONNECTIONS {
+        let Some((_, slowest)) = all.waiting.pop_front() else {
+            // All are being answered: this one has to come again.
+            return Ok(());
+        };
+        // It may be gone by itself.
+        let _ = slowest.shutdown(Shutdown::Both);
+    }
+    all.count += 1;
+    let again = stream.try_clone().map(|again| (number, again));
+    let spawned = again.and_then(|again| {
+        all.waiting.push_back(again);
+        let (connections, handler) = (Arc::clone(connections), Arc::clone(handler));
+        std::thread::Builder::new()
+            .name(format!("admin-{number}"))
+            .spawn(move || {
+                let _guard = Counted(Arc::clone(&connections), number);
+                serve(stream, number, &connections, &*handler);
+            })
+    });
+    if spawned.is_err() {
+        all.count -= 1;
+        all.forget(number);
+    }
+    drop(all);
+    spawned.map(drop).context("cannot start a thread")
+}
+
+/// Takes the connection off the list, whatever becomes of its thread.
+struct Counted(Shared, u64);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut all = lock(&self.0);
+        all.count -= 1;
+        all.forget(self.1);
+    }
+}
+
+fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Handler) {
+    let read = Request::read(&mut stream, Instant::now() + READ_TIME);
+    lock(connections).forget(number);
+    let (response, is_head) = match read {
+        Ok(Some(request)) => (handler(&request), request.method == Method::Head),
+        // It came to look whether somebody is here, or was closed.
+        Ok(None) => return,
+        Err(refused) => (refused, false),
+    };
+    if let Ok(again) = stream.try_clone() {
+        lock(connections).waiting.push_back((number, again));
+    }
+    let written = response.write(&mut stream, is_head, Instant::now() + WRITE_TIME);
+    if let Err(error) = written {
+        log::debug!(event = "admin_answer_lost", error:% = error; "an answer of the admin page could not be sent");
+    }
+    // What was not read would make the answer be lost by a reset. The other end may be gone.
+    let _ = stream.shutdown(Shutdown::Write);
+    request::drain(&mut stream);
+}

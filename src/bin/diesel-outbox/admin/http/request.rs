@@ -1,0 +1,258 @@
+//! Reading a request, within limits of size and time.
+
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+use url::form_urlencoded;
+
+use super::{Response, Status};
+
+const MOST_HEAD_BYTES: usize = 16 * 1024;
+const MOST_HEADERS: usize = 64;
+const MOST_BODY_BYTES: usize = 256 * 1024;
+/// Of a request that was refused before it was read: for how long, and how much of it, is thrown away.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
+const DRAIN_BYTES: usize = 1024 * 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    Get,
+    Head,
+    Post,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    /// As it was sent, which is how pages are named: nothing is decoded, nothing resolved.
+    pub(crate) path: String,
+    pub(crate) query: Form,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+    /// Who sent it, or the proxy before it.
+    pub(crate) peer: IpAddr,
+}
+
+/// Names and values of a query or of a form that was sent.
+#[derive(Debug, Default)]
+pub(crate) struct Form(Vec<(String, String)>);
+
+impl Form {
+    fn parse(text: &[u8]) -> Self {
+        Self(form_urlencoded::parse(text).into_owned().collect())
+    }
+
+    /// The value of this name that is not empty.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let mut of_name = self.0.iter().filter(|(given, _)| given == name);
+        of_name
+            .find(|(_, value)| !value.is_empty())
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// All values of this name.
+    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let of_name = self.0.iter().filter(move |(given, _)| given == name);
+        of_name.map(|(_, value)| value.as_str())
+    }
+}
+
+impl Request {
+    /// Reads one until the deadline. `None`: nothing came.
+    pub(super) fn read(
+        stream: &mut TcpStream,
+        deadline: Instant,
+    ) -> Result<Option<Self>, Response> {
+        let peer = stream
+            .peer_addr()
+            .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+        let mut bytes = Vec::with_capacity(2048);
+        loop {
+            let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+            let mut head = httparse::Request::new(&mut headers);
+            match head.parse(&bytes) {
+                Ok(httparse::Status::Complete(length)) => {
+                    let (request, body_bytes) = Self::of_head(&head, peer)?;
+                    let body = bytes.split_off(length);
+                    return request.with_body(body, body_bytes, stream, deadline);
+                }
+                Ok(httparse::Status::Partial) if bytes.len() < MOST_HEAD_BYTES => {}
+                Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+                    return Err(refusal(
+                        Status::HeadTooLarge,
+                        "the request's head is too large",
+                    ));
+                }
+                Err(error) => {
+                    return Err(refusal(
+                        Status::BadRequest,
+                        &format!("this is no HTTP/1.1 request: {error}"),
+                    ));
+                }
+            }
+            if !read_more(stream, &mut bytes, deadline)? {
+                return match bytes.is_empty() {
+                    true => Ok(None),
+                    false => Err(refusal(Status::BadRequest, "the request's head has no end")),
+                };
+            }
+        }
+    }
+
+    /// Returns the length of the body as well.
+    fn of_head(head: &httparse::Request<'_, '_>, peer: IpAddr) -> Result<(Self, usize), Response> {
+        let method = match head.method {
+            Some("GET") => Method::Get,
+            Some("HEAD") => Method::Head,
+            Some("POST") => Method::Post,
+            _ => {
+                let refused = refusal(Status::MethodNotAllowed, "GET, HEAD and POST are served");
+                return Err(refused.with_header("allow", "GET, HEAD, POST"));
+            }
+        };
+        let target = head.path.unwrap_or_default();
+        if !target.starts_with('/') {
+            return Err(refusal(Status::BadRequest, "the request names no path"));
+        }
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let headers = head
+            .headers
+            .iter()
+            .map(|header| {
+                let value = String::from_utf8_lossy(header.value).into_owned();
+                (header.name.to_ascii_lowercase(), value)
+            })
+            .collect();
+        let request = Self {
+            method,
+            path: path.to_owned(),
+            query: Form::parse(query.as_bytes()),
+            headers,
+            body: Vec::new(),
+            peer,
+        };
+        for once in [
+            "host",
+            "content-length",
+            "origin",
+            "cookie",
+            "authorization",
+        ] {
+            if request
+                .headers
+                .iter()
+                .filter(|(name, _)| name == once)
+                .count()
+                > 1
+            {
+                let reason = format!("the header {once} is there twice");
+                return Err(refusal(Status::BadRequest, &reason));
+            }
+        }
+        if request.header("transfer-encoding").is_some() {
+            return Err(refusal(
+                Status::LengthRequired,
+                "a body has to come with its length, not in chunks",
+            ));
+        }
+        let body_bytes = match request.header("content-length") {
+            None => 0,
+            // Rust's numbers may have a sign, HTTP's may not.
+            Some(text) => text
+                .parse()
+                .ok()
+                .filter(|_| text.bytes().all(|b| b.is_ascii_digit()))
+                .ok_or_else(|| refusal(Status::BadRequest, "content-length is no number"))?,
+        };
+        if body_bytes > MOST_BODY_BYTES {
+            return Err(refusal(Status::BodyTooLarge, "the request is too large"));
+        }
+        Ok((request, body_bytes))
+    }
+
+    fn with_body(
+        mut self,
+        mut body: Vec<u8>,
+        length: usize,
+        stream: &mut TcpStream,
+        deadline: Instant,
+    ) -> Result<Option<Self>, Response> {
+        while body.len() < length {
+            if !read_more(stream, &mut body, deadline)? {
+                return Err(refusal(Status::BadRequest, "the request's body has no end"));
+            }
+        }
+        // One request for each connection: what follows it is nobody's.
+        body.truncate(length);
+        self.body = body;
+        Ok(Some(self))
+    }
+
+    /// The value of the header of this name, in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.headers.iter().find(|(given, _)| given == name)?;
+        Some(value.trim())
+    }
+
+    /// The form that was sent.
+    pub(crate) fn form(&self) -> Form {
+        Form::parse(&self.body)
+    }
+
+    /// The value of a cookie.
+    pub(crate) fn cookie(&self, name: &str) -> Option<&str> {
+        self.header("cookie")?
+            .split(';')
+            .filter_map(|pair| pair.trim().split_once('='))
+            .find(|(given, _)| *given == name)
+            .map(|(_, value)| value)
+    }
+}
+
+/// `false`: nothing more will come.
+fn read_more(
+    stream: &mut TcpStream,
+    bytes: &mut Vec<u8>,
+    deadline: Instant,
+) -> Result<bool, Response> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let mut chunk = [0; 4096];
+    let read = if left.is_zero() {
+        Err(ErrorKind::TimedOut.into())
+    } else {
+        let limited = stream.set_read_timeout(Some(left));
+        limited.and_then(|()| stream.read(&mut chunk))
+    };
+    match read {
+        Ok(0) => Ok(false),
+        Ok(count) => {
+            bytes.extend_from_slice(&chunk[..count]);
+            Ok(true)
+        }
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
+            Err(refusal(
+                Status::RequestTimeout,
+                "the request took too long to come in",
+            ))
+        }
+        Err(_) => Ok(false),
+    }
+}
+
+/// Throws away what is still coming, for a moment.
+pub(super) fn drain(stream: &mut TcpStream) {
+    let deadline = Instant::now() + DRAIN_TIME;
+    let mut bytes = Vec::new();
+    let mut drained = 0;
+    while drained < DRAIN_BYTES && matches!(read_more(stream, &mut bytes, deadline), Ok(true)) {
+        drained += bytes.len();
+        bytes.clear();
+    }
+}
+
+fn refusal(status: Status, reason: &str) -> Response {
+    Response::text(status, format!("{reason}\n"))
+}
