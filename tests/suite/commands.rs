@@ -103,16 +103,6 @@ fn an_unknown_setting_is_named_wherever_it_stands() {
 }
 
 #[test]
-fn a_setting_that_this_version_does_not_serve_is_refused_and_not_ignored() {
-    let database = Database::new();
-    let variable = "OUTBOX_ADMIN_ADDR";
-    refused(
-        database.binary(&["run"]).with(variable, "true"),
-        &[variable],
-    );
-}
-
-#[test]
 fn links_that_a_cluster_sets_for_a_service_called_outbox_are_no_settings() {
     let database = Database::new();
     let status = database

@@ -3,10 +3,13 @@
 //! A line such as `R6` above a test names the requirement that it shows, `G4` the promise. The
 //! scenarios W-101 to W-105 and T-1 to T-7 are the names of tests in `acceptance`.
 
+#[path = "../page.rs"]
+mod page;
 #[path = "../support.rs"]
 mod support;
 
 mod acceptance;
+mod admin_access;
 mod bench;
 mod bulk;
 mod bulkheads;
