@@ -4,6 +4,10 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
 use crate::commands::{File, With, refused};
 use crate::page::{Page, SOON, TOKEN, read};
 use crate::support::{Database, Running, eventually, finish};
@@ -477,6 +481,27 @@ fn what_is_no_request_gets_an_answer_that_says_so() {
     ] {
         assert_eq!(page.raw(request.as_bytes()).status, status, "{request}");
     }
+}
+
+#[test]
+fn any_bytes_get_a_whole_answer_and_do_no_harm() {
+    let database = Database::new();
+    let page = with_token(&database);
+    let nearly = "(GET|POST|HEAD|PUT) [/a-z%?=&.]{0,20} HTTP/1\\.[01]\r\n((host|cookie|origin|content-length|expect): [!-~]{0,12}\r\n){0,6}\r\n[ -~]{0,30}";
+    let bytes = prop_oneof![
+        vec(any::<u8>(), 1..400),
+        nearly.prop_map(String::into_bytes)
+    ];
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 300,
+        ..ProptestConfig::default()
+    });
+    let tried = runner.run(&bytes, |bytes| {
+        let answer = page.raw(&bytes);
+        prop_assert!((200..500).contains(&answer.status), "{:?}", answer);
+        Ok(())
+    });
+    tried.expect("each gets an answer");
 }
 
 #[test]

@@ -107,10 +107,9 @@ impl Access {
                 "log in again: the session is over\n",
             )),
             None => {
-                let mut login = url::form_urlencoded::Serializer::new("/login?".to_owned());
-                Err(Response::see_other(
-                    &login.append_pair("next", &request.path).finish(),
-                ))
+                let mut next = url::form_urlencoded::Serializer::new(String::new());
+                next.append_pair("next", &request.target);
+                Err(Response::see_other(&format!("/login?{}", next.finish())))
             }
         }
     }

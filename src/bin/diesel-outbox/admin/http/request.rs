@@ -29,6 +29,8 @@ pub(crate) struct Request {
     /// As it was sent, which is how pages are named: nothing is decoded, nothing resolved.
     pub(crate) path: String,
     pub(crate) query: Form,
+    /// Path and query, as they were sent.
+    pub(crate) target: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
     /// Who sent it, or the proxy before it.
@@ -129,6 +131,7 @@ impl Request {
             method,
             path: path.to_owned(),
             query: Form::parse(query.as_bytes()),
+            target: target.to_owned(),
             headers,
             body: Vec::new(),
             peer,
