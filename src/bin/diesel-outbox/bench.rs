@@ -11,6 +11,7 @@ mod latency;
 mod measures;
 mod order_checker;
 mod ordered;
+mod page;
 mod producers;
 mod relay_process;
 mod relays;
@@ -106,6 +107,11 @@ enum Scenario {
     Failing(failing::Options),
     /// What more relays, each a process, deliver from one outbox (1 minute, 500 MB)
     Relays(relays::Options),
+    /// What the admin page costs the relay beside it, and how soon it answers (3 minutes, 3 GB)
+    ///
+    /// Every page is loaded once a second while a relay delivers, with many messages waiting behind
+    /// and many dead.
+    Page(page::Options),
     /// What the outbox costs the clients that write into it (2 minutes, 500 MB)
     ///
     /// Without and with the table's trigger, which wakes a relay that sleeps, while no relay is
@@ -124,6 +130,7 @@ impl Scenario {
             Self::Ordered(_) => "ordered",
             Self::Failing(_) => "failing",
             Self::Relays(_) => "relays",
+            Self::Page(_) => "page",
             Self::Producers(_) => "producers",
         }
     }
@@ -137,6 +144,7 @@ impl Scenario {
             Self::Ordered(options) => ordered::measure(options, ground),
             Self::Failing(options) => failing::measure(options, ground),
             Self::Relays(options) => relays::measure(options, ground),
+            Self::Page(options) => page::measure(options, ground),
             Self::Producers(options) => producers::measure(options, ground),
         }
     }
@@ -158,6 +166,7 @@ impl Scenario {
             Self::Ordered(_) => ordered::table(report),
             Self::Failing(_) => failing::table(report),
             Self::Relays(_) => relays::table(report),
+            Self::Page(_) => page::table(report),
             Self::Producers(_) => producers::table(report),
         }
     }

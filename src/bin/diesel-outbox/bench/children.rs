@@ -68,9 +68,17 @@ pub(super) struct RelayProcess {
 impl RelayProcess {
     /// Starts the process; the relay in it waits for `begin`.
     pub(super) fn start(ground: &Ground) -> Result<Self> {
+        Self::start_with(ground, None)
+    }
+
+    /// With more settings.
+    pub(super) fn start_with(
+        ground: &Ground,
+        more: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "relay-process"]);
-        for (variable, value) in ground.variables() {
+        for (variable, value) in ground.variables().into_iter().chain(more) {
             command.env(variable, value);
             // With both, a setting would be given twice.
             command.env_remove(format!("{variable}_FILE"));

@@ -2,6 +2,7 @@
 //! standard input does.
 
 use std::io::{BufRead, Read};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -10,6 +11,7 @@ use diesel_outbox::{Config, Relay, Stats};
 use serde::{Deserialize, Serialize};
 
 use super::measures::cpu_seconds;
+use crate::admin::Bound;
 use crate::output;
 
 /// Between two lines.
@@ -58,7 +60,11 @@ pub(super) fn run(config: Config) -> Result<()> {
     }
     let shutdown_timeout = config.shutdown_timeout;
     let end = end_of_input()?;
-    let relay = Relay::from_config(config).start()?;
+    let page = Bound::new(&config)?;
+    let relay = Arc::new(Relay::from_config(config).start()?);
+    let _page = page
+        .map(|page| page.serve(Some(Arc::clone(&relay))))
+        .transpose()?;
     while end.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         tell(relay.stats())?;
     }

@@ -1,0 +1,215 @@
+//! What the admin page costs the relay beside it, and how soon it answers, while much waits and much
+//! is dead.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use comfy_table::Table;
+use diesel::sql_types::{BigInt, Text};
+use diesel::{RunQueryDsl, sql_query};
+use serde_json::{Value, json};
+
+use super::children::RelayProcess;
+use super::delivery::Patience;
+use super::ground::{Fill, Ground, payload};
+use super::relay_process::Done;
+use super::report::{self, Unit};
+use crate::output;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// Messages to deliver, in each round with the page and in each without
+    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = report::count_above_zero)]
+    messages: u64,
+    /// Messages that wait behind these
+    #[arg(long, default_value = "1000000", value_name = "NUMBER", value_parser = report::count)]
+    waiting: u64,
+    /// Dead letters
+    #[arg(long, default_value = "100000", value_name = "NUMBER", value_parser = report::count)]
+    dead: u64,
+    /// How often each is measured, in turns
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+/// How often every page is loaded.
+const RELOAD: Duration = Duration::from_secs(1);
+/// Between two looks at what the relay has done.
+const TICK: Duration = Duration::from_millis(10);
+
+/// All rounds with the page, or without.
+#[derive(Default)]
+struct Run {
+    seconds: f64,
+    done: Done,
+}
+
+impl Run {
+    fn rate(&self) -> f64 {
+        self.done.delivered as f64 / self.seconds
+    }
+}
+
+/// How long each page took, in milliseconds.
+type Times = BTreeMap<&'static str, Vec<f64>>;
+
+pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
+    ground.fresh()?;
+    let drained = 2 * u64::from(options.rounds) * options.messages;
+    ground.fill(&Fill::plain(drained + options.waiting))?;
+    kill(options.dead, ground)?;
+    ground.quiet()?;
+    let (mut without, mut with) = (Run::default(), Run::default());
+    let mut times = Times::new();
+    for round in 1..=options.rounds {
+        ground.say(format_args!("round {round}: without the page"));
+        one(&mut without, options.messages, ground, None)?;
+        ground.say(format_args!("round {round}: every page each second"));
+        one(&mut with, options.messages, ground, Some(&mut times))?;
+    }
+    let pages = times.iter().map(|(page, times)| {
+        json!({
+            "page": page,
+            "loads": times.len(),
+            "mean_ms": times.iter().sum::<f64>() / times.len() as f64,
+            "max_ms": times.iter().copied().fold(0.0, f64::max),
+        })
+    });
+    Ok(json!({
+        "messages": options.messages,
+        "waiting": options.waiting,
+        "dead": options.dead,
+        "rounds": options.rounds,
+        "runs": [shown("without", &without, &without), shown("each second", &with, &without)],
+        "pages": pages.collect::<Vec<_>>(),
+    }))
+}
+
+fn shown(name: &str, run: &Run, beside: &Run) -> Value {
+    json!({
+        "page": name,
+        "messages_per_second": run.rate(),
+        "ratio_to_without": run.rate() / beside.rate(),
+        "own_cpu_us_per_message": run.done.cpu_seconds * 1e6 / run.done.delivered as f64,
+    })
+}
+
+/// Makes dead letters, of five topics and four reasons.
+fn kill(dead: u64, ground: &mut Ground) -> Result<()> {
+    let table = &ground.config.table;
+    sql_query(format!(
+        "INSERT INTO {table}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
+                available_at, created_at, attempts, reason, last_error, http_status, died_at)
+         SELECT -n, gen_random_uuid(), 'dead.' || n % 5, '', $1::json, 'dead-' || n, now(), now(), 20,
+                (ARRAY['SERVER_ERROR', 'CLIENT_ERROR', 'TIMEOUT', 'EXPIRED'])[1 + n % 4],
+                'an error of ' || n, 500, now() - n * interval '1 second'
+           FROM generate_series(1, $2) AS n"
+    ))
+    .bind::<Text, _>(payload(ground.payload_bytes).to_string())
+    .bind::<BigInt, _>(i64::try_from(dead)?)
+    .execute(&mut ground.conn)
+    .context("cannot make dead letters")?;
+    Ok(())
+}
+
+fn one(run: &mut Run, messages: u64, ground: &Ground, times: Option<&mut Times>) -> Result<()> {
+    let address = match times {
+        // Free a moment ago; the relay's process takes it.
+        Some(_) => Some(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
+        None => None,
+    };
+    let variables = address.map(|address| ("OUTBOX_ADMIN_ADDR", address.to_string()));
+    let mut relay = RelayProcess::start_with(ground, variables)?;
+    let mut pages = times.zip(address).map(|(times, address)| Pages {
+        site: format!("http://{address}"),
+        times,
+        loaded: None,
+    });
+    let progress = ground.progress("delivering", messages);
+    let mut patience = Patience::new();
+    let began = Instant::now();
+    relay.begin()?;
+    let done = loop {
+        let done = relay.done()?;
+        progress.set_position(done.delivered);
+        if done.delivered >= messages {
+            break done;
+        }
+        patience.look(done.delivered, done.failed, messages, &ground.config)?;
+        if let Some(pages) = &mut pages
+            && done.delivered > 0
+        {
+            pages.load_in_time()?;
+        }
+        ground.wait(TICK)?;
+    };
+    run.seconds += began.elapsed().as_secs_f64();
+    run.done.add(done);
+    progress.finish_and_clear();
+    relay.finish().map(drop)
+}
+
+/// Loads pages as a browser does that is left open on each of them.
+struct Pages<'a> {
+    site: String,
+    times: &'a mut Times,
+    loaded: Option<Instant>,
+}
+
+impl Pages<'_> {
+    fn load_in_time(&mut self) -> Result<()> {
+        if self.loaded.is_some_and(|at| at.elapsed() < RELOAD) {
+            return Ok(());
+        }
+        self.loaded = Some(Instant::now());
+        for page in [
+            "/",
+            "/dead",
+            "/dead?reason=TIMEOUT&topic=dead.1",
+            "/dead/-7",
+            "/messages?q=dead-7",
+            "/ledger",
+            "/keys",
+            "/relays",
+            "/metrics",
+            "/readyz",
+        ] {
+            let asked = Instant::now();
+            let answer = ureq::get(format!("{}{page}", self.site)).call()?;
+            ensure!(answer.status() == 200, "{page} answers {}", answer.status());
+            let body = answer.into_body().read_to_string()?;
+            ensure!(!body.is_empty(), "{page} is empty");
+            let millis = asked.elapsed().as_secs_f64() * 1000.0;
+            self.times.entry(page).or_default().push(millis);
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn table(report: &Value) -> Table {
+    let mut table = output::table(&[
+        "the page",
+        "delivered/s",
+        "of the rate without",
+        "own CPU per message",
+    ]);
+    for run in report["runs"].as_array().into_iter().flatten() {
+        table.add_row([
+            report::shown(&run["page"], Unit::Word),
+            report::shown(&run["messages_per_second"], Unit::Count),
+            report::shown(&run["ratio_to_without"], Unit::Ratio),
+            report::shown(&run["own_cpu_us_per_message"], Unit::Micros),
+        ]);
+    }
+    for page in report["pages"].as_array().into_iter().flatten() {
+        table.add_row([
+            report::shown(&page["page"], Unit::Word),
+            format!("{} loads", report::shown(&page["loads"], Unit::Count)),
+            format!("mean {}", report::shown(&page["mean_ms"], Unit::Millis)),
+            format!("slowest {}", report::shown(&page["max_ms"], Unit::Millis)),
+        ]);
+    }
+    table
+}
