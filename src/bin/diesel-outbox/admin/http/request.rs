@@ -69,7 +69,9 @@ impl Request {
     ) -> Result<Option<Self>, Response> {
         let peer = stream
             .peer_addr()
-            .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+            .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| {
+                peer.ip().to_canonical()
+            });
         let mut bytes = Vec::with_capacity(2048);
         loop {
             let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
