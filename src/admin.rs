@@ -28,6 +28,8 @@
 //! ```
 
 mod dead_letters;
+mod depths;
+mod keys;
 mod migrations;
 mod pauses;
 
@@ -40,19 +42,26 @@ use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::notifications::Listener;
-use crate::store::{claim, connection, inspect};
+use crate::store::{blocked, claim, connection, inspect};
 
 pub use self::dead_letters::{
-    dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters, requeue,
+    dead_groups, dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters,
+    requeue,
 };
+pub use self::depths::{activity, count_all, depths};
+pub use self::keys::{blocked_keys, leases};
 pub use self::migrations::{
     check_schema, migrate, migration_sql, missing_rights, revert_migrations, roles_sql,
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
-pub use crate::store::dead::{DeadFilter, DeadLetter};
-pub use crate::store::inspect::{BlockedKey, LeaseRow, StatusCount, TroubleCount};
+pub use crate::store::activity::{Activity, Rates};
+pub use crate::store::blocked::BlockedKey;
+pub use crate::store::dead::{DeadFilter, DeadGroup, DeadLetter};
+pub use crate::store::depths::{DeadDepth, Depths, LaneDepth};
+pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
 pub use crate::store::migrate::Direction;
 pub use crate::store::pause::Pausable;
+pub use crate::store::place::Place;
 
 /// Blocked keys that an overview shows.
 const MOST_KEYS: i64 = 100;
@@ -118,7 +127,7 @@ pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, 
     Ok(Overview {
         counts: inspect::counts(conn, name)?,
         troubles: inspect::troubles(conn, name)?,
-        blocked_keys: inspect::blocked_keys(conn, name, MOST_KEYS)?,
+        blocked_keys: blocked::blocked_keys(conn, name, MOST_KEYS)?,
         oldest_due_seconds: inspect::oldest_due_seconds(conn, name)?,
         leases: inspect::leases(conn, name)?,
     })

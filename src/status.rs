@@ -183,7 +183,7 @@ pub struct UnknownWord {
 }
 
 impl UnknownWord {
-    fn new(what: &'static str, word: &str) -> Self {
+    pub(crate) fn new(what: &'static str, word: &str) -> Self {
         Self {
             what,
             word: word.to_owned(),

@@ -5,21 +5,26 @@
 //! locked in the order of their sequence (a sorted `= ANY(array)` on the primary key); only the
 //! database's clock decides what is due and which lease is over.
 
+pub(crate) mod activity;
+pub(crate) mod blocked;
 pub(crate) mod claim;
 pub(crate) mod clean;
 pub(crate) mod connection;
 pub(crate) mod dead;
+pub(crate) mod depths;
 pub(crate) mod enqueue;
 pub(crate) mod inbox;
 pub(crate) mod inspect;
 pub(crate) mod lease;
 pub(crate) mod look;
+pub(crate) mod looking;
 pub(crate) mod migrate;
 #[cfg(test)]
 mod model;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
 pub(crate) mod pause;
+pub(crate) mod place;
 pub(crate) mod rights;
 pub(crate) mod settle;
 pub(crate) mod split;

@@ -4,7 +4,7 @@ use diesel::PgConnection;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::dead::{self, DeadFilter, DeadLetter};
+use crate::store::dead::{self, DeadFilter, DeadGroup, DeadLetter};
 
 /// Dead letters moved by one statement.
 const BATCH: usize = 1000;
@@ -34,6 +34,33 @@ pub fn dead_letters(
     limit: i64,
 ) -> Result<Vec<DeadLetter>, DatabaseError> {
     Ok(dead::list(conn, name, filter, limit)?)
+}
+
+/// What dead letters died of, by reason, topic and destination: the most frequent first, `limit` groups at
+/// most.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName};
+/// use diesel_outbox::admin::{self, DeadFilter};
+///
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     for group in admin::dead_groups(conn, outbox, &DeadFilter::default(), 20)? {
+///         println!("{} of {} died: {}", group.count, group.topic, group.reason);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn dead_groups(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+    limit: i64,
+) -> Result<Vec<DeadGroup>, DatabaseError> {
+    Ok(dead::groups(conn, name, filter, limit)?)
 }
 
 /// One dead letter, by its sequence, with its payload and headers. `None`: there is none.

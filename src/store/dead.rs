@@ -1,11 +1,19 @@
-//! Dead letters: listing, reading, requeueing, discarding.
+//! Dead letters: listing, grouping, reading, requeueing, discarding.
 
+mod groups;
+
+use diesel::pg::Pg;
+use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
 use diesel::{OptionalExtension, PgConnection, RunQueryDsl, sql_query};
 use uuid::Uuid;
 
+pub use self::groups::DeadGroup;
+pub(crate) use self::groups::groups;
+
 use super::SequenceRow;
+use super::place::{Place, micros, rfc3339};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 
@@ -20,6 +28,8 @@ pub struct DeadFilter {
     pub reason: Option<ReasonCode>,
     /// Only those that name this destination; the parts of a fan-out do.
     pub destination: Option<String>,
+    /// Only those that died before this place: what a page of the list goes on behind.
+    pub before: Option<Place>,
 }
 
 /// A dead letter.
@@ -71,21 +81,70 @@ pub struct DeadLetter {
     /// The stored JSON; only where one letter is read.
     #[diesel(sql_type = Nullable<Text>)]
     pub payload: Option<String>,
+    #[diesel(sql_type = BigInt)]
+    died_at_micros: i64,
 }
 
-const FILTER: &str = "(cardinality($1::bigint[]) = 0 OR d.sequence = ANY($1::bigint[]))
-    AND ($2::text IS NULL OR d.topic = $2) AND ($3::text IS NULL OR d.reason = $3)
-    AND ($4::text IS NULL OR d.destination = $4)";
+impl DeadLetter {
+    /// Where it stands in the list: the next page is what is before it ([`DeadFilter::before`]).
+    ///
+    /// ```
+    /// # use diesel::PgConnection;
+    /// # use diesel_outbox::{DatabaseError, OutboxName};
+    /// use diesel_outbox::admin::{self, DeadFilter, DeadLetter};
+    ///
+    /// fn next_page(
+    ///     conn: &mut PgConnection,
+    ///     outbox: &OutboxName,
+    ///     page: &[DeadLetter],
+    /// ) -> Result<Vec<DeadLetter>, DatabaseError> {
+    ///     let before = page.last().map(DeadLetter::place);
+    ///     admin::dead_letters(conn, outbox, &DeadFilter { before, ..DeadFilter::default() }, 20)
+    /// }
+    /// ```
+    pub fn place(&self) -> Place {
+        Place {
+            micros: self.died_at_micros,
+            sequence: self.sequence,
+        }
+    }
+}
 
-const RFC3339: &str = "'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'";
+/// The values of a [`DeadFilter`] as parameters from `$1` on.
+type Filtered<'a> = BoxedSqlQuery<'a, Pg, SqlQuery>;
+
+/// What a [`DeadFilter`] asks of a dead letter `d`, by the parameters that [`filtered`] binds.
+fn condition() -> String {
+    format!(
+        "(cardinality($1::bigint[]) = 0 OR d.sequence = ANY($1::bigint[]))
+         AND ($2::text IS NULL OR d.topic = $2) AND ($3::text IS NULL OR d.reason = $3)
+         AND ($4::text IS NULL OR d.destination = $4)
+         AND ($5::bigint IS NULL OR ({}, d.sequence) < ($5, $6))",
+        micros("d.died_at")
+    )
+}
+
+/// A statement with the values of a filter.
+fn filtered(sql: String, filter: &DeadFilter) -> Filtered<'_> {
+    sql_query(sql)
+        .into_boxed()
+        .bind::<Array<BigInt>, _>(&filter.sequences)
+        .bind::<Nullable<Text>, _>(&filter.topic)
+        .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
+        .bind::<Nullable<Text>, _>(&filter.destination)
+        .bind::<Nullable<BigInt>, _>(filter.before.map(|place| place.micros))
+        .bind::<Nullable<BigInt>, _>(filter.before.map(|place| place.sequence))
+}
 
 fn columns(headers: &str, payload: &str) -> String {
     format!(
         "d.sequence, d.message_id, d.topic, d.destination, d.idempotency_key, d.ordering_key,
          d.reason, d.last_error, d.http_status, d.response, d.attempts,
-         coalesce(to_char(d.created_at AT TIME ZONE 'UTC', {RFC3339}), d.created_at::text) AS created_at,
-         coalesce(to_char(d.died_at AT TIME ZONE 'UTC', {RFC3339}), d.died_at::text) AS died_at,
-         {headers} AS headers, {payload} AS payload"
+         {} AS created_at, {} AS died_at, {} AS died_at_micros,
+         {headers} AS headers, {payload} AS payload",
+        rfc3339("d.created_at"),
+        rfc3339("d.died_at"),
+        micros("d.died_at"),
     )
 }
 
@@ -96,17 +155,16 @@ pub(crate) fn list(
     filter: &DeadFilter,
     limit: i64,
 ) -> QueryResult<Vec<DeadLetter>> {
-    sql_query(format!(
-        "SELECT {} FROM {} d WHERE {FILTER} ORDER BY d.died_at DESC, d.sequence DESC LIMIT $5",
+    // Chosen first: what is shown is made for these only.
+    let sql = format!(
+        "SELECT {} FROM (SELECT d.* FROM {} d WHERE {}
+                          ORDER BY d.died_at DESC, d.sequence DESC LIMIT $7) d
+          ORDER BY d.died_at DESC, d.sequence DESC",
         columns("NULL::text", "NULL::text"),
-        name.dead()
-    ))
-    .bind::<Array<BigInt>, _>(&filter.sequences)
-    .bind::<Nullable<Text>, _>(&filter.topic)
-    .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
-    .bind::<Nullable<Text>, _>(&filter.destination)
-    .bind::<BigInt, _>(limit)
-    .load(conn)
+        name.dead(),
+        condition(),
+    );
+    filtered(sql, filter).bind::<BigInt, _>(limit).load(conn)
 }
 
 /// The sequences of the dead letters that match, the oldest first.
@@ -115,16 +173,14 @@ pub(crate) fn matching(
     name: &OutboxName,
     filter: &DeadFilter,
 ) -> QueryResult<Vec<i64>> {
-    sql_query(format!(
-        "SELECT d.sequence FROM {} d WHERE {FILTER} ORDER BY d.sequence",
-        name.dead()
-    ))
-    .bind::<Array<BigInt>, _>(&filter.sequences)
-    .bind::<Nullable<Text>, _>(&filter.topic)
-    .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
-    .bind::<Nullable<Text>, _>(&filter.destination)
-    .load::<SequenceRow>(conn)
-    .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+    let sql = format!(
+        "SELECT d.sequence FROM {} d WHERE {} ORDER BY d.sequence",
+        name.dead(),
+        condition(),
+    );
+    filtered(sql, filter)
+        .load::<SequenceRow>(conn)
+        .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
 }
 
 /// One dead letter, whole.

@@ -78,6 +78,9 @@ pub struct LeaseRow {
     /// Host and process.
     #[diesel(sql_type = Text)]
     pub relay: String,
+    /// Seconds since it was registered: the relay's age, or the time since it lost its last lease.
+    #[diesel(sql_type = Double)]
+    pub started_seconds_ago: f64,
     /// Seconds since it was renewed.
     #[diesel(sql_type = Double)]
     pub renewed_seconds_ago: f64,
@@ -87,33 +90,6 @@ pub struct LeaseRow {
     /// An older one does the work, and it stands by.
     #[diesel(sql_type = Bool)]
     pub stands_by: bool,
-}
-
-/// An ordering key whose messages wait for one that is not on its way.
-#[derive(Debug, Clone, diesel::QueryableByName)]
-#[non_exhaustive]
-pub struct BlockedKey {
-    /// The key.
-    #[diesel(sql_type = Text)]
-    pub ordering_key: String,
-    /// The destination that the messages name; empty where they name none.
-    #[diesel(sql_type = Text)]
-    pub destination: String,
-    /// The message that they wait for.
-    #[diesel(sql_type = BigInt)]
-    pub sequence: i64,
-    /// Its state: `retrying`, `pending` (it is delayed) or `dead` (until it is requeued or discarded).
-    #[diesel(sql_type = Text)]
-    pub status: String,
-    /// Why: the name of a [`ReasonCode`](crate::ReasonCode).
-    #[diesel(sql_type = Nullable<Text>)]
-    pub reason: Option<String>,
-    /// Seconds until it is due; `None`: it is dead.
-    #[diesel(sql_type = Nullable<Double>)]
-    pub seconds_left: Option<f64>,
-    /// How many messages wait behind it.
-    #[diesel(sql_type = BigInt)]
-    pub waiting: i64,
 }
 
 #[derive(diesel::QueryableByName)]
@@ -147,51 +123,6 @@ pub(crate) fn troubles(
     .load(conn)
 }
 
-/// The keys that wait, those with the most messages first, `limit` at most.
-pub(crate) fn blocked_keys(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    limit: i64,
-) -> QueryResult<Vec<BlockedKey>> {
-    sql_query(format!(
-        "WITH live AS (
-            SELECT ordering_key, destination, count(*) AS count FROM {outbox}
-             WHERE ordering_key IS NOT NULL GROUP BY 1, 2
-        ), first AS (
-            SELECT DISTINCT ON (ordering_key, destination)
-                   ordering_key, destination, sequence, attempts, available_at, locked_by,
-                   last_error_code
-              FROM {outbox} WHERE ordering_key IS NOT NULL
-             ORDER BY ordering_key, destination, coalesce(split_from, sequence)
-        ), dead AS (
-            SELECT DISTINCT ON (ordering_key, destination)
-                   ordering_key, destination, sequence, reason
-              FROM {dead} WHERE blocks_key
-             ORDER BY ordering_key, destination, coalesce(split_from, sequence)
-        )
-        SELECT ordering_key, destination, sequence,
-               CASE WHEN attempts > 0 THEN 'retrying' ELSE 'pending' END AS status,
-               last_error_code AS reason,
-               extract(epoch FROM CASE WHEN isfinite(available_at)
-                       THEN available_at - clock_timestamp() END)::float8 AS seconds_left,
-               count - 1 AS waiting
-          FROM first JOIN live USING (ordering_key, destination)
-         WHERE locked_by IS NULL AND available_at > now() AND count > 1
-        UNION ALL
-        SELECT d.ordering_key, d.destination, d.sequence, 'dead', d.reason, NULL,
-               sum(l.count)::bigint
-          FROM dead d
-          JOIN live l ON l.ordering_key = d.ordering_key
-                     AND (l.destination = d.destination OR '' IN (l.destination, d.destination))
-         GROUP BY 1, 2, 3, 5
-         ORDER BY waiting DESC, ordering_key, destination LIMIT $1",
-        outbox = name.outbox(),
-        dead = name.dead(),
-    ))
-    .bind::<BigInt, _>(limit)
-    .load(conn)
-}
-
 /// Seconds since the oldest unclaimed due message became due.
 pub(crate) fn oldest_due_seconds(
     conn: &mut PgConnection,
@@ -210,6 +141,7 @@ pub(crate) fn oldest_due_seconds(
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
     sql_query(format!(
         "SELECT id, relay,
+                extract(epoch FROM clock_timestamp() - started_at)::float8 AS started_seconds_ago,
                 extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS renewed_seconds_ago,
                 extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds_left,
                 single_active AND EXISTS (

@@ -14,6 +14,8 @@ mod bench;
 mod bulk;
 mod bulkheads;
 mod commands;
+mod dead_letters;
+mod depths;
 mod edges;
 mod egress;
 mod enqueue;

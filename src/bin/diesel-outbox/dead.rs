@@ -96,6 +96,7 @@ impl Which {
             topic: self.topic.clone(),
             reason,
             destination: self.destination.clone(),
+            before: None,
         })
     }
 

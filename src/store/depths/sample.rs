@@ -1,0 +1,57 @@
+//! Some pages of a table instead of all.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::super::looking::looking;
+use super::{COUNTS, LaneRow};
+use crate::name::OutboxName;
+
+/// Pages that a sample reads, about.
+const PAGES: f64 = 1_000.0;
+
+/// What some pages hold.
+pub(super) struct Sample {
+    pub(super) rows: Vec<LaneRow>,
+    /// How many rows of the table each one stands for.
+    pub(super) factor: f64,
+}
+
+#[derive(diesel::QueryableByName)]
+struct CountRow {
+    #[diesel(sql_type = BigInt)]
+    count: i64,
+}
+
+/// The size of a table, in pages.
+pub(super) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
+    sql_query(
+        "SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::bigint AS count",
+    )
+    .bind::<Text, _>(table)
+    .get_result::<CountRow>(conn)
+    .map(|row| row.count)
+}
+
+/// `TABLESAMPLE` of a table with so many pages, and how many rows each row of it stands for. Always the
+/// same pages while the table has this size: a graph shows how the table changes and not how samples do.
+pub(super) fn of(pages: i64) -> (String, f64) {
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    let share = (PAGES / pages.max(1) as f64).min(1.0);
+    let sample = format!("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)", share * 100.0);
+    (sample, 1.0 / share)
+}
+
+/// The lanes of some pages.
+pub(super) fn lanes(conn: &mut PgConnection, name: &OutboxName, pages: i64) -> QueryResult<Sample> {
+    let (sample, factor) = of(pages);
+    let rows = looking(conn, None, |conn| {
+        sql_query(format!(
+            "SELECT topic, destination, {COUNTS}, true AS is_cut FROM {} {sample} GROUP BY 1, 2",
+            name.outbox()
+        ))
+        .load(conn)
+    })?;
+    Ok(Sample { rows, factor })
+}

@@ -1,0 +1,86 @@
+//! Dead letters by pages and by groups.
+
+use diesel_outbox::admin::{self, DeadFilter, Place};
+use diesel_outbox::{OutboxName, ReasonCode};
+
+use crate::support::Database;
+
+fn name(db: &Database) -> OutboxName {
+    db.name().parse().expect("a name")
+}
+
+/// 25 dead letters; several of one time.
+fn fill(db: &Database) {
+    db.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
+            available_at, created_at, attempts, reason, last_error, died_at)
+         SELECT g, gen_random_uuid(), 't' || g % 2, '', '1', 'k' || g, now(), now(), 1,
+                CASE WHEN g <= 5 THEN 'TIMEOUT' ELSE 'SERVER_ERROR' END, 'error ' || g,
+                now() - g / 4 * interval '1 s'
+           FROM generate_series(1, 25) g",
+    );
+}
+
+/// R29: every dead letter is on one page, whatever has come or gone since the page before.
+#[test]
+fn pages_show_each_dead_letter_once() {
+    let db = Database::new();
+    fill(&db);
+    let mut conn = db.connect();
+    let (mut seen, mut before): (Vec<i64>, Option<Place>) = (Vec::new(), None);
+    loop {
+        let filter = DeadFilter {
+            before,
+            ..DeadFilter::default()
+        };
+        let page = admin::dead_letters(&mut conn, &name(&db), &filter, 4).expect("a page");
+        let Some(last) = page.last() else { break };
+        // As a link has it.
+        before = Some(last.place().to_string().parse().expect("a place"));
+        seen.extend(page.iter().map(|letter| letter.sequence));
+        db.execute(&format!(
+            "DELETE FROM {{o}}_dead WHERE sequence = {}",
+            seen[0]
+        ));
+    }
+    let mut all: Vec<i64> = (1..=25).collect();
+    all.sort_by_key(|sequence| (sequence / 4, -sequence));
+    assert_eq!(seen, all);
+}
+
+/// R30: many dead letters are a few groups, the largest first, with an example of each.
+#[test]
+fn groups_say_how_many_died_of_what() {
+    let db = Database::new();
+    fill(&db);
+    let mut conn = db.connect();
+    let all = DeadFilter::default();
+    let groups = admin::dead_groups(&mut conn, &name(&db), &all, 10).expect("groups");
+    let seen: Vec<(&str, &str, i64, i64)> = groups
+        .iter()
+        .map(|g| {
+            (
+                g.reason.as_str(),
+                g.topic.as_str(),
+                g.count,
+                g.example_sequence,
+            )
+        })
+        .collect();
+    let expected = [
+        ("SERVER_ERROR", "t0", 10, 24),
+        ("SERVER_ERROR", "t1", 10, 25),
+        ("TIMEOUT", "t1", 3, 5),
+        ("TIMEOUT", "t0", 2, 4),
+    ];
+    assert_eq!(seen, expected);
+    assert_eq!(groups[0].example_error.as_deref(), Some("error 24"));
+    assert!(groups[0].oldest_died_at < groups[0].latest_died_at);
+    let timeouts = DeadFilter {
+        reason: Some(ReasonCode::Timeout),
+        ..all
+    };
+    let groups = admin::dead_groups(&mut conn, &name(&db), &timeouts, 1).expect("groups");
+    assert_eq!(groups.len(), 1);
+    assert_eq!(groups[0].count, 3);
+}
