@@ -14,6 +14,10 @@ pub mod receivers {}
 #[doc = include_str!("../docs/deploying.md")]
 pub mod deploying {}
 
+/// Whether messages flow, why not, and what to do: the admin page, health, metrics, alerts.
+#[doc = include_str!("../docs/operating.md")]
+pub mod operating {}
+
 /// One relay or several, destinations beside each other, several outboxes.
 #[doc = include_str!("../docs/scaling.md")]
 pub mod scaling {}

@@ -102,15 +102,16 @@ fn what_the_guide_copies_arrives_in_its_order() {
 fn every_page_is_a_module_of_the_guide_and_in_its_list() {
     let guide = include_str!("../../src/guide.rs");
     let list = include_str!("../../docs/README.md");
-    let own = "https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/";
-    let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/docs"));
+    let own = "https://github.com/diesel-outbox/diesel-outbox/blob/main/";
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     for (page, text) in pages() {
         if page != "README.md" {
             assert!(guide.contains(&format!("../docs/{page}")), "{page}");
             assert!(list.contains(&format!("]({page})")), "{page}");
         }
         for link in text.split(own).skip(1) {
-            let name = link.split_whitespace().next().unwrap_or_default();
+            let name = link.split(|c: char| c.is_whitespace() || c == '#');
+            let name = name.into_iter().next().unwrap_or_default();
             assert!(folder.join(name).is_file(), "{page} links to {name}");
         }
     }

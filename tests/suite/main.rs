@@ -15,6 +15,7 @@ mod bulk;
 mod bulkheads;
 mod commands;
 mod dead_letters;
+mod deploy;
 mod depths;
 mod edges;
 mod egress;

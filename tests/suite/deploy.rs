@@ -1,0 +1,57 @@
+//! The files of `deploy/`, as the program and the guide see them. scripts/check-deploy lets other tools
+//! look at them.
+
+use crate::commands::{File, With};
+use crate::support::{Database, finish};
+
+const MANIFEST: &str = include_str!("../../deploy/kubernetes/diesel-outbox.yaml");
+const DOCKERFILE: &str = include_str!("../../deploy/container/Dockerfile");
+
+/// What stands indented below this line of YAML.
+fn block_of<'a>(yaml: &'a str, line: &str) -> Vec<&'a str> {
+    let mut lines = yaml.lines().skip_while(|other| other.trim() != line);
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let margin = indent(lines.next().expect("the line is there"));
+    lines
+        .take_while(|line| line.is_empty() || indent(line) > margin)
+        .map(|line| line.get(margin + 2..).unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn the_settings_of_the_kubernetes_example_are_good() {
+    let database = Database::new();
+    let settings = File::new(&block_of(MANIFEST, "outbox.toml: |").join("\n"));
+    let token = File::new("0123456789abcdef0123456789abcdef");
+    let secret = File::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let checked = finish(
+        database
+            .binary(&["check"])
+            .with("OUTBOX_CONFIG", settings.path())
+            .with("OUTBOX_ADMIN_TOKEN_FILE", token.path())
+            .with("OUTBOX_SECRET_FILE", secret.path()),
+    );
+    let checked = checked.code(0);
+    assert!(
+        checked.stdout.contains("billing.example"),
+        "{}",
+        checked.stdout
+    );
+}
+
+#[test]
+fn the_guide_shows_the_container_file_as_it_is() {
+    let page = include_str!("../../docs/deploying.md");
+    let shown = page
+        .split("```dockerfile\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .expect("a block");
+    let file: String = DOCKERFILE
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with(['#', ' ']))
+        .filter(|line| !line.starts_with("LABEL"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert_eq!(shown, file);
+}
