@@ -57,6 +57,7 @@ mod error;
 mod event;
 mod header;
 mod message;
+mod metrics;
 mod name;
 mod routes;
 mod status;
@@ -91,7 +92,8 @@ pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, S
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
 pub use crate::relay::{
-    Observer, Relay, RelayBuilder, RelayHandle, Settled, ShutdownError, StartError, Stats,
+    DestinationState, Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle,
+    Settled, ShutdownError, StartError, Stats,
 };
 pub use crate::status::{ReasonCode, Status, UnknownWord};
 

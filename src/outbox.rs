@@ -12,6 +12,7 @@ use crate::aggregate::Aggregate;
 use crate::error::EnqueueError;
 use crate::event::IntoMessage;
 use crate::message::{NewMessage, Sequence};
+use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
 use crate::store::check_transaction;
 use crate::store::enqueue::{Row, Stored, insert_or_find};
@@ -148,9 +149,11 @@ impl Outbox {
     ) -> Result<Enqueued, EnqueueError> {
         let message = self.traced(message.into_message()?);
         message.validate()?;
-        let row = [Row::new(message)];
-        let stored = insert_or_find(conn, &self.name, &row)?;
-        outcome(&row[0], stored[0])
+        let rows = [Row::new(message)];
+        let stored = insert_or_find(conn, &self.name, &rows)?;
+        let enqueued = outcome(&rows[0], stored[0])?;
+        self.count(&rows, &[enqueued]);
+        Ok(enqueued)
     }
 
     /// Writes many messages by one statement, all or none. The outcomes are in the order of
@@ -185,7 +188,16 @@ impl Outbox {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        conn.transaction(|conn| insert_each(conn, &self.name, &rows))
+        let enqueued = conn.transaction(|conn| insert_each(conn, &self.name, &rows))?;
+        self.count(&rows, &enqueued);
+        Ok(enqueued)
+    }
+
+    /// Tells the metrics what was written.
+    fn count(&self, rows: &[Row], enqueued: &[Enqueued]) {
+        let mut enqueues = Enqueues::default();
+        add(&mut enqueues, rows, enqueued);
+        enqueues.count(&self.name.to_string());
     }
 
     fn rows(
@@ -267,20 +279,22 @@ impl Outbox {
     where
         E: From<EnqueueError> + From<diesel::result::Error>,
     {
-        let value = conn.transaction(|conn| {
+        let (value, rows, enqueued) = conn.transaction(|conn| {
             let value = store(conn, aggregate)?;
             let messages = aggregate.events().messages();
             let messages =
                 messages.map_err(|(index, error)| EnqueueError::MessageAt { index, error })?;
             let rows = self.rows(messages)?;
-            if rows.is_empty() {
+            let enqueued = if rows.is_empty() {
                 // `store` may have ignored an error; then nothing of it stays.
                 check_transaction(conn)?;
+                Vec::new()
             } else {
-                insert_each(conn, &self.name, &rows)?;
-            }
-            Ok::<T, E>(value)
+                insert_each(conn, &self.name, &rows)?
+            };
+            Ok::<_, E>((value, rows, enqueued))
         })?;
+        self.count(&rows, &enqueued);
         aggregate.events().clear();
         Ok(value)
     }
@@ -331,7 +345,7 @@ impl Outbox {
         conn: &mut PgConnection,
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<u64, EnqueueError> {
-        conn.transaction(|conn| {
+        let (new, enqueues) = conn.transaction(|conn| {
             let mut bulk = Bulk::new(&self.name);
             for (index, message) in (0..).zip(messages) {
                 let message = message.into_message().and_then(|message| {
@@ -343,7 +357,16 @@ impl Outbox {
                 bulk.push(conn, Row::new(message))?;
             }
             bulk.finish(conn)
-        })
+        })?;
+        enqueues.count(&self.name.to_string());
+        Ok(new)
+    }
+}
+
+/// Each row, and what became of it.
+fn add(enqueues: &mut Enqueues, rows: &[Row], enqueued: &[Enqueued]) {
+    for (row, outcome) in rows.iter().zip(enqueued) {
+        enqueues.add(row.topic(), outcome.is_new);
     }
 }
 

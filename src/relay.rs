@@ -12,6 +12,7 @@ mod doubt;
 mod error;
 mod gate;
 mod groups;
+mod health;
 mod heartbeat;
 mod idle;
 mod intake;
@@ -19,8 +20,11 @@ mod janitor;
 mod lanes;
 mod lease_clock;
 mod listener;
+mod metrics;
+mod monitor;
 mod observer;
 mod pauses;
+mod progress;
 mod sender;
 mod session;
 mod settlement;
@@ -40,6 +44,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended};
 pub use self::error::{ShutdownError, StartError};
+pub use self::health::{DestinationState, Health, Problem, ProblemKind};
 pub use self::observer::{Observer, Settled};
 pub(crate) use self::spans::Span;
 pub use self::stats::Stats;
@@ -175,19 +180,63 @@ impl RelayHandle {
     /// Makes the relay look for messages now and not at its next poll. Cheap; of use right after
     /// a commit where the relay does not listen.
     pub fn wake(&self) {
+        self.shared.metrics.called.increment(1);
         self.shared.look();
     }
 
-    /// Whether all threads are at work, a lease is held and the database answers.
+    /// How the relay is, and why: for probes. It never waits, and asks no database.
+    ///
+    /// ```
+    /// # fn example(relay: &diesel_outbox::RelayHandle) {
+    /// let health = relay.health();
+    /// if !health.is_ready() {
+    ///     println!("not ready: {health}");
+    /// }
+    /// for problem in health.problems() {
+    ///     println!("{}: {}", problem.kind, problem.what);
+    /// }
+    /// # }
+    /// ```
+    pub fn health(&self) -> Health {
+        monitor::health(&self.shared)
+    }
+
+    /// How each destination stands, with the groups of handlers; the last one is for what nothing serves.
+    ///
+    /// ```
+    /// # fn example(relay: &diesel_outbox::RelayHandle) {
+    /// for one in relay.destinations() {
+    ///     println!("{}: {}, {} of {} threads busy, {} queued", one.name, one.state, one.busy, one.threads, one.queued);
+    /// }
+    /// # }
+    /// ```
+    pub fn destinations(&self) -> Vec<DestinationState> {
+        monitor::destinations(&self.shared)
+    }
+
+    /// Sets the gauges of what is in memory to how it is now. The relay does so each second by itself: an
+    /// endpoint that is scraped calls it to be exact.
+    ///
+    /// ```
+    /// # fn render() -> String { String::new() }
+    /// fn scrape(relay: &diesel_outbox::RelayHandle) -> String {
+    ///     relay.record_metrics();
+    ///     render()
+    /// }
+    /// ```
+    pub fn record_metrics(&self) {
+        monitor::record(&self.shared);
+    }
+
+    /// Whether all threads are at work, a lease is held and the database answers:
+    /// [`health`](Self::health) without the reasons.
     pub fn is_healthy(&self) -> bool {
-        self.exits.is_empty()
-            && !self.shared.is_stopping()
-            && self.shared.lease.current().is_some()
-            && !self.shared.outage.is_on()
+        self.health().is_ready()
     }
 
     /// Whether a thread has ended while nobody had asked it to, which only a defect can cause.
-    /// The rest of the relay should then be shut down.
+    /// The rest of the relay should then be shut down. Of a relay that hangs it says nothing:
+    /// [`health`](Self::health) does.
     pub fn has_failed(&self) -> bool {
         // In this order: whatever has ended since the stop is seen after it.
         !self.exits.is_empty() && !self.shared.is_stopping()

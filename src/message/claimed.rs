@@ -1,7 +1,7 @@
 //! A message that a relay has claimed.
 
 use std::fmt;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -58,6 +58,10 @@ pub struct Message {
     pub(crate) expires: Option<Instant>,
     /// When it was claimed, as the database counts: tells this claim of a lease from another one.
     pub(crate) claimed_at: i64,
+    /// When it was claimed, on this process's monotonic clock.
+    pub(crate) claimed: Instant,
+    /// How old it was then, by the database's clock.
+    pub(crate) age: Duration,
     /// How many messages of its key were claimed right after one another before it.
     pub(crate) in_a_row: u32,
 }

@@ -2,8 +2,9 @@
 
 use diesel::PgConnection;
 
-use super::insert_each;
+use super::{add, insert_each};
 use crate::error::EnqueueError;
+use crate::metrics::Enqueues;
 use crate::name::OutboxName;
 use crate::store::enqueue::{Row, insert_all};
 
@@ -20,6 +21,7 @@ pub(super) struct Bulk<'a> {
     new: u64,
     /// A key was taken, so more of them may be.
     repeats: bool,
+    enqueues: Enqueues,
 }
 
 impl<'a> Bulk<'a> {
@@ -30,6 +32,7 @@ impl<'a> Bulk<'a> {
             bytes: 0,
             new: 0,
             repeats: false,
+            enqueues: Enqueues::default(),
         }
     }
 
@@ -46,8 +49,12 @@ impl<'a> Bulk<'a> {
         self.repeats = self.repeats || !insert_all(conn, self.name, &self.rows)?;
         let new = if self.repeats {
             let outcomes = insert_each(conn, self.name, &self.rows)?;
+            add(&mut self.enqueues, &self.rows, &outcomes);
             outcomes.iter().filter(|outcome| outcome.is_new).count()
         } else {
+            for row in &self.rows {
+                self.enqueues.add(row.topic(), true);
+            }
             self.rows.len()
         };
         self.new += new as u64;
@@ -56,10 +63,13 @@ impl<'a> Bulk<'a> {
         Ok(())
     }
 
-    pub(super) fn finish(mut self, conn: &mut PgConnection) -> Result<u64, EnqueueError> {
+    pub(super) fn finish(
+        mut self,
+        conn: &mut PgConnection,
+    ) -> Result<(u64, Enqueues), EnqueueError> {
         if !self.rows.is_empty() {
             self.write(conn)?;
         }
-        Ok(self.new)
+        Ok((self.new, self.enqueues))
     }
 }

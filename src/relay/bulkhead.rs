@@ -2,7 +2,7 @@
 //! broken, slow or hanging takes nothing from the others.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::gate::Gate;
@@ -25,6 +25,8 @@ const NOWHERE: &str = "";
 /// What the relay knows of one destination.
 pub(crate) struct Bulkhead {
     pub(crate) name: Arc<str>,
+    /// Its place among them.
+    pub(crate) number: usize,
     pub(crate) gate: Gate,
     /// What its messages are sent with.
     pub(crate) dispatcher: Arc<dyn Dispatcher>,
@@ -44,6 +46,8 @@ pub(crate) struct Bulkhead {
     send_micros: AtomicU64,
     /// The claimer waits until its queue has room.
     pub(crate) wants_room: AtomicBool,
+    /// Its messages that are claimed and not settled.
+    pub(crate) in_flight: AtomicUsize,
 }
 
 /// How often and when a message is tried again.
@@ -90,7 +94,11 @@ impl Bulkhead {
         };
         let last_bytes = if count == 0 { QUEUE_BYTES } else { queue_bytes };
         let last = Self::plain(nowhere, config, last_bytes, common.clone());
-        urls.chain(locals).chain([last]).collect()
+        let mut all: Vec<Self> = urls.chain(locals).chain([last]).collect();
+        for (number, bulkhead) in all.iter_mut().enumerate() {
+            bulkhead.number = number;
+        }
+        all
     }
 
     /// One without limits of its own.
@@ -103,6 +111,7 @@ impl Bulkhead {
         Self {
             gate: Gate::open(&local.name),
             name: local.name.into(),
+            number: 0,
             dispatcher,
             concurrency: local.concurrency.unwrap_or(config.concurrency),
             request_batch: None,
@@ -116,6 +125,7 @@ impl Bulkhead {
             send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
         }
     }
 
@@ -140,6 +150,7 @@ impl Bulkhead {
         };
         Self {
             name: destination.name.as_str().into(),
+            number: 0,
             gate: Gate::new(destination),
             dispatcher,
             concurrency: destination.concurrency.unwrap_or(config.concurrency),
@@ -157,6 +168,7 @@ impl Bulkhead {
             send_timeout: destination.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
         }
     }
 

@@ -135,8 +135,8 @@ impl ByHand {
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
             seen.push(claimed.message.sequence.0);
             let message = claimed.message.clone();
-            let (verdict, destination) = self.verdict(claimed, conn);
-            let settlement = Settlement::unsent(message, lease, verdict).to(destination);
+            let (verdict, bulkhead) = self.verdict(claimed, conn);
+            let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
             let (config, kind) = (&self.config, settlement.kind());
             let group = std::slice::from_ref(&settlement);
             let written = write_down(conn, config, &self.bulkheads, lease, kind, group)?;
@@ -158,12 +158,15 @@ impl ByHand {
         Ok(ended)
     }
 
-    fn verdict(&self, claimed: Claimed, conn: &mut PgConnection) -> (Verdict, Arc<str>) {
+    fn verdict(&self, claimed: Claimed, conn: &mut PgConnection) -> (Verdict, &Bulkhead) {
         let Claimed { message, known, .. } = claimed;
         let nowhere = self.bulkheads.len() - 1;
         let number = match To::of(&self.routes, &message.topic, &message.destination, nowhere) {
             To::Bulkhead(number) => number,
-            To::Split => return (Verdict::Split(self.parts(&message)), Arc::default()),
+            To::Split => {
+                let parts = self.parts(&message);
+                return (Verdict::Split(parts), &self.bulkheads[nowhere]);
+            }
         };
         let bulkhead = &self.bulkheads[number];
         let verdict = match known {
@@ -181,7 +184,7 @@ impl ByHand {
                 Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries)
             }
         };
-        (verdict, bulkhead.name.clone())
+        (verdict, bulkhead)
     }
 
     fn send(&self, number: usize, message: &Message, conn: &mut PgConnection) -> Outcome {

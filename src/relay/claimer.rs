@@ -73,7 +73,7 @@ impl<'a> Claimer<'a> {
     ) -> Self {
         Self {
             shared,
-            session: shared.session("claimer", STATEMENT_TIMEOUT, Plans::ByIndex),
+            session: shared.session(&shared.progress.claimer, STATEMENT_TIMEOUT, Plans::ByIndex),
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,
@@ -101,9 +101,9 @@ impl<'a> Claimer<'a> {
     pub(crate) fn run(mut self) {
         self.claim_until_stop();
         // The senders may be busy for long: what waits for them goes back now.
-        for intake in &self.intakes {
+        for (intake, bulkhead) in self.intakes.iter().zip(&self.shared.bulkheads) {
             for Job { message, lease } in intake.queue.try_iter() {
-                let settlement = Settlement::unsent(message, lease, Verdict::Released);
+                let settlement = Settlement::unsent(message, lease, bulkhead, Verdict::Released);
                 let _ = self.outcomes.send(settlement);
             }
         }
@@ -147,6 +147,7 @@ impl<'a> Claimer<'a> {
                         self.shared.fall_asleep();
                     }
                     if !self.wait(self.until_next_look()) {
+                        self.shared.metrics.polled.increment(1);
                         self.surveyed = None;
                     }
                     self.begin_look();
@@ -327,7 +328,8 @@ impl<'a> Claimer<'a> {
         let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
         add(&self.shared.stats.claim_micros, micros);
         add(&self.shared.stats.claims, 1);
-        add(&self.shared.stats.claimed, claimed.len());
+        self.shared.count_claimed(claimed.len());
+        self.shared.metrics.claim_seconds.record(took.as_secs_f64());
         self.shared.began(lease, claimed.len());
         self.hand_over_all(claimed, lease);
     }

@@ -30,7 +30,7 @@ pub(crate) fn run(
     let beat = lease / 3;
     let name = &shared.config.table;
     let single_active = shared.config.single_active;
-    let mut session = shared.session("heartbeat", beat, Plans::Any);
+    let mut session = shared.session(&shared.progress.heartbeat, beat, Plans::Any);
     let mut current = Some(first);
     let mut wait = beat;
     loop {
@@ -71,6 +71,7 @@ pub(crate) fn run(
                 if shared.lease.is(lost) {
                     shared.lease.lost();
                     add(&shared.stats.leases_lost, 1);
+                    shared.metrics.leases_lost.increment(1);
                     log::error!(event = "lease_lost", lease = lost.0; "the lease was over before it was renewed: nothing is sent under it any more");
                 }
                 Duration::ZERO

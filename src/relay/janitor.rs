@@ -27,7 +27,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keeps house until the relay stops.
 pub(crate) fn run(shared: &Shared) {
-    let mut session = shared.session("janitor", STATEMENT_TIMEOUT, Plans::Any);
+    let mut session = shared.session(&shared.progress.janitor, STATEMENT_TIMEOUT, Plans::Any);
     // A short retention is kept more exactly.
     let inbox_retention = shared.config.inbox_retention;
     let interval = CLEAN_INTERVAL

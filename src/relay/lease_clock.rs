@@ -60,6 +60,12 @@ impl LeaseClock {
         (id.0 != 0 && self.may_send(id)).then_some(id)
     }
 
+    /// How long sends may begin without another renewal.
+    pub(crate) fn left(&self) -> Duration {
+        let until = self.valid_until.load(Ordering::Acquire);
+        Duration::from_micros(until.saturating_sub(self.micros(Instant::now())))
+    }
+
     /// Whether a send of a message that was claimed under `id` may begin now.
     pub(crate) fn may_send(&self, id: LeaseId) -> bool {
         self.id.load(Ordering::Acquire) == id.0

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::progress::MARGIN;
 use super::session::LISTENER;
 use super::shared::Shared;
 use crate::error::DatabaseError;
@@ -9,6 +10,8 @@ use crate::store::notifications::{Listener, Lock};
 
 /// The limit of each of its statements.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// One that stays in the database for longer is of no use.
+const LONGEST_STAY: Duration = STATEMENT_TIMEOUT.saturating_add(MARGIN);
 /// While an insert is under way that will not notify, the claimer looks after this long, then after
 /// twice as long, and so on.
 const FIRST_TRY: Duration = Duration::from_millis(2);
@@ -21,13 +24,14 @@ const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Listens until the relay stops. Everything it does is a hint: without it the relay polls.
 pub(crate) fn run(shared: &Shared) {
+    let post = &shared.progress.listener;
     while !shared.is_stopping() {
-        let end = match Listener::connect(
-            shared.listener_url(),
-            &shared.config.table,
-            STATEMENT_TIMEOUT,
-            shared.config.listener_url.is_some(),
-        ) {
+        let connected = post.asking(LONGEST_STAY, || {
+            let is_direct = shared.config.listener_url.is_some();
+            let name = &shared.config.table;
+            Listener::connect(shared.listener_url(), name, STATEMENT_TIMEOUT, is_direct)
+        });
+        let end = match connected {
             Ok(Some(listener)) => listen(shared, listener),
             Ok(None) => {
                 log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
@@ -38,10 +42,12 @@ pub(crate) fn run(shared: &Shared) {
             Err(error) => Err(error),
         };
         shared.sleep().interrupt();
+        post.set_connected(false);
         match end {
             Ok(()) => return,
             Err(error) => {
-                shared.outage.noticed(LISTENER, &error);
+                post.errors.increment(1);
+                shared.outage.noticed(LISTENER, &error, None);
                 // What is committed from now on is not heard.
                 shared.look();
                 shared.pause(RECONNECT);
@@ -51,6 +57,8 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> {
+    let post = &shared.progress.listener;
+    post.set_connected(true);
     shared.outage.over(LISTENER);
     // Whatever was committed before was heard by nobody.
     shared.look();
@@ -63,10 +71,11 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
         let is_news = listener.notifications() > 0;
         if is_news {
             sleep.interrupt();
+            shared.metrics.notified.increment(1);
             shared.ring();
         }
         if has_lock && (is_news || sleep.is_awake()) {
-            listener.unlock()?;
+            post.asking(LONGEST_STAY, || listener.unlock())?;
             has_lock = false;
         }
         next_try = match (sleep.is_awake(), has_lock) {
@@ -75,7 +84,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                 fall_asleep(shared);
                 None
             }
-            (false, false) => match listener.try_lock()? {
+            (false, false) => match post.asking(LONGEST_STAY, || listener.try_lock())? {
                 Lock::Insert => {
                     // It may be committed by now, and others with it.
                     shared.ring();

@@ -40,7 +40,7 @@ fn tell(
     let (outbox, name) = (&shared.config.table, &*bulkhead.name);
     // What is left of it by now: the database may have been away.
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
-    session.run(|conn| match news {
+    let told = session.run(|conn| match news {
         News::Paused(code, until) => {
             let (reason, duration) = (code.as_str(), until.map(left));
             pause::pause(
@@ -66,7 +66,13 @@ fn tell(
             )
         }
         News::Recovered => pause::close_breaker(conn, outbox, name),
-    })
+    });
+    if told.is_ok() && matches!(news, News::Opened(..)) {
+        shared.metrics.destinations[bulkhead.number]
+            .breaker_opened
+            .increment(1);
+    }
+    told
 }
 
 fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<(), DatabaseError> {

@@ -8,6 +8,8 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::bulkhead::Bulkhead;
 use super::gate::Pass;
+use super::metrics::OfDestination;
+use super::progress::{MARGIN, Stay, Within};
 use super::settlement::{Settlement, Verdict};
 use super::shared::{Job, Shared};
 use super::spans::Spans;
@@ -30,12 +32,15 @@ pub(crate) fn run(
     bulkhead: &Bulkhead,
     jobs: &Receiver<Job>,
     gathering: &Mutex<()>,
+    sending: &Stay,
     outcomes: &Sender<Settlement>,
 ) {
     let sender = SenderThread {
         shared,
         bulkhead,
+        metrics: &shared.metrics.destinations[bulkhead.number],
         jobs,
+        sending,
         outcomes,
     };
     let end = match bulkhead.request_batch {
@@ -51,7 +56,10 @@ pub(crate) fn run(
 struct SenderThread<'a> {
     shared: &'a Shared,
     bulkhead: &'a Bulkhead,
+    metrics: &'a OfDestination,
     jobs: &'a Receiver<Job>,
+    /// What others know of it.
+    sending: &'a Stay,
     outcomes: &'a Sender<Settlement>,
 }
 
@@ -123,6 +131,7 @@ impl SenderThread<'_> {
         let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(lease)) else {
             return self.settle(message, lease, Verdict::Released, Duration::ZERO);
         };
+        let sending = self.begin(1);
         self.tell_sending(&message);
         // An observer may have taken its time.
         if !self.may_send(lease) {
@@ -134,13 +143,15 @@ impl SenderThread<'_> {
             self.bulkhead.gate.give_back(&pass);
             return self.settle(message, lease, expired(), Duration::ZERO);
         }
+        self.metrics.waited(message.claimed, began);
         let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
         let outcome = spans.within(|| dispatch_one(self.bulkhead, &message));
         let took = began.elapsed();
-        self.bulkhead.learn(took);
+        self.learn(took);
         self.tell_sent(&message, &outcome, took);
         spans.end(std::slice::from_ref(&outcome));
         self.record(&pass, &outcome);
+        drop(sending);
         let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
         self.settle(message, lease, verdict, took)
     }
@@ -155,6 +166,7 @@ impl SenderThread<'_> {
             }
             return Ok(());
         };
+        let sending = self.begin(jobs.len());
         jobs.iter().for_each(|job| self.tell_sending(&job.message));
         let began = Instant::now();
         let (mut messages, mut leases) = (Vec::new(), Vec::new());
@@ -164,6 +176,7 @@ impl SenderThread<'_> {
             } else if message.expires.is_some_and(|end| began >= end) {
                 expired()
             } else {
+                self.metrics.waited(message.claimed, began);
                 messages.push(message);
                 leases.push(lease);
                 continue;
@@ -178,7 +191,7 @@ impl SenderThread<'_> {
         let outcomes = spans.within(|| dispatch_batch(self.bulkhead, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();
-        self.bulkhead.learn(latency);
+        self.learn(latency);
         for (message, outcome) in messages.iter().zip(&outcomes) {
             self.tell_sent(message, outcome, latency);
         }
@@ -187,6 +200,7 @@ impl SenderThread<'_> {
             Some(telling) => self.record(&pass, telling),
             None => gate.give_back(&pass),
         }
+        drop(sending);
         let is_batch = messages.len() > 1;
         let mut refused = Vec::new();
         for ((message, lease), outcome) in messages.into_iter().zip(leases).zip(outcomes) {
@@ -202,6 +216,18 @@ impl SenderThread<'_> {
             self.send_alone(job)?;
         }
         Ok(())
+    }
+
+    /// A send of so many messages begins; a dispatcher may send one after the other.
+    fn begin(&self, messages: usize) -> Within<'_> {
+        let messages = u32::try_from(messages).unwrap_or(u32::MAX);
+        let longest = self.bulkhead.send_timeout.saturating_mul(messages);
+        self.sending.within(longest.saturating_add(MARGIN))
+    }
+
+    fn learn(&self, took: Duration) {
+        self.bulkhead.learn(took);
+        self.metrics.send_seconds.record(took.as_secs_f64());
     }
 
     fn tell_sending(&self, message: &Message) {
@@ -236,8 +262,7 @@ impl SenderThread<'_> {
     ) -> Result<(), NobodyListens> {
         // Not needed any more: the settle works on the stored row.
         message.payload = String::new();
-        let settlement =
-            Settlement::new(message, lease, verdict, latency).to(self.bulkhead.name.clone());
+        let settlement = Settlement::new(message, lease, self.bulkhead, verdict, latency);
         self.outcomes.send(settlement).map_err(|_| NobodyListens)
     }
 }

@@ -1,15 +1,18 @@
 //! A thread's own connection, made anew when it breaks, and one log line for all of them.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use diesel::result::QueryResult;
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 use secrecy::SecretString;
 
+use super::progress::{MARGIN, Post, each_statement};
 use crate::error::DatabaseError;
+use crate::name::OutboxName;
 use crate::store::connection::{Connected, Plans, backend, connect};
+use crate::store::rights;
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -23,7 +26,8 @@ const QUIET: Duration = Duration::from_secs(10);
 /// A connection that is made when it is needed, and given up after any error.
 pub(crate) struct Session {
     database_url: SecretString,
-    purpose: &'static str,
+    outbox: OutboxName,
+    post: Arc<Post>,
     statement_timeout: Duration,
     plans: Plans,
     conn: Option<Connected>,
@@ -36,19 +40,21 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(
         database_url: SecretString,
-        purpose: &'static str,
+        outbox: OutboxName,
+        post: &Arc<Post>,
         statement_timeout: Duration,
         plans: Plans,
-        outage: Arc<Outage>,
+        outage: &Arc<Outage>,
     ) -> Self {
         Self {
             database_url,
-            purpose,
+            outbox,
+            post: Arc::clone(post),
             statement_timeout,
             plans,
             conn: None,
             backend: None,
-            outage,
+            outage: Arc::clone(outage),
             failures: 0,
         }
     }
@@ -58,31 +64,57 @@ impl Session {
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
+        let post = Arc::clone(&self.post);
+        let stay = post.in_database.within(self.longest());
         let result = self.try_run(statements);
         match &result {
             Ok(_) => {
                 self.failures = 0;
-                self.outage.over(self.purpose);
+                self.outage.over(post.thread);
             }
             Err(error) => {
+                let missing = self.missing(error);
                 self.conn = None;
                 self.failures = self.failures.saturating_add(1);
-                self.outage.noticed(self.purpose, error);
+                post.errors.increment(1);
+                self.outage.noticed(post.thread, error, missing);
             }
         }
+        drop(stay);
+        post.set_connected(self.conn.is_some());
         result
+    }
+
+    /// The longest that one statement, or a connect, takes by right.
+    fn longest(&self) -> Duration {
+        self.statement_timeout.saturating_add(MARGIN)
+    }
+
+    /// What is wrong with the outbox, where that is why a statement has failed.
+    fn missing(&mut self, error: &DatabaseError) -> Option<String> {
+        // Of its kind are missing tables and columns, and missing rights.
+        let DatabaseError::Statement(Error::DatabaseError(DatabaseErrorKind::Unknown, _)) = error
+        else {
+            return None;
+        };
+        let Connected { conn, .. } = self.conn.as_mut().filter(|_| !error.is_timeout())?;
+        match rights::check_relay(conn, &self.outbox) {
+            Err(DatabaseError::Schema(what)) => Some(what),
+            Ok(()) | Err(_) => None,
+        }
     }
 
     fn try_run<T>(
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
+        let longest = self.longest();
         let Connected { conn, pooled } = match &mut self.conn {
             Some(connected) => connected,
             none => {
                 let mut connected = connect(
                     &self.database_url,
-                    self.purpose,
+                    self.post.thread,
                     self.statement_timeout,
                     self.plans,
                 )?;
@@ -90,6 +122,8 @@ impl Session {
                     None => Some(backend(&mut connected.conn)?),
                     Some(_) => None,
                 };
+                let told = each_statement(Arc::clone(&self.post), longest);
+                connected.conn.set_instrumentation(told);
                 none.insert(connected)
             }
         };
@@ -123,17 +157,37 @@ pub(crate) struct Outage {
 
 #[derive(Debug, Default)]
 struct OutageState {
-    without: HashSet<&'static str>,
+    without: BTreeMap<&'static str, Trouble>,
     began: Option<Instant>,
     ended: Option<Instant>,
     logged: bool,
 }
 
+/// Why a thread has no database.
+#[derive(Debug, Clone)]
+pub(crate) struct Trouble {
+    pub(super) since: Instant,
+    pub(super) error: String,
+    /// The database is there, and this is wrong with the outbox.
+    pub(super) missing: Option<String>,
+}
+
 impl Outage {
-    pub(super) fn noticed(&self, purpose: &'static str, error: &DatabaseError) {
+    pub(super) fn noticed(
+        &self,
+        purpose: &'static str,
+        error: &DatabaseError,
+        missing: Option<String>,
+    ) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = state.without.is_empty();
-        state.without.insert(purpose);
+        let trouble = state.without.entry(purpose).or_insert_with(|| Trouble {
+            since: Instant::now(),
+            error: String::new(),
+            missing: None,
+        });
+        trouble.error = error.to_string();
+        trouble.missing = missing;
         if first {
             state.began = Some(Instant::now());
             state.logged = state.ended.is_none_or(|ended| ended.elapsed() > QUIET);
@@ -153,7 +207,7 @@ impl Outage {
 
     pub(super) fn over(&self, purpose: &'static str) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.without.remove(purpose) || !state.without.is_empty() {
+        if state.without.remove(purpose).is_none() || !state.without.is_empty() {
             return;
         }
         let level = if state.logged {
@@ -168,9 +222,15 @@ impl Outage {
         log::log!(level, event = "db_recovered", seconds = seconds; "the database is back");
     }
 
-    /// Whether a thread that the relay needs is without its database.
-    pub(crate) fn is_on(&self) -> bool {
+    /// The threads that are without their database, but for the one that the relay can do without.
+    pub(super) fn troubles(&self) -> Vec<(&'static str, Trouble)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.without.iter().any(|purpose| *purpose != LISTENER)
+        let needed = state
+            .without
+            .iter()
+            .filter(|(thread, _)| **thread != LISTENER);
+        needed
+            .map(|(thread, trouble)| (*thread, trouble.clone()))
+            .collect()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub(super) use self::told::log_settled;
 
-use super::bulkhead::Retries;
+use super::bulkhead::{Bulkhead, Retries};
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::message::Message;
 use crate::status::ReasonCode;
@@ -76,14 +76,18 @@ pub(crate) struct Settlement {
     latency: Duration,
     /// The destination, also where the message names none.
     destination: Arc<str>,
+    /// The number of its bulkhead.
+    pub(super) bulkhead: usize,
     /// A settle of it was tried whose answer did not come.
     pub(super) repeated: bool,
 }
 
 impl Settlement {
+    /// It was sent, or was to be sent, by this bulkhead.
     pub(crate) fn new(
         message: Message,
         lease: LeaseId,
+        bulkhead: &Bulkhead,
         verdict: Verdict,
         latency: Duration,
     ) -> Self {
@@ -92,19 +96,19 @@ impl Settlement {
             lease,
             verdict,
             latency,
-            destination: Arc::default(),
+            destination: Arc::clone(&bulkhead.name),
+            bulkhead: bulkhead.number,
             repeated: false,
         }
     }
 
-    /// It was sent, or was to be sent, to this destination.
-    pub(crate) fn to(mut self, destination: Arc<str>) -> Self {
-        self.destination = destination;
-        self
-    }
-
-    pub(crate) fn unsent(message: Message, lease: LeaseId, verdict: Verdict) -> Self {
-        Self::new(message, lease, verdict, Duration::ZERO)
+    pub(crate) fn unsent(
+        message: Message,
+        lease: LeaseId,
+        bulkhead: &Bulkhead,
+        verdict: Verdict,
+    ) -> Self {
+        Self::new(message, lease, bulkhead, verdict, Duration::ZERO)
     }
 
     pub(super) fn sequence(&self) -> i64 {
@@ -119,6 +123,16 @@ impl Settlement {
             Verdict::Dead(..) => Kind::Dead,
             Verdict::Split(_) => Kind::Split,
             Verdict::Released => Kind::Released,
+        }
+    }
+
+    /// Which attempt has failed; 0: none that counts.
+    pub(super) fn failed_attempt(&self) -> u32 {
+        match self.verdict {
+            Verdict::Retry(_, _, counted) | Verdict::Dead(_, counted) if counted > 0 => {
+                self.message.attempts.saturating_add(1)
+            }
+            _ => 0,
         }
     }
 
@@ -220,6 +234,30 @@ pub(super) enum Kind {
     Dead,
     Split,
     Released,
+}
+
+impl Kind {
+    /// All, in their order.
+    pub(super) const ALL: [Self; 6] = [
+        Self::Delivered,
+        Self::Deduplicated,
+        Self::Retry,
+        Self::Dead,
+        Self::Split,
+        Self::Released,
+    ];
+
+    /// The outcome, as metrics name it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Deduplicated => "deduplicated",
+            Self::Retry => "retried",
+            Self::Dead => "dead",
+            Self::Split => "split",
+            Self::Released => "released",
+        }
+    }
 }
 
 fn ascii(text: &str) -> String {

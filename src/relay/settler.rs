@@ -51,7 +51,7 @@ pub(crate) fn run(
     continued: &Sender<Continued>,
     left: &Receiver<Continued>,
 ) {
-    let mut session = shared.session("settler", STATEMENT_TIMEOUT, Plans::ByIndex);
+    let mut session = shared.session(&shared.progress.settler, STATEMENT_TIMEOUT, Plans::ByIndex);
     let mut aside = Vec::new();
     let mut aside_until = Instant::now();
     let mut is_busy = false;
@@ -246,7 +246,11 @@ fn settle_group(
     kind: Kind,
     group: &[Settlement],
 ) -> Result<(), DatabaseError> {
+    let began = Instant::now();
     let (written, next) = settle_and_continue(shared, session, lease, kind, group)?;
+    let now = Instant::now();
+    let took = now.saturating_duration_since(began);
+    shared.metrics.settle_seconds.record(took.as_secs_f64());
     hand_on(shared, session, continued, next, lease);
     let changed: HashSet<i64> = written.changed.into_iter().collect();
     let missed: Vec<&Settlement> = group
@@ -257,15 +261,18 @@ fn settle_group(
     add(&shared.stats.settles, 1);
     let mut counted = 0;
     for settlement in group {
+        let bulkhead = &shared.bulkheads[settlement.bulkhead];
+        bulkhead.in_flight.fetch_sub(1, Ordering::Relaxed);
         if written.in_conflict.contains(&settlement.sequence()) {
-            tell(shared, &settlement.in_conflict());
+            tell(shared, &settlement.in_conflict(), now);
         } else if changed.contains(&settlement.sequence())
             || settled_before.contains(&settlement.sequence())
         {
             counted += 1;
-            tell(shared, settlement);
+            tell(shared, settlement, now);
         } else {
             add(&shared.stats.conflicts, 1);
+            shared.metrics.conflicts.increment(1);
             log::warn!(event = "conflict", sequence = settlement.sequence(), topic = settlement.message.topic, lease = lease.0; "another relay has the message: its settle changed nothing");
         }
     }
@@ -293,8 +300,10 @@ fn settle_group(
     Ok(())
 }
 
-/// Tells the log and the observers what is written down.
-fn tell(shared: &Shared, settlement: &Settlement) {
+/// Tells the log, the metrics and the observers what is written down.
+fn tell(shared: &Shared, settlement: &Settlement, now: Instant) {
+    shared.progress.moved();
+    shared.metrics.destinations[settlement.bulkhead].settled(settlement, now);
     log_settled(settlement, &shared.config);
     if let Some(settled) = settlement.told() {
         let message = &settlement.message;

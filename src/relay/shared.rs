@@ -12,11 +12,14 @@ use super::bulkhead::Bulkhead;
 use super::doubt::Doubt;
 use super::idle::Idle;
 use super::lease_clock::LeaseClock;
+use super::metrics::Metrics;
+use super::monitor::Monitor;
 use super::observer::Observers;
 use super::pauses::KeptBack;
+use super::progress::{Post, Progress};
 use super::session::{Outage, Session};
 use super::sleep::Sleep;
-use super::stats::Counters;
+use super::stats::{Counters, add};
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
@@ -56,6 +59,11 @@ pub(crate) struct Shared {
     pub(crate) lease: LeaseClock,
     pub(crate) outage: Arc<Outage>,
     pub(crate) stats: Counters,
+    pub(crate) metrics: Metrics,
+    pub(crate) progress: Progress,
+    pub(crate) monitor: Monitor,
+    /// Threads that have ended.
+    ended: Mutex<Vec<String>>,
     /// Claimed and not settled yet, but for what is put aside.
     pub(crate) in_flight: AtomicUsize,
     /// Sequences whose settle the database refuses.
@@ -104,9 +112,14 @@ impl Shared {
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
+        let metrics = Metrics::new(&config.table, &bulkheads);
         Self {
             observers,
             routes: Routes::new(&config),
+            progress: Progress::new(&metrics, &bulkheads),
+            metrics,
+            monitor: Monitor::default(),
+            ended: Mutex::default(),
             bulkheads,
             config,
             database_url,
@@ -127,6 +140,18 @@ impl Shared {
             has_news: AtomicBool::new(false),
             idle: Idle::default(),
         }
+    }
+
+    /// A thread has come to its end.
+    pub(super) fn thread_ended(&self, thread: &str) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.push(thread.to_owned());
+    }
+
+    /// The threads that have come to their ends.
+    pub(super) fn ended(&self) -> Vec<String> {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.clone()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -285,19 +310,20 @@ impl Shared {
             .unwrap_or(&self.database_url)
     }
 
-    /// A session with no connection yet, for the thread that is named after `purpose`.
+    /// A session with no connection yet, for this thread.
     pub(crate) fn session(
         &self,
-        purpose: &'static str,
+        post: &Arc<Post>,
         statement_timeout: Duration,
         plans: Plans,
     ) -> Session {
         Session::new(
             self.database_url.clone(),
-            purpose,
+            self.config.table.clone(),
+            post,
             statement_timeout,
             plans,
-            Arc::clone(&self.outage),
+            &self.outage,
         )
     }
 
@@ -305,6 +331,13 @@ impl Shared {
     pub(crate) fn beat_now(&self) {
         // Full: it is about to.
         let _ = self.signals.pulse.try_send(());
+    }
+
+    /// Counts messages that were claimed.
+    pub(super) fn count_claimed(&self, count: usize) {
+        add(&self.stats.claimed, count);
+        self.metrics.claimed.increment(count as u64);
+        self.progress.moved();
     }
 
     /// `count` messages were claimed under a lease.

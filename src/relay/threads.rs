@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
 use super::shared::{Job, Shared};
-use super::{StartError, janitor, listener, sender, settler};
+use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::lease::LeaseId;
 
 /// The thread that ends last, told how.
@@ -59,6 +59,9 @@ impl Running {
             .iter()
             .map(|bulkhead| bounded(bulkhead.queue()))
             .collect();
+        shared
+            .progress
+            .watch(queues.iter().map(|(_, queue)| queue.clone()));
         // Claimed messages are bounded, so a send into it never waits for long.
         let (outcomes, outcome_queue) = bounded(2 * shared.batch() + shared.senders());
 
@@ -67,59 +70,60 @@ impl Running {
             ring,
             pulse,
         } = told;
-        let (state, name) = (Arc::clone(shared), relay_name.to_owned());
-        self.spawn(HEARTBEAT, exit, move || {
-            heartbeat::run(&state, &name, lease_id, &ending, &pulse);
+        let name = relay_name.to_owned();
+        self.spawn(shared, HEARTBEAT, exit, move |shared| {
+            heartbeat::run(shared, &name, lease_id, &ending, &pulse);
         })?;
         // No more than was settled: claimed messages are bounded, and so are these.
         let (continued, continued_queue) = unbounded();
-        let (state, left) = (Arc::clone(shared), continued_queue.clone());
-        self.spawn("relay-settler", exit, move || {
-            settler::run(&state, &outcome_queue, &continued, &left)
+        let left = continued_queue.clone();
+        self.spawn(shared, "relay-settler", exit, move |shared| {
+            settler::run(shared, &outcome_queue, &continued, &left);
         })?;
         let mut number = 0;
-        for (bulkhead, (_, queue)) in queues.iter().enumerate() {
+        for (bulkhead, (_, queue)) in shared.bulkheads.iter().zip(&queues) {
             let gathering = Arc::new(Mutex::new(()));
-            for _ in 0..shared.bulkheads[bulkhead].concurrency {
+            for sender in 0..bulkhead.concurrency {
                 number += 1;
-                let (state, gathering) = (Arc::clone(shared), Arc::clone(&gathering));
+                let (gathering, bulkhead) = (Arc::clone(&gathering), bulkhead.number);
                 let (queue, outcomes) = (queue.clone(), outcomes.clone());
-                self.spawn(&format!("relay-send-{number}"), exit, move || {
-                    let bulkhead = &state.bulkheads[bulkhead];
-                    sender::run(&state, bulkhead, &queue, &gathering, &outcomes);
-                })?;
+                self.spawn(
+                    shared,
+                    &format!("relay-send-{number}"),
+                    exit,
+                    move |shared| {
+                        let sending = &shared.progress.senders[bulkhead][sender];
+                        let bulkhead = &shared.bulkheads[bulkhead];
+                        sender::run(shared, bulkhead, &queue, &gathering, sending, &outcomes);
+                    },
+                )?;
             }
         }
-        let state = Arc::clone(shared);
-        self.spawn("relay-janitor", exit, move || {
-            janitor::run(&state);
-        })?;
+        self.spawn(shared, "relay-janitor", exit, janitor::run)?;
+        self.spawn(shared, "relay-monitor", exit, monitor::run)?;
         if shared.config.listener && shared.config.enabled {
-            let state = Arc::clone(shared);
-            self.spawn("relay-listener", exit, move || listener::run(&state))?;
+            self.spawn(shared, "relay-listener", exit, listener::run)?;
         }
-        let state = Arc::clone(shared);
-        self.spawn("relay-claimer", exit, move || {
-            Claimer::new(&state, queues, outcomes, ring, continued_queue).run();
+        self.spawn(shared, "relay-claimer", exit, move |shared| {
+            Claimer::new(shared, queues, outcomes, ring, continued_queue).run();
         })
     }
 
     fn spawn(
         &mut self,
+        shared: &Arc<Shared>,
         name: &str,
         exit: &Sender<Exit>,
-        work: impl FnOnce() + Send + 'static,
+        work: impl FnOnce(&Shared) + Send + 'static,
     ) -> Result<(), StartError> {
         let guard = ExitGuard {
+            shared: Arc::clone(shared),
             thread: name.to_owned(),
             exit: exit.clone(),
         };
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || {
-                let _guard = guard;
-                work();
-            })?;
+            .spawn(move || work(&guard.shared))?;
         self.threads.push((name.to_owned(), thread));
         Ok(())
     }
@@ -161,12 +165,14 @@ impl Running {
 
 /// Reports a thread's end, also when it ends by a panic.
 struct ExitGuard {
+    shared: Arc<Shared>,
     thread: String,
     exit: Sender<Exit>,
 }
 
 impl Drop for ExitGuard {
     fn drop(&mut self) {
+        self.shared.thread_ended(&self.thread);
         // The channel has room for every thread; nobody listens when the handle is gone.
         let _ = self.exit.try_send(Exit {
             thread: std::mem::take(&mut self.thread),

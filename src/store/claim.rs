@@ -360,6 +360,8 @@ impl ClaimedRow {
                 idempotency_key: self.idempotency_key,
                 tenant_id: self.tenant_id,
                 created_at: system_time(self.created_at),
+                age: between(self.created_at, self.locked_at),
+                claimed: before,
                 attempts: u32::try_from(self.attempts).unwrap_or(0),
                 expires,
                 claimed_at: self.locked_at.0,
@@ -376,6 +378,11 @@ const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
 
 /// The last second of the year 9999: later ones have no RFC 3339 form.
 const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
+
+/// From one time to a later one.
+fn between(from: PgTimestamp, to: PgTimestamp) -> Duration {
+    Duration::from_micros(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
+}
 
 /// The nearest time that can be written in a header: plain SQL can store any, and infinity.
 fn system_time(timestamp: PgTimestamp) -> SystemTime {

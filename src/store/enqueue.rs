@@ -32,6 +32,10 @@ impl Row {
         &self.key
     }
 
+    pub(crate) fn topic(&self) -> &str {
+        &self.message.topic
+    }
+
     /// About as many bytes as it takes on its way to the database.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.message.headers.iter();

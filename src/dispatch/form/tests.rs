@@ -22,6 +22,8 @@ pub(in crate::dispatch) fn message(payload: &str) -> Message {
         attempts: 2,
         expires: None,
         claimed_at: 0,
+        claimed: std::time::Instant::now(),
+        age: std::time::Duration::ZERO,
         in_a_row: 0,
     }
 }

@@ -1,5 +1,7 @@
 //! Where claimed messages go: to a sender, or straight to the settler.
 
+use std::sync::atomic::Ordering;
+
 use crossbeam_channel::TrySendError;
 
 use super::Claimer;
@@ -20,6 +22,7 @@ impl Claimer<'_> {
         let taken_over = claimed.iter().filter(is_taken_over).count();
         if taken_over > 0 {
             add(&self.shared.stats.taken_over, taken_over);
+            self.shared.metrics.taken_over.increment(taken_over as u64);
             log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
         }
         claimed.sort_unstable_by_key(|c| c.message.sequence);
@@ -58,6 +61,7 @@ impl Claimer<'_> {
             To::Split => self.shared.bulkheads.len() - 1,
         };
         let bulkhead = &self.shared.bulkheads[number];
+        bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
         let abandoned = || {
             let error = "the relay that had claimed it died or lost its lease";
             Failure::new(ReasonCode::Abandoned, error)
@@ -90,7 +94,7 @@ impl Claimer<'_> {
         };
         // Not needed any more: the settle works on the stored row.
         message.payload = String::new();
-        let settlement = Settlement::unsent(message, lease, verdict).to(bulkhead.name.clone());
+        let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
         let _ = self.outcomes.send(settlement);
     }
 

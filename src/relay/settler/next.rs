@@ -31,7 +31,7 @@ pub(super) fn hand_on(
     if claimed.is_empty() {
         return;
     }
-    add(&shared.stats.claimed, claimed.len());
+    shared.count_claimed(claimed.len());
     add(&shared.stats.continued, claimed.len());
     shared.began(lease, claimed.len());
     if let Err(error) = continued.send(Continued { claimed, lease }) {

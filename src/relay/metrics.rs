@@ -1,0 +1,173 @@
+//! The metrics of one relay: handles that are made once, when it starts, so that counting a message
+//! costs an addition.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
+
+use super::bulkhead::Bulkhead;
+use super::health::ProblemKind;
+use super::settlement::{Kind, Settlement};
+use crate::metrics as names;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+
+/// Attempts beyond these have one label.
+const ATTEMPTS: [&str; 10] = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10+"];
+
+pub(crate) struct Metrics {
+    pub(super) outbox: Arc<str>,
+    pub(super) claimed: Counter,
+    pub(super) taken_over: Counter,
+    pub(super) leases_lost: Counter,
+    pub(super) conflicts: Counter,
+    pub(super) notified: Counter,
+    pub(super) polled: Counter,
+    pub(super) called: Counter,
+    pub(super) claim_seconds: Histogram,
+    pub(super) settle_seconds: Histogram,
+    /// In the order of the bulkheads.
+    pub(super) destinations: Vec<OfDestination>,
+    pub(super) connections: Gauge,
+    pub(super) lease_seconds_left: Gauge,
+    pub(super) listener_connected: Gauge,
+    pub(super) live: Gauge,
+    pub(super) ready: Gauge,
+    /// In the order of [`ProblemKind::ALL`].
+    pub(super) problems: Vec<Gauge>,
+}
+
+/// Those of one destination.
+pub(crate) struct OfDestination {
+    outbox: Arc<str>,
+    name: Arc<str>,
+    settled: [Counter; Kind::ALL.len()],
+    /// Made when they are needed: most never are.
+    retries: [OnceLock<Counter>; ATTEMPTS.len()],
+    dead: [OnceLock<Counter>; ReasonCode::ALL.len()],
+    pub(super) breaker_opened: Counter,
+    pub(super) queue_wait_seconds: Histogram,
+    pub(super) send_seconds: Histogram,
+    delivery_seconds: Histogram,
+    pub(super) in_flight: Gauge,
+    pub(super) queued: Gauge,
+    pub(super) threads: Gauge,
+    pub(super) threads_busy: Gauge,
+    pub(super) breaker_open: Gauge,
+    pub(super) paused: Gauge,
+}
+
+impl Metrics {
+    pub(super) fn new(outbox: &OutboxName, bulkheads: &[Bulkhead]) -> Self {
+        names::describe();
+        let outbox: Arc<str> = outbox.to_string().into();
+        let label = || Arc::clone(&outbox);
+        let woken = |source: &'static str| counter!(names::WAKE_UPS, "outbox" => label(), "source" => source);
+        Self {
+            claimed: counter!(names::CLAIMED, "outbox" => label()),
+            taken_over: counter!(names::TAKEN_OVER, "outbox" => label()),
+            leases_lost: counter!(names::LEASES_LOST, "outbox" => label()),
+            conflicts: counter!(names::CONFLICTS, "outbox" => label()),
+            notified: woken("notification"),
+            polled: woken("poll"),
+            called: woken("call"),
+            claim_seconds: histogram!(names::CLAIM_SECONDS, "outbox" => label()),
+            settle_seconds: histogram!(names::SETTLE_SECONDS, "outbox" => label()),
+            destinations: bulkheads
+                .iter()
+                .map(|bulkhead| OfDestination::new(&outbox, bulkhead))
+                .collect(),
+            connections: gauge!(names::CONNECTIONS, "outbox" => label()),
+            lease_seconds_left: gauge!(names::LEASE_SECONDS_LEFT, "outbox" => label()),
+            listener_connected: gauge!(names::LISTENER_CONNECTED, "outbox" => label()),
+            live: gauge!(names::LIVE, "outbox" => label()),
+            ready: gauge!(names::READY, "outbox" => label()),
+            problems: ProblemKind::ALL
+                .iter()
+                .map(|kind| gauge!(names::PROBLEM, "outbox" => label(), "problem" => kind.as_str()))
+                .collect(),
+            outbox,
+        }
+    }
+
+    /// Of a thread with a connection.
+    pub(super) fn database_errors(&self, thread: &'static str) -> Counter {
+        counter!(names::DATABASE_ERRORS, "outbox" => Arc::clone(&self.outbox), "thread" => thread)
+    }
+}
+
+impl OfDestination {
+    fn new(outbox: &Arc<str>, bulkhead: &Bulkhead) -> Self {
+        let name = &bulkhead.name;
+        let labels = || {
+            vec![
+                Label::new("outbox", Arc::clone(outbox)),
+                Label::new("destination", Arc::clone(name)),
+            ]
+        };
+        let settled = |kind: Kind| counter!(names::SETTLED, "outbox" => Arc::clone(outbox), "destination" => Arc::clone(name), "outcome" => kind.as_str());
+        Self {
+            settled: Kind::ALL.map(settled),
+            retries: Default::default(),
+            dead: [const { OnceLock::new() }; ReasonCode::ALL.len()],
+            breaker_opened: counter!(names::BREAKER_OPENED, labels()),
+            queue_wait_seconds: histogram!(names::QUEUE_WAIT_SECONDS, labels()),
+            send_seconds: histogram!(names::SEND_SECONDS, labels()),
+            delivery_seconds: histogram!(names::DELIVERY_SECONDS, labels()),
+            in_flight: gauge!(names::IN_FLIGHT, labels()),
+            queued: gauge!(names::QUEUED, labels()),
+            threads: gauge!(names::THREADS, labels()),
+            threads_busy: gauge!(names::THREADS_BUSY, labels()),
+            breaker_open: gauge!(names::BREAKER_OPEN, labels()),
+            paused: gauge!(names::PAUSED, labels()),
+            outbox: Arc::clone(outbox),
+            name: Arc::clone(name),
+        }
+    }
+
+    /// A message is about to be sent that was claimed then.
+    pub(super) fn waited(&self, claimed: Instant, began: Instant) {
+        let waited = began.saturating_duration_since(claimed);
+        self.queue_wait_seconds.record(waited.as_secs_f64());
+    }
+
+    /// What became of a message is written down, at `now`.
+    pub(super) fn settled(&self, settlement: &Settlement, now: Instant) {
+        let kind = settlement.kind();
+        self.settled[kind as usize].increment(1);
+        match kind {
+            Kind::Delivered => {
+                let since_claim = now.saturating_duration_since(settlement.message.claimed);
+                let took = settlement.message.age.saturating_add(since_claim);
+                self.delivery_seconds.record(took.as_secs_f64());
+            }
+            Kind::Retry => self.retried(settlement.failed_attempt()),
+            Kind::Dead => {
+                if let Some(failure) = settlement.failure() {
+                    self.died(failure.code);
+                }
+            }
+            Kind::Deduplicated | Kind::Split | Kind::Released => {}
+        }
+    }
+
+    /// The so-manieth attempt has failed; 0: it counts as none.
+    fn retried(&self, attempt: u32) {
+        let Some(number) = attempt.checked_sub(1) else {
+            return;
+        };
+        let at = usize::try_from(number).map_or(ATTEMPTS.len() - 1, |n| n.min(ATTEMPTS.len() - 1));
+        let counter = self.retries[at].get_or_init(|| {
+            counter!(names::RETRIES, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "attempt" => ATTEMPTS[at])
+        });
+        counter.increment(1);
+    }
+
+    fn died(&self, reason: ReasonCode) {
+        let counter = self.dead[reason as usize].get_or_init(|| {
+            counter!(names::DEAD, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "reason" => reason.as_str())
+        });
+        counter.increment(1);
+    }
+}
