@@ -30,6 +30,7 @@
 mod dead_letters;
 mod depths;
 mod keys;
+mod messages;
 mod migrations;
 mod pauses;
 
@@ -50,6 +51,7 @@ pub use self::dead_letters::{
 };
 pub use self::depths::{activity, count_all, depths};
 pub use self::keys::{blocked_keys, leases};
+pub use self::messages::{key_messages, ledger, message};
 pub use self::migrations::{
     check_schema, migrate, migration_sql, missing_rights, revert_migrations, roles_sql,
 };
@@ -59,9 +61,12 @@ pub use crate::store::blocked::BlockedKey;
 pub use crate::store::dead::{DeadFilter, DeadGroup, DeadLetter};
 pub use crate::store::depths::{DeadDepth, Depths, LaneDepth};
 pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
+pub use crate::store::ledger::{LedgerFilter, LedgerRow};
+pub use crate::store::messages::{MessageKey, MessageRecord};
 pub use crate::store::migrate::Direction;
 pub use crate::store::pause::Pausable;
 pub use crate::store::place::Place;
+pub use crate::store::searched::Searched;
 
 /// Blocked keys that an overview shows.
 const MOST_KEYS: i64 = 100;

@@ -3,7 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use diesel::pg::data_types::PgTimestamp;
+
 use crate::status::UnknownWord;
+
+/// PostgreSQL counts from 2000 on.
+const BEGIN_MICROS: i64 = 946_684_800_000_000;
 
 /// Where a page of a list ended: the next one goes on behind it, whatever has come or gone meanwhile.
 /// Written as text it fits into a link or a flag.
@@ -57,3 +62,14 @@ pub(super) fn rfc3339(time: &str) -> String {
         "coalesce(to_char({time} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), {time}::text)"
     )
 }
+
+/// Microseconds since 1970 as PostgreSQL has them; the first and the last stand for no end.
+pub(super) fn from_micros(micros: i64) -> PgTimestamp {
+    match micros {
+        i64::MIN | i64::MAX => PgTimestamp(micros),
+        micros => PgTimestamp(micros.saturating_sub(BEGIN_MICROS).max(EARLIEST)),
+    }
+}
+
+/// The first time that PostgreSQL knows: 4714 before Christ.
+const EARLIEST: i64 = -211_813_488_000_000_000;

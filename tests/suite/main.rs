@@ -27,6 +27,7 @@ mod guide;
 mod handle;
 mod handlers;
 mod inbox;
+mod messages;
 mod odd_rows;
 mod ordering;
 mod own_migrations;

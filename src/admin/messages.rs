@@ -1,0 +1,98 @@
+//! Messages, wherever they are, and what the ledger remembers.
+
+use diesel::PgConnection;
+
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::ledger::{self, LedgerFilter, LedgerRow};
+use crate::store::messages::{self, MessageKey, MessageRecord};
+use crate::store::searched::Searched;
+
+/// Everything that the outbox has of a message: live, dead and in the ledger, at each destination, with
+/// its replays and with payloads and headers where they are kept.
+///
+/// By key it is found at once, by sequence as long as it is not delivered. Neither outbox nor ledger has
+/// an index of message ids; those that the library makes say when they were made, and are found by that.
+/// For others the tables are read, for two seconds at most ([`Searched::is_complete`]).
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName};
+/// use diesel_outbox::admin::{self, MessageKey};
+///
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName, typed: &str) -> Result<(), DatabaseError> {
+///     let key = MessageKey::Text(typed.to_owned());
+///     for record in admin::message(conn, outbox, &key)?.rows {
+///         println!("{} at {:?}: {}", record.sequence, record.destination, record.status);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn message(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    key: &MessageKey,
+) -> Result<Searched<MessageRecord>, DatabaseError> {
+    Ok(messages::find(conn, name, key)?)
+}
+
+/// The live messages and the dead letters of an ordering key, in their order, without payloads and
+/// headers, `limit` at most.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName, key: &str) -> Result<(), DatabaseError> {
+///     for record in admin::key_messages(conn, outbox, key, 20)? {
+///         println!("{} {} {}", record.sequence, record.topic, record.status);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn key_messages(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    ordering_key: &str,
+    limit: i64,
+) -> Result<Vec<MessageRecord>, DatabaseError> {
+    Ok(messages::of_ordering_key(conn, name, ordering_key, limit)?)
+}
+
+/// What the ledger remembers, the latest first, `limit` rows at most. A search for something rare in a
+/// large ledger ends after two seconds ([`Searched::is_complete`]).
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName};
+/// use diesel_outbox::admin::{self, LedgerFilter};
+/// use std::time::{Duration, SystemTime};
+///
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     let last_hour = LedgerFilter {
+///         topic: Some("order.paid".to_owned()),
+///         since: SystemTime::now().checked_sub(Duration::from_secs(3600)),
+///         ..LedgerFilter::default()
+///     };
+///     for row in admin::ledger(conn, outbox, &last_hour, 50)?.rows {
+///         println!("{} {} {}", row.settled_at, row.status, row.idempotency_key);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn ledger(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &LedgerFilter,
+    limit: i64,
+) -> Result<Searched<LedgerRow>, DatabaseError> {
+    Ok(ledger::ledger(conn, name, filter, limit)?)
+}

@@ -1,0 +1,293 @@
+//! A message by what somebody knows of it, the ledger by pages, and the messages of a key.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use diesel_outbox::admin::{
+    self, LedgerFilter, LedgerRow, MessageKey, MessageRecord, Place, Searched,
+};
+use diesel_outbox::{OutboxName, Status};
+use uuid::Uuid;
+
+use crate::support::Database;
+
+fn name(db: &Database) -> OutboxName {
+    db.name().parse().expect("a name")
+}
+
+fn find(db: &Database, key: &MessageKey) -> Vec<MessageRecord> {
+    let found = admin::message(&mut db.connect(), &name(db), key).expect("a search");
+    assert!(found.is_complete);
+    found.rows
+}
+
+fn text(text: &str) -> MessageKey {
+    MessageKey::Text(text.to_owned())
+}
+
+/// `live pending a`: where it stands, its state and its destination.
+fn shown(records: &[MessageRecord]) -> Vec<String> {
+    let line = |r: &MessageRecord| format!("{} {} {}", r.kept_in, r.status, r.destination);
+    records.iter().map(line).collect()
+}
+
+/// A message for three destinations: delivered to one, dead for another, retrying at the third; and its
+/// replay. Around it, `others` that are live and as many in the ledger.
+fn fill(db: &Database, id: Uuid, others: usize) {
+    db.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload) SELECT 't', '1' FROM generate_series(1, {others})"
+    ));
+    db.execute(&format!(
+        "INSERT INTO {{o}} (message_id, topic, destination, payload, headers, idempotency_key, attempts,
+                last_error_code, split_from)
+         VALUES ('{id}', 't', 'c', '{{\"a\": 1}}', '{{\"x\": \"y\"}}', 'order-1', 1, 'TIMEOUT', 7),
+                ('{id}', 't', 'a', '2', NULL, 'order-1#replay-20261121T101500-abcdef', 0, NULL, NULL)"
+    ));
+    db.execute(&format!(
+        "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
+            available_at, created_at, attempts, reason)
+         VALUES (-1, '{id}', 't', 'b', '1', 'order-1', now(), now(), 3, 'REJECTED')"
+    ));
+    db.execute(&format!(
+        "INSERT INTO {{o}}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, attempts, created_at)
+         SELECT 'other-' || g, '', -100 - g, gen_random_uuid(), 't', '', 'delivered', 1, now()
+           FROM generate_series(1, {others}) g
+         UNION ALL VALUES ('order-1', 'a', -2, '{id}'::uuid, 't', ''::bytea, 'delivered', 1, now()),
+                          ('order-1', 'b', -1, '{id}', 't', '', 'dead', 3, now())"
+    ));
+    db.execute("ANALYZE {o}");
+    db.execute("ANALYZE {o}_ledger");
+}
+
+const ALL: [&str; 5] = [
+    "ledger delivered a",
+    "ledger dead b",
+    "dead dead b",
+    "live retrying c",
+    "live pending a",
+];
+
+/// R29: whatever a receiver or a log says of a message leads to all of it.
+#[test]
+fn a_message_is_found_by_sequence_id_and_key_with_all_its_parts_and_replays() {
+    let db = Database::new();
+    let id = Uuid::now_v7();
+    fill(&db, id, 100);
+    let live = db.number("SELECT sequence FROM {o} WHERE idempotency_key = 'order-1'");
+    for key in [
+        MessageKey::Id(id),
+        MessageKey::Key("order-1".to_owned()),
+        MessageKey::Sequence(live),
+        MessageKey::Sequence(-1),
+        MessageKey::Sequence(-2),
+        text("order-1"),
+        text(" order-1#replay-20261121T101500-abcdef "),
+        text(&id.to_string()),
+        text(&live.to_string()),
+    ] {
+        let records = find(&db, &key);
+        assert_eq!(shown(&records), ALL, "{key:?}");
+        let retrying = &records[3];
+        assert_eq!(retrying.payload.as_deref(), Some("{\"a\": 1}"));
+        assert_eq!(retrying.headers.as_deref(), Some("{\"x\": \"y\"}"));
+        assert_eq!(retrying.reason.as_deref(), Some("TIMEOUT"));
+        assert_eq!(retrying.split_from, Some(7));
+        assert_eq!(records[4].replay_of(), Some("order-1"));
+        assert!(records[0].settled_at.is_some() && records[0].payload.is_none());
+    }
+}
+
+#[test]
+fn a_message_of_plain_sql_is_found_by_its_id_wherever_it_is() {
+    let db = Database::new();
+    fill(&db, Uuid::now_v7(), 10);
+    for table in ["{o}", "{o}_ledger"] {
+        let id = db.text(&format!(
+            "SELECT message_id::text FROM {table} WHERE topic = 't' LIMIT 1"
+        ));
+        let records = find(&db, &text(&id.expect("an id")));
+        assert!(!records.is_empty());
+    }
+}
+
+#[test]
+fn what_is_not_there_is_not_found() {
+    let db = Database::new();
+    fill(&db, Uuid::now_v7(), 10);
+    for unknown in [
+        MessageKey::Id(Uuid::now_v7()),
+        MessageKey::Id(Uuid::from_u128(5)),
+        MessageKey::Sequence(i64::MAX),
+        MessageKey::Sequence(i64::MIN),
+        MessageKey::Key("order".to_owned()),
+        text(""),
+        text("%"),
+        text("'; DROP TABLE x"),
+        text("99999999999999999999999"),
+    ] {
+        assert_eq!(find(&db, &unknown).len(), 0, "{unknown:?}");
+    }
+}
+
+/// R29: looking for one message among many does not read all of them.
+#[test]
+fn an_id_of_the_librarys_is_found_among_many() {
+    let db = Database::new();
+    let id = Uuid::now_v7();
+    fill(&db, id, 100_000);
+    db.execute("DELETE FROM {o}_dead");
+    let before = Instant::now();
+    assert_eq!(find(&db, &MessageKey::Id(id)).len(), 4);
+    let took = before.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    // It was settled days after it was made.
+    db.execute("DELETE FROM {o} WHERE idempotency_key LIKE 'order-1%'");
+    db.execute(
+        "UPDATE {o}_ledger SET settled_at = now() + interval '3 days' WHERE idempotency_key = 'order-1'",
+    );
+    assert_eq!(find(&db, &MessageKey::Id(id)).len(), 2);
+}
+
+fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRow> {
+    admin::ledger(&mut db.connect(), &name(db), filter, limit).expect("the ledger")
+}
+
+/// R29: the ledger by pages, the latest first, whatever the distance in time between its rows.
+#[test]
+fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, attempts, created_at, settled_at)
+         SELECT 'k' || g, '', g, gen_random_uuid(), 't' || g % 2, '', 'delivered', 1, now(),
+                now() - (g / 3) * (g / 3) * interval '3 hours'
+           FROM generate_series(1, 100) g",
+    );
+    let (mut seen, mut before): (Vec<i64>, Option<Place>) = (Vec::new(), None);
+    loop {
+        let filter = LedgerFilter {
+            before,
+            ..LedgerFilter::default()
+        };
+        let page = ledger(&db, &filter, 7);
+        assert!(page.is_complete);
+        let Some(last) = page.rows.last() else { break };
+        before = Some(last.place());
+        seen.extend(page.rows.iter().map(|row| row.sequence));
+    }
+    let mut all: Vec<i64> = (1..=100).collect();
+    all.sort_by_key(|sequence| (sequence / 3, -sequence));
+    assert_eq!(seen, all);
+}
+
+#[test]
+fn the_ledger_is_searched_by_time_topic_destination_state_and_key() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, reason, attempts, created_at, settled_at, ordering_key, payload)
+         VALUES ('a', 'x', 1, gen_random_uuid(), 't', '', 'delivered', NULL, 1, now(),
+                 now() - interval '1 day', 'k', NULL),
+                ('b', 'y', 2, gen_random_uuid(), 't', '', 'dead', 'TIMEOUT', 1, now(),
+                 now() - interval '1 hour', NULL, '1'),
+                ('c', 'x', 3, gen_random_uuid(), 'u', '', 'delivered', NULL, 1, now(), now(), NULL, NULL)",
+    );
+    let ago = |seconds| SystemTime::now().checked_sub(Duration::from_secs(seconds));
+    let all = LedgerFilter::default;
+    let found = |filter: LedgerFilter| -> Vec<i64> {
+        let rows = ledger(&db, &filter, 10).rows;
+        rows.iter().map(|row| row.sequence).collect()
+    };
+    assert_eq!(found(all()), [3, 2, 1]);
+    assert_eq!(
+        found(LedgerFilter {
+            topic: Some("t".to_owned()),
+            ..all()
+        }),
+        [2, 1]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            destination: Some("x".to_owned()),
+            ..all()
+        }),
+        [3, 1]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            status: Some(Status::Dead),
+            ..all()
+        }),
+        [2]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            ordering_key: Some("k".to_owned()),
+            ..all()
+        }),
+        [1]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            since: ago(7200),
+            ..all()
+        }),
+        [3, 2]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            until: ago(1800),
+            ..all()
+        }),
+        [2, 1]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            since: ago(7200),
+            until: ago(1800),
+            ..all()
+        }),
+        [2]
+    );
+    assert_eq!(
+        found(LedgerFilter {
+            since: ago(1800),
+            until: ago(7200),
+            ..all()
+        }),
+        [0; 0]
+    );
+    let dead = ledger(
+        &db,
+        &LedgerFilter {
+            status: Some(Status::Dead),
+            ..all()
+        },
+        10,
+    );
+    assert!(dead.rows[0].has_payload && dead.rows[0].reason.as_deref() == Some("TIMEOUT"));
+}
+
+#[test]
+fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key) SELECT 't', '1', 'k' || g % 2
+           FROM generate_series(1, 6) g",
+    );
+    db.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
+            ordering_key, available_at, created_at, attempts, reason, blocks_key)
+         VALUES (0, gen_random_uuid(), 't', '', '1', 'd', 'k1', now(), now(), 3, 'REJECTED', true)",
+    );
+    let of = |limit| {
+        let records = admin::key_messages(&mut db.connect(), &name(&db), "k1", limit);
+        let records = records.expect("messages");
+        let line = |r: &MessageRecord| (r.sequence, r.status.clone(), r.blocks_key);
+        records.iter().map(line).collect::<Vec<_>>()
+    };
+    let pending = |sequence| (sequence, "pending".to_owned(), false);
+    let dead = (0, "dead".to_owned(), true);
+    assert_eq!(of(10), [dead.clone(), pending(1), pending(3), pending(5)]);
+    assert_eq!(of(2), [dead, pending(1)]);
+}
