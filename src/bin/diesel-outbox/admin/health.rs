@@ -1,35 +1,38 @@
 //! `/livez` and `/readyz`: whether the process is to be restarted, and whether it can work.
 
-use diesel_outbox::admin;
+use diesel_outbox::{Health, admin};
 
 use super::Site;
 use super::http::{Response, Status};
 
-/// Whether threads are at work.
+/// Whether threads are at work, and where something is due, whether it goes on.
 pub(super) fn alive(site: &Site) -> Response {
     match &site.relay {
-        Some(relay) if relay.has_failed() => answer(false, "a thread of the relay has ended"),
-        Some(_) => answer(true, "ok"),
-        None => answer(true, "ok: no relay runs in this process"),
+        Some(relay) => {
+            let health = relay.health();
+            answer(health.is_live(), &health)
+        }
+        None => Response::text(Status::Ok, "ok: no relay runs in this process\n"),
     }
 }
 
 /// Whether database, lease and schema are there.
 pub(super) fn ready(site: &Site) -> Response {
     if let Some(relay) = &site.relay {
-        return answer(relay.is_healthy(), "database, lease or a thread is missing");
+        let health = relay.health();
+        return answer(health.is_ready(), &health);
     }
     match site.database.run(admin::check_schema) {
-        Ok(()) => answer(true, "ok: no relay runs in this process"),
-        Err(error) => answer(false, &format!("{error:#}")),
+        Ok(()) => Response::text(Status::Ok, "ok: no relay runs in this process\n"),
+        Err(error) => Response::text(Status::Unavailable, format!("{error:#}\n")),
     }
 }
 
-fn answer(is_good: bool, words: &str) -> Response {
+fn answer(is_good: bool, health: &Health) -> Response {
     let status = if is_good {
         Status::Ok
     } else {
         Status::Unavailable
     };
-    Response::text(status, format!("{words}\n"))
+    Response::text(status, format!("{health}\n"))
 }

@@ -31,7 +31,9 @@ impl Metrics {
     }
 
     pub(crate) fn text(&self, relay: Option<&RelayHandle>) -> Response {
-        let _ = relay;
+        if let Some(relay) = relay {
+            relay.record_metrics();
+        }
         Response::metrics(self.0.render())
     }
 }
