@@ -27,6 +27,8 @@ demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
 	scripts/install-receivers
+	@scripts/install-locked python tests/prometheus/requirements.txt prometheus/venv >/dev/null
+	@command -v promtool >/dev/null || scripts/install-package prometheus
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
@@ -45,7 +47,7 @@ test-matrix: ## Run the tests on every supported version of PostgreSQL
 		PG_VERSION=$$version $(MAKE) test || exit 1; \
 	done
 
-check: bootstrap ## Check format, lints, documentation, dependencies and scripts
+check: bootstrap ## Check format, lints, documentation, dependencies, scripts and deployment files
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || \
 		rustup component add rustfmt clippy
 	$(CARGO) fmt --check
@@ -63,6 +65,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies and scripts
 	else \
 		echo "shellcheck is not installed: the scripts were not checked"; \
 	fi
+	scripts/check-deploy
 
 api: bootstrap ## Write the public API down in public-api.txt, which `make check` compares it with
 	@command -v python3 >/dev/null || scripts/install-package python3-venv

@@ -83,6 +83,12 @@ def problems_of_the_guide():
     return set(re.findall(r"^#### (\w+)$", part, re.M))
 
 
+def check_problems():
+    in_code = set(re.findall(r'^    \w+ = "(\w+)", ', read("src/relay/health.rs"), re.M))
+    for name in sorted(in_code ^ problems_of_the_guide()):
+        fail(f"the problem {name} is not in both of src/relay/health.rs and docs/operating.md")
+
+
 def check_alerts(metrics):
     [rules] = documents("deploy/prometheus/diesel-outbox.rules.yml")
     tests = read("deploy/prometheus/tests.yml")
@@ -244,6 +250,7 @@ def main():
     work = pathlib.Path(sys.argv[1])
     metrics = metrics_of_the_guide()
     check_that_the_guide_has_all_metrics(metrics)
+    check_problems()
     check_alerts(metrics)
     dashboard = json.loads(read("deploy/grafana/diesel-outbox.json"))
     check_dashboard(dashboard, metrics, work)

@@ -33,6 +33,7 @@ mod ordering;
 mod own_migrations;
 mod pause_commands;
 mod pooler;
+mod prometheus;
 mod proxy;
 mod receivers;
 mod roles;
