@@ -5,14 +5,18 @@
 mod access;
 mod database;
 mod health;
+mod history;
 mod http;
+mod kept;
 mod metrics;
 mod pages;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
+use diesel_outbox::admin::{self, DeadFilter, DeadGroup};
 use diesel_outbox::{Config, RelayHandle};
 
 pub(crate) use self::access::Visitor;
@@ -20,8 +24,13 @@ pub(crate) use self::database::Database;
 pub(crate) use self::http::{Request, Response};
 
 use self::access::Access;
+use self::history::{Glance, History, Sampler};
 use self::http::{Method, Server};
+use self::kept::Kept;
 use self::metrics::Metrics;
+
+/// Groups of dead letters, shared by pages.
+type DeadGroups = Arc<Vec<DeadGroup>>;
 
 /// The target of log lines about who has done what.
 pub(crate) const AUDIT: &str = "diesel_outbox::audit";
@@ -42,6 +51,9 @@ pub(crate) struct Site {
     pub(crate) database: Database,
     /// For changes, which can take longer.
     pub(crate) changes: Database,
+    pub(crate) history: Arc<History>,
+    /// What dead letters died of: a look at all of them.
+    groups: Kept<DeadGroups>,
     access: Access,
     metrics: Metrics,
 }
@@ -49,6 +61,7 @@ pub(crate) struct Site {
 /// A page that is served, until this is dropped.
 pub(crate) struct Page {
     server: Server,
+    _sampler: Sampler,
 }
 
 impl Page {
@@ -80,12 +93,21 @@ impl Bound {
             relay,
             database: Database::new(&config, "admin")?,
             changes: Database::new(&config, "admin changes")?,
+            history: Arc::default(),
+            groups: Kept::default(),
             access: Access::new(config.admin.clone(), port)?,
             metrics: self.metrics,
             config,
         });
+        let counting = Arc::clone(&site);
+        let sampler = Sampler::start(&site.config, &site.history, move || {
+            counting.metrics.sum_up();
+        })?;
         let server = Server::start(self.listener, Arc::new(move |request| site.answer(request)))?;
-        let page = Page { server };
+        let page = Page {
+            server,
+            _sampler: sampler,
+        };
         log::info!(event = "admin_started", address:% = page.address(); "the admin page is at http://{}/", page.address());
         Ok(page)
     }
@@ -93,7 +115,48 @@ impl Bound {
 
 impl Site {
     fn answer(&self, request: &Request) -> Response {
-        self.route(request).unwrap_or_else(|refused| refused)
+        self.route(request)
+            .unwrap_or_else(|refused| pages::refused(self, request, refused))
+    }
+
+    /// The outbox at a glance: just looked at, or by somebody else a moment ago. Where the database does
+    /// not answer, what was seen last, and the error.
+    pub(crate) fn glance(&self) -> (Option<Arc<Glance>>, Option<String>) {
+        if let Some(glance) = self.history.young() {
+            return (Some(glance), None);
+        }
+        let looked = self.database.run(|conn, outbox| {
+            // Somebody else may have looked while this one waited.
+            if let Some(glance) = self.history.young() {
+                return Ok(glance);
+            }
+            let began = Instant::now();
+            Ok(self.history.keep(Glance::look(conn, outbox)?, began))
+        });
+        match looked {
+            Ok(glance) => (Some(glance), None),
+            Err(error) => (self.history.latest(), Some(format!("{error:#}"))),
+        }
+    }
+
+    /// What dead letters died of, as it is or was a moment ago.
+    pub(crate) fn dead_groups(
+        &self,
+        asked: &pages::Asked,
+        filter: &DeadFilter,
+        most: i64,
+    ) -> Result<DeadGroups> {
+        self.groups.get(asked, || {
+            self.database
+                .run(|conn, outbox| admin::dead_groups(conn, outbox, filter, most))
+                .map(Arc::new)
+        })
+    }
+
+    /// What was seen before a change is not shown after it.
+    pub(crate) fn forget(&self) {
+        self.history.forget();
+        self.groups.forget();
     }
 
     /// Both sides are answers; an `Err` ends early.

@@ -1,68 +1,140 @@
 //! The pages: HTML made on the server, which works without script.
+//!
+//! `maud` escapes all that it is given; nothing here goes around that.
 
-use maud::{DOCTYPE, Markup, html};
+mod content;
+mod dead;
+mod layout;
+mod login;
+mod mask;
+mod overview;
+mod pauses;
+mod relays;
+mod sparkline;
+mod table;
+mod timeline;
+mod words;
 
+use maud::{Markup, html};
+
+pub(super) use self::login::{login, refused};
+
+use self::dead::change::{self, Change};
+use self::layout::Page;
 use super::http::{Request, Response, Status};
 use super::{Site, Visitor};
 
+pub(super) use self::dead::Asked;
+
 /// A file that pages need.
 pub(super) fn asset(path: &str) -> Option<Response> {
-    match path {
-        "/assets/style.css" => Some(Response::asset(
-            "text/css; charset=utf-8",
-            include_str!("pages/style.css"),
-        )),
-        _ => None,
-    }
-}
-
-/// Asks for the token.
-pub(super) fn login(_site: &Site, request: &Request) -> Response {
-    let next = request.query.get("next").unwrap_or("/");
-    page(
-        Status::Ok,
-        &html! {
-            form method="post" action="/login" {
-                input type="hidden" name="next" value=(next);
-                label { "Token" input type="password" name="token" autofocus required; }
-                label { "Your name, for the audit log" input name="name" maxlength="60"; }
-                button { "Log in" }
-            }
-        },
-    )
+    let (kind, text) = match path {
+        "/assets/style.css" => ("text/css; charset=utf-8", include_str!("pages/style.css")),
+        "/assets/script.js" => (
+            "text/javascript; charset=utf-8",
+            include_str!("pages/script.js"),
+        ),
+        "/assets/icon.svg" => ("image/svg+xml", include_str!("pages/icon.svg")),
+        _ => return None,
+    };
+    Some(Response::asset(kind, text))
 }
 
 /// A page to look at.
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     match request.path.as_str() {
-        "/" => page(
-            Status::Ok,
-            &html! { h1 { (site.config.table) } p { (visitor.who) } },
-        ),
-        _ => page(Status::NotFound, &html! { p { "There is no such page." } }),
+        "/" => overview::show(site, visitor, request),
+        "/dead" => dead::show(site, visitor, request),
+        "/relays" => relays::show(site, visitor, request),
+        path => match path.strip_prefix("/dead/").map(str::parse) {
+            Some(Ok(sequence)) => dead::letter::show(site, visitor, request, sequence),
+            _ => missing(site, visitor, request, "There is no such page.", &html! {}),
+        },
     }
 }
 
 /// A change that was asked for, by a visitor who may.
-pub(super) fn change(_site: &Site, _visitor: &Visitor, _request: &Request) -> Response {
-    page(
-        Status::NotFound,
-        &html! { p { "There is no such change." } },
-    )
+pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    match request.path.as_str() {
+        "/dead/requeue" => change::answer(site, visitor, request, Change::Requeue),
+        "/dead/discard" => change::answer(site, visitor, request, Change::Discard),
+        "/pause" => pauses::pause(site, visitor, request),
+        "/resume" => pauses::resume(site, visitor, request),
+        _ => missing(
+            site,
+            visitor,
+            request,
+            "There is no such change.",
+            &html! {},
+        ),
+    }
 }
 
-fn page(status: Status, content: &Markup) -> Response {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                link rel="stylesheet" href="/assets/style.css";
-                title { "outbox" }
-            }
-            body { (content) }
-        }
+/// An address with these values, those that are empty left out.
+fn link(path: &str, pairs: &[(&str, &str)]) -> String {
+    let given = pairs.iter().filter(|(_, value)| !value.is_empty());
+    let query = url::form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(given)
+        .finish();
+    match query.is_empty() {
+        true => path.to_owned(),
+        false => format!("{path}?{query}"),
+    }
+}
+
+fn missing(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    words: &str,
+    more: &Markup,
+) -> Response {
+    let content = html! { h1 { "Not found" } p { (words) } (more) };
+    plain(site, visitor, request, "Not found").answer(Status::NotFound, &content)
+}
+
+fn bad_request(site: &Site, visitor: &Visitor, request: &Request, words: &str) -> Response {
+    let content = html! { h1 { "That cannot be done" } p.refused { (words) } };
+    plain(site, visitor, request, "That cannot be done").answer(Status::BadRequest, &content)
+}
+
+/// The database does not answer, or refuses: what is known is said.
+fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str) -> Response {
+    let content = html! {
+        h1 { "The database does not answer as it should" }
+        p.refused role="alert" { (error) }
+        p { "The " a href="/" { "overview" } " shows what was seen last." }
     };
-    Response::html(status, page.into_string())
+    let page = Page {
+        is_live: true,
+        ..plain(site, visitor, request, "Database away")
+    };
+    page.answer(Status::Unavailable, &content)
+}
+
+fn plain<'a>(
+    site: &'a Site,
+    visitor: &'a Visitor,
+    request: &'a Request,
+    title: &'a str,
+) -> Page<'a> {
+    Page {
+        site,
+        visitor,
+        request,
+        title,
+        is_live: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_has_what_is_given_and_is_encoded() {
+        assert_eq!(link("/dead", &[("topic", ""), ("q", "")]), "/dead");
+        let one = link("/dead", &[("topic", "a&b=<\"'\r\n"), ("reason", "GONE")]);
+        assert_eq!(one, "/dead?topic=a%26b%3D%3C%22%27%0D%0A&reason=GONE");
+    }
 }

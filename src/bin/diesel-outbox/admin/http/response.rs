@@ -98,6 +98,19 @@ impl Response {
         self
     }
 
+    /// What a refusal says, where it is words and not a page.
+    pub(crate) fn words(&self) -> Option<&str> {
+        let is_text = self.kind.starts_with("text/plain") && !self.body.is_empty();
+        let words = is_text.then(|| std::str::from_utf8(&self.body).ok())?;
+        words.map(str::trim)
+    }
+
+    /// The same answer with this page in place of its words.
+    pub(crate) fn with_page(mut self, page: Self) -> Self {
+        (self.kind, self.body) = (page.kind, page.body);
+        self
+    }
+
     pub(super) fn write(
         &self,
         stream: &mut TcpStream,

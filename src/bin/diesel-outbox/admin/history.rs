@@ -1,0 +1,365 @@
+//! What the outbox looked like a moment ago, and in the last hour.
+//!
+//! Looking costs the database something, so pages share what one of them has seen; and a thread of its
+//! own looks every ten seconds, for the curves.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, Activity, Depths, LeaseRow, Pause, Rates};
+use diesel_outbox::{Config, DatabaseError, OutboxName};
+use secrecy::SecretString;
+
+/// How often the thread looks, at most.
+const PERIOD: Duration = Duration::from_secs(10);
+/// It rests for so many times as long as its last look has taken.
+const RESTS: u32 = 100;
+/// How often what was measured is summed up.
+const SUM_UP_PERIOD: Duration = Duration::from_secs(5);
+const HOUR: Duration = Duration::from_secs(3600);
+/// Points of a curve, half a minute each.
+const POINTS: usize = 120;
+/// Between looks that are further apart nothing is known.
+const LONGEST_GAP: Duration = Duration::from_secs(120);
+/// What a page shows is not older than this, or than so many times what looking has taken.
+const YOUNG: Duration = Duration::from_secs(2);
+const YOUNG_TIMES: u32 = 20;
+/// The rates shown are those of the last minute.
+const MINUTE: Duration = Duration::from_secs(60);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the end waits for a thread that may hang in the database.
+const END_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What an operator wants to know first.
+pub(crate) struct Glance {
+    pub(crate) depths: Depths,
+    pub(crate) leases: Vec<LeaseRow>,
+    pub(crate) pauses: Vec<Pause>,
+    activity: Activity,
+    pub(crate) at: SystemTime,
+}
+
+impl Glance {
+    pub(crate) fn look(
+        conn: &mut PgConnection,
+        outbox: &OutboxName,
+    ) -> Result<Self, DatabaseError> {
+        Ok(Self {
+            depths: admin::depths(conn, outbox)?,
+            leases: admin::leases(conn, outbox)?,
+            pauses: admin::pauses(conn, outbox)?,
+            activity: admin::activity(conn, outbox)?,
+            at: SystemTime::now(),
+        })
+    }
+
+    /// Seconds for which a message has been due, those of all lanes together; `None`: none is due.
+    pub(crate) fn oldest_due_seconds(&self) -> Option<f64> {
+        let ages = self.depths.lanes.iter();
+        ages.filter_map(|lane| lane.oldest_due_seconds)
+            .reduce(f64::max)
+    }
+
+    fn waiting(&self) -> i64 {
+        self.depths.pending() + self.depths.retrying()
+    }
+
+    /// Whether a relay holds a lease.
+    pub(crate) fn has_relay(&self) -> bool {
+        self.leases.iter().any(|lease| lease.seconds_left > 0.0)
+    }
+}
+
+/// One look of the thread's.
+struct Sample {
+    at: Instant,
+    activity: Activity,
+    waiting: i64,
+    oldest_due_seconds: f64,
+}
+
+/// The last hour, in points of half a minute, the oldest first; `None`: nothing is known.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Curves {
+    /// For each second, as all rates here.
+    pub(crate) enqueued: Vec<Option<f64>>,
+    pub(crate) settled: Vec<Option<f64>>,
+    pub(crate) died: Vec<Option<f64>>,
+    pub(crate) waiting: Vec<Option<f64>>,
+    pub(crate) oldest_due_seconds: Vec<Option<f64>>,
+}
+
+/// The latest look of anybody's, and those of the thread in the last hour.
+#[derive(Default)]
+pub(crate) struct History(Mutex<Looks>);
+
+#[derive(Default)]
+struct Looks {
+    latest: Option<Latest>,
+    samples: VecDeque<Sample>,
+}
+
+struct Latest {
+    glance: Arc<Glance>,
+    at: Instant,
+    took: Duration,
+}
+
+impl History {
+    fn lock(&self) -> MutexGuard<'_, Looks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The latest look, however old it is.
+    pub(crate) fn latest(&self) -> Option<Arc<Glance>> {
+        self.lock()
+            .latest
+            .as_ref()
+            .map(|latest| Arc::clone(&latest.glance))
+    }
+
+    /// The latest look, if it is so young that another would not be worth it.
+    pub(crate) fn young(&self) -> Option<Arc<Glance>> {
+        let looks = self.lock();
+        let latest = looks.latest.as_ref()?;
+        let is_young = latest.at.elapsed() <= YOUNG.max(latest.took * YOUNG_TIMES);
+        is_young.then(|| Arc::clone(&latest.glance))
+    }
+
+    /// After a change nothing is young.
+    pub(crate) fn forget(&self) {
+        if let Some(latest) = &mut self.lock().latest {
+            latest.took = Duration::ZERO;
+            latest.at = latest.at.checked_sub(YOUNG * 2).unwrap_or(latest.at);
+        }
+    }
+
+    /// Keeps a look that began at `began`.
+    pub(crate) fn keep(&self, glance: Glance, began: Instant) -> Arc<Glance> {
+        let glance = Arc::new(glance);
+        let at = Instant::now();
+        self.lock().latest = Some(Latest {
+            glance: Arc::clone(&glance),
+            at,
+            took: at.duration_since(began),
+        });
+        glance
+    }
+
+    fn sample(&self, glance: &Glance, at: Instant) {
+        let mut looks = self.lock();
+        looks.samples.push_back(Sample {
+            at,
+            activity: glance.activity,
+            waiting: glance.waiting(),
+            oldest_due_seconds: glance.oldest_due_seconds().unwrap_or(0.0),
+        });
+        while looks
+            .samples
+            .front()
+            .is_some_and(|first| at.duration_since(first.at) > HOUR + PERIOD)
+        {
+            looks.samples.pop_front();
+        }
+    }
+
+    /// What went through for each second of the last minute. `None`: nothing is known yet.
+    pub(crate) fn rates(&self, glance: &Glance) -> Option<Rates> {
+        let looks = self.lock();
+        let now = Instant::now();
+        let is_long_ago = |sample: &&Sample| now.duration_since(sample.at) >= MINUTE;
+        let base = looks
+            .samples
+            .iter()
+            .rev()
+            .find(is_long_ago)
+            .or(looks.samples.front())?;
+        if now.duration_since(base.at) > LONGEST_GAP + MINUTE {
+            return None;
+        }
+        glance.activity.since(&base.activity)
+    }
+
+    pub(crate) fn curves(&self) -> Curves {
+        curves(&self.lock().samples, Instant::now())
+    }
+}
+
+fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
+    let mut curves = Curves {
+        enqueued: vec![None; POINTS],
+        settled: vec![None; POINTS],
+        died: vec![None; POINTS],
+        waiting: vec![None; POINTS],
+        oldest_due_seconds: vec![None; POINTS],
+    };
+    for (earlier, later) in samples.iter().zip(samples.iter().skip(1)) {
+        if later.at.duration_since(earlier.at) > LONGEST_GAP {
+            continue;
+        }
+        for point in points(now, earlier.at, later.at) {
+            // Peaks are what one looks for.
+            let raise = |curve: &mut Vec<Option<f64>>, value: f64| {
+                if let Some(place) = curve.get_mut(point) {
+                    *place = Some(place.map_or(value, |before| before.max(value)));
+                }
+            };
+            if let Some(rates) = later.activity.since(&earlier.activity) {
+                raise(&mut curves.enqueued, rates.enqueued);
+                raise(&mut curves.settled, rates.settled);
+                raise(&mut curves.died, rates.died);
+            }
+            #[allow(clippy::cast_precision_loss, reason = "a curve")]
+            raise(&mut curves.waiting, later.waiting as f64);
+            raise(&mut curves.oldest_due_seconds, later.oldest_due_seconds);
+        }
+    }
+    curves
+}
+
+/// The points of a curve that are within this time.
+fn points(now: Instant, from: Instant, to: Instant) -> impl Iterator<Item = usize> {
+    let point = |at: Instant| {
+        let seconds_ago = now.duration_since(at).as_secs() as usize;
+        let points_ago = seconds_ago * POINTS / HOUR.as_secs() as usize;
+        (POINTS - 1).checked_sub(points_ago)
+    };
+    let last = point(to);
+    let first = point(from).map_or(0, |first| (first + 1).min(last.unwrap_or(0)));
+    last.map_or(0..0, |last| first..last + 1)
+}
+
+/// The thread. It ends when this is dropped.
+pub(crate) struct Sampler {
+    stop: Option<Sender<()>>,
+    ended: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sampler {
+    pub(crate) fn start(
+        config: &Config,
+        history: &Arc<History>,
+        sum_up: impl Fn() + Send + 'static,
+    ) -> Result<Self> {
+        let (stop, stopped) = bounded(0);
+        let (end, ended) = bounded(0);
+        let mut look = Look {
+            url: config.database_url()?.clone(),
+            outbox: config.table.clone(),
+            history: Arc::clone(history),
+            conn: None,
+            is_away: false,
+        };
+        let thread = std::thread::Builder::new()
+            .name("admin-sampler".to_owned())
+            .spawn(move || {
+                let _end: Sender<()> = end;
+                look.run(&stopped, &sum_up);
+            })
+            .context("cannot start a thread")?;
+        Ok(Self {
+            stop: Some(stop),
+            ended,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A thread that hangs in the database ends with the process.
+        let has_ended =
+            self.ended.recv_timeout(END_PATIENCE) == Err(RecvTimeoutError::Disconnected);
+        if let Some(thread) = self.thread.take()
+            && has_ended
+            && thread.join().is_err()
+        {
+            log::error!(event = "admin_panic"; "the thread that looks for the admin page has panicked");
+        }
+    }
+}
+
+/// The thread's own connection, made when it is needed and given up after an error.
+struct Look {
+    url: SecretString,
+    outbox: OutboxName,
+    history: Arc<History>,
+    conn: Option<PgConnection>,
+    is_away: bool,
+}
+
+impl Look {
+    fn run(&mut self, stopped: &Receiver<()>, sum_up: &impl Fn()) {
+        let mut next = Instant::now();
+        loop {
+            sum_up();
+            let began = Instant::now();
+            if began >= next {
+                self.look(began);
+                next = began + PERIOD.max(began.elapsed() * RESTS);
+            }
+            let rest = next
+                .saturating_duration_since(Instant::now())
+                .min(SUM_UP_PERIOD);
+            if stopped.recv_timeout(rest) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    }
+
+    fn look(&mut self, began: Instant) {
+        let conn = match self.conn.take() {
+            Some(conn) => Ok(conn),
+            None => admin::connect(&self.url, "admin sampler", STATEMENT_TIMEOUT),
+        };
+        let seen = conn.and_then(|mut conn| Ok((Glance::look(&mut conn, &self.outbox)?, conn)));
+        match seen {
+            Ok((glance, conn)) => {
+                self.conn = Some(conn);
+                self.is_away = false;
+                let glance = self.history.keep(glance, began);
+                self.history.sample(&glance, Instant::now());
+            }
+            // Said once for each outage.
+            Err(error) if !self.is_away => {
+                self.is_away = true;
+                log::warn!(event = "admin_look_failed", error:% = error; "the admin page cannot look at the outbox");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_minutes_are_counted_back_from_now() {
+        let began = Instant::now();
+        let now = began + HOUR + HOUR;
+        let ago = |seconds| now - Duration::from_secs(seconds);
+        let within = |from, to| points(now, ago(from), ago(to)).collect::<Vec<_>>();
+        assert_eq!(within(10, 0), [119]);
+        assert_eq!(within(40, 10), [119]);
+        assert_eq!(within(70, 5), [118, 119]);
+        assert_eq!(within(3599, 3590), [0]);
+        assert!(within(5000, 4000).is_empty());
+        assert_eq!(within(4000, 3550), [0, 1]);
+    }
+
+    #[test]
+    fn without_looks_nothing_is_known() {
+        let curves = curves(&VecDeque::new(), Instant::now());
+        assert_eq!(curves.waiting.len(), POINTS);
+        assert!(curves.waiting.iter().all(Option::is_none));
+        assert!(History::default().young().is_none());
+    }
+}

@@ -1,0 +1,98 @@
+//! What an expensive look has shown, for as long as looking again would cost too much.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::pages::Asked;
+
+/// Questions that are remembered.
+const MOST: usize = 16;
+/// An answer serves for so long, or for so many times as long as it has taken.
+const YOUNG: Duration = Duration::from_secs(2);
+const YOUNG_TIMES: u32 = 50;
+const OLDEST: Duration = Duration::from_secs(60);
+
+/// Answers, by what was asked.
+#[derive(Debug)]
+pub(crate) struct Kept<T>(Mutex<Vec<Answer<T>>>);
+
+#[derive(Debug)]
+struct Answer<T> {
+    asked: Asked,
+    value: T,
+    until: Instant,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> Kept<T> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Answer<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The answer that is kept, or a new one. Several may look at the same time.
+    pub(crate) fn get<E>(
+        &self,
+        asked: &Asked,
+        look: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let began = Instant::now();
+        let mut answers = self.lock();
+        answers.retain(|answer| answer.until > began);
+        if let Some(answer) = answers.iter().find(|answer| answer.asked == *asked) {
+            return Ok(answer.value.clone());
+        }
+        drop(answers);
+        let value = look()?;
+        let young = YOUNG.max(began.elapsed() * YOUNG_TIMES).min(OLDEST);
+        let mut answers = self.lock();
+        if answers.len() >= MOST {
+            answers.remove(0);
+        }
+        answers.push(Answer {
+            asked: asked.clone(),
+            value: value.clone(),
+            until: Instant::now() + young,
+        });
+        Ok(value)
+    }
+
+    pub(crate) fn forget(&self) {
+        self.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_kept_until_it_is_forgotten_and_errors_are_not() {
+        let kept = Kept::default();
+        let asked = Asked::default();
+        assert_eq!(kept.get(&asked, || Err::<i32, _>("away")), Err("away"));
+        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(1)), Ok(1));
+        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(2)), Ok(1));
+        kept.forget();
+        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(3)), Ok(3));
+    }
+
+    #[test]
+    fn few_are_kept() {
+        let kept = Kept::default();
+        for n in 0..100 {
+            let asked = Asked {
+                topic: n.to_string(),
+                ..Asked::default()
+            };
+            assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(n)), Ok(n));
+        }
+        assert_eq!(kept.lock().len(), MOST);
+    }
+}

@@ -1,0 +1,244 @@
+//! Requeueing and discarding: some at once, all that match after one more question.
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, DeadFilter};
+use diesel_outbox::{DatabaseError, OutboxName};
+use maud::html;
+
+use super::Asked;
+use crate::admin::http::{Form, Status};
+use crate::admin::pages::layout::{Page, token};
+use crate::admin::pages::{bad_request, database_away, link, words};
+use crate::admin::{AUDIT, Request, Response, Site, Visitor};
+
+/// Sequences that are named in a line of the audit log.
+const NAMED: usize = 20;
+
+/// What is done to dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::admin::pages) enum Change {
+    Requeue,
+    Discard,
+}
+
+impl Change {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Requeue => "/dead/requeue",
+            Self::Discard => "/dead/discard",
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Requeue => "Requeue",
+            Self::Discard => "Discard",
+        }
+    }
+
+    fn done(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeued",
+            Self::Discard => "discarded",
+        }
+    }
+
+    fn event(self) -> &'static str {
+        match self {
+            Self::Requeue => "admin_requeue",
+            Self::Discard => "admin_discard",
+        }
+    }
+
+    fn run(
+        self,
+        conn: &mut PgConnection,
+        outbox: &OutboxName,
+        sequences: &[i64],
+    ) -> Result<usize, DatabaseError> {
+        match self {
+            Self::Requeue => admin::requeue(conn, outbox, sequences),
+            Self::Discard => admin::discard(conn, outbox, sequences),
+        }
+    }
+}
+
+/// What was asked for: those that are chosen, or all that match.
+struct Order {
+    change: Change,
+    asked: Asked,
+    is_all: bool,
+    /// From the page of one letter, and not from the list.
+    is_single: bool,
+    /// How many somebody has said yes to.
+    sure: Option<usize>,
+    sequences: Vec<i64>,
+}
+
+impl Order {
+    fn of(form: &Form, change: Change) -> Self {
+        let sequences = form.all("sequence").filter_map(|one| one.parse().ok());
+        Self {
+            change,
+            asked: Asked::of(form),
+            is_all: form.get("all").is_some(),
+            is_single: form.get("of") == Some("letter"),
+            sure: form.get("sure").and_then(|count| count.parse().ok()),
+            sequences: sequences.collect(),
+        }
+    }
+
+    /// More than somebody has said yes to are not removed for good.
+    fn is_sure(&self) -> bool {
+        match (self.sure, self.change) {
+            (None, Change::Requeue) => !self.is_all,
+            (None, Change::Discard) => false,
+            (Some(_), Change::Requeue) => true,
+            (Some(count), Change::Discard) => self.sequences.len() <= count,
+        }
+    }
+
+    /// The page that it came from.
+    fn back(&self) -> String {
+        match self.sequences.as_slice() {
+            [sequence] if self.is_single => format!("/dead/{sequence}"),
+            _ => link("/dead", &self.asked.pairs()),
+        }
+    }
+
+    /// The page that it leads to.
+    fn next(&self, count: usize) -> String {
+        let count = count.to_string();
+        let done = [("done", self.change.done()), ("count", count.as_str())];
+        match (self.change, self.sequences.as_slice()) {
+            (Change::Requeue, [sequence]) if self.is_single => {
+                let sequence = sequence.to_string();
+                link(
+                    "/messages",
+                    &[[("q", sequence.as_str())].as_slice(), &done].concat(),
+                )
+            }
+            _ if self.is_single => link("/dead", &done),
+            _ => link("/dead", &[self.asked.pairs().as_slice(), &done].concat()),
+        }
+    }
+
+    fn what(&self) -> String {
+        if self.is_all {
+            return self.asked.words();
+        }
+        let named: Vec<String> = self
+            .sequences
+            .iter()
+            .take(NAMED)
+            .map(i64::to_string)
+            .collect();
+        let more = if self.sequences.len() > NAMED {
+            ", …"
+        } else {
+            ""
+        };
+        format!("sequence {}{more}", named.join(", "))
+    }
+}
+
+pub(in crate::admin::pages) fn answer(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    change: Change,
+) -> Response {
+    let mut order = Order::of(&request.form(), change);
+    if order.is_all {
+        let matching = match order.asked.filter() {
+            Ok(filter) => matching(site, &order.asked, filter),
+            Err(error) => return bad_request(site, visitor, request, &error),
+        };
+        order.sequences = match matching {
+            Ok(sequences) => sequences,
+            Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        };
+    } else if order.sequences.is_empty() {
+        let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
+        return Response::see_other(&link("/dead", &nothing));
+    }
+    if !order.is_sure() {
+        return question(site, visitor, request, &order);
+    }
+    let done = site
+        .changes
+        .run(|conn, outbox| change.run(conn, outbox, &order.sequences));
+    site.forget();
+    let (verb, what) = (change.done(), order.what());
+    match done {
+        Ok(count) => {
+            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count; "dead letters {verb} from the admin page");
+            Response::see_other(&order.next(count))
+        }
+        // Some batches may have been done before it.
+        Err(error) => {
+            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), error:% = format!("{error:#}"); "dead letters were to be {verb} from the admin page, and not all were");
+            database_away(site, visitor, request, &format!("{error:#}"))
+        }
+    }
+}
+
+fn matching(site: &Site, asked: &Asked, mut filter: DeadFilter) -> Result<Vec<i64>> {
+    if !asked.q.is_empty() {
+        let found = super::find(site, &asked.q)?;
+        filter.sequences = found.iter().map(|letter| letter.sequence).collect();
+        if filter.sequences.is_empty() {
+            return Ok(Vec::new());
+        }
+    }
+    site.database
+        .run(|conn, outbox| admin::matching_dead_letters(conn, outbox, &filter))
+}
+
+/// The page that says how many, and asks.
+fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
+    let verb = order.change.verb();
+    let count = i64::try_from(order.sequences.len()).unwrap_or(i64::MAX);
+    let letters = words::counted(count, "dead letter", "dead letters");
+    let title = format!("{verb} {letters}?");
+    let page = Page {
+        site,
+        visitor,
+        request,
+        title: &title,
+        is_live: false,
+    };
+    let content = html! {
+        section.panel {
+            div.head { h1 { (title) } }
+            div.body {
+                @if order.is_all { p { "Those that match: " strong { (order.asked.words()) } "." } }
+                @else { p { "Chosen: " strong { (order.what()) } "." } }
+                @if order.sure.is_some() { p.refused { "More have died since you were asked." } }
+                @if order.change == Change::Discard {
+                    p { "They are removed for good, with their payloads. The ledger keeps that they died." }
+                } @else {
+                    p { "They become due at once, with no attempts. One whose key is in the outbox again stays dead." }
+                }
+                form.do method="post" action=(order.change.path()) {
+                    (token(visitor))
+                    input type="hidden" name="sure" value=(count);
+                    @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
+                    @if order.is_single { input type="hidden" name="of" value="letter"; }
+                    @if order.is_all { input type="hidden" name="all" value="yes"; }
+                    @else {
+                        @for sequence in &order.sequences { input type="hidden" name="sequence" value=(sequence); }
+                    }
+                    @if count > 0 && order.change == Change::Discard {
+                        button.danger.sure { "Discard " (letters) }
+                    } @else if count > 0 {
+                        button { "Requeue " (letters) }
+                    }
+                    a.button.second href=(order.back()) { "No, go back" }
+                }
+            }
+        }
+    };
+    page.answer(Status::Ok, &content)
+}

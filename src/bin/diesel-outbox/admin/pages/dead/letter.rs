@@ -1,0 +1,145 @@
+//! One dead letter, with all that is known of it.
+
+use diesel_outbox::admin::{self, DeadLetter};
+use maud::{Markup, html};
+
+use crate::admin::http::Status;
+use crate::admin::pages::layout::{Page, token};
+use crate::admin::pages::overview::name_of;
+use crate::admin::pages::timeline::{Step, timeline};
+use crate::admin::pages::{content, database_away, link, missing, words};
+use crate::admin::{Request, Response, Site, Visitor};
+
+pub(in crate::admin::pages) fn show(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    sequence: i64,
+) -> Response {
+    let found = site
+        .database
+        .run(|conn, outbox| admin::dead_letter(conn, outbox, sequence));
+    let letter = match found {
+        Ok(Some(letter)) => letter,
+        Ok(None) => {
+            let words = format!(
+                "There is no dead letter {sequence}: it was requeued or discarded, or never was one."
+            );
+            let messages = format!("/messages?q={sequence}");
+            let more =
+                html! { p { a href=(messages) { "What is known of the message " (sequence) } } };
+            return missing(site, visitor, request, &words, &more);
+        }
+        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+    };
+    let title = format!("Dead letter {sequence}");
+    let page = Page {
+        site,
+        visitor,
+        request,
+        title: &title,
+        is_live: false,
+    };
+    let body = html! {
+        div.title {
+            h1 { "Dead letter " span.key { "#" (sequence) } }
+            p { a href="/dead" { "All dead letters" } }
+        }
+        @if !site.config.admin.read_only { (actions(visitor, sequence)) }
+        div.columns {
+            (facts(&letter))
+            (history(site, &letter))
+        }
+        (contents(site, &letter))
+    };
+    page.answer(Status::Ok, &body)
+}
+
+fn facts(letter: &DeadLetter) -> Markup {
+    let messages = |q: &str| link("/messages", &[("q", q)]);
+    let id = letter.message_id.to_string();
+    html! {
+        section.panel aria-labelledby="facts" {
+            div.head { h2 id="facts" { "The message" } }
+            div.body {
+                dl.facts {
+                    dt { "Topic" } dd { (name_of(&letter.topic, &letter.destination)) }
+                    dt { "Reason" } dd { span.badge.bad { (letter.reason) } }
+                    dt { "Last error" } dd { (letter.last_error.as_deref().unwrap_or("none")) }
+                    @if let Some(status) = letter.http_status { dt { "Answer" } dd { "HTTP " (status) } }
+                    dt { "Message id" } dd { a.key href=(messages(&id)) { (id) } }
+                    dt { "Idempotency key" }
+                    dd { a.key href=(messages(&letter.idempotency_key)) { (letter.idempotency_key) } }
+                    @if let Some(key) = &letter.ordering_key {
+                        dt { "Ordering key" }
+                        dd { a.key href=(link("/keys", &[("key", key)])) { (key) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn history(site: &Site, letter: &DeadLetter) -> Markup {
+    let mut steps = vec![Step::new(
+        "idle",
+        "Enqueued",
+        Some(&letter.created_at),
+        String::new(),
+    )];
+    if letter.attempts > 0 {
+        let attempts = words::counted(i64::from(letter.attempts), "attempt", "attempts");
+        let error = letter.last_error.clone().unwrap_or_default();
+        steps.push(Step::new(
+            "wait",
+            &format!("{attempts} failed"),
+            None,
+            error,
+        ));
+    }
+    let end = format!("Dead: {}", letter.reason);
+    steps.push(Step::new("bad", &end, Some(&letter.died_at), String::new()));
+    html! {
+        section.panel aria-labelledby="history" {
+            div.head { h2 id="history" { "What became of it" } }
+            div.body {
+                (timeline(&steps))
+                @if let Some(response) = &letter.response {
+                    h3 { "The beginning of the last answer" }
+                    (content::text(site, response))
+                }
+            }
+        }
+    }
+}
+
+fn contents(site: &Site, letter: &DeadLetter) -> Markup {
+    html! {
+        section.panel aria-labelledby="payload" {
+            div.head {
+                h2 id="payload" { "Payload" }
+                (content::hint(site))
+            }
+            div.body {
+                (content::json(site, "Payload", letter.payload.as_deref().unwrap_or_default()))
+                @if let Some(headers) = &letter.headers {
+                    h3 { "Headers" }
+                    (content::json(site, "Headers", headers))
+                }
+            }
+        }
+    }
+}
+
+fn actions(visitor: &Visitor, sequence: i64) -> Markup {
+    html! {
+        form.do method="post" action="/dead/requeue" {
+            (token(visitor))
+            input type="hidden" name="sequence" value=(sequence);
+            input type="hidden" name="of" value="letter";
+            button { "Requeue" }
+            button.danger formaction="/dead/discard" { "Discard…" }
+            span.quiet { "Requeued, it is due at once, with no attempts." }
+        }
+    }
+}

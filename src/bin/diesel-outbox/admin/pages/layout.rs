@@ -1,0 +1,164 @@
+//! What every page has around it.
+
+use std::time::SystemTime;
+
+use maud::{DOCTYPE, Markup, html};
+
+use super::words;
+use crate::admin::http::Form;
+use crate::admin::http::Status;
+use crate::admin::{Request, Response, Site, Visitor};
+
+/// The pages of the menu, and what they are called.
+const MENU: [(&str, &str); 6] = [
+    ("/", "Overview"),
+    ("/dead", "Dead letters"),
+    ("/messages", "Messages"),
+    ("/ledger", "Ledger"),
+    ("/keys", "Keys"),
+    ("/relays", "Relays"),
+];
+
+/// A page within the menu.
+pub(super) struct Page<'a> {
+    pub(super) site: &'a Site,
+    pub(super) visitor: &'a Visitor,
+    pub(super) request: &'a Request,
+    pub(super) title: &'a str,
+    /// Whether it is one to leave open: the script reads it again every few seconds.
+    pub(super) is_live: bool,
+}
+
+impl Page<'_> {
+    pub(super) fn answer(&self, status: Status, content: &Markup) -> Response {
+        let now = SystemTime::now();
+        let title = format!("{} – {}", self.title, self.site.config.table);
+        let body = html! {
+            a.skip href="#main" { "Skip to the content" }
+            header.top {
+                div.bar {
+                    p.brand { a href="/" { (mark()) span { (self.site.config.table) } } }
+                    (self.menu())
+                    (self.who())
+                }
+            }
+            @if self.site.config.admin.read_only {
+                p.strip { "Read-only: this page shows, and changes nothing." }
+            }
+            @if let Some(notice) = notice(&self.request.query) {
+                p.notice role="status" data-notice { (notice) }
+            }
+            main id="main" tabindex="-1" { (content) }
+            footer {
+                p {
+                    span id="as-of" data-live[self.is_live] { "As of " (words::clock(now)) " UTC" }
+                    " " span id="reach" role="status" {}
+                }
+                @if self.is_live {
+                    p { button.plain id="hold" type="button" aria-pressed="false" hidden { "Pause refreshing" } }
+                }
+                p { "diesel-outbox " (env!("CARGO_PKG_VERSION")) }
+            }
+        };
+        document(status, &title, &body)
+    }
+
+    fn menu(&self) -> Markup {
+        let path = self.request.path.as_str();
+        let is_here = |page: &str| match page {
+            "/" => path == "/",
+            page => {
+                path == page
+                    || path
+                        .strip_prefix(page)
+                        .is_some_and(|rest| rest.starts_with('/'))
+            }
+        };
+        html! {
+            nav aria-label="Pages" {
+                ul {
+                    @for (page, name) in MENU {
+                        li { a href=(page) aria-current=[is_here(page).then_some("page")] { (name) } }
+                    }
+                }
+            }
+        }
+    }
+
+    fn who(&self) -> Markup {
+        if !self.visitor.has_session {
+            return html! {};
+        }
+        html! {
+            form.who method="post" action="/logout" {
+                (token(self.visitor))
+                span { span.quiet { "Logged in as " } (self.visitor.who) }
+                button.plain { "Log out" }
+            }
+        }
+    }
+}
+
+/// What every form of a visitor brings back.
+pub(super) fn token(visitor: &Visitor) -> Markup {
+    html! { input type="hidden" name="form_token" value=(visitor.form_token); }
+}
+
+/// A page without a menu: for whoever is nobody yet.
+pub(super) fn bare(status: Status, title: &str, content: &Markup) -> Response {
+    let body = html! { main.bare id="main" { p.brand { (mark()) span { "outbox" } } (content) } };
+    document(status, title, &body)
+}
+
+fn document(status: Status, title: &str, body: &Markup) -> Response {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                meta name="robots" content="noindex";
+                link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
+                link rel="stylesheet" href="/assets/style.css";
+                script src="/assets/script.js" defer {}
+                title { (title) }
+            }
+            body { (body) }
+        }
+    };
+    Response::html(status, page.into_string())
+}
+
+/// A box with something that leaves it.
+fn mark() -> Markup {
+    html! {
+        svg.mark viewBox="0 0 24 24" aria-hidden="true" {
+            path d="M4 11v7a2 2 0 0 0 2 2h12a2 2 0 0 0 2-2v-7" {}
+            path d="M12 15V4M7.5 8.5 12 4l4.5 4.5" {}
+        }
+    }
+}
+
+/// What a change that led to this page has done. Whatever else stands in an address shows nothing.
+fn notice(query: &Form) -> Option<String> {
+    let count: i64 = query
+        .get("count")
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(0);
+    let letters = words::counted(count, "dead letter was", "dead letters were");
+    Some(match (query.get("done")?, count) {
+        ("requeued", 0) => {
+            "Nothing was requeued: it is gone, or a message of its key is in the outbox again."
+                .to_owned()
+        }
+        ("requeued", _) => format!("{letters} requeued: due at once, with no attempts."),
+        ("discarded", 0) => "Nothing was discarded: it is gone already.".to_owned(),
+        ("discarded", _) => format!("{letters} discarded. The ledger keeps that they died."),
+        ("paused", _) => "Paused. Relays learn of it within a second.".to_owned(),
+        ("resumed", 0) => "There was nothing to resume: the pause is over already.".to_owned(),
+        ("resumed", _) => "Resumed.".to_owned(),
+        ("nothing", _) => "Nothing was chosen.".to_owned(),
+        _ => return None,
+    })
+}

@@ -1,0 +1,95 @@
+//! Pausing and resuming.
+
+use std::time::Duration;
+
+use diesel_outbox::admin::{self, Pausable};
+
+use super::{bad_request, database_away};
+use crate::admin::http::Form;
+use crate::admin::{AUDIT, Request, Response, Site, Visitor};
+
+/// As `diesel-outbox pause` says it where nobody says more.
+const REASON: &str = "OPERATOR";
+const LONGEST_REASON: usize = 200;
+
+/// What is to be paused or resumed.
+struct Which {
+    kind: Pausable,
+    name: String,
+}
+
+impl Which {
+    fn of(form: &Form) -> Result<Self, &'static str> {
+        let kind = match form.get("kind") {
+            Some("topic") => Pausable::Topic,
+            Some("destination") => Pausable::Destination,
+            _ => return Err("What is to be paused: a destination, or a topic?"),
+        };
+        match form.get("name").map(str::trim) {
+            Some(name) if !name.is_empty() => Ok(Self {
+                kind,
+                name: name.to_owned(),
+            }),
+            _ => Err("The name is missing."),
+        }
+    }
+}
+
+pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let form = request.form();
+    let (which, duration) = match (Which::of(&form), duration(&form)) {
+        (Ok(which), Ok(duration)) => (which, duration),
+        (Err(error), _) => return bad_request(site, visitor, request, error),
+        (_, Err(error)) => return bad_request(site, visitor, request, &error),
+    };
+    let given = form.get("reason").map_or(REASON, str::trim);
+    let reason: String = given.chars().take(LONGEST_REASON).collect();
+    let done = site
+        .changes
+        .run(|conn, outbox| admin::pause(conn, outbox, which.kind, &which.name, &reason, duration));
+    site.forget();
+    match done {
+        Ok(()) => {
+            let kind = which.kind.as_str();
+            let time = duration.map_or("until resumed".to_owned(), |time| {
+                humantime::format_duration(time).to_string()
+            });
+            log::info!(target: AUDIT, event = "admin_pause", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, reason = reason, time = time; "{} paused the {kind} {}", visitor.who, which.name);
+            Response::see_other("/?done=paused")
+        }
+        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+    }
+}
+
+pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let which = match Which::of(&request.form()) {
+        Ok(which) => which,
+        Err(error) => return bad_request(site, visitor, request, error),
+    };
+    let done = site
+        .changes
+        .run(|conn, outbox| admin::resume(conn, outbox, which.kind, &which.name));
+    site.forget();
+    match done {
+        Ok(was_paused) => {
+            let kind = which.kind.as_str();
+            log::info!(target: AUDIT, event = "admin_resume", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, was_paused = was_paused; "{} resumed the {kind} {}", visitor.who, which.name);
+            Response::see_other(&format!("/?done=resumed&count={}", u8::from(was_paused)))
+        }
+        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+    }
+}
+
+/// `None`: until it is resumed.
+fn duration(form: &Form) -> Result<Option<Duration>, String> {
+    let Some(text) = form
+        .get("for")
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    else {
+        return Ok(None);
+    };
+    humantime::parse_duration(text)
+        .map(Some)
+        .map_err(|error| format!("{text:?} is no time such as 10min or 2h: {error}"))
+}

@@ -1,0 +1,98 @@
+//! Relays, their leases and their last signs of life.
+
+use diesel_outbox::admin::LeaseRow;
+use maud::{Markup, html};
+
+use super::layout::Page;
+use super::table::{Column, Kind, table};
+use super::words;
+use crate::admin::http::Status;
+use crate::admin::{Request, Response, Site, Visitor};
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let page = Page {
+        site,
+        visitor,
+        request,
+        title: "Relays",
+        is_live: true,
+    };
+    let (glance, error) = site.glance();
+    let Some(glance) = glance.filter(|_| error.is_none()) else {
+        return super::database_away(site, visitor, request, &error.unwrap_or_default());
+    };
+    let content = html! {
+        div.title { h1 { "Relays" } }
+        (panel(&glance.leases))
+        (own(site))
+    };
+    page.answer(Status::Ok, &content)
+}
+
+/// The leases of the outbox, of whatever process.
+pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
+    let columns = [
+        Column("Relay", Kind::Text),
+        Column("State", Kind::Text),
+        Column("Lease", Kind::Number),
+        Column("Last heartbeat", Kind::Number),
+        Column("Ends in", Kind::Number),
+        Column("Since", Kind::Number),
+    ];
+    let rows: Vec<Vec<Markup>> = leases
+        .iter()
+        .map(|lease| {
+            let is_over = lease.seconds_left <= 0.0;
+            vec![
+                html! { span.key { (lease.relay) } },
+                html! {
+                    @if is_over { span.badge.bad { "lease is over" } }
+                    @else if lease.stands_by { span.badge { "stands by" } }
+                    @else { span.badge.good { "at work" } }
+                },
+                html! { (lease.id) },
+                html! { (words::duration(lease.renewed_seconds_ago)) " ago" },
+                html! { @if is_over { "–" } @else { (words::duration(lease.seconds_left)) } },
+                html! { (words::duration(lease.started_seconds_ago)) },
+            ]
+        })
+        .collect();
+    html! {
+        section.panel aria-labelledby="relays" {
+            div.head { h2 id="relays" { "Relays and their leases" } }
+            @if rows.is_empty() { p.none { "No relay has a lease: none is at work, or all have ended in good order." } }
+            @else { (table("Relays and their leases", &columns, &rows)) }
+        }
+    }
+}
+
+/// What the relay of this process says of itself.
+fn own(site: &Site) -> Markup {
+    let Some(relay) = &site.relay else {
+        return html! { p.quiet { "No relay runs in this process." } };
+    };
+    let health = relay.health();
+    let stats = relay.stats();
+    html! {
+        section.panel aria-labelledby="own" {
+            div.head { h2 id="own" { "The relay of this process" } }
+            div.body {
+                dl.facts {
+                    dt { "Alive" }
+                    dd { @if health.is_live() { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
+                    dt { "Ready" }
+                    dd { @if health.is_ready() { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
+                    dt { "Since it started" }
+                    dd {
+                        (words::count(i64::try_from(stats.processed()).unwrap_or(i64::MAX), false)) " settled, "
+                        (words::count(i64::try_from(stats.dead).unwrap_or(i64::MAX), false)) " of them dead"
+                    }
+                }
+                @if !health.problems().is_empty() {
+                    h3 { "What is wrong" }
+                    ul { @for problem in health.problems() { li { (problem.what) } } }
+                }
+            }
+        }
+    }
+}

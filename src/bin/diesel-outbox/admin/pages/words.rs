@@ -1,0 +1,171 @@
+//! Numbers and times as people read them.
+
+use std::time::{Duration, SystemTime};
+
+use maud::{Markup, html};
+
+/// `1234567` as `1,234,567`; an estimate as `~1,234,567`.
+pub(super) fn count(number: i64, is_estimate: bool) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::with_capacity(digits.len() + 6);
+    if is_estimate && number != 0 {
+        text.push('~');
+    }
+    if number < 0 {
+        text.push('-');
+    }
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 message`, `2 messages`.
+pub(super) fn counted(number: i64, one: &str, many: &str) -> String {
+    let word = if number == 1 { one } else { many };
+    format!("{} {word}", count(number, false))
+}
+
+/// A number for each minute, of one for each second: small ones with a digit behind the point.
+pub(super) fn per_minute(per_second: f64) -> String {
+    amount(per_second * 60.0)
+}
+
+/// A number that is not always whole.
+pub(super) fn amount(number: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, reason = "as does saturates")]
+    match number {
+        n if n < 0.05 => "0".to_owned(),
+        n if n < 9.95 => format!("{n:.1}").trim_end_matches(".0").to_owned(),
+        n => count(n.round() as i64, false),
+    }
+}
+
+/// `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: two units at most.
+pub(super) fn duration(seconds: f64) -> String {
+    if seconds < 0.9995 {
+        return format!("{:.0} ms", seconds.max(0.0) * 1000.0);
+    }
+    if seconds < 9.95 {
+        return format!("{seconds:.1}").trim_end_matches(".0").to_owned() + " s";
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as does saturates"
+    )]
+    let whole = seconds.round() as u64;
+    let (units, rest, small) = match whole {
+        s if s < 60 => return format!("{s} s"),
+        s if s < 3600 => (format!("{} min", s / 60), s % 60, "s"),
+        s if s < 86_400 => (format!("{} h", s / 3600), s % 3600 / 60, "min"),
+        s => (format!("{} d", s / 86_400), s % 86_400 / 3600, "h"),
+    };
+    match rest {
+        0 => units,
+        rest => format!("{units} {rest} {small}"),
+    }
+}
+
+/// A time of the database, RFC 3339, as how long ago that was; the time itself for whoever points at it.
+pub(super) fn ago(rfc3339: &str) -> Markup {
+    let text = match seconds_since(rfc3339) {
+        Some(seconds) => format!("{} ago", duration(seconds)),
+        None => rfc3339.to_owned(),
+    };
+    html! { time datetime=(rfc3339) title=(rfc3339) { (text) } }
+}
+
+/// A time in full, and how long ago that was.
+pub(super) fn moment(rfc3339: &str) -> Markup {
+    let shown = rfc3339.replacen('T', " ", 1).replace('Z', " UTC");
+    html! {
+        time datetime=(rfc3339) { (shown) }
+        @if let Some(seconds) = seconds_since(rfc3339) {
+            " " span.quiet { "(" (duration(seconds)) " ago)" }
+        }
+    }
+}
+
+/// `None`: this is no time, or one that is infinite. The future is now: clocks differ.
+pub(super) fn seconds_since(rfc3339: &str) -> Option<f64> {
+    let then = humantime::parse_rfc3339_weak(rfc3339).ok()?;
+    let since = SystemTime::now().duration_since(then);
+    Some(since.unwrap_or(Duration::ZERO).as_secs_f64())
+}
+
+/// `12:03:04`, UTC.
+pub(super) fn clock(time: SystemTime) -> String {
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.get(11..19).unwrap_or(&text).to_owned()
+}
+
+/// The beginning of a text of any length.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_estimates_marked() {
+        assert_eq!(count(0, true), "0");
+        assert_eq!(count(999, false), "999");
+        assert_eq!(count(1000, true), "~1,000");
+        assert_eq!(count(-1_234_567, false), "-1,234,567");
+        assert_eq!(counted(1, "message", "messages"), "1 message");
+        assert_eq!(counted(2000, "message", "messages"), "2,000 messages");
+        assert_eq!(count(i64::MIN, false), "-9,223,372,036,854,775,808");
+    }
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        for (seconds, text) in [
+            (-1.0, "0 ms"),
+            (0.0, "0 ms"),
+            (0.25, "250 ms"),
+            (0.9999, "1 s"),
+            (4.26, "4.3 s"),
+            (59.4, "59 s"),
+            (60.0, "1 min"),
+            (200.0, "3 min 20 s"),
+            (7500.0, "2 h 5 min"),
+            (273_600.0, "3 d 4 h"),
+        ] {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+
+    #[test]
+    fn rates_are_short() {
+        assert_eq!(per_minute(0.0), "0");
+        assert_eq!(per_minute(0.01), "0.6");
+        assert_eq!(per_minute(0.05), "3");
+        assert_eq!(per_minute(1000.0), "60,000");
+    }
+
+    #[test]
+    fn a_time_that_is_none_is_shown_as_it_is() {
+        assert_eq!(seconds_since("infinity"), None);
+        assert_eq!(seconds_since("2999-01-01T00:00:00Z"), Some(0.0));
+        let shown = ago("<b>").into_string();
+        assert!(!shown.contains("<b>"), "{shown}");
+        assert_eq!(clock(SystemTime::UNIX_EPOCH), "00:00:00");
+    }
+
+    #[test]
+    fn long_texts_are_shortened_by_characters() {
+        assert_eq!(shortened("äöü", 3), "äöü");
+        assert_eq!(shortened("äöüß", 3), "äö…");
+    }
+}
