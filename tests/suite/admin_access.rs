@@ -145,6 +145,28 @@ fn with_a_token_nothing_but_health_and_login_is_seen_without_it() {
     }
 }
 
+/// R29: probes learn what is wrong, and only whoever has the token learns where the database is.
+#[test]
+fn health_tells_the_database_to_nobody_without_the_token() {
+    let database = Database::new();
+    let page = with_token(&database);
+    database.execute("DROP TABLE {o}_pause");
+    let bearer = format!("authorization: Bearer {TOKEN}");
+    let told = page.get("/readyz");
+    assert_eq!(
+        (told.status, told.body.contains(database.schema())),
+        (503, false),
+        "{told:?}"
+    );
+    let told = page.request("GET /readyz", &[&bearer], "");
+    assert_eq!(
+        (told.status, told.body.contains(database.schema())),
+        (503, true),
+        "{told:?}"
+    );
+    assert_eq!(page.get("/livez").status, 200);
+}
+
 #[test]
 fn a_session_begins_with_the_token_and_ends_with_logout() {
     let database = Database::new();

@@ -24,6 +24,7 @@ pub(crate) use self::database::Database;
 pub(crate) use self::http::{Request, Response};
 
 use self::access::Access;
+use self::health::Words;
 use self::history::{Glance, History, Sampler};
 use self::http::{Method, Server};
 use self::kept::Kept;
@@ -163,8 +164,8 @@ impl Site {
     fn route(&self, request: &Request) -> Result<Response, Response> {
         // Probes come by an address, and tell no secrets.
         match request.path.as_str() {
-            "/livez" => return Ok(health::alive(self)),
-            "/readyz" => return Ok(health::ready(self)),
+            "/livez" => return Ok(health::alive(self, self.words(request))),
+            "/readyz" => return Ok(health::ready(self, self.words(request))),
             _ => self.access.check_host(request)?,
         }
         match (request.method, request.path.as_str()) {
@@ -192,6 +193,13 @@ impl Site {
                 Ok(pages::change(self, &visitor, request))
             }
         }
+    }
+
+    /// A name that somebody else lets lead here would let their pages read it.
+    fn words(&self, request: &Request) -> Words {
+        let is_known =
+            self.access.check_host(request).is_ok() && self.access.script(request).is_ok();
+        if is_known { Words::All } else { Words::Names }
     }
 
     fn log_in(&self, request: &Request) -> Result<Response, Response> {

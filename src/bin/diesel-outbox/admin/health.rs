@@ -5,34 +5,56 @@ use diesel_outbox::{Health, admin};
 use super::Site;
 use super::http::{Response, Status};
 
+/// How much is said: probes have no token, and errors of a database name its host and user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Words {
+    /// What is wrong, and what to do.
+    All,
+    /// The names of the problems.
+    Names,
+}
+
 /// Whether threads are at work, and where something is due, whether it goes on.
-pub(super) fn alive(site: &Site) -> Response {
+pub(super) fn alive(site: &Site, words: Words) -> Response {
     match &site.relay {
         Some(relay) => {
             let health = relay.health();
-            answer(health.is_live(), &health)
+            answer(health.is_live(), &said(&health, words))
         }
-        None => Response::text(Status::Ok, "ok: no relay runs in this process\n"),
+        None => answer(true, "ok: no relay runs in this process"),
     }
 }
 
 /// Whether database, lease and schema are there.
-pub(super) fn ready(site: &Site) -> Response {
+pub(super) fn ready(site: &Site, words: Words) -> Response {
     if let Some(relay) = &site.relay {
         let health = relay.health();
-        return answer(health.is_ready(), &health);
+        return answer(health.is_ready(), &said(&health, words));
     }
     match site.database.run(admin::check_schema) {
-        Ok(()) => Response::text(Status::Ok, "ok: no relay runs in this process\n"),
-        Err(error) => Response::text(Status::Unavailable, format!("{error:#}\n")),
+        Ok(()) => answer(true, "ok: no relay runs in this process"),
+        Err(_) if words == Words::Names => answer(false, "no_database, or no outbox in it"),
+        Err(error) => answer(false, &format!("{error:#}")),
     }
 }
 
-fn answer(is_good: bool, health: &Health) -> Response {
+fn said(health: &Health, words: Words) -> String {
+    if words == Words::All || health.problems().is_empty() {
+        return health.to_string();
+    }
+    let names: Vec<&str> = health
+        .problems()
+        .iter()
+        .map(|problem| problem.kind.as_str())
+        .collect();
+    format!("{} (more with the token)", names.join(", "))
+}
+
+fn answer(is_good: bool, words: &str) -> Response {
     let status = if is_good {
         Status::Ok
     } else {
         Status::Unavailable
     };
-    Response::text(status, format!("{health}\n"))
+    Response::text(status, format!("{words}\n"))
 }
