@@ -33,6 +33,7 @@ mod keys;
 mod messages;
 mod migrations;
 mod pauses;
+mod replay;
 
 use std::time::Duration;
 
@@ -42,8 +43,10 @@ use secrecy::SecretString;
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::status::Status;
 use crate::store::notifications::Listener;
-use crate::store::{blocked, claim, connection, inspect};
+use crate::store::troubles::{self, Care};
+use crate::store::{blocked, claim, connection, depths as counting, inspect};
 
 pub use self::dead_letters::{
     dead_groups, dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters,
@@ -56,17 +59,20 @@ pub use self::migrations::{
     check_schema, migrate, migration_sql, missing_rights, revert_migrations, roles_sql,
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
+pub use self::replay::{ReplayRun, count_replayable, replay};
 pub use crate::store::activity::{Activity, Rates};
 pub use crate::store::blocked::BlockedKey;
 pub use crate::store::dead::{DeadFilter, DeadGroup, DeadLetter};
 pub use crate::store::depths::{DeadDepth, Depths, LaneDepth};
-pub use crate::store::inspect::{LeaseRow, StatusCount, TroubleCount};
+pub use crate::store::inspect::LeaseRow;
 pub use crate::store::ledger::{LedgerFilter, LedgerRow};
 pub use crate::store::messages::{MessageKey, MessageRecord};
 pub use crate::store::migrate::Direction;
 pub use crate::store::pause::Pausable;
 pub use crate::store::place::Place;
+pub use crate::store::replay::{ReplayFilter, ReplayIds, Replayed};
 pub use crate::store::searched::Searched;
+pub use crate::store::troubles::{StatusCount, TroubleCount};
 
 /// Blocked keys that an overview shows.
 const MOST_KEYS: i64 = 100;
@@ -92,8 +98,11 @@ pub fn connect(
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Overview {
-    /// Messages by state; those delivered for as long as the ledger remembers them.
+    /// Messages by state, states without any left out; those delivered for as long as the ledger
+    /// remembers them.
     pub counts: Vec<StatusCount>,
+    /// The same by topic and destination, without those delivered.
+    pub depths: Depths,
     /// What waiting messages wait for and dead ones died of: by state, then the most frequent first,
     /// a hundred at most.
     pub troubles: Vec<TroubleCount>,
@@ -106,8 +115,8 @@ pub struct Overview {
     pub leases: Vec<LeaseRow>,
 }
 
-/// What is in an outbox, what is wrong with it, and which relays work on it. It counts every message:
-/// not for each second where there are millions.
+/// What is in an outbox, what is wrong with it, and which relays work on it, at a cost that does not grow
+/// with it: numbers of large outboxes are estimates, and say so.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -129,12 +138,58 @@ pub struct Overview {
 /// # Errors
 /// A [`DatabaseError`].
 pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, DatabaseError> {
+    look(conn, name, Care::Cheap)
+}
+
+/// The same with every message counted: seconds where there are millions.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     for row in admin::exact_overview(conn, outbox)?.counts {
+///         println!("{}: {}", row.status, row.count);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn exact_overview(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<Overview, DatabaseError> {
+    look(conn, name, Care::Exact)
+}
+
+fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overview, DatabaseError> {
+    let depths = match care {
+        Care::Cheap => counting::depths(conn, name)?,
+        Care::Exact => counting::exact_depths(conn, name)?,
+    };
+    let live_is_estimate = depths.lanes.iter().any(|lane| lane.is_estimate);
+    let dead_is_estimate = depths.dead.iter().any(|lane| lane.is_estimate);
+    let count = |status: Status, count, is_estimate| StatusCount {
+        status: status.to_string(),
+        count,
+        is_estimate,
+    };
+    let mut counts = vec![
+        count(Status::Pending, depths.pending(), live_is_estimate),
+        count(Status::Sending, depths.sending(), live_is_estimate),
+        count(Status::Retrying, depths.retrying(), live_is_estimate),
+        troubles::delivered(conn, name, care, depths.dead_letters())?,
+        count(Status::Dead, depths.dead_letters(), dead_is_estimate),
+    ];
+    counts.retain(|row| row.count > 0);
     Ok(Overview {
-        counts: inspect::counts(conn, name)?,
-        troubles: inspect::troubles(conn, name)?,
+        counts,
+        troubles: troubles::troubles(conn, name, care)?,
         blocked_keys: blocked::blocked_keys(conn, name, MOST_KEYS)?,
-        oldest_due_seconds: inspect::oldest_due_seconds(conn, name)?,
+        oldest_due_seconds: depths.oldest_due_seconds(),
         leases: inspect::leases(conn, name)?,
+        depths,
     })
 }
 

@@ -33,6 +33,7 @@ pub(crate) mod searched;
 pub(crate) mod settle;
 pub(crate) mod split;
 pub(crate) mod statement;
+pub(crate) mod troubles;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;

@@ -157,12 +157,13 @@ pub(crate) fn list(
 ) -> QueryResult<Vec<DeadLetter>> {
     // Chosen first: what is shown is made for these only.
     let sql = format!(
-        "SELECT {} FROM (SELECT d.* FROM {} d WHERE {}
-                          ORDER BY d.died_at DESC, d.sequence DESC LIMIT $7) d
+        "SELECT {} FROM {dead} d
+          WHERE d.sequence = ANY(ARRAY(SELECT d.sequence FROM {dead} d WHERE {}
+                                        ORDER BY d.died_at DESC, d.sequence DESC LIMIT $7))
           ORDER BY d.died_at DESC, d.sequence DESC",
         columns("NULL::text", "NULL::text"),
-        name.dead(),
         condition(),
+        dead = name.dead(),
     );
     filtered(sql, filter).bind::<BigInt, _>(limit).load(conn)
 }

@@ -7,7 +7,7 @@
 //! time, and only the pages are read.
 
 mod dead;
-mod sample;
+pub(super) mod sample;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::looking::{looking, looking_briefly};
 use crate::name::OutboxName;
 
 /// Tables up to this size are counted: 16 MiB in pages, some ten thousand messages.
-const COUNTED_PAGES: i64 = 2_000;
+pub(super) const COUNTED_PAGES: i64 = 2_000;
 
 /// Rows read by index, for all lanes together; and what each lane gets of them.
 const ROWS: i64 = 8_000;
@@ -29,7 +29,7 @@ const LEAST_ROWS: i64 = 100;
 const MOST_ROWS: i64 = 1_000;
 
 /// How long reading by index may take: usual are a few milliseconds.
-const PATIENCE: Duration = Duration::from_millis(100);
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How many messages are in an outbox. Delivered ones are not counted.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -152,6 +152,9 @@ struct LaneRow {
     retrying: i64,
     #[diesel(sql_type = Nullable<Double>)]
     oldest_due_seconds: Option<f64>,
+    /// Retrying ones among those that are not due yet.
+    #[diesel(sql_type = BigInt)]
+    later: i64,
     /// There are more messages than were read.
     #[diesel(sql_type = Bool)]
     is_cut: bool,
@@ -201,7 +204,7 @@ pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryR
 fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
     looking(conn, None, |conn| {
         sql_query(format!(
-            "SELECT topic, destination, {COUNTS}, false AS is_cut FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
+            "SELECT topic, destination, {COUNTS}, 0::bigint AS later, false AS is_cut FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
             name.outbox()
         ))
         .load(conn)
@@ -260,42 +263,55 @@ fn of_large(conn: &mut PgConnection, name: &OutboxName, pages: i64) -> QueryResu
         .collect())
 }
 
-/// The first messages of each lane, those with an ordering key and those without.
+/// The first messages of each lane, those with an ordering key and those without; and the first that are
+/// not due yet, where retries are.
 fn first_rows(
     conn: &mut PgConnection,
     name: &OutboxName,
     lanes: &[Lane],
 ) -> QueryResult<Vec<LaneRow>> {
-    let number = i64::try_from(lanes.len()).unwrap_or(i64::MAX).max(1);
-    let limit = (ROWS / number).clamp(LEAST_ROWS, MOST_ROWS);
+    let limit = rows_of_each(lanes.len());
     let (topics, destinations): (Vec<&str>, Vec<&str>) =
         lanes.iter().map(|(t, d)| (t.as_str(), d.as_str())).unzip();
-    let part = |which: &str| {
-        format!(
-            "(SELECT locked_by, attempts, available_at, {is_keyed} AS is_keyed FROM {outbox} o
-               WHERE o.ordering_key IS {which} AND o.topic = lane.topic
-                 AND o.destination = lane.destination
-               ORDER BY o.available_at, o.sequence LIMIT $3)",
-            is_keyed = which != "NULL",
-            outbox = name.outbox(),
-        )
-    };
-    // Sorting the whole lane by the primary key is never right here.
     sql_query(format!(
-        "SELECT lane.topic, lane.destination, part.*
+        "SELECT lane.topic, lane.destination, first.*, later.*
            FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
            CROSS JOIN LATERAL (
                 SELECT {COUNTS},
                        $3 IN (count(*) FILTER (WHERE is_keyed), count(*) FILTER (WHERE NOT is_keyed))
                        AS is_cut
-                  FROM ({plain} UNION ALL {keyed}) first) part",
-        plain = part("NULL"),
-        keyed = part("NOT NULL"),
+                  FROM {first} f) first
+           CROSS JOIN LATERAL (
+                SELECT count(*) FILTER (WHERE locked_by IS NULL AND attempts > 0) AS later
+                  FROM {later} l) later",
+        first = of_lane(name, "locked_by, attempts, available_at", "true"),
+        later = of_lane(name, "locked_by, attempts", "o.available_at > now()"),
     ))
     .bind::<Array<Text>, _>(topics)
     .bind::<Array<Text>, _>(destinations)
     .bind::<BigInt, _>(limit)
     .load(conn)
+}
+
+/// How many rows are read of each of so many lanes.
+pub(super) fn rows_of_each(lanes: usize) -> i64 {
+    let lanes = i64::try_from(lanes).unwrap_or(i64::MAX).max(1);
+    (ROWS / lanes).clamp(LEAST_ROWS, MOST_ROWS)
+}
+
+/// The first rows of `lane` that are so, `$3` of those with an ordering key and as many of the others.
+pub(super) fn of_lane(name: &OutboxName, columns: &str, which: &str) -> String {
+    let part = |is_keyed: bool| {
+        format!(
+            "(SELECT {columns}, {is_keyed} AS is_keyed FROM {outbox} o
+               WHERE o.ordering_key IS {null} AND o.topic = lane.topic
+                 AND o.destination = lane.destination AND {which}
+               ORDER BY o.available_at, o.sequence LIMIT $3)",
+            outbox = name.outbox(),
+            null = if is_keyed { "NOT NULL" } else { "NULL" },
+        )
+    };
+    format!("({} UNION ALL {})", part(false), part(true))
 }
 
 /// Both together. `factor`: how many messages each one of the sample stands for.
@@ -317,8 +333,8 @@ fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
         (Some(read), _) => read.sending,
         (None, sampled) => times(sampled.map_or(0, |row| row.sending)),
     };
-    let retrying =
-        times(sampled.map_or(0, |row| row.retrying)).max(read.map_or(0, |row| row.retrying));
+    let retrying = times(sampled.map_or(0, |row| row.retrying))
+        .max(read.map_or(0, |row| row.retrying.max(row.later)));
     let age = |row: Option<&LaneRow>| row.and_then(|row| row.oldest_due_seconds);
     LaneDepth {
         topic,

@@ -3,7 +3,7 @@
 mod complete;
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Bool, Double, Nullable, Text};
+use diesel::sql_types::{BigInt, Bool, Double, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 pub(crate) use self::complete::check;
@@ -35,39 +35,6 @@ pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
     .map(|row| row.found)
 }
 
-/// How many messages are in one state. States without messages are not listed.
-#[derive(Debug, Clone, diesel::QueryableByName)]
-#[non_exhaustive]
-pub struct StatusCount {
-    /// The name of a [`Status`](crate::Status).
-    #[diesel(sql_type = Text)]
-    pub status: String,
-    /// How many messages.
-    #[diesel(sql_type = BigInt)]
-    pub count: i64,
-}
-
-/// What messages of one topic wait for, or died of.
-#[derive(Debug, Clone, diesel::QueryableByName)]
-#[non_exhaustive]
-pub struct TroubleCount {
-    /// `pending` (it waited at no cost), `retrying` or `dead`.
-    #[diesel(sql_type = Text)]
-    pub status: String,
-    /// The topic.
-    #[diesel(sql_type = Text)]
-    pub topic: String,
-    /// The name of a [`ReasonCode`](crate::ReasonCode).
-    #[diesel(sql_type = Text)]
-    pub reason: String,
-    /// How many messages.
-    #[diesel(sql_type = BigInt)]
-    pub count: i64,
-    /// The error of one of them.
-    #[diesel(sql_type = Nullable<Text>)]
-    pub example: Option<String>,
-}
-
 /// A relay that is, or was, at work.
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
@@ -90,52 +57,6 @@ pub struct LeaseRow {
     /// An older one does the work, and it stands by.
     #[diesel(sql_type = Bool)]
     pub stands_by: bool,
-}
-
-#[derive(diesel::QueryableByName)]
-struct AgeRow {
-    #[diesel(sql_type = Nullable<Double>)]
-    seconds: Option<f64>,
-}
-
-pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<StatusCount>> {
-    sql_query(format!(
-        "SELECT status, count(*) AS count FROM {} GROUP BY 1",
-        name.messages()
-    ))
-    .load(conn)
-}
-
-pub(crate) fn troubles(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> QueryResult<Vec<TroubleCount>> {
-    sql_query(format!(
-        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
-                last_error_code AS reason, count(*) AS count, min(last_error) AS example
-           FROM {outbox} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code
-         UNION ALL
-         SELECT 'dead', topic, reason, count(*), min(last_error) FROM {dead} GROUP BY topic, reason
-         ORDER BY 1, 4 DESC, 2, 3 LIMIT 100",
-        outbox = name.outbox(),
-        dead = name.dead(),
-    ))
-    .load(conn)
-}
-
-/// Seconds since the oldest unclaimed due message became due.
-pub(crate) fn oldest_due_seconds(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> QueryResult<Option<f64>> {
-    sql_query(format!(
-        "SELECT extract(epoch FROM clock_timestamp()
-                       - min(available_at) FILTER (WHERE isfinite(available_at)))::float8 AS seconds
-           FROM {} WHERE locked_by IS NULL AND available_at <= now()",
-        name.outbox()
-    ))
-    .get_result::<AgeRow>(conn)
-    .map(|row| row.seconds)
 }
 
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {

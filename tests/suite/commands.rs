@@ -1030,7 +1030,16 @@ fn the_help_of_each_command_mentions_its_options() {
         (&["drain"], &["--max-messages", "--json", "--quiet"]),
         (&["demo"], &[]),
         (&["bench"], &["--json"]),
-        (&["status"], &["--json"]),
+        (&["status"], &["--json", "--watch", "--exact"]),
+        (&["message", "show"], &["--json"]),
+        (&["keys"], &["--json", "--limit"]),
+        (&["keys", "show"], &["--json", "--limit"]),
+        (&["leases"], &["--json"]),
+        (
+            &["replay"],
+            &["--from", "--until", "--dry-run", "--new-ids", "--yes"],
+        ),
+        (&["dead", "groups"], &which),
         (&["check"], &["--json"]),
         (
             &["pause", "destination"],
@@ -1042,7 +1051,7 @@ fn the_help_of_each_command_mentions_its_options() {
         (&["resume", "topic"], &["--json"]),
         (
             &["dead", "list"],
-            &[which.as_slice(), &["--limit"]].concat(),
+            &[which.as_slice(), &["--limit", "--before"]].concat(),
         ),
         (&["dead", "show"], &["--json"]),
         (

@@ -3,7 +3,10 @@
 use clap::{Parser, Subcommand};
 
 use crate::settings::SettingFlags;
-use crate::{bench, check, dead, demo, drain, migrate, pause, receiver, resume, status};
+use crate::{
+    bench, check, dead, demo, drain, keys, leases, message, migrate, pause, receiver, replay,
+    resume, status,
+};
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
 #[derive(Debug, Parser)]
@@ -32,8 +35,16 @@ pub(crate) enum Command {
     Bench(bench::Options),
     /// How many messages are in which state, and what is wrong
     Status(status::Options),
-    /// List, read, requeue or discard dead letters
+    /// List, group, read, requeue or discard dead letters
     Dead(dead::Options),
+    /// Show a message wherever it is, with what has happened to it
+    Message(message::Options),
+    /// Ordering keys whose messages wait, and the messages of one
+    Keys(keys::Options),
+    /// The relays that are, or were, at work
+    Leases(leases::Options),
+    /// Enqueue delivered messages again
+    Replay(replay::Options),
     /// Let messages of a destination or a topic wait, at no cost; or show what is paused
     Pause(pause::Options),
     /// End a pause: an operator's, a receiver's or a circuit breaker's

@@ -1,14 +1,14 @@
 //! `diesel-outbox dead`
 
-use std::io::{BufRead, IsTerminal};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadLetter};
+use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter};
 use diesel_outbox::{Config, ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
+use crate::confirm::confirmed;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -26,6 +26,20 @@ enum Action {
         #[command(flatten)]
         which: Which,
         /// How many at most
+        #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+        limit: u32,
+        /// Only what stands behind this place: the next page, as the end of the one before says
+        #[arg(long, value_name = "PLACE")]
+        before: Option<String>,
+        /// Show them as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what dead letters died of: by reason, topic and destination, the most frequent first
+    Groups {
+        #[command(flatten)]
+        which: Which,
+        /// How many groups at most
         #[arg(long, default_value_t = 100, value_name = "NUMBER")]
         limit: u32,
         /// Show them as JSON
@@ -113,14 +127,25 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut conn = admin::connect(config.database_url()?, "dead", Duration::from_secs(120))?;
     admin::check_schema(&mut conn, &config.table)?;
     match &options.action {
-        Action::List { which, limit, json } => {
-            let letters = admin::dead_letters(
-                &mut conn,
-                &config.table,
-                &which.filter()?,
-                i64::from(*limit),
-            )?;
-            list(&letters, *json)
+        Action::List {
+            which,
+            limit,
+            before,
+            json,
+        } => {
+            let filter = DeadFilter {
+                before: before.as_deref().map(str::parse).transpose()?,
+                ..which.filter()?
+            };
+            let limit = i64::from(*limit);
+            let letters = admin::dead_letters(&mut conn, &config.table, &filter, limit)?;
+            list(&letters, limit, *json)
+        }
+        Action::Groups { which, limit, json } => {
+            let filter = which.filter()?;
+            let limit = i64::from(*limit);
+            let groups = admin::dead_groups(&mut conn, &config.table, &filter, limit)?;
+            show_groups(&groups, *json)
         }
         Action::Show { id, json } => {
             let letters: Vec<DeadLetter> = if let Ok(sequence) = id.parse() {
@@ -173,6 +198,7 @@ fn as_json(letter: &DeadLetter) -> Value {
         "attempts": letter.attempts,
         "created_at": letter.created_at,
         "died_at": letter.died_at,
+        "place": letter.place().to_string(),
     });
     let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
     if let Some(headers) = &letter.headers {
@@ -184,7 +210,7 @@ fn as_json(letter: &DeadLetter) -> Value {
     value
 }
 
-fn list(letters: &[DeadLetter], as_json_array: bool) -> Result<()> {
+fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
     if as_json_array {
         return output::json(&Value::Array(letters.iter().map(as_json).collect()));
     }
@@ -209,6 +235,54 @@ fn list(letters: &[DeadLetter], as_json_array: bool) -> Result<()> {
             letter.attempts.to_string(),
             letter.died_at.clone(),
             output::shown(letter.last_error.as_deref().unwrap_or_default()),
+        ]);
+    }
+    output::line(table)?;
+    let is_full = i64::try_from(letters.len()).is_ok_and(|number| number >= limit);
+    match letters.last() {
+        Some(last) if is_full => output::line(format!("more: --before {}", last.place())),
+        _ => Ok(()),
+    }
+}
+
+fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
+    if as_json_array {
+        let group = |group: &DeadGroup| {
+            json!({
+                "reason": group.reason,
+                "topic": group.topic,
+                "destination": group.destination,
+                "count": group.count,
+                "oldest_died_at": group.oldest_died_at,
+                "latest_died_at": group.latest_died_at,
+                "example_sequence": group.example_sequence,
+                "example_error": group.example_error,
+            })
+        };
+        return output::json(&Value::Array(groups.iter().map(group).collect()));
+    }
+    if groups.is_empty() {
+        return output::line("no dead letters");
+    }
+    let mut table = output::table(&[
+        "letters",
+        "reason",
+        "topic",
+        "destination",
+        "first died at",
+        "last died at",
+        "for example",
+    ]);
+    for group in groups {
+        let error = group.example_error.as_deref().unwrap_or_default();
+        table.add_row([
+            group.count.to_string(),
+            group.reason.clone(),
+            output::shown(&group.topic),
+            output::shown(&group.destination),
+            group.oldest_died_at.clone(),
+            group.latest_died_at.clone(),
+            output::shown(&format!("{}: {error}", group.example_sequence)),
         ]);
     }
     output::line(table)
@@ -283,7 +357,19 @@ fn change(
             missing.join(", ")
         );
     }
-    if all.all && !all.yes && !found.is_empty() && !confirmed(verb, found.len(), config)? {
+    let question = format!(
+        "{verb} all {} dead letters of outbox {}?",
+        found.len(),
+        config.table
+    );
+    if all.all
+        && !all.yes
+        && !found.is_empty()
+        && !confirmed(
+            &question,
+            "--all asks first; without a terminal say --yes, too",
+        )?
+    {
         bail!("nothing was changed");
     }
     let changed = action(conn, &config.table, &found)?;
@@ -302,18 +388,4 @@ fn change(
         ));
     }
     output::line(format!("{ending} {changed}"))
-}
-
-fn confirmed(verb: &str, count: usize, config: &Config) -> Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        eprintln!("--all asks first; without a terminal say --yes, too");
-        return Ok(false);
-    }
-    eprint!(
-        "{verb} all {count} dead letters of outbox {}? [y/N] ",
-        config.table
-    );
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }

@@ -4,16 +4,21 @@ mod admin;
 mod bench;
 mod check;
 mod cli;
+mod confirm;
 mod dead;
 mod demo;
 mod drain;
 mod file;
+mod keys;
+mod leases;
 mod logging;
+mod message;
 mod migrate;
 mod output;
 mod pause;
 mod pauses;
 mod receiver;
+mod replay;
 mod resume;
 mod run;
 mod settings;
@@ -55,6 +60,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Bench(options) => bench::run(&options, settings),
         Command::Status(options) => status::run(&options, settings),
         Command::Dead(options) => dead::run(&options, settings),
+        Command::Message(options) => message::run(&options, settings),
+        Command::Keys(options) => keys::run(&options, settings),
+        Command::Leases(options) => leases::run(&options, settings),
+        Command::Replay(options) => replay::run(&options, settings),
         Command::Pause(options) => pause::run(&options, settings),
         Command::Resume(options) => resume::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),

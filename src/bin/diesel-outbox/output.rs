@@ -48,3 +48,13 @@ pub(crate) fn grouped(number: f64) -> String {
     }
     grouped
 }
+
+/// Seconds as people say them: `3 s`, `12 min`, `4.2 h`, `9 d`.
+pub(crate) fn age(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7_200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3_600.0),
+        s => format!("{:.0} d", s / 86_400.0),
+    }
+}

@@ -1,88 +1,161 @@
 //! `diesel-outbox status`
 
+mod watch;
+
 use std::time::Duration;
 
 use anyhow::Result;
-use diesel_outbox::Status;
-use diesel_outbox::admin::{self, BlockedKey, Overview, Pause};
-use serde_json::json;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, LaneDepth, Overview, Pause};
+use diesel_outbox::{Config, DatabaseError, Status};
+use serde_json::{Value, json};
 
 use crate::settings::SettingFlags;
-use crate::{output, pauses};
+use crate::{keys, leases, output, pauses};
 
 /// Options of `status`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Numbers of large outboxes are estimates, marked with ~ (in JSON: \"estimated\"); \
+    --exact counts every message, which takes seconds where there are millions."
+)]
 pub(crate) struct Options {
-    /// Show it as JSON
+    /// Go on showing it, every 2 seconds or as often as is said, with what comes in and goes out
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = seconds
+    )]
+    watch: Option<Duration>,
+    /// Count every message instead of estimating
+    #[arg(long)]
+    exact: bool,
+    /// Show it as JSON; with --watch a line each time
     #[arg(long)]
     json: bool,
+}
+
+/// Seconds between two looks.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
+    if !(0.1..=3600.0).contains(&seconds) {
+        return Err("between 0.1 and 3600 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// What is shown.
+struct Seen {
+    overview: Overview,
+    pauses: Vec<Pause>,
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let mut conn = admin::connect(config.database_url()?, "status", Duration::from_secs(120))?;
     admin::check_schema(&mut conn, &config.table)?;
-    let overview = admin::overview(&mut conn, &config.table)?;
-    let pauses = admin::pauses(&mut conn, &config.table)?;
-    if options.json {
-        return output::json(&as_json(&overview, &pauses));
+    if let Some(interval) = options.watch {
+        return watch::run(conn, &config, options, interval);
     }
-    show(&overview, &pauses)
+    let seen = look(&mut conn, &config, options.exact)?;
+    if options.json {
+        return output::json(&as_json(&seen));
+    }
+    output::line(text(&seen))
 }
 
-fn count(overview: &Overview, status: Status) -> i64 {
-    overview
+fn look(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Seen, DatabaseError> {
+    let overview = if exact {
+        admin::exact_overview
+    } else {
+        admin::overview
+    };
+    Ok(Seen {
+        overview: overview(conn, &config.table)?,
+        pauses: admin::pauses(conn, &config.table)?,
+    })
+}
+
+/// How many are in a state, and whether that is an estimate.
+fn count(overview: &Overview, status: Status) -> (i64, bool) {
+    let row = overview
         .counts
         .iter()
-        .find(|row| row.status == status.as_str())
-        .map_or(0, |row| row.count)
+        .find(|row| row.status == status.as_str());
+    row.map_or((0, false), |row| (row.count, row.is_estimate))
 }
 
-fn as_json(overview: &Overview, pauses: &[Pause]) -> serde_json::Value {
-    let counts: serde_json::Map<String, serde_json::Value> = Status::ALL
+fn as_json(seen: &Seen) -> Value {
+    let overview = &seen.overview;
+    let counts: serde_json::Map<String, Value> = Status::ALL
         .into_iter()
-        .map(|status| (status.to_string(), count(overview, status).into()))
+        .map(|status| (status.to_string(), count(overview, status).0.into()))
+        .collect();
+    let estimated: Vec<&str> = overview
+        .counts
+        .iter()
+        .filter(|row| row.is_estimate)
+        .map(|row| row.status.as_str())
         .collect();
     json!({
         "counts": counts,
+        "estimated": !estimated.is_empty(),
+        "estimated_counts": estimated,
         "oldest_due_seconds": overview.oldest_due_seconds,
+        "lanes": overview.depths.lanes.iter().map(|lane| json!({
+            "topic": lane.topic,
+            "destination": lane.destination,
+            "pending": lane.pending,
+            "sending": lane.sending,
+            "retrying": lane.retrying,
+            "oldest_due_seconds": lane.oldest_due_seconds,
+            "estimated": lane.is_estimate,
+        })).collect::<Vec<_>>(),
         "troubles": overview.troubles.iter().map(|row| json!({
             "status": row.status,
             "topic": row.topic,
             "reason": row.reason,
             "count": row.count,
             "example": row.example,
+            "estimated": row.is_estimate,
         })).collect::<Vec<_>>(),
-        "blocked_keys": overview.blocked_keys.iter().map(|row| json!({
-            "ordering_key": row.ordering_key,
-            "destination": row.destination,
-            "sequence": row.sequence,
-            "status": row.status,
-            "reason": row.reason,
-            "seconds_left": row.seconds_left,
-            "waiting": row.waiting,
-        })).collect::<Vec<_>>(),
-        "pauses": pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
-        "relays": overview.leases.iter().map(|row| json!({
-            "lease": row.id,
-            "relay": row.relay,
-            "renewed_seconds_ago": row.renewed_seconds_ago,
-            "seconds_left": row.seconds_left,
-            "expired": row.seconds_left <= 0.0,
-            "stands_by": row.stands_by,
-        })).collect::<Vec<_>>(),
+        "blocked_keys": overview.blocked_keys.iter().map(keys::as_json).collect::<Vec<_>>(),
+        "pauses": seen.pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
+        "relays": overview.leases.iter().map(leases::as_json).collect::<Vec<_>>(),
     })
 }
 
-fn show(overview: &Overview, pauses: &[Pause]) -> Result<()> {
+/// `~` before a number that is an estimate.
+fn about(count: i64, is_estimate: bool) -> String {
+    format!("{}{count}", if is_estimate { "~" } else { "" })
+}
+
+/// Keys shown; `--json` has a hundred.
+const KEYS: usize = 10;
+
+fn text(seen: &Seen) -> String {
+    let overview = &seen.overview;
+    let mut parts = Vec::new();
     let mut counts = output::table(&["status", "messages"]);
     for status in Status::ALL {
-        counts.add_row([status.to_string(), count(overview, status).to_string()]);
+        let (count, is_estimate) = count(overview, status);
+        counts.add_row([status.to_string(), about(count, is_estimate)]);
     }
-    output::line(counts)?;
+    parts.push(counts.to_string());
     if let Some(seconds) = overview.oldest_due_seconds {
-        output::line(format!("oldest due message: due for {seconds:.1} s"))?;
+        parts.push(format!("oldest due message: due for {seconds:.1} s"));
     }
+    parts.extend(rest(seen));
+    parts.join("\n")
+}
+
+/// What is wrong, and who is at work.
+fn rest(seen: &Seen) -> Vec<String> {
+    let overview = &seen.overview;
+    let mut parts = Vec::new();
     if !overview.troubles.is_empty() {
         let mut troubles = output::table(&["status", "topic", "reason", "messages", "for example"]);
         for row in &overview.troubles {
@@ -90,74 +163,48 @@ fn show(overview: &Overview, pauses: &[Pause]) -> Result<()> {
                 row.status.clone(),
                 output::shown(&row.topic),
                 row.reason.clone(),
-                row.count.to_string(),
+                about(row.count, row.is_estimate),
                 output::shown(row.example.as_deref().unwrap_or_default()),
             ]);
         }
-        output::line(troubles)?;
+        parts.push(troubles.to_string());
     }
     if !overview.blocked_keys.is_empty() {
-        output::line(blocked_keys(&overview.blocked_keys))?;
+        parts.push(keys::table(&overview.blocked_keys, KEYS).to_string());
     }
-    if !pauses.is_empty() {
-        output::line(pauses::table(pauses))?;
+    if !seen.pauses.is_empty() {
+        parts.push(pauses::table(&seen.pauses).to_string());
     }
-    if overview.leases.is_empty() {
-        return output::line("no relay is registered");
-    }
-    let mut leases = output::table(&["lease", "relay", "renewed", "state"]);
-    for row in &overview.leases {
-        let state = if row.seconds_left > 0.0 {
-            let stands_by = if row.stands_by { ", stands by" } else { "" };
-            format!("alive, {:.0} s left{stands_by}", row.seconds_left)
-        } else {
-            format!("expired {:.0} s ago", -row.seconds_left)
-        };
-        leases.add_row([
-            row.id.to_string(),
-            output::shown(&row.relay),
-            format!("{:.0} s ago", row.renewed_seconds_ago),
-            state,
-        ]);
-    }
-    output::line(leases)
+    parts.push(leases::shown(&overview.leases));
+    parts
 }
 
-/// Keys shown; `--json` has a hundred.
-const KEYS: usize = 10;
-
-fn blocked_keys(keys: &[BlockedKey]) -> comfy_table::Table {
+/// The longest lanes, `most` of them.
+fn lanes(lanes: &[LaneDepth], most: usize) -> String {
+    let mut longest: Vec<&LaneDepth> = lanes.iter().collect();
+    longest.sort_by_key(|lane| -(lane.pending + lane.sending + lane.retrying));
     let mut table = output::table(&[
-        "blocked key",
+        "topic",
         "destination",
-        "waiting",
-        "for message",
-        "it is",
+        "pending",
+        "sending",
+        "retrying",
+        "oldest due",
     ]);
-    for key in keys.iter().take(KEYS) {
-        let reason = key.reason.as_deref().unwrap_or_default();
-        let when = match key.seconds_left {
-            Some(seconds) => format!("due in {seconds:.0} s"),
-            None if key.status == "dead" => "requeue or discard it".to_owned(),
-            None => "due never".to_owned(),
-        };
+    for lane in longest.iter().take(most) {
+        let age = lane.oldest_due_seconds.map(output::age);
         table.add_row([
-            output::shown(&key.ordering_key),
-            output::shown(&key.destination),
-            key.waiting.to_string(),
-            key.sequence.to_string(),
-            format!("{} {reason}, {when}", key.status),
+            output::shown(&lane.topic),
+            output::shown(&lane.destination),
+            about(lane.pending, lane.is_estimate),
+            about(lane.sending, lane.is_estimate),
+            about(lane.retrying, lane.is_estimate),
+            age.unwrap_or_default(),
         ]);
     }
-    if keys.len() > KEYS {
-        let more = keys.len() - KEYS;
-        table.add_row([
-            format!("and {more} more, at least"),
-            String::new(),
-            String::new(),
-            String::new(),
-            String::new(),
-        ]);
+    if longest.len() > most {
+        let more = format!("and {} more", longest.len() - most);
+        table.add_row([more.as_str(), "", "", "", "", ""]);
     }
-    table
+    table.to_string()
 }

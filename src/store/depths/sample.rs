@@ -25,7 +25,7 @@ struct CountRow {
 }
 
 /// The size of a table, in pages.
-pub(super) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
+pub(in crate::store) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
     sql_query(
         "SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::bigint AS count",
     )
@@ -36,7 +36,7 @@ pub(super) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
 
 /// `TABLESAMPLE` of a table with so many pages, and how many rows each row of it stands for. Always the
 /// same pages while the table has this size: a graph shows how the table changes and not how samples do.
-pub(super) fn of(pages: i64) -> (String, f64) {
+pub(in crate::store) fn of(pages: i64) -> (String, f64) {
     #[allow(clippy::cast_precision_loss, reason = "a share")]
     let share = (PAGES / pages.max(1) as f64).min(1.0);
     let sample = format!("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)", share * 100.0);
@@ -48,7 +48,7 @@ pub(super) fn lanes(conn: &mut PgConnection, name: &OutboxName, pages: i64) -> Q
     let (sample, factor) = of(pages);
     let rows = looking(conn, None, |conn| {
         sql_query(format!(
-            "SELECT topic, destination, {COUNTS}, true AS is_cut FROM {} {sample} GROUP BY 1, 2",
+            "SELECT topic, destination, {COUNTS}, 0::bigint AS later, true AS is_cut FROM {} {sample} GROUP BY 1, 2",
             name.outbox()
         ))
         .load(conn)

@@ -1,0 +1,66 @@
+//! `diesel-outbox leases`
+
+use std::time::Duration;
+
+use anyhow::Result;
+use diesel_outbox::admin::{self, LeaseRow};
+use serde_json::{Value, json};
+
+use crate::output;
+use crate::settings::SettingFlags;
+
+/// Options of `leases`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Show them as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "leases", Duration::from_secs(30))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    let leases = admin::leases(&mut conn, &config.table)?;
+    if options.json {
+        return output::json(&Value::Array(leases.iter().map(as_json).collect()));
+    }
+    output::line(shown(&leases))
+}
+
+/// A lease, as programs read it.
+pub(crate) fn as_json(row: &LeaseRow) -> Value {
+    json!({
+        "lease": row.id,
+        "relay": row.relay,
+        "started_seconds_ago": row.started_seconds_ago,
+        "renewed_seconds_ago": row.renewed_seconds_ago,
+        "seconds_left": row.seconds_left,
+        "expired": row.seconds_left <= 0.0,
+        "stands_by": row.stands_by,
+    })
+}
+
+/// The leases as a table.
+pub(crate) fn shown(leases: &[LeaseRow]) -> String {
+    if leases.is_empty() {
+        return "no relay is registered".to_owned();
+    }
+    let mut table = output::table(&["lease", "relay", "registered", "renewed", "state"]);
+    for row in leases {
+        let state = if row.seconds_left > 0.0 {
+            let stands_by = if row.stands_by { ", stands by" } else { "" };
+            format!("alive, {:.0} s left{stands_by}", row.seconds_left)
+        } else {
+            format!("expired {:.0} s ago", -row.seconds_left)
+        };
+        table.add_row([
+            row.id.to_string(),
+            output::shown(&row.relay),
+            format!("{} ago", output::age(row.started_seconds_ago)),
+            format!("{:.0} s ago", row.renewed_seconds_ago),
+            state,
+        ]);
+    }
+    table.to_string()
+}

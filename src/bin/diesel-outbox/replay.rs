@@ -1,0 +1,220 @@
+//! `diesel-outbox replay`
+
+use std::io::IsTerminal;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, bail};
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, MessageKey, ReplayFilter, ReplayIds, ReplayRun, Replayed};
+use diesel_outbox::{Config, ConfigError};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::confirm::confirmed;
+use crate::settings::SettingFlags;
+use crate::{output, signals};
+
+/// Options of `replay`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Payloads are in the ledger where OUTBOX_LEDGER_PAYLOAD was true when a message was \
+    delivered; headers never are, so replayed messages have none. Each goes to the destination of its row \
+    in the ledger, in the order of the deliveries; ordering keys are kept. A message that named no \
+    destination goes where the routes of today lead. Receivers see the same message id, and those that \
+    handle each id once do nothing: --new-ids has it handled again."
+)]
+pub(crate) struct Options {
+    /// Only these messages: message ids, idempotency keys or sequences
+    #[arg(value_name = "ID")]
+    ids: Vec<String>,
+    /// Delivered then or later: a time (2026-11-21T10:00:00Z) or how long ago (2h)
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Delivered before then: a time or how long ago [default: now]
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only this topic
+    #[arg(long)]
+    topic: Option<String>,
+    /// Only what was delivered for this destination ("" for what named none)
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Give new message ids, so that receivers handle the messages again
+    #[arg(long)]
+    new_ids: bool,
+    /// Name of this run, in the idempotency keys <key>#replay-NAME; the same name continues a run
+    #[arg(long, value_name = "NAME")]
+    run: Option<String>,
+    /// Only say how many there are
+    #[arg(long)]
+    dry_run: bool,
+    /// Ask nothing
+    #[arg(long)]
+    yes: bool,
+    /// Show the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut filter = filter(options)?;
+    let run: Option<ReplayRun> = options.run.as_deref().map(str::parse).transpose()?;
+    let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    filter.idempotency_keys = keys(&mut conn, &config, &options.ids)?;
+    let found = admin::count_replayable(&mut conn, &config.table, &filter)?;
+    if found.without_payload > 0 && !options.json {
+        output::line(format!(
+            "{} delivered messages have no payload in the ledger and cannot be replayed (OUTBOX_LEDGER_PAYLOAD)",
+            found.without_payload
+        ))?;
+    }
+    if options.dry_run || found.replayed == 0 {
+        return end(options, &found, &Replayed::default(), None);
+    }
+    let question = format!(
+        "replay {} messages of outbox {}{}?",
+        found.replayed,
+        config.table,
+        if options.new_ids {
+            " with new message ids"
+        } else {
+            ""
+        },
+    );
+    if !options.yes && !confirmed(&question, "replay asks first; without a terminal say --yes")? {
+        bail!("nothing was replayed");
+    }
+    let signals = signals::channel()?;
+    let bar = ProgressBar::new(found.replayed);
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:40} {pos}/{len} {per_sec} {eta}",
+    )?);
+    let ids = if options.new_ids {
+        ReplayIds::New
+    } else {
+        ReplayIds::Same
+    };
+    let (mut name, mut is_stopped) = (None, false);
+    let progress = |run: &str, so_far: &Replayed| {
+        bar.set_position(so_far.replayed + so_far.skipped);
+        name = Some(run.to_owned());
+        is_stopped = !signals.is_empty();
+        !is_stopped
+    };
+    let replayed = admin::replay(
+        &mut conn,
+        &config.table,
+        &filter,
+        ids,
+        run.as_ref(),
+        progress,
+    );
+    bar.finish_and_clear();
+    let replayed = match replayed {
+        Ok(replayed) => replayed,
+        Err(error) => {
+            let goes_on = name.map_or(String::new(), |name| format!("; --run {name} goes on"));
+            bail!("{error}{goes_on}");
+        }
+    };
+    end(options, &found, &replayed, name.as_deref())?;
+    if is_stopped {
+        let name = name.unwrap_or_default();
+        bail!("stopped by a signal; the same command with --run {name} goes on");
+    }
+    Ok(())
+}
+
+fn filter(options: &Options) -> Result<ReplayFilter> {
+    if options.ids.is_empty() && options.from.is_none() {
+        let reason = "say --from, or which messages; --from 9999d is all that the ledger has";
+        return Err(ConfigError::new("replay", reason).into());
+    }
+    let time = |flag: &str, text: &Option<String>| match text {
+        Some(text) => match parse_time(text) {
+            Some(time) => Ok(Some(time)),
+            None => Err(ConfigError::new(
+                flag,
+                format!("{text:?} is no time: write 2026-11-21T10:00:00Z, or 2h for two hours ago"),
+            )),
+        },
+        None => Ok(None),
+    };
+    let (since, until) = (
+        time("--from", &options.from)?,
+        time("--until", &options.until)?,
+    );
+    if since
+        .zip(until)
+        .is_some_and(|(since, until)| since >= until)
+    {
+        return Err(ConfigError::new("--until", "it is not after --from").into());
+    }
+    Ok(ReplayFilter {
+        since,
+        until,
+        topic: options.topic.clone(),
+        destination: options.destination.clone(),
+        idempotency_keys: Vec::new(),
+    })
+}
+
+/// A time of RFC 3339, or how long ago.
+fn parse_time(text: &str) -> Option<SystemTime> {
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return Some(
+            SystemTime::now()
+                .checked_sub(ago)
+                .unwrap_or(SystemTime::UNIX_EPOCH),
+        );
+    }
+    humantime::parse_rfc3339_weak(text).ok()
+}
+
+/// The idempotency keys of these messages.
+fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<String>> {
+    let mut keys = Vec::new();
+    for id in ids {
+        let key = MessageKey::Text(id.clone());
+        let found = admin::message(conn, &config.table, &key)?.rows;
+        let delivered = found.iter().filter(|record| record.status == "delivered");
+        let before = keys.len();
+        // What was replayed before is the same message.
+        let first = delivered.filter(|record| record.replay_of().is_none());
+        keys.extend(first.map(|record| record.idempotency_key.clone()));
+        if keys.len() == before {
+            bail!("no delivered message has the id, key or sequence {id:?}; nothing was replayed");
+        }
+    }
+    keys.sort();
+    keys.dedup();
+    Ok(keys)
+}
+
+fn end(options: &Options, found: &Replayed, done: &Replayed, run: Option<&str>) -> Result<()> {
+    if options.json {
+        return output::json(&json!({
+            "run": run,
+            "matched": found.replayed + found.without_payload,
+            "without_payload": found.without_payload,
+            "replayed": done.replayed,
+            "skipped": done.skipped,
+        }));
+    }
+    if options.dry_run {
+        return output::line(format!("{} messages would be replayed", found.replayed));
+    }
+    let skipped = match done.skipped {
+        0 => String::new(),
+        skipped => format!("; {skipped} were in this run before"),
+    };
+    let run = run.map_or(String::new(), |run| format!(" in the run {run}"));
+    let end = if std::io::stdout().is_terminal() && done.replayed > 0 {
+        "; `diesel-outbox status --watch` shows how they go out"
+    } else {
+        ""
+    };
+    output::line(format!("replayed {}{run}{skipped}{end}", done.replayed))
+}

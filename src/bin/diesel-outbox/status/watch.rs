@@ -1,0 +1,201 @@
+//! `diesel-outbox status --watch`
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, Activity, Rates};
+use diesel_outbox::{Config, DatabaseError, Status};
+use serde_json::{Value, json};
+
+use super::{Options, Seen, about, as_json, count, lanes, look, rest};
+use crate::{output, signals};
+
+/// Topics and destinations shown.
+const LANES: usize = 15;
+
+/// A statement of a look takes milliseconds; of one with --exact longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where it goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Drawn over what was there.
+    Terminal,
+    /// One below the other.
+    Plain,
+    /// A line each.
+    Json,
+}
+
+/// One look, and what has happened since the one before.
+struct Tick {
+    at: String,
+    seen: Seen,
+    activity: Activity,
+    rates: Option<Rates>,
+}
+
+/// Shows it until a signal comes, which is a good end. A database that goes away is said, and looked for.
+pub(super) fn run(
+    conn: PgConnection,
+    config: &Config,
+    options: &Options,
+    interval: Duration,
+) -> Result<()> {
+    let form = match options.json {
+        true => Form::Json,
+        false if std::io::stdout().is_terminal() => Form::Terminal,
+        false => Form::Plain,
+    };
+    let signals = signals::channel()?;
+    let mut conn = Some(conn);
+    let mut last: Option<Activity> = None;
+    if form == Form::Terminal {
+        draw("\x1b[2J")?;
+    }
+    loop {
+        match tick(&mut conn, config, options.exact, last) {
+            Ok(tick) => {
+                last = Some(tick.activity);
+                show(&tick, config, form, interval)?;
+            }
+            Err(error) => {
+                // The next look is one at another connection.
+                conn = None;
+                show_error(&error, form, interval)?;
+            }
+        }
+        if signals.recv_timeout(interval).is_ok() {
+            return Ok(());
+        }
+    }
+}
+
+fn tick(
+    conn: &mut Option<PgConnection>,
+    config: &Config,
+    exact: bool,
+    last: Option<Activity>,
+) -> Result<Tick, DatabaseError> {
+    let conn = match conn {
+        Some(conn) => conn,
+        None => {
+            let url = config
+                .database_url()
+                .map_err(|error| DatabaseError::Connect(error.to_string()))?;
+            conn.insert(admin::connect(url, "status", PATIENCE)?)
+        }
+    };
+    let seen = look(conn, config, exact)?;
+    let activity = admin::activity(conn, &config.table)?;
+    Ok(Tick {
+        at: now(),
+        seen,
+        rates: last.and_then(|last| activity.since(&last)),
+        activity,
+    })
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
+}
+
+fn show(tick: &Tick, config: &Config, form: Form, interval: Duration) -> Result<()> {
+    match form {
+        Form::Json => {
+            let mut value = as_json(&tick.seen);
+            value["at"] = tick.at.clone().into();
+            value["rates"] = tick.rates.map_or(Value::Null, |rates| {
+                json!({
+                    "enqueued_per_second": rates.enqueued,
+                    "settled_per_second": rates.settled,
+                    "died_per_second": rates.died,
+                })
+            });
+            output::line(value)
+        }
+        Form::Plain => output::line(text(tick, config) + "\n"),
+        Form::Terminal => over(&text(tick, config), interval),
+    }
+}
+
+fn show_error(error: &DatabaseError, form: Form, interval: Duration) -> Result<()> {
+    let said = format!(
+        "the database does not answer, trying again: {}",
+        one_line(error)
+    );
+    match form {
+        Form::Json => output::line(json!({ "at": now(), "error": error.to_string() })),
+        Form::Plain => output::line(format!("{} {said}", now())),
+        Form::Terminal => over(&format!("{}\n{said}", now()), interval),
+    }
+}
+
+fn one_line(error: &DatabaseError) -> String {
+    output::shown(&error.to_string())
+}
+
+fn text(tick: &Tick, config: &Config) -> String {
+    let overview = &tick.seen.overview;
+    let rates = match tick.rates {
+        Some(rates) => format!(
+            "in {}/s, out {}/s, dead {}/s",
+            rate(rates.enqueued),
+            rate(rates.settled),
+            rate(rates.died)
+        ),
+        None => "in -, out -, dead - (from the next look on)".to_owned(),
+    };
+    let counts: Vec<String> = Status::ALL
+        .into_iter()
+        .map(|status| {
+            let (count, is_estimate) = count(overview, status);
+            format!("{status} {}", about(count, is_estimate))
+        })
+        .collect();
+    let oldest = match overview.oldest_due_seconds {
+        Some(seconds) => format!("oldest due message: due for {}", output::age(seconds)),
+        None => "nothing is due".to_owned(),
+    };
+    let mut parts = vec![
+        format!("outbox {} at {}", config.table, tick.at),
+        rates,
+        counts.join(", "),
+        oldest,
+    ];
+    if !overview.depths.lanes.is_empty() {
+        parts.push(lanes(&overview.depths.lanes, LANES));
+    }
+    parts.extend(rest(&tick.seen));
+    parts.join("\n")
+}
+
+fn rate(rate: f64) -> String {
+    if rate > 0.0 && rate < 10.0 {
+        return format!("{rate:.1}");
+    }
+    output::grouped(rate)
+}
+
+/// Draws over what was there: without a blank moment, whatever was longer before.
+fn over(text: &str, interval: Duration) -> Result<()> {
+    let mut screen = String::from("\x1b[H");
+    for line in text.lines() {
+        screen.push_str(line);
+        screen.push_str("\x1b[K\n");
+    }
+    screen.push_str(&format!(
+        "every {:.1} s; Ctrl-C ends it\x1b[K\n\x1b[J",
+        interval.as_secs_f64()
+    ));
+    draw(&screen)
+}
+
+fn draw(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}

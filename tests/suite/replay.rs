@@ -1,0 +1,260 @@
+//! Delivering again what was delivered.
+
+use std::collections::HashSet;
+use std::time::{Duration, SystemTime};
+
+use diesel_outbox::admin::{self, ReplayFilter, ReplayIds, ReplayRun};
+use diesel_outbox::{NewMessage, OutboxName};
+use serde_json::{Value, json};
+
+use crate::support::{Database, Receiver, finish};
+
+fn name(db: &Database) -> OutboxName {
+    db.name().parse().expect("a name")
+}
+
+/// Delivers what is due, and keeps payloads if it is told to.
+fn drain(db: &Database, receiver: &Receiver, keep: bool) {
+    let mut command = db.binary(&["drain", "--quiet"]);
+    command
+        .env("OUTBOX_URL", receiver.url())
+        .env("OUTBOX_LEDGER_PAYLOAD", keep.to_string());
+    finish(command).code(0);
+}
+
+fn replay(db: &Database, arguments: &[&str]) -> Value {
+    let arguments = [&["replay", "--json", "--yes"], arguments].concat();
+    finish(db.binary(&arguments)).code(0).json()
+}
+
+/// R30: what a receiver has lost is delivered again, with the same ids, in the order of its deliveries, and
+/// each message once however often the run is repeated.
+#[test]
+fn delivered_messages_are_delivered_again_with_their_ids() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    for n in 0..5 {
+        let topic = if n < 3 { "order.paid" } else { "order.sent" };
+        db.enqueue_message(
+            NewMessage::new(topic, &json!({ "n": n }))
+                .expect("a message")
+                .ordering_key("k")
+                .idempotency_key(format!("key-{n}")),
+        );
+    }
+    drain(&db, &receiver, true);
+    let first: Vec<(String, Value)> = receiver
+        .requests()
+        .iter()
+        .map(|r| (r.id(), r.json()))
+        .collect();
+    assert_eq!(first.len(), 5);
+
+    let dry = replay(&db, &["--from", "1h", "--dry-run"]);
+    assert_eq!((&dry["matched"], &dry["replayed"]), (&json!(5), &json!(0)));
+    let done = replay(
+        &db,
+        &[
+            "--from",
+            "1h",
+            "--topic",
+            "order.paid",
+            "--run",
+            "first-run",
+        ],
+    );
+    assert_eq!(done["replayed"], json!(3), "{done}");
+    assert_eq!(done["run"], json!("first-run"));
+    drain(&db, &receiver, true);
+    let again: Vec<(String, Value)> = receiver.requests()[5..]
+        .iter()
+        .map(|r| (r.id(), r.json()))
+        .collect();
+    assert_eq!(again, first[..3]);
+    assert_eq!(
+        receiver.requests()[5].header("idempotency-key"),
+        Some("\"key-0#replay-first-run\"")
+    );
+    // The same run has nothing more to do; neither the first deliveries nor its own count twice.
+    let same = replay(
+        &db,
+        &[
+            "--from",
+            "1h",
+            "--topic",
+            "order.paid",
+            "--run",
+            "first-run",
+        ],
+    );
+    assert_eq!(same["replayed"], json!(0), "{same}");
+    assert_eq!(same["skipped"], json!(6), "{same}");
+    // Another run replays each message once, though the ledger has it twice.
+    let other = replay(&db, &["--from", "1h", "--topic", "order.paid"]);
+    assert_eq!(other["replayed"], json!(3), "{other}");
+    let nested = db.number("SELECT count(*) FROM {o} WHERE idempotency_key LIKE '%replay%replay%'");
+    assert_eq!(nested, 0);
+}
+
+#[test]
+fn new_ids_and_single_messages() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(3);
+    drain(&db, &receiver, true);
+    let id = receiver.requests()[1].id();
+    let done = replay(&db, &[&id, "--new-ids"]);
+    assert_eq!(done["replayed"], json!(1), "{done}");
+    drain(&db, &receiver, true);
+    let requests = receiver.requests();
+    assert_eq!(requests.len(), 4);
+    assert_ne!(requests[3].id(), id);
+    assert_eq!(requests[3].json(), requests[1].json());
+    let ids: HashSet<String> = receiver.ids();
+    assert_eq!(ids.len(), 4);
+}
+
+/// R30: a message of several destinations is replayed only for the ones that are meant.
+#[test]
+fn a_replay_goes_to_the_destination_of_its_row_only() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, attempts, created_at, payload, ordering_key)
+         SELECT 'k', d, 1, gen_random_uuid(), 't', '\\x01', status, 1, now(), '{\"a\": 1}', 'o'
+           FROM (VALUES ('a', 'delivered'), ('b', 'delivered'), ('c', 'dead')) AS v (d, status)",
+    );
+    let done = replay(&db, &["--from", "1h", "--destination", "b"]);
+    assert_eq!(done["replayed"], json!(1), "{done}");
+    let row = db.text(
+        "SELECT destination || topic || payload || ordering_key || (headers IS NULL) || attempts FROM {o}",
+    );
+    assert_eq!(row.as_deref(), Some("bt{\"a\": 1}otrue0"));
+    assert_eq!(replay(&db, &["k"])["replayed"], json!(2));
+}
+
+#[test]
+fn what_has_no_payload_is_said() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(2);
+    drain(&db, &receiver, false);
+    db.enqueue_many(1);
+    drain(&db, &receiver, true);
+    let text = finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    assert!(
+        text.stdout.contains("2 delivered messages have no payload"),
+        "{}",
+        text.stdout
+    );
+    assert!(
+        text.stdout.contains("replayed 1 in the run "),
+        "{}",
+        text.stdout
+    );
+}
+
+#[test]
+fn it_asks_first_and_refuses_without_a_terminal() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(1);
+    drain(&db, &receiver, true);
+    let refused = finish(db.binary(&["replay", "--from", "1h"])).code(1);
+    assert!(refused.stderr.contains("--yes"), "{}", refused.stderr);
+    assert_eq!(db.number("SELECT count(*) FROM {o}"), 0);
+    for bad in [
+        ["replay", "--yes"].as_slice(),
+        &["replay", "--from", "yesterday"],
+        &["replay", "--from", "1h", "--until", "2h"],
+        &["replay", "--from", "1h", "--run", "two words"],
+    ] {
+        finish(db.binary(bad)).code(2);
+    }
+    let unknown = finish(db.binary(&["replay", "nobody", "--yes"])).code(1);
+    assert!(unknown.stderr.contains("nobody"), "{}", unknown.stderr);
+}
+
+/// R30: thousands are replayed in batches, in their order; a run that was stopped is continued.
+#[test]
+fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, attempts, created_at, payload, settled_at)
+         SELECT CASE WHEN g % 7 = 0 THEN repeat('é', 120) || g ELSE 'k' || g END, '', g,
+                gen_random_uuid(), 't', '\\x01', 'delivered', 1, now(), to_json(g),
+                now() - interval '9 days' + (g / 100) * interval '1 hour'
+           FROM generate_series(1, 3500) g",
+    );
+    let mut conn = db.connect();
+    let run: ReplayRun = "r".parse().expect("a name");
+    let filter = ReplayFilter::default();
+    let found = admin::count_replayable(&mut conn, &name(&db), &filter).expect("counted");
+    assert_eq!(found.replayed, 3500);
+    let mut batches = 0;
+    let stopped = admin::replay(
+        &mut conn,
+        &name(&db),
+        &filter,
+        ReplayIds::Same,
+        Some(&run),
+        |run, _| {
+            assert_eq!(run, "r");
+            batches += 1;
+            batches < 5
+        },
+    )
+    .expect("replayed");
+    assert!((1..3500).contains(&stopped.replayed), "{stopped:?}");
+    let rest = admin::replay(
+        &mut conn,
+        &name(&db),
+        &filter,
+        ReplayIds::Same,
+        Some(&run),
+        |_, _| true,
+    )
+    .expect("replayed");
+    assert_eq!(rest.skipped, stopped.replayed);
+    assert_eq!(stopped.replayed + rest.replayed, 3500);
+    let out_of_order = db.number(
+        "SELECT count(*) FROM (SELECT payload::text::int - lag(payload::text::int) OVER (ORDER BY sequence)
+            AS step FROM {o}) s WHERE step <> 1",
+    );
+    assert_eq!(out_of_order, 0);
+}
+
+#[test]
+fn times_bound_what_is_replayed() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, attempts, created_at, payload, settled_at)
+         SELECT 'k' || g, '', g, gen_random_uuid(), 't', '\\x01', 'delivered', 1, now(), '1',
+                now() - g * interval '1 hour'
+           FROM generate_series(1, 10) g",
+    );
+    let ago = |hours: f64| SystemTime::now().checked_sub(Duration::from_secs_f64(hours * 3600.0));
+    let filter = ReplayFilter {
+        since: ago(5.5),
+        until: ago(2.5),
+        ..ReplayFilter::default()
+    };
+    let mut conn = db.connect();
+    let found = admin::count_replayable(&mut conn, &name(&db), &filter).expect("counted");
+    assert_eq!(found.replayed, 3);
+    let done = admin::replay(
+        &mut conn,
+        &name(&db),
+        &filter,
+        ReplayIds::New,
+        None,
+        |_, _| true,
+    );
+    assert_eq!(done.expect("replayed").replayed, 3);
+    let oldest = db
+        .text("SELECT min(idempotency_key) FROM {o}")
+        .expect("one");
+    assert!(oldest.starts_with("k3#replay-2"), "{oldest}");
+}
