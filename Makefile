@@ -16,7 +16,7 @@ PROJECTS := shop rocket-shop
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test examples test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
+.PHONY: help demo test screenshots examples test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -27,11 +27,17 @@ demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
 	scripts/install-receivers
+	scripts/install-browser
 	@scripts/install-locked python tests/prometheus/requirements.txt prometheus/venv >/dev/null
 	@command -v promtool >/dev/null || scripts/install-package prometheus
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
+
+screenshots: bootstrap ## Write the README's images of the admin page, docs/images
+	scripts/install-browser
+	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
+	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
 examples: bootstrap ## Test the examples that are projects of their own: shops on rouille and on Rocket
 	@for example in $(PROJECTS); do \

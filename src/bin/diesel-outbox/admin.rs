@@ -50,6 +50,8 @@ pub(crate) struct Site {
     pub(crate) relay: Option<Arc<RelayHandle>>,
     /// For looking. One connection: pages queue up before the database, and never before the relay.
     pub(crate) database: Database,
+    /// For searches, which can take seconds.
+    pub(crate) searches: Database,
     /// For changes, which can take longer.
     pub(crate) changes: Database,
     pub(crate) history: Arc<History>,
@@ -93,6 +95,7 @@ impl Bound {
         let site = Arc::new(Site {
             relay,
             database: Database::new(&config, "admin")?,
+            searches: Database::new(&config, "admin searches")?,
             changes: Database::new(&config, "admin changes")?,
             history: Arc::default(),
             groups: Kept::default(),

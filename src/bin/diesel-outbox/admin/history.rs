@@ -4,6 +4,7 @@
 //! own looks every ten seconds, for the curves.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,7 +23,9 @@ const RESTS: u32 = 100;
 /// How often what was measured is summed up.
 const SUM_UP_PERIOD: Duration = Duration::from_secs(5);
 const HOUR: Duration = Duration::from_secs(3600);
-/// Points of a curve, half a minute each.
+/// The shortest time that a curve shows; after a start there is not more.
+const SHORTEST: Duration = Duration::from_secs(300);
+/// Points of a curve.
 const POINTS: usize = 120;
 /// Between looks that are further apart nothing is known.
 const LONGEST_GAP: Duration = Duration::from_secs(120);
@@ -83,9 +86,11 @@ struct Sample {
     oldest_due_seconds: f64,
 }
 
-/// The last hour, in points of half a minute, the oldest first; `None`: nothing is known.
-#[derive(Debug, Default, PartialEq)]
+/// The last hour, or the time since this process began to look; the oldest first; `None`: nothing is
+/// known.
+#[derive(Debug, PartialEq)]
 pub(crate) struct Curves {
+    pub(crate) span: Duration,
     /// For each second, as all rates here.
     pub(crate) enqueued: Vec<Option<f64>>,
     pub(crate) settled: Vec<Option<f64>>,
@@ -191,7 +196,10 @@ impl History {
 }
 
 fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
+    let first = samples.front().map(|first| now.duration_since(first.at));
+    let span = first.unwrap_or_default().clamp(SHORTEST, HOUR);
     let mut curves = Curves {
+        span,
         enqueued: vec![None; POINTS],
         settled: vec![None; POINTS],
         died: vec![None; POINTS],
@@ -202,7 +210,7 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
         if later.at.duration_since(earlier.at) > LONGEST_GAP {
             continue;
         }
-        for point in points(now, earlier.at, later.at) {
+        for point in points(now, span, earlier.at, later.at) {
             // Peaks are what one looks for.
             let raise = |curve: &mut Vec<Option<f64>>, value: f64| {
                 if let Some(place) = curve.get_mut(point) {
@@ -222,16 +230,20 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
     curves
 }
 
-/// The points of a curve that are within this time.
-fn points(now: Instant, from: Instant, to: Instant) -> impl Iterator<Item = usize> {
-    let point = |at: Instant| {
-        let seconds_ago = now.duration_since(at).as_secs() as usize;
-        let points_ago = seconds_ago * POINTS / HOUR.as_secs() as usize;
-        (POINTS - 1).checked_sub(points_ago)
+/// The points of a curve of this span that are within a time.
+fn points(now: Instant, span: Duration, from: Instant, to: Instant) -> Range<usize> {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as does saturates"
+    )]
+    let end = |at: Instant| {
+        let ago = now.duration_since(at).as_secs_f64() / span.as_secs_f64();
+        ((1.0 - ago) * POINTS as f64).round() as usize
     };
-    let last = point(to);
-    let first = point(from).map_or(0, |first| (first + 1).min(last.unwrap_or(0)));
-    last.map_or(0..0, |last| first..last + 1)
+    let (from, to) = (end(from), end(to));
+    // What is shorter than a point is seen, too.
+    from.min(to.saturating_sub(1))..to
 }
 
 /// The thread. It ends when this is dropped.
@@ -342,17 +354,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_minutes_are_counted_back_from_now() {
-        let began = Instant::now();
-        let now = began + HOUR + HOUR;
+    fn points_are_counted_back_from_now() {
+        let now = Instant::now() + HOUR + HOUR;
         let ago = |seconds| now - Duration::from_secs(seconds);
-        let within = |from, to| points(now, ago(from), ago(to)).collect::<Vec<_>>();
-        assert_eq!(within(10, 0), [119]);
-        assert_eq!(within(40, 10), [119]);
-        assert_eq!(within(70, 5), [118, 119]);
-        assert_eq!(within(3599, 3590), [0]);
-        assert!(within(5000, 4000).is_empty());
-        assert_eq!(within(4000, 3550), [0, 1]);
+        let within = |from, to| points(now, HOUR, ago(from), ago(to));
+        assert_eq!(within(30, 0), 119..120);
+        assert_eq!(within(10, 0), 119..120);
+        assert_eq!(within(90, 30), 117..119);
+        assert_eq!(within(3600, 3570), 0..1);
+        assert_eq!(within(4000, 3540), 0..2);
+        assert_eq!(within(5000, 4000), 0..0);
+        assert_eq!(points(now, SHORTEST, ago(10), ago(0)), 116..120);
     }
 
     #[test]

@@ -4,9 +4,12 @@
 
 mod content;
 mod dead;
+mod keys;
 mod layout;
+mod ledger;
 mod login;
 mod mask;
+mod messages;
 mod overview;
 mod pauses;
 mod relays;
@@ -45,6 +48,9 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     match request.path.as_str() {
         "/" => overview::show(site, visitor, request),
         "/dead" => dead::show(site, visitor, request),
+        "/keys" => keys::show(site, visitor, request),
+        "/ledger" => ledger::show(site, visitor, request),
+        "/messages" => messages::show(site, visitor, request),
         "/relays" => relays::show(site, visitor, request),
         path => match path.strip_prefix("/dead/").map(str::parse) {
             Some(Ok(sequence)) => dead::letter::show(site, visitor, request, sequence),

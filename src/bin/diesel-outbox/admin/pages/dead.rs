@@ -6,7 +6,7 @@ pub(super) mod letter;
 use std::sync::Arc;
 
 use diesel_outbox::ReasonCode;
-use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter};
+use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, MessageKey};
 use maud::{Markup, html};
 
 use super::layout::{Page, token};
@@ -26,7 +26,7 @@ pub(crate) struct Asked {
     pub(crate) topic: String,
     pub(crate) destination: String,
     pub(crate) reason: String,
-    /// A message id or a sequence.
+    /// A message id, an idempotency key or a sequence.
     pub(crate) q: String,
 }
 
@@ -61,7 +61,7 @@ impl Asked {
             .iter()
             .filter(|(_, value)| !value.is_empty())
             .map(|(name, value)| match *name {
-                "q" => format!("id {value}"),
+                "q" => format!("message {value}"),
                 name => format!("{name} {value}"),
             })
             .collect();
@@ -157,20 +157,21 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<List>
     Ok(List { letters, groups })
 }
 
-/// The dead letters of a message id, or the one of a sequence.
+/// The dead letters of a message, by its id, its key or its sequence.
 pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Vec<DeadLetter>> {
-    if let Ok(sequence) = q.parse() {
-        let found = site
-            .database
-            .run(|conn, outbox| admin::dead_letter(conn, outbox, sequence))?;
-        return Ok(found.into_iter().collect());
-    }
-    match q.parse() {
-        Ok(id) => site
-            .database
-            .run(|conn, outbox| admin::dead_letters_of(conn, outbox, id)),
-        Err(_) => Ok(Vec::new()),
-    }
+    let key = MessageKey::Text(q.to_owned());
+    site.searches.run(|conn, outbox| {
+        let found = admin::message(conn, outbox, &key)?.rows;
+        let dead = found.iter().filter(|record| record.kept_in == "dead");
+        let filter = DeadFilter {
+            sequences: dead.map(|record| record.sequence).collect(),
+            ..DeadFilter::default()
+        };
+        match filter.sequences.is_empty() {
+            true => Ok(Vec::new()),
+            false => admin::dead_letters(conn, outbox, &filter, PAGE as i64 + 1),
+        }
+    })
 }
 
 fn filter_form(asked: &Asked) -> Markup {
@@ -188,7 +189,7 @@ fn filter_form(asked: &Asked) -> Markup {
                     }
                 }
             }
-            label.field { "Message id or sequence" input name="q" value=(asked.q); }
+            label.field { "Message id, key or sequence" input name="q" value=(asked.q); }
             div.do {
                 button { "Filter" }
                 @if !asked.is_empty() { a href="/dead" { "Show all" } }

@@ -64,13 +64,13 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
                 span.label { "Came in" }
                 span.value { (shown(rates.map(|rates| rates.enqueued))) " " small { "/ min" } }
                 span.parts { "enqueued and requeued" }
-                (sparkline("in", "Messages that came in", &curves.enqueued, a_minute))
+                (sparkline("in", "Messages that came in", curves.span, &curves.enqueued, a_minute))
             }
             li.panel.figure {
                 span.label { "Settled" }
                 span.value { (shown(rates.map(|rates| rates.settled))) " " small { "/ min" } }
                 span.parts { (shown(rates.map(|rates| (rates.settled - rates.died).max(0.0)))) " delivered a minute" }
-                (sparkline("out", "Messages that were settled", &curves.settled, a_minute))
+                (sparkline("out", "Messages that were settled", curves.span, &curves.settled, a_minute))
             }
             li.panel.figure {
                 span.label { "Waiting" }
@@ -79,19 +79,19 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
                     (number(depths.pending())) " pending, " (number(depths.sending())) " sending, "
                     (number(depths.retrying())) " retrying"
                 }
-                (sparkline("waiting", "Messages that waited", &curves.waiting, plain))
+                (sparkline("waiting", "Messages that waited", curves.span, &curves.waiting, plain))
             }
             li.panel.figure.alarm[oldest.is_some_and(|seconds| seconds > verdict::LATE_SECONDS)] {
                 span.label { "Oldest due" }
                 span.value { (oldest.map_or("–".to_owned(), words::duration)) }
                 span.parts { @if oldest.is_some() { "due, and not claimed" } @else { "nothing is due" } }
-                (sparkline("oldest", "Age of the oldest due message", &curves.oldest_due_seconds, words::duration))
+                (sparkline("oldest", "Age of the oldest due message", curves.span, &curves.oldest_due_seconds, words::duration))
             }
             li.panel.figure.alarm[dead > 0] {
                 span.label { "Dead letters" }
                 span.value { @if dead > 0 { a href="/dead" { (number(dead)) } } @else { "0" } }
                 span.parts { (shown(rates.map(|rates| rates.died))) " died a minute" }
-                (sparkline("dead", "Messages that died", &curves.died, a_minute))
+                (sparkline("dead", "Messages that died", curves.span, &curves.died, a_minute))
             }
         }
     }

@@ -1,4 +1,6 @@
-//! The last hour as a small curve.
+//! The last hour as a small curve, or less after a start.
+
+use std::time::Duration;
 
 use maud::{Markup, html};
 
@@ -14,6 +16,7 @@ const MARGIN: f64 = 2.0;
 pub(super) fn sparkline(
     name: &str,
     title: &str,
+    span: Duration,
     values: &[Option<f64>],
     unit: impl Fn(f64) -> String,
 ) -> Markup {
@@ -29,11 +32,15 @@ pub(super) fn sparkline(
             unit(known().last().unwrap_or(0.0)),
         )
     };
+    let time = match span.as_secs() / 60 {
+        60.. => "last hour".to_owned(),
+        minutes => format!("last {minutes} min"),
+    };
     let (line, area) = paths(values, highest);
     html! {
         svg.sparkline viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" role="img"
             aria-labelledby={ (name) "-title " (name) "-desc" } {
-            title id={ (name) "-title" } { (title) ", the last hour" }
+            title id={ (name) "-title" } { (title) ", " (time) }
             desc id={ (name) "-desc" } { (description) }
             line.base x1="0" x2=(WIDTH) y1=(HEIGHT - 0.5) y2=(HEIGHT - 0.5) {}
             path.area d=(area) {}
@@ -41,7 +48,7 @@ pub(super) fn sparkline(
         }
         p.range {
             @if known().next().is_none() { "no history yet" }
-            @else { "last hour, up to " (unit(highest)) }
+            @else { (time) ", up to " (unit(highest)) }
         }
     }
 }
@@ -88,7 +95,7 @@ mod tests {
     use super::*;
 
     fn drawn(values: &[Option<f64>]) -> String {
-        sparkline("in", "Came in", values, a_minute).into_string()
+        sparkline("in", "Came in", Duration::from_secs(3600), values, a_minute).into_string()
     }
 
     #[test]

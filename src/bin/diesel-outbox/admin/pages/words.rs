@@ -73,20 +73,25 @@ pub(super) fn duration(seconds: f64) -> String {
 /// A time of the database, RFC 3339, as how long ago that was; the time itself for whoever points at it.
 pub(super) fn ago(rfc3339: &str) -> Markup {
     let text = match seconds_since(rfc3339) {
+        Some(seconds) if seconds < 1.0 => "just now".to_owned(),
         Some(seconds) => format!("{} ago", duration(seconds)),
         None => rfc3339.to_owned(),
     };
     html! { time datetime=(rfc3339) title=(rfc3339) { (text) } }
 }
 
+/// A time in full.
+pub(super) fn time(rfc3339: &str) -> Markup {
+    let shown = rfc3339.replacen('T', " ", 1).replace('Z', " UTC");
+    html! { time datetime=(rfc3339) { (shown) } }
+}
+
 /// A time in full, and how long ago that was.
 pub(super) fn moment(rfc3339: &str) -> Markup {
-    let shown = rfc3339.replacen('T', " ", 1).replace('Z', " UTC");
+    let ago = seconds_since(rfc3339).filter(|seconds| *seconds > 0.0);
     html! {
-        time datetime=(rfc3339) { (shown) }
-        @if let Some(seconds) = seconds_since(rfc3339) {
-            " " span.quiet { "(" (duration(seconds)) " ago)" }
-        }
+        (time(rfc3339))
+        @if let Some(seconds) = ago { " " span.quiet { "(" (duration(seconds)) " ago)" } }
     }
 }
 
@@ -95,6 +100,13 @@ pub(super) fn seconds_since(rfc3339: &str) -> Option<f64> {
     let then = humantime::parse_rfc3339_weak(rfc3339).ok()?;
     let since = SystemTime::now().duration_since(then);
     Some(since.unwrap_or(Duration::ZERO).as_secs_f64())
+}
+
+/// From one time to another; `None`: one of them is no time, or they are the other way round.
+pub(super) fn seconds_between(from: &str, to: &str) -> Option<f64> {
+    let read = |text| humantime::parse_rfc3339_weak(text).ok();
+    let between = read(to)?.duration_since(read(from)?).ok()?;
+    Some(between.as_secs_f64())
 }
 
 /// `12:03:04`, UTC.

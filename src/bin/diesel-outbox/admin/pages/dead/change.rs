@@ -69,8 +69,8 @@ struct Order {
     change: Change,
     asked: Asked,
     is_all: bool,
-    /// From the page of one letter, and not from the list.
-    is_single: bool,
+    /// From the page of the one letter that has this idempotency key, and not from the list.
+    of_letter: Option<String>,
     /// How many somebody has said yes to.
     sure: Option<usize>,
     sequences: Vec<i64>,
@@ -83,7 +83,7 @@ impl Order {
             change,
             asked: Asked::of(form),
             is_all: form.get("all").is_some(),
-            is_single: form.get("of") == Some("letter"),
+            of_letter: form.get("key").map(str::to_owned),
             sure: form.get("sure").and_then(|count| count.parse().ok()),
             sequences: sequences.collect(),
         }
@@ -102,7 +102,7 @@ impl Order {
     /// The page that it came from.
     fn back(&self) -> String {
         match self.sequences.as_slice() {
-            [sequence] if self.is_single => format!("/dead/{sequence}"),
+            [sequence] if self.of_letter.is_some() => format!("/dead/{sequence}"),
             _ => link("/dead", &self.asked.pairs()),
         }
     }
@@ -111,15 +111,11 @@ impl Order {
     fn next(&self, count: usize) -> String {
         let count = count.to_string();
         let done = [("done", self.change.done()), ("count", count.as_str())];
-        match (self.change, self.sequences.as_slice()) {
-            (Change::Requeue, [sequence]) if self.is_single => {
-                let sequence = sequence.to_string();
-                link(
-                    "/messages",
-                    &[[("q", sequence.as_str())].as_slice(), &done].concat(),
-                )
-            }
-            _ if self.is_single => link("/dead", &done),
+        match (self.change, &self.of_letter) {
+            (Change::Requeue, Some(key)) => link(
+                "/messages",
+                &[[("q", key.as_str())].as_slice(), &done].concat(),
+            ),
             _ => link("/dead", &[self.asked.pairs().as_slice(), &done].concat()),
         }
     }
@@ -225,7 +221,7 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) ->
                     (token(visitor))
                     input type="hidden" name="sure" value=(count);
                     @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
-                    @if order.is_single { input type="hidden" name="of" value="letter"; }
+                    @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }
                     @if order.is_all { input type="hidden" name="all" value="yes"; }
                     @else {
                         @for sequence in &order.sequences { input type="hidden" name="sequence" value=(sequence); }

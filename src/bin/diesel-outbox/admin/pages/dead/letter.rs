@@ -45,7 +45,7 @@ pub(in crate::admin::pages) fn show(
             h1 { "Dead letter " span.key { "#" (sequence) } }
             p { a href="/dead" { "All dead letters" } }
         }
-        @if !site.config.admin.read_only { (actions(visitor, sequence)) }
+        @if !site.config.admin.read_only { (actions(visitor, &letter)) }
         div.columns {
             (facts(&letter))
             (history(site, &letter))
@@ -131,12 +131,12 @@ fn contents(site: &Site, letter: &DeadLetter) -> Markup {
     }
 }
 
-fn actions(visitor: &Visitor, sequence: i64) -> Markup {
+fn actions(visitor: &Visitor, letter: &DeadLetter) -> Markup {
     html! {
         form.do method="post" action="/dead/requeue" {
             (token(visitor))
-            input type="hidden" name="sequence" value=(sequence);
-            input type="hidden" name="of" value="letter";
+            input type="hidden" name="sequence" value=(letter.sequence);
+            input type="hidden" name="key" value=(letter.idempotency_key);
             button { "Requeue" }
             button.danger formaction="/dead/discard" { "Discard…" }
             span.quiet { "Requeued, it is due at once, with no attempts." }

@@ -1,0 +1,96 @@
+// A browser with nothing in it, and what must never happen in it whatever a scenario does: an error on
+// the console, something that the page's policy forbids, a dialog, a request to somebody else.
+
+import { createRequire } from "node:module";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import assert from "node:assert/strict";
+
+const ARGUMENTS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+
+/** What the test that started this says: addresses, folders, names. */
+export const told = JSON.parse(process.env.BROWSER_TEST);
+
+// Installed below the build's folder, and not beside this file.
+const { chromium } = createRequire(path.join(told.packages, "package.json"))("playwright-core");
+
+/** What no page may cause, and did. */
+const offences = [];
+/** Answers that a scenario asks for, such as 404. */
+const expectedStatuses = new Set();
+
+export const expectStatus = (status) => expectedStatuses.add(String(status));
+
+const watch = (page) => {
+  page.on("pageerror", (error) => offences.push(`an error of a script: ${error.message}`));
+  page.on("dialog", (dialog) => {
+    offences.push(`a dialog: ${dialog.message()}`);
+    dialog.dismiss();
+  });
+  page.on("console", (message) => {
+    const text = message.text();
+    const status = /status of (\d+)/.exec(text)?.[1];
+    if (expectedStatuses.has(status) || expectedStatuses.has(text)) return;
+    if (message.type() === "error" || message.type() === "warning") {
+      offences.push(`on the console of ${page.url()}: ${text}`);
+    }
+  });
+  page.on("request", (request) => {
+    if (new URL(request.url()).origin !== told.origin) {
+      offences.push(`a request to somebody else: ${request.url()}`);
+    }
+  });
+};
+
+/** Runs a scenario with a way to open windows, and fails for any offence. */
+export const inBrowser = async (scenario) => {
+  const profile = fs.mkdtempSync(path.join(os.tmpdir(), "outbox-browser-"));
+  const contexts = [];
+  try {
+    const open = async (settings = {}) => {
+      const folder = path.join(profile, String(contexts.length));
+      const context = await chromium.launchPersistentContext(folder, {
+        executablePath: told.browser,
+        headless: true,
+        args: ARGUMENTS,
+        viewport: { width: 1280, height: 800 },
+        timezoneId: "UTC",
+        locale: "en",
+        ...settings,
+      });
+      contexts.push(context);
+      context.setDefaultTimeout(20_000);
+      const [page] = context.pages();
+      watch(page);
+      context.on("page", watch);
+      return page;
+    };
+    await scenario(open);
+    assert.deepEqual(offences, []);
+  } finally {
+    for (const context of contexts) await context.close();
+    fs.rmSync(profile, { recursive: true, force: true });
+  }
+};
+
+/** Goes to a page of the server and returns its answer's status. */
+export const visit = async (page, where) => {
+  const answer = await page.goto(told.origin + where);
+  return answer.status();
+};
+
+/** Waits until the page says this somewhere in its content. */
+export const says = (page, words) =>
+  page.waitForFunction(
+    (words) => document.body.innerText.replace(/\s+/g, " ").includes(words),
+    words,
+  );

@@ -1,0 +1,243 @@
+//! An outbox with two destinations, a relay with a page, and the browser.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use diesel_outbox::NewMessage;
+use serde_json::{Value, json};
+
+use crate::page::Page;
+use crate::support::{Database, Receiver, eventually, finish};
+
+/// Names under which the browser is known.
+const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+pub(crate) struct Ground {
+    pub(crate) database: Database,
+    pub(crate) billing: Receiver,
+    /// Refuses whatever has `bad` in it, until it is told to accept.
+    pub(crate) warehouse: Receiver,
+    accepts: Arc<AtomicBool>,
+    settings: PathBuf,
+}
+
+impl Ground {
+    pub(crate) fn new() -> Self {
+        let billing = Receiver::ok();
+        let accepts = Arc::new(AtomicBool::new(false));
+        let all = Arc::clone(&accepts);
+        let warehouse = Receiver::answering(move |request| {
+            let is_bad = request.body.windows(5).any(|part| part == b"\"bad\"");
+            if is_bad && !all.load(Ordering::Acquire) {
+                422
+            } else {
+                200
+            }
+        });
+        let settings =
+            std::env::temp_dir().join(format!("outbox-browser-{}.toml", uuid::Uuid::now_v7()));
+        let text = format!(
+            "[destinations.billing]\nurl = '{}'\nconcurrency = 4
+             [destinations.warehouse]\nurl = '{}'\nconcurrency = 8
+             [[routes]]\ntopic = 'billing.*'\nto = 'billing'
+             [[routes]]\ntopic = '*'\nto = 'warehouse'",
+            billing.url(),
+            warehouse.url()
+        );
+        std::fs::write(&settings, text).expect("a file");
+        Self {
+            database: Database::new(),
+            billing,
+            warehouse,
+            accepts,
+            settings,
+        }
+    }
+
+    /// From now on the warehouse takes everything.
+    pub(crate) fn accept(&self) {
+        self.accepts.store(true, Ordering::Release);
+    }
+
+    /// A relay with a page.
+    pub(crate) fn page(&self, settings: &[(&str, &str)]) -> Page {
+        let mut command = self.database.binary(&["run"]);
+        command.env("OUTBOX_CONFIG", &self.settings);
+        command.envs(settings.iter().copied());
+        Page::start(command)
+    }
+
+    /// A message that the warehouse has refused. Returns its sequence.
+    pub(crate) fn dead_letter(&self) -> i64 {
+        let payload = json!({ "order": 7, "bad": true, "customer": "Ada", "lines": [1, 2] });
+        let message = NewMessage::new("order.paid", &payload)
+            .expect("JSON")
+            .ordering_key("order-7");
+        let sequence = self.database.enqueue_message(message);
+        self.drain();
+        eventually("it is dead", || self.database.count("dead") > 0);
+        sequence
+    }
+
+    /// Sends what is due.
+    fn drain(&self) {
+        let mut command = self.database.binary(&["drain"]);
+        command.env("OUTBOX_CONFIG", &self.settings);
+        finish(command);
+    }
+
+    /// Something of everything.
+    pub(crate) fn fill(&self) {
+        for number in 0..60 {
+            let topic = ["order.paid", "order.shipped", "billing.due"][number % 3];
+            let payload = json!({ "order": number, "customer": "Ada" });
+            self.database.enqueue(topic, payload);
+        }
+        for number in 0..12 {
+            self.database
+                .enqueue("order.cancelled", json!({ "order": number, "bad": true }));
+        }
+        self.drain();
+        self.database.execute(
+            "INSERT INTO {o} (topic, payload, ordering_key, available_at, attempts, last_error_code, last_error)
+             SELECT 'order.late', '{\"n\":1}', 'order-7', now() + n * interval '1 hour', 2, 'SERVER_ERROR', 'the receiver answered 503'
+               FROM generate_series(1, 3) n",
+        );
+        self.database.execute(
+            "INSERT INTO {o}_pause (kind, name, reason, paused_until)
+             VALUES ('topic', 'order.late', 'they are closed', now() + interval '1 hour')",
+        );
+    }
+
+    /// What comes in within half a second of a small shop.
+    pub(crate) fn trickle(&self, round: usize) {
+        let wave = 8.0 + 6.0 * (round as f64 / 24.0).sin();
+        for number in 0..wave as usize {
+            let topic = ["order.paid", "order.shipped", "billing.due"][number % 3];
+            let payload = json!({ "order": round * 10 + number, "bad": (round * 7 + number).is_multiple_of(97), "customer": "Ada" });
+            let payload = match payload["bad"] == json!(true) {
+                true => payload,
+                false => json!({ "order": round, "customer": "Ada" }),
+            };
+            self.database.enqueue(topic, payload);
+        }
+    }
+
+    /// HTML wherever somebody else can write something. Returns what the key, the topic and such are.
+    pub(crate) fn hostile_rows(&self) -> String {
+        let html =
+            |class: &str| format!("<img src=x onerror=\"window.hacked=true\" class={class}>");
+        // Words of a topic have no spaces.
+        let topic = html("topic").replace(' ', "/");
+        let row = |table: &str, columns: &str, values: String| {
+            self.database.execute(&format!(
+                "INSERT INTO {{o}}{table} ({columns}) VALUES ({values})"
+            ));
+        };
+        let payload = serde_json::to_string(&json!({ html("key"): html("payload"), "s": "</pre><script>window.hacked=true</script>" }))
+            .expect("JSON");
+        row(
+            "_dead",
+            "sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key, available_at, created_at, attempts, reason, last_error, response, blocks_key",
+            format!(
+                "1000000, gen_random_uuid(), '{topic}', '{}', '{payload}', '{payload}', '{}', '{topic}', now(), now(), 3, 'REJECTED', '{}', '{}', true",
+                html("destination"),
+                html("ordering"),
+                html("error"),
+                html("response"),
+            ),
+        );
+        row(
+            "_ledger",
+            "idempotency_key, destination, sequence, message_id, topic, digest, status, reason, error, attempts, created_at, payload",
+            format!(
+                "'{topic}', '{}', 1000001, gen_random_uuid(), '{topic}', '', 'dead', 'REJECTED', '{}', 3, now(), '{payload}'",
+                html("destination"),
+                html("error"),
+            ),
+        );
+        row(
+            "",
+            "topic, payload, ordering_key, available_at, last_error, last_error_code, attempts",
+            format!(
+                "'{topic}', '{payload}', '{}', now() + interval '1 day', '{}', 'FAILED', 1",
+                html("ordering"),
+                html("error")
+            ),
+        );
+        row(
+            "_pause",
+            "kind, name, reason",
+            format!("'topic', '{topic}', '{}'", html("pause")),
+        );
+        row(
+            "_lease",
+            "relay, expires_at",
+            format!("'{}', now() + interval '1 hour'", html("relay")),
+        );
+        topic
+    }
+
+    /// Lets the browser do something. Fails with what it says.
+    pub(crate) fn scenario(&self, page: &Page, name: &str, told: Value) {
+        let mut all = json!({
+            "origin": format!("http://{}", page.address),
+            "browser": browser(),
+            "packages": folder(),
+        });
+        if let (Value::Object(all), Value::Object(told)) = (&mut all, told) {
+            all.extend(told);
+        }
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
+        let output = Command::new("node")
+            .arg(sources.join("scenarios.mjs"))
+            .arg(name)
+            .env("BROWSER_TEST", all.to_string())
+            .stdin(Stdio::null())
+            .output()
+            .expect("Node.js runs: see scripts/install-browser");
+        assert!(
+            output.status.success(),
+            "{name} failed:\n{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = std::fs::remove_file(&self.settings);
+    }
+}
+
+/// Where `scripts/install-browser` has put its packages.
+pub(crate) fn folder() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_diesel-outbox"));
+    let folder = program
+        .ancestors()
+        .nth(2)
+        .expect("the build's folder")
+        .join("browser");
+    assert!(
+        folder.join("node_modules/playwright-core").is_dir(),
+        "{} has no playwright-core: run scripts/install-browser",
+        folder.display()
+    );
+    folder
+}
+
+/// `BROWSER_PATH`, or what is found on the path.
+fn browser() -> PathBuf {
+    if let Some(path) = std::env::var_os("BROWSER_PATH") {
+        return path.into();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .flat_map(|folder| BROWSERS.map(|name| folder.join(name)))
+        .find(|program| program.is_file())
+        .expect("a browser is installed: run scripts/install-browser, or set BROWSER_PATH")
+}

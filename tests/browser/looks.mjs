@@ -1,0 +1,70 @@
+// What can be measured of looks, in the page itself.
+
+/** Faults of the page as it is shown: too wide, too pale, too small to hit, without a name. */
+export const audit = (isPhone) => {
+  const faults = [];
+  const name = (element) => `${element.tagName.toLowerCase()} "${element.textContent.trim().slice(0, 40)}"`;
+  const isSeen = (element) => {
+    const box = element.getBoundingClientRect();
+    return box.width > 1 && box.height > 1 && getComputedStyle(element).visibility === "visible" && element.checkVisibility();
+  };
+
+  if (document.documentElement.scrollWidth > innerWidth) {
+    faults.push(`the page is ${document.documentElement.scrollWidth} px wide`);
+  }
+  if (document.querySelectorAll("h1").length !== 1) faults.push("it has not one heading");
+  if (document.querySelectorAll("main").length !== 1) faults.push("it has not one main part");
+  if (document.querySelector("[style]")) faults.push("it has a style of its own somewhere");
+  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+  if (new Set(ids).size !== ids.length) faults.push(`ids are used twice: ${ids}`);
+  for (const control of document.querySelectorAll("input:not([type=hidden]), select")) {
+    if (!control.labels?.length && !control.getAttribute("aria-label")) faults.push(`${control.outerHTML} has no label`);
+  }
+  for (const element of document.querySelectorAll("a, button")) {
+    if (!element.textContent.trim() && !element.getAttribute("aria-label")) faults.push(`${element.outerHTML} has no name`);
+  }
+  if (isPhone) {
+    for (const element of document.querySelectorAll("button, .button, select, summary, nav a, input:not([type=hidden], [type=checkbox])")) {
+      const height = element.getBoundingClientRect().height;
+      if (isSeen(element) && height < 43.5) faults.push(`${name(element)} is ${height} px high`);
+    }
+  }
+
+  // Contrast, WCAG 2: 4.5, or 3 where letters are large.
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const pixel = (...colours) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const colour of colours) {
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+    }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((part) => {
+      const c = part / 255;
+      return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const grounds = (element) => {
+    const found = [];
+    for (let at = element; at; at = at.parentElement) found.unshift(getComputedStyle(at).backgroundColor);
+    return found;
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const measured = new Set();
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.textContent.trim() || measured.has(element) || !isSeen(element)) continue;
+    measured.add(element);
+    const style = getComputedStyle(element);
+    const behind = grounds(element);
+    const [one, other] = [light(pixel(...behind, style.color)), light(pixel(...behind))];
+    const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const size = parseFloat(style.fontSize);
+    const isLarge = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    if (contrast < (isLarge ? 3 : 4.5)) faults.push(`${name(element)} has a contrast of ${contrast.toFixed(2)}`);
+  }
+  return faults;
+};

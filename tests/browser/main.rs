@@ -1,0 +1,151 @@
+//! The admin page in a real browser, which Node.js drives: what an operator does there, with a relay at
+//! work behind it. `scripts/install-browser` installs what it needs.
+//!
+//! In each scenario an error on the console, a breach of the page's policy, a dialog and a request to
+//! somebody else are failures.
+
+#[path = "../page.rs"]
+mod page;
+#[path = "../support.rs"]
+mod support;
+
+mod ground;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::ground::Ground;
+use crate::page::TOKEN;
+
+/// R30: found by topic and reason, opened, requeued, delivered; and written down.
+#[test]
+fn a_dead_letter_is_requeued_and_delivered() {
+    let ground = Ground::new();
+    let letter = ground.dead_letter();
+    ground.accept();
+    let page = ground.page(&[]);
+    ground.scenario(&page, "requeue", json!({ "letter": letter }));
+    assert_eq!(ground.warehouse.count(), 2);
+    let log = page.process.log();
+    let line = log.lines().find(|line| line.contains("\"admin_requeue\""));
+    let line: serde_json::Value = serde_json::from_str(line.expect("an audit line")).expect("JSON");
+    assert_eq!(line["target"], "diesel_outbox::audit");
+    assert_eq!(line["who"], "local");
+    assert_eq!(line["peer"], "127.0.0.1");
+    assert_eq!(line["count"], 1);
+    assert_eq!(line["what"], format!("sequence {letter}"));
+}
+
+#[test]
+fn a_destination_is_paused_and_resumed() {
+    let ground = Ground::new();
+    let page = ground.page(&[]);
+    ground.scenario(&page, "pause", json!({}));
+    page.process.wait_for_log("\"destination_closed\"");
+    ground.database.enqueue("billing.due", json!(1));
+    ground
+        .database
+        .enqueue("order.paid", json!({ "fine": true }));
+    ground.warehouse.wait_for(1);
+    assert_eq!(ground.billing.count(), 0);
+    ground.scenario(&page, "resume", json!({}));
+    ground.billing.wait_for(1);
+    for event in ["admin_pause", "admin_resume"] {
+        page.process.wait_for_log(&format!("\"{event}\""));
+    }
+}
+
+#[test]
+fn the_token_is_refused_and_accepted() {
+    let ground = Ground::new();
+    let page = ground.page(&[("OUTBOX_ADMIN_TOKEN", TOKEN)]);
+    ground.scenario(&page, "token", json!({ "token": TOKEN }));
+    page.process.wait_for_log("\"admin_login\"");
+}
+
+#[test]
+fn html_from_elsewhere_is_shown_as_text() {
+    let ground = Ground::new();
+    let hostile = ground.hostile_rows();
+    let page = ground.page(&[("OUTBOX_ADMIN_PAYLOADS", "true")]);
+    let told = json!({ "letter": 1_000_000, "hostile": hostile });
+    ground.scenario(&page, "hostile", told);
+}
+
+#[test]
+fn the_keyboard_is_enough() {
+    let ground = Ground::new();
+    let letter = ground.dead_letter();
+    let page = ground.page(&[]);
+    ground.scenario(&page, "keyboard", json!({ "letter": letter }));
+}
+
+#[test]
+fn it_works_without_script() {
+    let ground = Ground::new();
+    let letter = ground.dead_letter();
+    let page = ground.page(&[]);
+    // It dies anew.
+    ground.scenario(&page, "noscript", json!({ "letter": letter }));
+    for event in [
+        "admin_requeue",
+        "admin_discard",
+        "admin_pause",
+        "admin_resume",
+    ] {
+        page.process.wait_for_log(&format!("\"{event}\""));
+    }
+}
+
+#[test]
+fn it_reads_itself_again_unless_somebody_works_in_it() {
+    let ground = Ground::new();
+    let page = ground.page(&[]);
+    ground.scenario(&page, "refresh", json!({}));
+}
+
+#[test]
+fn who_may_only_look_finds_nothing_to_press() {
+    let ground = Ground::new();
+    let letter = ground.dead_letter();
+    let page = ground.page(&[("OUTBOX_ADMIN_READ_ONLY", "true")]);
+    ground.scenario(&page, "readonly", json!({ "letter": letter }));
+}
+
+#[test]
+fn it_is_readable_in_both_schemes_wide_and_narrow() {
+    let ground = Ground::new();
+    let letter = ground.dead_letter();
+    ground.fill();
+    let page = ground.page(&[]);
+    let folder = ground::folder().join("screenshots");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    ground.scenario(
+        &page,
+        "looks",
+        json!({ "letter": letter, "screenshots": folder }),
+    );
+}
+
+/// `make screenshots`: an outbox at work for a few minutes, so that there is something to see.
+#[test]
+#[ignore = "writes the README's images"]
+fn screenshots_for_the_readme() {
+    let ground = Ground::new();
+    let letter = ground.dead_letter();
+    ground.fill();
+    let page = ground.page(&[]);
+    let until = Instant::now() + Duration::from_secs(300);
+    let mut round = 0;
+    while Instant::now() < until {
+        ground.trickle(round);
+        round += 1;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images");
+    std::fs::create_dir_all(&images).expect("a folder");
+    let told = json!({ "letter": letter, "images": images });
+    ground.scenario(&page, "readme", told);
+}

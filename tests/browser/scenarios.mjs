@@ -1,0 +1,278 @@
+// What somebody does on the admin page, each thing as a function of a browser.
+
+import assert from "node:assert/strict";
+import path from "node:path";
+
+import { audit } from "./looks.mjs";
+import { expectStatus, inBrowser, says, told, visit } from "./ground.mjs";
+
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/relays"];
+
+/** Presses Tab until the focus is on something with this name, and its outline is seen. */
+const tabTo = async (page, name) => {
+  const seen = [];
+  for (let presses = 0; presses < 120; presses += 1) {
+    await page.keyboard.press("Tab");
+    const at = await page.evaluate(() => {
+      const active = document.activeElement;
+      const label = active.getAttribute("aria-label") ?? active.labels?.[0]?.innerText ?? active.textContent;
+      return { name: label.replace(/\s+/g, " ").trim(), outline: getComputedStyle(active).outlineStyle };
+    });
+    seen.push(at.name);
+    if (at.name === name) {
+      assert.notEqual(at.outline, "none", `the focus on ${name} is seen`);
+      return;
+    }
+  }
+  assert.fail(`the keyboard does not reach ${name}, but ${seen.join(" | ")}`);
+};
+
+const scenarios = {
+  /** A dead letter is found, opened, requeued and delivered. */
+  requeue: async (open) => {
+    const page = await open();
+    await visit(page, "/");
+    await says(page, "1 dead letter waits for somebody to look at.");
+    await page.getByRole("navigation").getByRole("link", { name: "Dead letters" }).click();
+    await page.getByLabel("Topic").fill("order.paid");
+    await page.getByLabel("Reason").selectOption("REJECTED");
+    await page.getByRole("button", { name: "Filter" }).click();
+    await page.getByRole("link", { name: `#${told.letter}` }).click();
+    await says(page, "the receiver answered 422");
+    const payload = await page.getByRole("region", { name: "Payload", exact: true }).last().innerText();
+    assert.match(payload, /"customer": ‹string, 3 characters›/);
+    assert.ok(!(await page.content()).includes("Ada"), "the payload is masked");
+    await page.getByRole("button", { name: "Requeue" }).click();
+    await says(page, "1 dead letter was requeued: due at once, with no attempts.");
+    // The page reads itself again until it is.
+    await says(page, "Delivered");
+    assert.ok(!page.url().includes("done="), "the notice is not in the address any more");
+  },
+
+  pause: async (open) => {
+    const page = await open();
+    await visit(page, "/");
+    const row = page.getByRole("row").filter({ hasText: "billing" });
+    await row.getByText("Pause").first().click();
+    await row.getByLabel("Why").fill("upgrade of billing");
+    await row.getByLabel("For how long").fill("soon");
+    expectStatus(400);
+    await row.getByRole("button", { name: "Pause billing" }).click();
+    await says(page, 'is no time such as 10min');
+    await page.goBack();
+    const again = page.getByRole("row").filter({ hasText: "billing" });
+    if (!(await again.getByLabel("Why").isVisible())) await again.getByText("Pause").first().click();
+    await again.getByLabel("Why").fill("upgrade of billing");
+    await again.getByLabel("For how long").fill("2h");
+    await again.getByRole("button", { name: "Pause billing" }).click();
+    await says(page, "Paused. Relays learn of it within a second.");
+    await says(page, "The destination billing is paused, for another 2 h: upgrade of billing");
+  },
+
+  resume: async (open) => {
+    const page = await open();
+    await visit(page, "/");
+    await page.getByRole("button", { name: "Resume billing" }).click();
+    await says(page, "Resumed.");
+    assert.ok(!(await page.innerText("main")).includes("upgrade of billing"));
+  },
+
+  /** The token is refused and accepted. */
+  token: async (open) => {
+    const page = await open();
+    expectStatus(401);
+    await visit(page, "/dead?topic=order.paid");
+    await page.getByLabel("Token").fill("a-token-that-is-not-the-right-one");
+    await page.getByRole("button", { name: "Log in" }).click();
+    await says(page, "this is not the token");
+    await page.getByLabel("Token").fill(told.token);
+    await page.getByLabel("Your name").fill("Ann <b>");
+    await page.getByRole("button", { name: "Log in" }).click();
+    await says(page, "Logged in as Ann <b>");
+    assert.ok(page.url().endsWith("/dead?topic=order.paid"), page.url());
+    assert.equal(await page.evaluate(() => document.cookie), "", "no script sees the cookie");
+    await page.getByRole("button", { name: "Log out" }).click();
+    await page.getByLabel("Token").waitFor();
+    await visit(page, "/");
+    assert.ok(page.url().includes("/login"), page.url());
+  },
+
+  /** HTML in everything that comes from elsewhere is text. */
+  hostile: async (open) => {
+    const page = await open();
+    let texts = "";
+    for (const where of [...PAGES, `/dead?topic=${encodeURIComponent(told.hostile)}`, `/messages?q=${encodeURIComponent(told.hostile)}`, `/keys?key=${encodeURIComponent(told.hostile)}`, `/ledger?topic=${encodeURIComponent(told.hostile)}`]) {
+      assert.equal(await visit(page, where), 200, where);
+      texts += await page.innerText("main");
+      const made = await page.evaluate(() => ({
+        elements: document.querySelectorAll("main img, main script, main iframe, main b, main style").length,
+        was: window.hacked === true,
+      }));
+      assert.deepEqual(made, { elements: 0, was: false }, where);
+    }
+    // In the topic, the error, the answer, the payload, the key and the relay's name.
+    for (const mark of ["topic", "error", "response", "payload", "ordering", "relay", "pause"]) {
+      const shown = new RegExp(`<img[ /]src=x[ /]onerror=\\\\?"window.hacked=true\\\\?"[ /]class=${mark}>`);
+      assert.match(texts, shown);
+    }
+    // Asked for an address that is a script of its own.
+    expectStatus(404);
+    assert.equal(await visit(page, "/%3Cscript%3Ewindow.hacked=true%3C/script%3E"), 404);
+    expectStatus(400);
+    await visit(page, `/dead?reason=${encodeURIComponent(told.hostile)}`);
+    assert.equal(await page.evaluate(() => window.hacked === true), false);
+  },
+
+  /** Nothing but the keyboard. */
+  keyboard: async (open) => {
+    const page = await open();
+    await visit(page, "/");
+    await page.keyboard.press("Tab");
+    assert.equal(await page.evaluate(() => document.activeElement.className), "skip");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "main");
+    await visit(page, "/");
+    await tabTo(page, "Dead letters");
+    await page.keyboard.press("Enter");
+    await page.waitForURL("**/dead");
+    await tabTo(page, `Choose letter ${told.letter}`);
+    await page.keyboard.press("Space");
+    await tabTo(page, "Discard chosen");
+    await page.keyboard.press("Enter");
+    await says(page, "Discard 1 dead letter?");
+    await tabTo(page, "No, go back");
+    await page.keyboard.press("Enter");
+    await page.waitForURL("**/dead");
+    await tabTo(page, `Choose letter ${told.letter}`);
+    await page.keyboard.press("Space");
+    await tabTo(page, "Requeue chosen");
+    await page.keyboard.press("Enter");
+    await says(page, "1 dead letter was requeued");
+    await visit(page, "/");
+    await tabTo(page, "Pause billing…");
+    await page.keyboard.press("Enter");
+    await tabTo(page, "Why");
+    await page.keyboard.type("by hand");
+    await page.keyboard.press("Enter");
+    await says(page, "Paused.");
+    await tabTo(page, "Resume billing");
+    await page.keyboard.press("Enter");
+    await says(page, "Resumed.");
+  },
+
+  /** Without script all of it works. */
+  noscript: async (open) => {
+    const page = await open({ javaScriptEnabled: false });
+    await visit(page, "/");
+    await page.getByRole("navigation").getByRole("link", { name: "Dead letters" }).click();
+    assert.equal(await page.getByText("Pause refreshing").isVisible(), false);
+    await page.getByRole("link", { name: `#${told.letter}` }).first().click();
+    await page.getByRole("button", { name: "Discard…" }).click();
+    assert.match(await page.innerText("h1"), /Discard 1 dead letter\?/);
+    await page.getByRole("link", { name: "No, go back" }).click();
+    await page.getByRole("button", { name: "Requeue" }).click();
+    assert.match(await page.innerText("[data-notice]"), /1 dead letter was requeued/);
+    await visit(page, "/");
+    await page.getByText("Pause a topic, or a destination by its name…").click();
+    await page.getByLabel("Its name").fill("order.late");
+    await page.locator("form").filter({ has: page.getByLabel("Its name") }).getByRole("button").click();
+    assert.match(await page.innerText("main"), /topic order\.late is paused, until it is resumed/);
+    await page.getByRole("button", { name: "Resume order.late" }).click();
+    assert.match(await page.innerText("[data-notice]"), /Resumed/);
+    await visit(page, "/dead");
+    await page.getByRole("button", { name: "Discard all that match…" }).click();
+    assert.match(await page.innerText("h1"), /Discard \d dead letters?\?/);
+    await page.getByRole("button", { name: /^Discard \d/ }).click();
+    assert.match(await page.innerText("main"), /No dead letters/);
+  },
+
+  /** The page is as it is now, stands still for whoever works in it, and says when it is not. */
+  refresh: async (open) => {
+    const page = await open();
+    await visit(page, "/dead");
+    const read = () => page.evaluate(() => document.getElementById("as-of").textContent.slice(0, 14));
+    const isReadAgain = async () => {
+      const before = await read();
+      await page.waitForFunction(
+        (before) => !document.getElementById("as-of").textContent.startsWith(before),
+        before,
+      );
+    };
+    const staysFor = async (milliseconds) => {
+      let asked = 0;
+      const count = () => { asked += 1; };
+      page.on("request", count);
+      await page.waitForTimeout(milliseconds);
+      page.off("request", count);
+      assert.equal(asked, 0);
+    };
+    await isReadAgain();
+    await page.getByLabel("Topic").fill("half a wor");
+    await staysFor(4000);
+    assert.equal(await page.getByLabel("Topic").inputValue(), "half a wor");
+    await page.getByRole("button", { name: "Pause refreshing" }).click();
+    await staysFor(4000);
+    await page.getByRole("button", { name: "Refreshing is paused" }).click();
+    await isReadAgain();
+    expectStatus("Failed to load resource: net::ERR_FAILED");
+    await page.route("**/dead", (route) => route.abort());
+    await says(page, "cannot reach the server");
+    await page.unroute("**/dead");
+    await page.waitForFunction(() => document.getElementById("reach").textContent === "");
+  },
+
+  /** Whoever may only look finds nothing to press. */
+  readonly: async (open) => {
+    const page = await open();
+    for (const where of PAGES) {
+      await visit(page, where);
+      assert.equal(await page.locator('form[method="post"], input[type="checkbox"]').count(), 0, where);
+      await says(page, "Read-only: this page shows, and changes nothing.");
+    }
+  },
+
+  /** Both colour schemes, wide and narrow: readable, and nothing sticks out. */
+  looks: async (open) => {
+    for (const colorScheme of ["light", "dark"]) {
+      for (const width of [1280, 390]) {
+        const isPhone = width === 390;
+        const page = await open({
+          colorScheme,
+          viewport: { width, height: 844 },
+          hasTouch: isPhone,
+          isMobile: isPhone,
+        });
+        for (const where of PAGES) {
+          assert.equal(await visit(page, where), 200, where);
+          const faults = await page.evaluate(audit, isPhone);
+          assert.deepEqual(faults, [], `${where}, ${colorScheme}, ${width} px`);
+        }
+        for (const [name, where] of [["overview", "/"], ["dead", "/dead"], ["letter", `/dead/${told.letter}`]]) {
+          await visit(page, where);
+          const file = path.join(told.screenshots, `${name}-${colorScheme}-${width}.png`);
+          await page.screenshot({ path: file, fullPage: true });
+        }
+      }
+    }
+  },
+
+  /** The images of the README. */
+  readme: async (open) => {
+    for (const [name, colorScheme, width, where] of [
+      ["admin-overview", "light", 1280, "/"],
+      ["admin-dead-letter", "dark", 1280, `/dead/${told.letter}`],
+      ["admin-phone", "dark", 390, "/"],
+    ]) {
+      const page = await open({
+        colorScheme,
+        viewport: { width, height: width === 390 ? 844 : 900 },
+        hasTouch: width === 390,
+        isMobile: width === 390,
+      });
+      await visit(page, where);
+      await page.screenshot({ path: path.join(told.images, `${name}.png`) });
+    }
+  },
+};
+
+await inBrowser(scenarios[process.argv[2]]);
