@@ -10,6 +10,7 @@ mod support;
 
 mod acceptance;
 mod admin_access;
+mod admin_pages;
 mod bench;
 mod bulk;
 mod bulkheads;

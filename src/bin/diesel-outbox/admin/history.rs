@@ -106,12 +106,14 @@ pub(crate) struct History(Mutex<Looks>);
 #[derive(Default)]
 struct Looks {
     latest: Option<Latest>,
+    /// When somebody has changed something here.
+    changed: Option<Instant>,
     samples: VecDeque<Sample>,
 }
 
 struct Latest {
     glance: Arc<Glance>,
-    at: Instant,
+    began: Instant,
     took: Duration,
 }
 
@@ -132,26 +134,23 @@ impl History {
     pub(crate) fn young(&self) -> Option<Arc<Glance>> {
         let looks = self.lock();
         let latest = looks.latest.as_ref()?;
-        let is_young = latest.at.elapsed() <= YOUNG.max(latest.took * YOUNG_TIMES);
+        let is_young = latest.began.elapsed() <= YOUNG.max(latest.took * YOUNG_TIMES)
+            && looks.changed.is_none_or(|changed| latest.began > changed);
         is_young.then(|| Arc::clone(&latest.glance))
     }
 
-    /// After a change nothing is young.
+    /// What was seen before a change is not young after it.
     pub(crate) fn forget(&self) {
-        if let Some(latest) = &mut self.lock().latest {
-            latest.took = Duration::ZERO;
-            latest.at = latest.at.checked_sub(YOUNG * 2).unwrap_or(latest.at);
-        }
+        self.lock().changed = Some(Instant::now());
     }
 
     /// Keeps a look that began at `began`.
     pub(crate) fn keep(&self, glance: Glance, began: Instant) -> Arc<Glance> {
         let glance = Arc::new(glance);
-        let at = Instant::now();
         self.lock().latest = Some(Latest {
             glance: Arc::clone(&glance),
-            at,
-            took: at.duration_since(began),
+            began,
+            took: began.elapsed(),
         });
         glance
     }

@@ -14,7 +14,14 @@ const OLDEST: Duration = Duration::from_secs(60);
 
 /// Answers, by what was asked.
 #[derive(Debug)]
-pub(crate) struct Kept<T>(Mutex<Vec<Answer<T>>>);
+pub(crate) struct Kept<T>(Mutex<Answers<T>>);
+
+#[derive(Debug)]
+struct Answers<T> {
+    all: Vec<Answer<T>>,
+    /// Answers to what was asked before are of no use any more.
+    changed: Option<Instant>,
+}
 
 #[derive(Debug)]
 struct Answer<T> {
@@ -25,12 +32,15 @@ struct Answer<T> {
 
 impl<T> Default for Kept<T> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Mutex::new(Answers {
+            all: Vec::new(),
+            changed: None,
+        }))
     }
 }
 
 impl<T: Clone> Kept<T> {
-    fn lock(&self) -> MutexGuard<'_, Vec<Answer<T>>> {
+    fn lock(&self) -> MutexGuard<'_, Answers<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,18 +52,21 @@ impl<T: Clone> Kept<T> {
     ) -> Result<T, E> {
         let began = Instant::now();
         let mut answers = self.lock();
-        answers.retain(|answer| answer.until > began);
-        if let Some(answer) = answers.iter().find(|answer| answer.asked == *asked) {
+        answers.all.retain(|answer| answer.until > began);
+        if let Some(answer) = answers.all.iter().find(|answer| answer.asked == *asked) {
             return Ok(answer.value.clone());
         }
         drop(answers);
         let value = look()?;
         let young = YOUNG.max(began.elapsed() * YOUNG_TIMES).min(OLDEST);
         let mut answers = self.lock();
-        if answers.len() >= MOST {
-            answers.remove(0);
+        if answers.changed.is_some_and(|changed| began <= changed) {
+            return Ok(value);
         }
-        answers.push(Answer {
+        if answers.all.len() >= MOST {
+            answers.all.remove(0);
+        }
+        answers.all.push(Answer {
             asked: asked.clone(),
             value: value.clone(),
             until: Instant::now() + young,
@@ -62,7 +75,9 @@ impl<T: Clone> Kept<T> {
     }
 
     pub(crate) fn forget(&self) {
-        self.lock().clear();
+        let mut answers = self.lock();
+        answers.all.clear();
+        answers.changed = Some(Instant::now());
     }
 }
 
@@ -84,6 +99,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_asked_before_a_change_is_not_kept() {
+        let kept = Kept::default();
+        let asked = Asked::default();
+        let before = kept.get(&asked, || {
+            kept.forget();
+            Ok::<_, Infallible>(1)
+        });
+        assert_eq!(before, Ok(1));
+        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(2)), Ok(2));
+    }
+
+    #[test]
     fn few_are_kept() {
         let kept = Kept::default();
         for n in 0..100 {
@@ -93,6 +120,6 @@ mod tests {
             };
             assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(n)), Ok(n));
         }
-        assert_eq!(kept.lock().len(), MOST);
+        assert_eq!(kept.lock().all.len(), MOST);
     }
 }

@@ -204,8 +204,8 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
         return html! {};
     }
     let columns = [
-        Column("Count", Kind::Number),
         Column("Reason", Kind::Text),
+        Column("Count", Kind::Number),
         Column("Topic", Kind::Text),
         Column("Latest", Kind::Text),
         Column("Error of one of them", Kind::Text),
@@ -223,8 +223,8 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
                 ],
             );
             vec![
-                html! { (words::count(group.count, false)) },
                 html! { a href=(link) { (group.reason) } },
+                html! { (words::count(group.count, false)) },
                 name_of(&group.topic, &group.destination),
                 words::ago(&group.latest_died_at),
                 html! {

@@ -1,14 +1,15 @@
 //! The first page: whether messages flow, and if not, why.
 
+mod destinations;
 mod verdict;
 
 use std::sync::Arc;
 
-use diesel_outbox::admin::{Pausable, Pause, Rates};
+use diesel_outbox::admin::Rates;
 use maud::{Markup, html};
 
 use self::verdict::Verdict;
-use super::layout::{Page, token};
+use super::layout::Page;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};
 use super::{relays, words};
@@ -42,7 +43,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         @if let Some(glance) = &glance {
             (figures(site, glance, rates))
             (lanes(glance))
-            (destinations(site, visitor, glance))
+            (destinations::panel(site, visitor, glance))
             (relays::panel(&glance.leases))
         }
     };
@@ -54,7 +55,9 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
     let depths = &glance.depths;
     let curves = site.history.curves();
     let shown = |rate: Option<f64>| rate.map_or("–".to_owned(), words::per_minute);
-    let number = |count: i64| words::count(count, depths.is_estimate);
+    let is_estimate = depths.lanes.iter().any(|lane| lane.is_estimate);
+    let number = |count: i64| words::count(count, is_estimate);
+    let dead_is_estimate = depths.dead.iter().any(|dead| dead.is_estimate);
     let oldest = glance.oldest_due_seconds();
     let dead = depths.dead_letters();
     let plain = |value: f64| words::amount(value);
@@ -89,7 +92,7 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
             }
             li.panel.figure.alarm[dead > 0] {
                 span.label { "Dead letters" }
-                span.value { @if dead > 0 { a href="/dead" { (number(dead)) } } @else { "0" } }
+                span.value { @if dead > 0 { a href="/dead" { (words::count(dead, dead_is_estimate)) } } @else { "0" } }
                 span.parts { (shown(rates.map(|rates| rates.died))) " died a minute" }
                 (sparkline("dead", "Messages that died", curves.span, &curves.died, a_minute))
             }
@@ -191,192 +194,5 @@ fn dead_count(topic: &str, destination: &str, count: Option<(i64, bool)>) -> Mar
                 (words::count(count, is_estimate)) span.unseen { " dead letters of " (topic) }
             }
         },
-    }
-}
-
-/// A destination, or a topic that is paused, as the table shows it.
-struct Place {
-    kind: Pausable,
-    name: String,
-    /// Busy and all threads, and how many messages wait for one; of this process.
-    work: Option<(usize, usize, usize)>,
-    state: &'static str,
-}
-
-fn destinations(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
-    let can_change = !site.config.admin.read_only;
-    let places = places(site, &glance.pauses);
-    let mut columns = vec![
-        Column("Destination", Kind::Text),
-        Column("State", Kind::Text),
-        Column("Threads busy", Kind::Number),
-        Column("Queued", Kind::Number),
-    ];
-    if can_change {
-        columns.push(Column("Pause or resume", Kind::Control));
-    }
-    let rows: Vec<Vec<Markup>> = places
-        .iter()
-        .map(|place| {
-            let pause = find(&glance.pauses, place.kind, &place.name);
-            let mut row = vec![
-                html! {
-                    @if place.kind == Pausable::Topic { span.quiet { "topic " } }
-                    span.key { (place.name) }
-                },
-                state(place, pause),
-                number(&place.work.map_or("–".to_owned(), |(busy, threads, _)| {
-                    format!("{busy} of {threads}")
-                })),
-                number(&place.work.map_or("–".to_owned(), |(_, _, queued)| {
-                    words::count(queued as i64, false)
-                })),
-            ];
-            if can_change {
-                row.push(match pause {
-                    Some(_) => resume_form(visitor, place),
-                    None => pause_form(visitor, place),
-                });
-            }
-            row
-        })
-        .collect();
-    html! {
-        section.panel aria-labelledby="destinations" {
-            div.head {
-                h2 id="destinations" { "Destinations" }
-                @if site.relay.is_some() { p.quiet { "threads of this process" } }
-            }
-            @if rows.is_empty() { p.none { "This process has no destinations: they are set where the relay runs." } }
-            @else { (table("Destinations", &columns, &rows)) }
-            @if can_change { (pause_by_name(visitor)) }
-        }
-    }
-}
-
-/// What is set or paused: destinations of the relay's or of the settings, then whatever else is paused.
-fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
-    let place = |kind, name: &str| Place {
-        kind,
-        name: name.to_owned(),
-        work: None,
-        state: "flowing",
-    };
-    let mut places: Vec<Place> = match &site.relay {
-        Some(relay) => relay
-            .destinations()
-            .into_iter()
-            // The one without a name is for what nothing serves.
-            .filter(|one| !one.name.is_empty())
-            .map(|one| Place {
-                kind: Pausable::Destination,
-                work: Some((one.busy, one.threads, one.queued)),
-                state: one.state,
-                name: one.name,
-            })
-            .collect(),
-        None => {
-            let all = site.config.all_destinations();
-            all.iter()
-                .map(|one| place(Pausable::Destination, &one.name))
-                .collect()
-        }
-    };
-    for pause in pauses {
-        let kind = match pause.kind.as_str() {
-            "topic" => Pausable::Topic,
-            _ => Pausable::Destination,
-        };
-        if !places
-            .iter()
-            .any(|place| place.kind == kind && place.name == pause.name)
-        {
-            places.push(place(kind, &pause.name));
-        }
-    }
-    places
-}
-
-fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
-    crate::pauses::find(pauses, kind, name)
-}
-
-fn state(place: &Place, pause: Option<&Pause>) -> Markup {
-    let Some(pause) = pause else {
-        return match place.state {
-            "flowing" => html! { span.badge.good { "open" } },
-            other => html! { span.badge.wait { (other.replace('_', " ")) } },
-        };
-    };
-    let is_breaker = pause.reason == "BREAKER_OPEN";
-    html! {
-        @if is_breaker { span.badge.bad { "breaker open" } }
-        @else { span.badge.wait { "paused" } " " (words::shortened(&pause.reason, 200)) }
-        " " span.quiet { (left(pause)) }
-    }
-}
-
-/// For how long a pause lasts.
-pub(super) fn left(pause: &Pause) -> String {
-    match pause.left {
-        None => "until it is resumed".to_owned(),
-        Some(left) if left.is_zero() => "one message is tried next".to_owned(),
-        Some(left) => format!("for another {}", words::duration(left.as_secs_f64().ceil())),
-    }
-}
-
-fn resume_form(visitor: &Visitor, place: &Place) -> Markup {
-    html! {
-        form method="post" action="/resume" {
-            (token(visitor))
-            input type="hidden" name="kind" value=(place.kind.as_str());
-            input type="hidden" name="name" value=(place.name);
-            button.second { "Resume" span.unseen { " " (place.name) } }
-        }
-    }
-}
-
-fn pause_form(visitor: &Visitor, place: &Place) -> Markup {
-    html! {
-        details.inline {
-            summary { "Pause" span.unseen { " " (place.name) } "…" }
-            form method="post" action="/pause" {
-                (token(visitor))
-                input type="hidden" name="kind" value=(place.kind.as_str());
-                input type="hidden" name="name" value=(place.name);
-                (how())
-                button { "Pause" span.unseen { " " (place.name) } }
-            }
-        }
-    }
-}
-
-/// Why, and for how long.
-fn how() -> Markup {
-    html! {
-        label.field { "Why" input name="reason" maxlength="200" placeholder="OPERATOR"; }
-        label.field { "For how long" input name="for" maxlength="40" placeholder="until it is resumed; or 10min, 2h"; }
-    }
-}
-
-fn pause_by_name(visitor: &Visitor) -> Markup {
-    html! {
-        div.actions {
-            details.inline {
-                summary { "Pause a topic, or a destination by its name…" }
-                form method="post" action="/pause" {
-                    (token(visitor))
-                    label.field { "What"
-                        select name="kind" {
-                            option value="topic" { "Topic" }
-                            option value="destination" { "Destination" }
-                        }
-                    }
-                    label.field { "Its name" input name="name" maxlength="255" required; }
-                    (how())
-                    button { "Pause" }
-                }
-            }
-        }
     }
 }

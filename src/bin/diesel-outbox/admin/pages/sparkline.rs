@@ -53,9 +53,9 @@ pub(super) fn sparkline(
     }
 }
 
-/// `12 a minute`
+/// `12/min`
 pub(super) fn a_minute(per_second: f64) -> String {
-    format!("{} a minute", words::per_minute(per_second))
+    format!("{}/min", words::per_minute(per_second))
 }
 
 /// The line itself, and the area below it; interrupted where nothing is known.
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_curve_says_in_words_what_it_shows() {
         let svg = drawn(&[Some(0.0), Some(2.0), None, Some(1.0)]);
-        assert!(svg.contains("lowest 0 a minute, highest 120 a minute, latest 60 a minute"));
+        assert!(svg.contains("lowest 0/min, highest 120/min, latest 60/min"));
         assert!(svg.contains(r#"aria-labelledby="in-title in-desc""#));
         assert!(!svg.contains("style="), "{svg}");
         assert!(drawn(&[None, None]).contains("nothing is known yet"));

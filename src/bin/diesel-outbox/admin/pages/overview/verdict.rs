@@ -3,7 +3,8 @@
 use diesel_outbox::admin::{Pause, Rates};
 use maud::{Markup, html};
 
-use super::{left, words};
+use super::destinations::left;
+use super::words;
 use crate::admin::Site;
 use crate::admin::history::Glance;
 
@@ -126,86 +127,18 @@ impl Verdict {
     }
 
     fn from_facts(facts: Facts<'_>) -> Self {
-        let late = facts
-            .oldest_due
-            .as_ref()
-            .filter(|(seconds, _)| *seconds > LATE_SECONDS);
-        let settled = facts.rates.map_or(0.0, |rates| rates.settled);
-        let pauses = facts.pauses.iter().map(pause_reason);
-        let (state, sentence, mut reasons) = if !facts.failures.is_empty() {
-            let sentence = "Messages do not flow here: the relay of this process cannot work.";
-            (State::Stopped, sentence.to_owned(), facts.failures)
-        } else if !facts.has_relay {
-            let sentence = match facts.waiting {
-                0 => "No relay is at work. Nothing waits for one.".to_owned(),
-                many => format!(
-                    "Messages do not flow: no relay is at work, and {} for one.",
-                    words::counted(many, "message waits", "messages wait")
-                ),
-            };
-            let reason = "No relay holds a lease: start one, or look into its log.".to_owned();
-            (State::Stopped, sentence, vec![reason])
-        } else if let Some((seconds, topic)) = late {
-            let sentence = format!(
-                "Something waits: the oldest due message for {}.",
-                words::duration(*seconds)
-            );
-            let mut reasons = vec![format!("It is of the topic {topic}.")];
-            if settled > 0.0 {
-                reasons.push(format!(
-                    "Others flow: {} are settled a minute.",
-                    words::per_minute(settled)
-                ));
-            }
-            if facts.pauses.is_empty() {
-                reasons.push(
-                    "Nothing is paused: there is more than is sent in time, or a receiver is slow."
-                        .to_owned(),
-                );
-            }
-            reasons.extend(pauses);
-            (State::Waits, sentence, reasons)
-        } else if !facts.pauses.is_empty() {
-            let sentence = match settled > 0.0 {
-                true => "Messages flow, but not all of them.",
-                false => "Something is paused, and nothing flows just now.",
-            };
-            (State::Waits, sentence.to_owned(), pauses.collect())
-        } else if settled > 0.0 {
-            let sentence = format!("Messages flow: {} a minute.", words::per_minute(settled));
-            (State::Flowing, sentence, Vec::new())
-        } else if facts.waiting > 0 && facts.oldest_due.is_none() {
-            let sentence = format!(
-                "Idle: {} for their time, and none is due.",
-                words::counted(facts.waiting, "message waits", "messages wait")
-            );
-            (State::Idle, sentence, Vec::new())
-        } else if facts.waiting > 0 {
-            let sentence = format!(
-                "Messages flow: {} on the way.",
-                words::count(facts.waiting, false)
-            );
-            (State::Flowing, sentence, Vec::new())
-        } else {
-            (
-                State::Idle,
-                "Idle: nothing waits, and relays are ready.".to_owned(),
-                Vec::new(),
-            )
-        };
-        reasons.extend(facts.warnings);
-        if let Some(rates) = facts.rates.filter(|rates| rates.died > 0.0) {
-            reasons.push(format!(
-                "Messages die: {} a minute.",
-                words::per_minute(rates.died)
-            ));
-        } else if facts.dead > 0 {
-            let letters = words::counted(facts.dead, "dead letter waits", "dead letters wait");
-            reasons.push(format!("{letters} for somebody to look at."));
-        }
+        let warnings = facts.warnings.clone();
+        let remark = facts.remark();
+        let mut verdict = facts.judge();
+        verdict.reasons.extend(warnings);
+        verdict.reasons.extend(remark);
+        verdict
+    }
+
+    fn new(state: State, sentence: impl Into<String>, reasons: Vec<String>) -> Self {
         Self {
             state,
-            sentence,
+            sentence: sentence.into(),
             reasons,
         }
     }
@@ -229,6 +162,82 @@ impl Verdict {
                 }
             }
         }
+    }
+}
+
+impl Facts<'_> {
+    /// The worst comes first.
+    fn judge(self) -> Verdict {
+        let settled = self.rates.map_or(0.0, |rates| rates.settled);
+        let a_minute = words::per_minute(settled);
+        let many = words::counted(self.waiting, "message waits", "messages wait");
+        let pauses = || self.pauses.iter().map(pause_reason);
+        if !self.failures.is_empty() {
+            let sentence = "Messages do not flow here: the relay of this process cannot work.";
+            return Verdict::new(State::Stopped, sentence, self.failures);
+        }
+        if !self.has_relay {
+            let sentence = match self.waiting {
+                0 => "No relay is at work. Nothing waits for one.".to_owned(),
+                _ => format!("Messages do not flow: no relay is at work, and {many}."),
+            };
+            let reason = "No relay holds a lease: start one, or look into its log.";
+            return Verdict::new(State::Stopped, sentence, vec![reason.to_owned()]);
+        }
+        if let Some((seconds, topic)) = self.oldest_due.as_ref().filter(|due| due.0 > LATE_SECONDS)
+        {
+            let age = words::duration(*seconds);
+            let sentence = format!("Something waits: a message has been due for {age}.");
+            let mut reasons = vec![format!("It is of the topic {topic}.")];
+            if settled > 0.0 {
+                reasons.push(format!("Others flow: {a_minute} are settled a minute."));
+            }
+            if self.pauses.is_empty() {
+                reasons.push(
+                    "Nothing is paused: more comes in than goes out, or a receiver is slow."
+                        .to_owned(),
+                );
+            }
+            reasons.extend(pauses());
+            return Verdict::new(State::Waits, sentence, reasons);
+        }
+        if !self.pauses.is_empty() {
+            let sentence = match settled > 0.0 {
+                true => "Messages flow, but not all of them.",
+                false => "Something is paused; nothing else flows just now.",
+            };
+            return Verdict::new(State::Waits, sentence, pauses().collect());
+        }
+        let (state, sentence) = match (settled > 0.0, self.waiting, &self.oldest_due) {
+            (true, _, _) => (
+                State::Flowing,
+                format!("Messages flow: {a_minute} a minute."),
+            ),
+            (false, 0, _) => (
+                State::Idle,
+                "Idle: nothing waits, and relays are ready.".to_owned(),
+            ),
+            (false, _, None) => (State::Idle, format!("Idle: {many} for a later time.")),
+            (false, _, Some(_)) => (
+                State::Flowing,
+                "Messages flow: they are on their way.".to_owned(),
+            ),
+        };
+        Verdict::new(state, sentence, Vec::new())
+    }
+
+    /// What is worth a look, whatever flows.
+    fn remark(&self) -> Option<String> {
+        if let Some(rates) = self.rates.filter(|rates| rates.died > 0.0) {
+            return Some(format!(
+                "Messages die: {} a minute.",
+                words::per_minute(rates.died)
+            ));
+        }
+        (self.dead > 0).then(|| {
+            let letters = words::counted(self.dead, "dead letter waits", "dead letters wait");
+            format!("{letters} for somebody to look at.")
+        })
     }
 }
 
@@ -288,7 +297,7 @@ mod tests {
         assert_eq!(late.state, State::Waits);
         assert_eq!(
             late.sentence,
-            "Something waits: the oldest due message for 3 min 20 s."
+            "Something waits: a message has been due for 3 min 20 s."
         );
         assert!(late.reasons[0].contains("order.paid"));
     }
@@ -312,10 +321,7 @@ mod tests {
             waiting: 1,
             ..working()
         });
-        assert_eq!(
-            delayed.sentence,
-            "Idle: 1 message waits for their time, and none is due."
-        );
+        assert_eq!(delayed.sentence, "Idle: 1 message waits for a later time.");
         let dead = verdict(Facts {
             dead: 3,
             ..working()

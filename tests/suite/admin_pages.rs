@@ -1,0 +1,499 @@
+//! What the admin page shows and changes, asked for without a browser. The browser's part is the test
+//! target `browser`; who may is in `admin_access`.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use diesel::sql_types::{Nullable, Text};
+use diesel::{QueryableByName, RunQueryDsl, sql_query};
+use serde_json::json;
+
+use crate::commands::With;
+use crate::fresh::FreshDatabase;
+use crate::page::{Answer, Page};
+use crate::support::{Database, Receiver, Running, binary, eventually};
+
+const PAGES: [&str; 7] = [
+    "/",
+    "/dead",
+    "/messages",
+    "/messages?q=1",
+    "/ledger",
+    "/keys",
+    "/relays",
+];
+
+fn open(database: &Database) -> Page {
+    Page::start(database.binary(&["admin"]))
+}
+
+/// Dead letters of a topic, from this sequence on.
+fn bury(database: &Database, topic: &str, first: i64, count: i64) {
+    database.execute(&format!(
+        "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, payload, headers, idempotency_key,
+                available_at, created_at, attempts, reason, last_error, response, died_at)
+         SELECT n, gen_random_uuid(), '{topic}', '', '{{\"name\": \"Ada Lovelace\"}}', '{{\"tracestate\": \"Byron\"}}',
+                '{topic}-' || n, now(), now(), 3, 'REJECTED', 'the receiver answered 422', 'no such Babbage',
+                now() - n * interval '1 second'
+           FROM generate_series({first}, {first} + {count} - 1) n"
+    ));
+}
+
+fn count_dead(database: &Database) -> i64 {
+    database.number("SELECT count(*) FROM {o}_dead")
+}
+
+/// What a form of the page sends.
+fn send(page: &Page, path: &str, fields: &str) -> Answer {
+    let token = page.get("/dead").form_token();
+    page.post(path, "", &format!("form_token={token}&{fields}"))
+}
+
+#[test]
+fn every_page_is_whole_and_has_nothing_inline() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 1);
+    let page = open(&database);
+    for path in PAGES.iter().chain(&["/dead/1", "/login"]) {
+        let answer = page.get(path);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        let body = &answer.body;
+        assert!(body.starts_with("<!DOCTYPE html>") && body.ends_with("</html>"));
+        for inline in [" style=", " onclick=", " onload=", "<style", "javascript:"] {
+            assert!(!body.contains(inline), "{path}: {inline}");
+        }
+        let scripts = body.matches("<script").count();
+        let own = body
+            .matches("<script src=\"/assets/script.js\" defer></script>")
+            .count();
+        assert_eq!((scripts, own), (1, 1), "{path}");
+        let head = page.request(&format!("HEAD {path}"), &[], "");
+        assert_eq!((head.status, head.body.as_str()), (200, ""), "{path}");
+    }
+    for (path, kind) in [
+        ("/assets/style.css", "text/css; charset=utf-8"),
+        ("/assets/script.js", "text/javascript; charset=utf-8"),
+        ("/assets/icon.svg", "image/svg+xml"),
+    ] {
+        assert_eq!(page.get(path).header("content-type"), Some(kind));
+    }
+    for path in [
+        "/nothing",
+        "/dead/2",
+        "/dead/x",
+        "/dead/1/",
+        "/assets/",
+        "/dead/requeue",
+    ] {
+        let answer = page.get(path);
+        assert_eq!(answer.status, 404, "{path}");
+        assert!(answer.body.contains("<h1>Not found</h1>"), "{path}");
+    }
+}
+
+/// R30: values are shown to nobody who was not given them.
+#[test]
+fn payloads_headers_and_answers_are_masked_unless_they_are_asked_for() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 1);
+    let paths = ["/dead/1", "/messages?q=1", "/messages?q=order.paid-1"];
+    let masked = open(&database);
+    for path in paths {
+        let body = masked.get(path).body;
+        for secret in ["Ada", "Lovelace", "Byron", "Babbage"] {
+            assert!(!body.contains(secret), "{path} shows {secret}");
+        }
+        for shown in [
+            "name&quot;: ‹string, 12 characters›",
+            "tracestate&quot;: ‹string, 5 characters›",
+        ] {
+            assert!(body.contains(shown), "{path}: {body}");
+        }
+        assert!(body.contains("‹text, 15 characters›"), "{path}");
+    }
+    let shown = Page::start(
+        database
+            .binary(&["admin"])
+            .with("OUTBOX_ADMIN_PAYLOADS", "true"),
+    );
+    for path in paths {
+        let body = shown.get(path).body;
+        for word in ["Ada Lovelace", "Byron", "no such Babbage"] {
+            assert!(body.contains(word), "{path}: {word}");
+        }
+    }
+}
+
+/// R30
+#[test]
+fn what_is_chosen_is_requeued_and_the_rest_stays() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 5);
+    let page = open(&database);
+    let answer = send(
+        &page,
+        "/dead/requeue",
+        "topic=order.paid&sequence=2&sequence=4&sequence=99",
+    );
+    assert_eq!(answer.status, 303);
+    let next = answer.header("location").expect("it leads on");
+    assert_eq!(next, "/dead?topic=order.paid&done=requeued&count=2");
+    assert!(page.get(next).body.contains("2 dead letters were requeued"));
+    assert_eq!(database.number("SELECT sum(sequence) FROM {o}"), 6);
+    assert_eq!(count_dead(&database), 3);
+
+    let again = send(&page, "/dead/requeue", "sequence=2");
+    let next = again.header("location").expect("it leads on");
+    assert!(page.get(next).body.contains("Nothing was requeued"));
+    let none = send(&page, "/dead/requeue", "topic=order.paid&sequence=x");
+    assert_eq!(
+        none.header("location"),
+        Some("/dead?topic=order.paid&done=nothing")
+    );
+
+    let line = page.process.log();
+    let line = line
+        .lines()
+        .find(|line| line.contains("admin_requeue"))
+        .expect("an audit line");
+    let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    assert_eq!(line["target"], "diesel_outbox::audit");
+    assert_eq!(
+        (&line["who"], &line["peer"]),
+        (&json!("local"), &json!("127.0.0.1"))
+    );
+    assert_eq!((&line["asked"], &line["count"]), (&json!(3), &json!(2)));
+    assert_eq!(line["what"], "sequence 2, 4, 99");
+}
+
+#[test]
+fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 60);
+    bury(&database, "order.shipped", 101, 7);
+    let page = open(&database);
+
+    let one = send(&page, "/dead/discard", "sequence=101");
+    assert_eq!(one.status, 200);
+    assert!(one.body.contains("Discard 1 dead letter?"), "{}", one.body);
+    let all = send(&page, "/dead/discard", "all=yes&topic=order.paid");
+    assert!(
+        all.body.contains("Discard 60 dead letters?"),
+        "{}",
+        all.body
+    );
+    assert!(all.body.contains("topic order.paid"));
+    let requeue = send(&page, "/dead/requeue", "all=yes&topic=order.paid");
+    assert!(requeue.body.contains("Requeue 60 dead letters?"));
+    // Meanwhile one more has died.
+    bury(&database, "order.paid", 61, 1);
+    let more = send(&page, "/dead/discard", "all=yes&topic=order.paid&sure=60");
+    assert_eq!(more.status, 200);
+    assert!(more.body.contains("Discard 61 dead letters?") && more.body.contains("More have died"));
+    assert_eq!(count_dead(&database), 68);
+
+    let done = send(&page, "/dead/discard", "all=yes&topic=order.paid&sure=61");
+    assert_eq!(
+        done.header("location"),
+        Some("/dead?topic=order.paid&done=discarded&count=61")
+    );
+    assert_eq!(count_dead(&database), 7);
+    page.process.wait_for_log("\"what\":\"topic order.paid\"");
+    let done = send(&page, "/dead/requeue", "all=yes&q=order.shipped-103&sure=1");
+    assert_eq!(
+        done.header("location"),
+        Some("/dead?q=order.shipped-103&done=requeued&count=1")
+    );
+    assert_eq!(database.number("SELECT sequence FROM {o}"), 103);
+}
+
+#[test]
+fn dead_letters_are_listed_by_pages_groups_and_filters() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 120);
+    bury(&database, "order.shipped", 1001, 3);
+    let page = open(&database);
+    let letters = |body: &str| -> BTreeSet<i64> {
+        let choices = body.split("name=\"sequence\" value=\"").skip(1);
+        choices
+            .map(|rest| {
+                rest.split('"')
+                    .next()
+                    .expect("a value")
+                    .parse()
+                    .expect("a number")
+            })
+            .collect()
+    };
+    let mut all = BTreeSet::new();
+    let mut next = Some("/dead".to_owned());
+    let mut sizes = Vec::new();
+    while let Some(path) = next {
+        let body = page.get(&path).body;
+        let shown = letters(&body);
+        sizes.push(shown.len());
+        all.extend(shown);
+        next = body
+            .split("<a class=\"button second\" href=\"")
+            .nth(1)
+            .map(|rest| {
+                let link = rest.split('"').next().expect("a link");
+                link.replace("&amp;", "&")
+            });
+    }
+    assert_eq!((sizes, all.len()), (vec![50, 50, 23], 123));
+
+    let body = page.get("/dead").body;
+    assert!(
+        body.contains("What they died of") && body.contains(">120<"),
+        "{body}"
+    );
+    let filtered = |query: &str| letters(&page.get(&format!("/dead?{query}")).body);
+    assert_eq!(filtered("topic=order.shipped"), [1001, 1002, 1003].into());
+    assert_eq!(filtered("q=1002"), [1002].into());
+    assert_eq!(filtered("q=order.paid-7"), [7].into());
+    assert_eq!(filtered("q=order.paid-7&topic=order.shipped"), [].into());
+    assert_eq!(filtered("destination=billing"), [].into());
+    assert_eq!(filtered("reason=gone"), [].into());
+    assert_eq!(page.get("/dead?reason=NOTHING").status, 400);
+    assert_eq!(page.get("/dead?before=nowhere").status, 200);
+}
+
+#[test]
+fn the_ledger_is_searched_and_odd_questions_get_an_answer() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for topic in ["order.paid", "order.shipped"] {
+        database.enqueue(topic, json!({ "n": 1 }));
+    }
+    let relay = database
+        .binary(&["run"])
+        .with("OUTBOX_URL", &receiver.url());
+    let page = Page::start(relay);
+    receiver.wait_for(2);
+    eventually("both are settled", || database.count("delivered") == 2);
+    let rows = |query: &str| {
+        let body = page.get(&format!("/ledger?{query}")).body;
+        body.matches("href=\"/messages?q=").count()
+    };
+    assert_eq!(
+        (rows(""), rows("topic=order.paid"), rows("status=dead")),
+        (2, 1, 0)
+    );
+    assert_eq!(
+        (rows("since=1h"), rows("until=1h"), rows("since=2999-01-01")),
+        (2, 0, 0)
+    );
+    for query in ["status=x", "reason=x", "since=yesterday", "until=%3Cb%3E"] {
+        assert_eq!(page.get(&format!("/ledger?{query}")).status, 400, "{query}");
+    }
+    let key = database
+        .text("SELECT idempotency_key FROM {o}_ledger WHERE topic = 'order.paid'")
+        .expect("a key");
+    let body = page.get(&format!("/messages?q={key}")).body;
+    assert!(
+        body.contains("Delivered") && body.contains("Enqueued"),
+        "{body}"
+    );
+    assert!(
+        page.get("/messages?q=unheard-of")
+            .body
+            .contains("Nothing is known of")
+    );
+}
+
+#[test]
+fn keys_that_wait_lead_to_their_messages() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at, attempts)
+         SELECT 'order.paid', '1', 'order 7', now() + CASE n WHEN 1 THEN interval '1 hour' ELSE '0' END, n % 2
+           FROM generate_series(1, 3) n",
+    );
+    let page = open(&database);
+    let all = page.get("/keys").body;
+    assert!(all.contains("href=\"/keys?key=order+7\""), "{all}");
+    let one = page.get("/keys?key=order+7").body;
+    assert_eq!(one.matches("href=\"/messages?q=").count(), 3, "{one}");
+}
+
+#[test]
+fn a_topic_is_paused_and_resumed_and_what_cannot_be_is_said() {
+    let database = Database::new();
+    let page = open(&database);
+    for fields in [
+        "kind=outbox&name=x",
+        "kind=topic",
+        "kind=topic&name=%20",
+        "kind=topic&name=a&for=soon",
+    ] {
+        let answer = post_overview(&page, "/pause", fields);
+        assert_eq!(answer.status, 400, "{fields}");
+    }
+    let pause = "kind=topic&name=order.paid&reason=%3Cb%3Ethey+sleep%3C%2Fb%3E&for=1h";
+    assert_eq!(
+        post_overview(&page, "/pause", pause).header("location"),
+        Some("/?done=paused")
+    );
+    let body = page.get("/").body;
+    assert!(
+        body.contains("&lt;b&gt;they sleep&lt;/b&gt;") && !body.contains("<b>"),
+        "{body}"
+    );
+    let resume = "kind=topic&name=order.paid";
+    for count in [1, 0] {
+        let next = format!("/?done=resumed&count={count}");
+        assert_eq!(
+            post_overview(&page, "/resume", resume).header("location"),
+            Some(next.as_str())
+        );
+    }
+    for event in ["admin_pause", "admin_resume"] {
+        page.process.wait_for_log(&format!("\"{event}\""));
+    }
+}
+
+fn post_overview(page: &Page, path: &str, fields: &str) -> Answer {
+    let token = page.get("/").form_token();
+    page.post(path, "", &format!("form_token={token}&{fields}"))
+}
+
+#[test]
+fn the_audit_log_is_text_where_logs_are() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 1);
+    let command = database
+        .binary(&["admin"])
+        .with("OUTBOX_ADMIN_ADDR", "127.0.0.1:0");
+    let process = Running::start(command);
+    process.wait_for_log("event=admin_started");
+    let log = process.log();
+    let address = log
+        .split("address=")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
+    let address = address.expect("an address").parse().expect("an address");
+    let page = Page { process, address };
+    send(&page, "/dead/discard", "sequence=1&sure=1");
+    page.process.wait_for_log("event=admin_discard");
+    let log = page.process.log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("admin_discard"))
+        .expect("a line");
+    for part in [
+        "who=local",
+        "peer=127.0.0.1",
+        "what=\"sequence 1\"",
+        "count=1",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+}
+
+#[derive(QueryableByName)]
+struct LastQuery {
+    #[diesel(sql_type = Nullable<Text>)]
+    at: Option<String>,
+}
+
+/// R30: a page that somebody keeps reloading costs the database next to nothing.
+#[test]
+fn pages_share_what_one_of_them_has_seen() {
+    let database = outbox_alone();
+    let page = open_alone(&database);
+    let mut conn = database.connect();
+    let began = Instant::now();
+    let mut looks = BTreeSet::new();
+    for _ in 0..100 {
+        assert_eq!(page.get("/").status, 200);
+        let last = sql_query(
+            "SELECT max(query_start)::text AS at FROM pg_stat_activity
+              WHERE pid <> pg_backend_pid() AND datname = current_database()",
+        );
+        looks.insert(last.get_result::<LastQuery>(&mut conn).expect("a row").at);
+    }
+    // One each two seconds, the sampler's, and what is seen of a look in the midst of it.
+    let most = 6 + 2 * began.elapsed().as_secs();
+    assert!(looks.len() as u64 <= most, "{} looks", looks.len());
+}
+
+/// A database with nothing but an outbox.
+fn outbox_alone() -> FreshDatabase {
+    let database = FreshDatabase::new();
+    let name = "outbox".parse().expect("a name");
+    diesel_outbox::migrate(&mut database.connect(), &name).expect("an outbox");
+    database
+}
+
+fn open_alone(database: &FreshDatabase) -> Page {
+    let mut command = binary(&["admin"]);
+    command.env("DATABASE_URL", &database.url);
+    Page::start(command)
+}
+
+#[test]
+fn without_a_database_pages_say_so_and_come_back_with_it() {
+    let database = outbox_alone();
+    let page = open_alone(&database);
+    assert_eq!(page.get("/").status, 200);
+
+    database.close();
+    eventually("the overview says so", || page.get("/").status == 503);
+    let body = page.get("/").body;
+    assert!(
+        body.contains("Not known: the database does not answer."),
+        "{body}"
+    );
+    assert!(
+        body.contains("when it last answered") && body.contains("Topics"),
+        "{body}"
+    );
+    for path in ["/dead", "/ledger", "/keys", "/relays", "/messages?q=1"] {
+        let answer = page.get(path);
+        assert_eq!(answer.status, 503, "{path}");
+        let reason = "not currently accepting connections";
+        assert!(answer.body.contains(reason), "{}", answer.body);
+    }
+    database.open();
+    eventually("the overview is back", || page.get("/").status == 200);
+    assert_eq!(page.get("/dead").status, 200);
+}
+
+#[test]
+fn an_error_of_the_database_shows_no_password() {
+    let mut command = binary(&["admin"]);
+    command.env("DATABASE_URL", "postgres://ann:hunter2@127.0.0.1:9/shop");
+    let page = Page::start(command);
+    for path in ["/", "/dead", "/relays"] {
+        let answer = page.get(path);
+        assert_eq!(answer.status, 503, "{path}");
+        assert!(!answer.body.contains("hunter2"), "{}", answer.body);
+    }
+    page.process.wait_for_log("admin_look_failed");
+    assert!(!page.process.log().contains("hunter2"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn it_ends_at_once_with_its_sampler() {
+    let database = Database::new();
+    let mut page = open(&database);
+    let tasks = format!("/proc/{}/task", page.process.pid());
+    let has_sampler = || {
+        let threads = std::fs::read_dir(&tasks).expect("its threads");
+        threads.flatten().any(|thread| {
+            std::fs::read_to_string(thread.path().join("comm"))
+                .is_ok_and(|name| name.trim() == "admin-sampler")
+        })
+    };
+    eventually("the sampler is at work", has_sampler);
+    let began = Instant::now();
+    page.process.signal("TERM");
+    assert!(page.process.wait().success());
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
+}
