@@ -2,7 +2,7 @@
 //! look at them.
 
 use crate::commands::{File, With};
-use crate::support::{Database, finish};
+use crate::support::{Database, binary, finish};
 
 const MANIFEST: &str = include_str!("../../deploy/kubernetes/diesel-outbox.yaml");
 const DOCKERFILE: &str = include_str!("../../deploy/container/Dockerfile");
@@ -55,3 +55,36 @@ fn the_guide_shows_the_container_file_as_it_is() {
         .collect();
     assert_eq!(shown, file);
 }
+
+/// Somebody who is woken by an alert types what it says.
+#[test]
+fn the_commands_of_the_guide_and_of_alerts_are_there() {
+    let texts = [
+        include_str!("../../docs/operating.md"),
+        include_str!("../../deploy/prometheus/diesel-outbox.rules.yml"),
+        include_str!("../../deploy/grafana/diesel-outbox.json"),
+    ];
+    let mut commands = std::collections::BTreeSet::new();
+    for text in texts.map(|text| text.split_whitespace().collect::<Vec<_>>()) {
+        for (place, word) in text.iter().enumerate() {
+            let next = |n| {
+                text.get(place + n)
+                    .map_or("", |word: &&str| word.trim_matches(NO_WORD))
+            };
+            let name = word.trim_start_matches(NO_WORD);
+            // At the end of a code span or a sentence it is the program itself.
+            if name == "diesel-outbox" && next(1).chars().all(|c| c.is_ascii_lowercase()) {
+                let has_more = ["dead", "message", "pause", "resume"].contains(&next(1));
+                let more = if has_more { next(2) } else { "--help" };
+                commands.insert(vec![next(1), more, "--help"]);
+            }
+        }
+    }
+    assert!(commands.len() > 10, "{commands:?}");
+    for command in commands {
+        finish(binary(&command)).code(0);
+    }
+}
+
+/// What stands around a word in prose.
+const NO_WORD: [char; 8] = ['`', '(', ')', ',', '.', ';', ':', '"'];
