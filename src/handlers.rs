@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-pub(crate) use self::context::Connections;
 pub use self::context::{Connection, Context};
+pub(crate) use self::context::{Connections, Pool};
 pub use self::error::HandlerError;
 pub(crate) use self::worker::HandlerDispatcher;
 

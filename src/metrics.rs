@@ -11,7 +11,7 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogra
 /// Topics that have a label of their own, for each process.
 const MOST_TOPICS: usize = 100;
 /// The label of all others.
-const OTHER: &str = "other";
+pub(crate) const OTHER: &str = "other";
 
 macro_rules! names {
     ($($kind:ident $name:ident = $text:literal, $unit:ident, $help:literal;)+) => {

@@ -8,6 +8,7 @@ mod bulkhead;
 mod by_hand;
 mod claimer;
 mod database_clock;
+mod depths;
 mod doubt;
 mod error;
 mod gate;
@@ -337,6 +338,9 @@ impl RelayHandle {
         let _ = running.ending.try_send(ending);
         running.wait_for_exits(until, None);
         running.join_ended();
+        if running.threads.is_empty() {
+            monitor::record_end(&self.shared);
+        }
         self.report(running, left)
     }
 

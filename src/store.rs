@@ -8,6 +8,7 @@
 pub(crate) mod activity;
 pub(crate) mod blocked;
 pub(crate) mod claim;
+pub(crate) mod claimable;
 pub(crate) mod clean;
 pub(crate) mod connection;
 pub(crate) mod dead;

@@ -7,14 +7,47 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
+use metrics::Gauge;
 
 use super::error::HandlerError;
 use crate::inbox::{self, Once};
 use crate::message::Message;
 
-/// Gives connections to handlers.
-pub(crate) type Connections =
-    dyn Fn() -> Result<Box<dyn DerefMut<Target = PgConnection>>, HandlerError> + Send + Sync;
+/// Gives connections to handlers, from where the application takes them.
+pub(crate) type Pool = dyn Fn() -> Result<Pooled, HandlerError> + Send + Sync;
+
+type Pooled = Box<dyn DerefMut<Target = PgConnection>>;
+
+/// The same, counted.
+pub(crate) struct Connections {
+    pool: Arc<Pool>,
+    in_use: Gauge,
+}
+
+impl Connections {
+    pub(crate) fn new(pool: Arc<Pool>, in_use: Gauge) -> Self {
+        Self { pool, in_use }
+    }
+
+    fn get(&self) -> Result<Own, HandlerError> {
+        let conn = (self.pool)()?;
+        self.in_use.increment(1);
+        let in_use = self.in_use.clone();
+        Ok(Own { conn, in_use })
+    }
+}
+
+/// A connection of the application's.
+struct Own {
+    conn: Pooled,
+    in_use: Gauge,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.in_use.decrement(1);
+    }
+}
 
 /// A connection that a test lends.
 pub(super) type Lent<'a> = RefCell<&'a mut PgConnection>;
@@ -69,7 +102,7 @@ impl<'a> Context<'a> {
             message,
             inbox,
             deadline: Some(deadline),
-            source: connections.map_or(Source::Nowhere, |all| Source::Application(&**all)),
+            source: connections.map_or(Source::Nowhere, |all| Source::Application(all)),
             is_done: Cell::new(false),
         }
     }
@@ -115,7 +148,7 @@ impl<'a> Context<'a> {
             Source::Nowhere => Err(HandlerError::retry(
                 "no connections: tell the relay where to take them (RelayBuilder::connections)",
             )),
-            Source::Application(get) => Ok(Connection(Inner::Own(get()?))),
+            Source::Application(all) => Ok(Connection(Inner::Own(all.get()?))),
             Source::Test(lent) => match lent.try_borrow_mut() {
                 Ok(conn) => Ok(Connection(Inner::Lent(conn))),
                 Err(_) => Err(HandlerError::retry(
@@ -193,7 +226,7 @@ impl fmt::Debug for Context<'_> {
 pub struct Connection<'a>(Inner<'a>);
 
 enum Inner<'a> {
-    Own(Box<dyn DerefMut<Target = PgConnection>>),
+    Own(Own),
     Lent(RefMut<'a, &'a mut PgConnection>),
 }
 
@@ -202,7 +235,7 @@ impl Deref for Connection<'_> {
 
     fn deref(&self) -> &PgConnection {
         match &self.0 {
-            Inner::Own(conn) => conn,
+            Inner::Own(own) => &own.conn,
             Inner::Lent(conn) => conn,
         }
     }
@@ -211,7 +244,7 @@ impl Deref for Connection<'_> {
 impl DerefMut for Connection<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match &mut self.0 {
-            Inner::Own(conn) => conn,
+            Inner::Own(own) => &mut own.conn,
             Inner::Lent(conn) => conn,
         }
     }

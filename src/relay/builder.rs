@@ -17,7 +17,7 @@ use super::{RelayHandle, StartError};
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::Dispatcher;
 use crate::event::Event;
-use crate::handlers::{Connections, Context, HandlerError, Handlers};
+use crate::handlers::{Context, HandlerError, Handlers, Pool};
 use crate::message::Message;
 
 /// Where setting up a relay begins. What runs is a [`RelayHandle`].
@@ -123,7 +123,7 @@ pub struct RelayBuilder {
     config: Config,
     dispatcher: Option<Arc<dyn Dispatcher>>,
     handlers: Vec<(String, Handlers)>,
-    connections: Option<Arc<Connections>>,
+    connections: Option<Arc<Pool>>,
     observers: Observers,
     limit: Option<u64>,
     /// The first setting that could not be used.

@@ -6,10 +6,13 @@
 
 mod others;
 mod outcomes;
+mod standing;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+pub(crate) use self::standing::Standing;
 
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
@@ -82,27 +85,6 @@ pub(crate) enum Room {
     One,
     /// As many as its queue takes.
     Free,
-}
-
-/// How a gate stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    Flowing,
-    /// One send goes first.
-    Trying,
-    Paused,
-    BreakerOpen,
-}
-
-impl Standing {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Flowing => "flowing",
-            Self::Trying => "trying",
-            Self::Paused => "paused",
-            Self::BreakerOpen => "breaker_open",
-        }
-    }
 }
 
 /// What is to be done about a gate whose time is over.
@@ -268,25 +250,6 @@ impl Gate {
                 is_probe: true,
             } => Room::One,
             Phase::Trying { .. } | Phase::Closed { .. } => Room::Closed,
-        }
-    }
-
-    /// Whether sends may wait for a rate.
-    pub(crate) fn is_limited(&self) -> bool {
-        self.lock().bucket.is_some()
-    }
-
-    /// How it stands, in a word.
-    pub(crate) fn standing(&self) -> Standing {
-        match self.lock().phase {
-            Phase::Flowing => Standing::Flowing,
-            Phase::Trying { .. } => Standing::Trying,
-            Phase::Closed {
-                then_probe: true, ..
-            } => Standing::BreakerOpen,
-            Phase::Closed {
-                then_probe: false, ..
-            } => Standing::Paused,
         }
     }
 

@@ -1,5 +1,5 @@
-//! The janitor thread: retention of the ledger and of the inbox, and leases and pauses that nobody needs
-//! any more.
+//! The janitor thread: retention of the ledger and of the inbox, leases and pauses that nobody needs any
+//! more, and how much waits.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
+use super::depths::DepthGauges;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
@@ -27,22 +28,11 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keeps house until the relay stops.
 pub(crate) fn run(shared: &Shared) {
-    let mut session = shared.session(&shared.progress.janitor, STATEMENT_TIMEOUT, Plans::Any);
-    // A short retention is kept more exactly.
-    let inbox_retention = shared.config.inbox_retention;
-    let interval = CLEAN_INTERVAL
-        .min(shared.config.retention / 2)
-        .min(inbox_retention.map_or(CLEAN_INTERVAL, |age| age / 2))
-        .max(Duration::from_millis(200));
-    let mut leases_seen: Option<Instant> = None;
-    let mut cleaning = Cleaning::Possible;
+    let mut janitor = Janitor::new(shared);
     loop {
-        let result = keep_house(shared, &mut session, &mut leases_seen)
-            .and_then(|()| clean_inbox(shared, &mut session, &mut cleaning));
-        let wait = if result.is_ok() {
-            interval
-        } else {
-            session.wait()
+        let wait = match janitor.work() {
+            Ok(()) => janitor.until_next(),
+            Err(_) => janitor.session.wait(),
         };
         match shared.stop_signal().recv_timeout(wait) {
             Err(RecvTimeoutError::Timeout) => {}
@@ -51,14 +41,61 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-fn keep_house(
-    shared: &Shared,
-    session: &mut Session,
-    leases_seen: &mut Option<Instant>,
-) -> Result<(), DatabaseError> {
-    let name = &shared.config.table;
-    if leases_seen.is_none_or(|at| at.elapsed() >= LEASE_INTERVAL) {
-        let vanished = session.run(|conn| {
+struct Janitor<'a> {
+    shared: &'a Shared,
+    session: Session,
+    depths: DepthGauges<'a>,
+    /// How often is cleaned.
+    interval: Duration,
+    next_cleaning: Instant,
+    leases_seen: Option<Instant>,
+    cleaning: Cleaning,
+}
+
+impl<'a> Janitor<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        // A short retention is kept more exactly.
+        let inbox_retention = shared.config.inbox_retention;
+        let interval = CLEAN_INTERVAL
+            .min(shared.config.retention / 2)
+            .min(inbox_retention.map_or(CLEAN_INTERVAL, |age| age / 2))
+            .max(Duration::from_millis(200));
+        Self {
+            shared,
+            session: shared.session(&shared.progress.janitor, STATEMENT_TIMEOUT, Plans::Any),
+            depths: DepthGauges::new(shared),
+            interval,
+            next_cleaning: Instant::now(),
+            leases_seen: None,
+            cleaning: Cleaning::Possible,
+        }
+    }
+
+    /// Whatever it is time for.
+    fn work(&mut self) -> Result<(), DatabaseError> {
+        if Instant::now() >= self.next_cleaning {
+            self.look_at_leases()?;
+            self.clean_ledger()?;
+            self.clean_inbox()?;
+            self.next_cleaning = Instant::now() + self.interval;
+        }
+        self.depths.count(&mut self.session)
+    }
+
+    fn until_next(&self) -> Duration {
+        let next = self.next_cleaning.min(self.depths.next());
+        next.saturating_duration_since(Instant::now())
+    }
+
+    fn look_at_leases(&mut self) -> Result<(), DatabaseError> {
+        let name = &self.shared.config.table;
+        if self
+            .leases_seen
+            .is_some_and(|at| at.elapsed() < LEASE_INTERVAL)
+        {
+            return Ok(());
+        }
+        let vanished = self.session.run(|conn| {
             lease::forget(conn, name, LEASE_AGE)?;
             pause::forget(conn, name, LEASE_AGE)?;
             lease::vanished(conn, name)
@@ -66,72 +103,72 @@ fn keep_house(
         if !vanished.is_empty() {
             log::warn!(event = "lease_vanished", leases:? = vanished; "messages name leases that were removed: they are taken over");
         }
-        *shared
+        *self
+            .shared
             .vanished
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = vanished;
-        *leases_seen = Some(Instant::now());
+        self.leases_seen = Some(Instant::now());
+        Ok(())
     }
-    if !shared.config.cleaner {
-        return Ok(());
-    }
-    let retention = shared.config.retention;
-    let removed = remove_all(shared, session, |conn| {
-        clean::remove_old_ledger_rows(conn, name, retention, CLEAN_BATCH)
-    })?;
-    if removed > 0 {
-        log::info!(event = "cleaned", rows = removed; "old ledger rows were removed");
-    }
-    Ok(())
-}
 
-/// Cleans the inbox, where the relay was told to. That it cannot is said once, and looked at again: the
-/// table may come, and the right.
-fn clean_inbox(
-    shared: &Shared,
-    session: &mut Session,
-    known: &mut Cleaning,
-) -> Result<(), DatabaseError> {
-    let Some(retention) = shared.config.inbox_retention else {
-        return Ok(());
-    };
-    let cleaning = session.run(inbox::cleaning)?;
-    let before = std::mem::replace(known, cleaning);
-    let why = match cleaning {
-        Cleaning::Possible => None,
-        Cleaning::NoTable => {
-            Some("there is no table outbox_inbox: `diesel-outbox migrate` makes it")
+    fn clean_ledger(&mut self) -> Result<(), DatabaseError> {
+        if !self.shared.config.cleaner {
+            return Ok(());
         }
-        Cleaning::NoRight => Some("the relay's role needs SELECT and DELETE on outbox_inbox"),
-    };
-    if let Some(why) = why {
-        if cleaning != before {
-            log::warn!(event = "inbox_not_cleaned"; "OUTBOX_INBOX_RETENTION is set, and the inbox is not cleaned: {why}");
+        let (name, retention) = (&self.shared.config.table, self.shared.config.retention);
+        let removed = self
+            .remove_all(|conn| clean::remove_old_ledger_rows(conn, name, retention, CLEAN_BATCH))?;
+        if removed > 0 {
+            log::info!(event = "cleaned", rows = removed; "old ledger rows were removed");
         }
-        return Ok(());
+        Ok(())
     }
-    let removed = remove_all(shared, session, |conn| {
-        inbox::remove_old_rows(conn, retention, CLEAN_BATCH)
-    })?;
-    if removed > 0 {
-        log::info!(event = "inbox_cleaned", rows = removed; "old rows of the inbox were removed");
-    }
-    Ok(())
-}
 
-/// Removes rows until none is left, or the relay stops. Returns how many.
-fn remove_all(
-    shared: &Shared,
-    session: &mut Session,
-    remove: impl Fn(&mut PgConnection) -> QueryResult<usize>,
-) -> Result<usize, DatabaseError> {
-    let mut removed = 0;
-    while !shared.is_stopping() {
-        let rows = session.run(&remove)?;
-        removed += rows;
-        if rows == 0 {
-            break;
+    /// Cleans the inbox, where the relay was told to. That it cannot is said once, and looked at again: the
+    /// table may come, and the right.
+    fn clean_inbox(&mut self) -> Result<(), DatabaseError> {
+        let Some(retention) = self.shared.config.inbox_retention else {
+            return Ok(());
+        };
+        let cleaning = self.session.run(inbox::cleaning)?;
+        let before = std::mem::replace(&mut self.cleaning, cleaning);
+        let why = match cleaning {
+            Cleaning::Possible => None,
+            Cleaning::NoTable => {
+                Some("there is no table outbox_inbox: `diesel-outbox migrate` makes it")
+            }
+            Cleaning::NoRight => Some("the relay's role needs SELECT and DELETE on outbox_inbox"),
+        };
+        if let Some(why) = why {
+            if cleaning != before {
+                log::warn!(event = "inbox_not_cleaned"; "OUTBOX_INBOX_RETENTION is set, and the inbox is not cleaned: {why}");
+            }
+            return Ok(());
         }
+        let removed =
+            self.remove_all(|conn| inbox::remove_old_rows(conn, retention, CLEAN_BATCH))?;
+        if removed > 0 {
+            log::info!(event = "inbox_cleaned", rows = removed; "old rows of the inbox were removed");
+        }
+        Ok(())
     }
-    Ok(removed)
+
+    /// Removes rows until none is left, or the relay stops. Returns how many.
+    fn remove_all(
+        &mut self,
+        remove: impl Fn(&mut PgConnection) -> QueryResult<usize>,
+    ) -> Result<usize, DatabaseError> {
+        let mut removed = 0;
+        while !self.shared.is_stopping() {
+            let rows = self.session.run(&remove)?;
+            removed += rows;
+            if rows == 0 {
+                break;
+            }
+            // There may be a day's work.
+            self.depths.count(&mut self.session)?;
+        }
+        Ok(removed)
+    }
 }

@@ -9,6 +9,7 @@ use crossbeam_channel::RecvTimeoutError;
 use super::bulkhead::Bulkhead;
 use super::gate::Standing;
 use super::health::{DestinationState, Health, Problem, ProblemKind};
+use super::lanes::To;
 use super::progress::{MARGIN, Stay, millis, now};
 use super::shared::Shared;
 
@@ -30,8 +31,10 @@ pub(crate) struct Monitor {
     missed: AtomicU64,
     /// The last sum of all moves.
     moves: AtomicU64,
-    /// Work is there, nothing moves, and nothing explains it.
+    /// What is claimed does not move, and nothing explains it.
     stalled: Stay,
+    /// What is due is not claimed, and nothing explains it.
+    left: Stay,
     /// The relay does not listen.
     deaf: Stay,
 }
@@ -51,19 +54,28 @@ pub(crate) fn run(shared: &Shared) {
 
 impl Monitor {
     fn look(&self, shared: &Shared) {
-        let now = now();
+        self.tick(now());
+        let moves = shared.progress.moves();
+        let has_moved = self.moves.swap(moves, Ordering::AcqRel) != moves;
+        let is_stalled = !has_moved && is_stalled(shared);
+        follow(&self.stalled, is_stalled, patience(shared));
+        let is_wanted = shared.config.listener && shared.config.enabled;
+        let is_deaf = is_wanted && !shared.progress.listener.is_connected();
+        follow(&self.deaf, is_deaf, LISTENER_GRACE);
+    }
+
+    /// The janitor has looked whether something is due that the relay should have claimed.
+    pub(super) fn set_left(&self, shared: &Shared, is_left: bool) {
+        follow(&self.left, is_left, patience(shared));
+    }
+
+    /// The monitor looks.
+    fn tick(&self, now: u64) {
         let before = self.looked.swap(now, Ordering::AcqRel);
         if now.saturating_sub(before) > millis(ASLEEP) {
             self.awake.store(now, Ordering::Release);
         }
         self.missed.store(0, Ordering::Release);
-        let moves = shared.progress.moves();
-        let has_moved = self.moves.swap(moves, Ordering::AcqRel) != moves;
-        let limit = shared.config.lease.saturating_add(MARGIN);
-        follow(&self.stalled, !has_moved && is_stalled(shared), limit);
-        let is_wanted = shared.config.listener && shared.config.enabled;
-        let is_deaf = is_wanted && !shared.progress.listener.is_connected();
-        follow(&self.deaf, is_deaf, LISTENER_GRACE);
     }
 
     /// Since when times count. A process that stood still sees that its threads were where they are for
@@ -88,6 +100,36 @@ fn follow(stay: &Stay, is_so: bool, limit: Duration) {
         (false, true) => stay.end(),
         _ => {}
     }
+}
+
+/// For how long nothing may happen without a reason.
+pub(super) fn patience(shared: &Shared) -> Duration {
+    shared.config.lease.saturating_add(MARGIN)
+}
+
+/// Whether nothing is on its way here, and nothing keeps the relay from claiming what is due.
+pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
+    shared.config.enabled
+        && shared.limit.is_none()
+        && !shared.progress.stands_by()
+        && shared.in_flight.load(Ordering::Acquire) == 0
+        && shared.lease.current().is_some()
+        && shared.doubt().is_none()
+        && shared.outage.troubles().is_empty()
+}
+
+/// Whether what is due there may be claimed and sent at once.
+pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
+    if shared.paused_topics().iter().any(|paused| paused == topic) {
+        return false;
+    }
+    let nowhere = shared.bulkheads.len() - 1;
+    let is_known = shared.bulkheads.iter().any(|one| *one.name == *destination);
+    is_known
+        && match To::of(&shared.routes, topic, destination, nowhere) {
+            To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
+            To::Split => true,
+        }
 }
 
 /// Whether messages are on their way here that nobody sends, and that nothing keeps.
@@ -161,6 +203,15 @@ pub(crate) fn health(shared: &Shared) -> Health {
             ProblemKind::NoProgress,
             format!(
                 "{count} claimed messages are neither sent nor settled for {}: an observer hangs, or there is a defect. Restart the relay",
+                seconds(stayed)
+            ),
+        );
+    }
+    if let Some(stayed) = shared.monitor.left.overdue(now, awake) {
+        found(
+            ProblemKind::NoProgress,
+            format!(
+                "messages are due, and none was claimed for {}: a defect. Restart the relay",
                 seconds(stayed)
             ),
         );
@@ -294,6 +345,30 @@ pub(crate) fn record(shared: &Shared) {
     }
 }
 
+/// The relay is gone: what it had, it has not any more.
+pub(crate) fn record_end(shared: &Shared) {
+    let metrics = &shared.metrics;
+    let of_destinations = metrics.destinations.iter().flat_map(|one| {
+        [
+            &one.in_flight,
+            &one.queued,
+            &one.threads,
+            &one.threads_busy,
+            &one.breaker_open,
+            &one.paused,
+        ]
+    });
+    let own = [
+        &metrics.connections,
+        &metrics.lease_seconds_left,
+        &metrics.listener_connected,
+        &metrics.live,
+        &metrics.ready,
+    ];
+    let all = of_destinations.chain(own).chain(&metrics.problems);
+    all.for_each(|gauge| gauge.set(0));
+}
+
 #[allow(
     clippy::cast_precision_loss,
     reason = "counts in memory are far below 2^52"
@@ -305,3 +380,6 @@ fn number(count: usize) -> f64 {
 fn flag(is_so: bool) -> f64 {
     f64::from(u8::from(is_so))
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,6 +144,8 @@ pub(crate) struct Progress {
     queues: OnceLock<Vec<Receiver<Job>>>,
     /// Changes with whatever is claimed or settled.
     moves: AtomicU64,
+    /// Another relay does the work.
+    stands_by: AtomicBool,
 }
 
 impl Progress {
@@ -161,6 +163,7 @@ impl Progress {
             senders: bulkheads.iter().map(senders).collect(),
             queues: OnceLock::new(),
             moves: AtomicU64::new(0),
+            stands_by: AtomicBool::new(false),
         }
     }
 
@@ -190,6 +193,14 @@ impl Progress {
     /// Something was claimed or settled.
     pub(super) fn moved(&self) {
         self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_standing_by(&self, is_so: bool) {
+        self.stands_by.store(is_so, Ordering::Relaxed);
+    }
+
+    pub(super) fn stands_by(&self) -> bool {
+        self.stands_by.load(Ordering::Relaxed)
     }
 
     pub(super) fn moves(&self) -> u64 {

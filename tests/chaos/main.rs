@@ -10,3 +10,4 @@ mod memory;
 mod outage;
 mod shutdown;
 mod stop;
+mod wedged;

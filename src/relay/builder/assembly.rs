@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use metrics::gauge;
+
 use super::RelayBuilder;
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, HttpDispatcher};
-use crate::handlers::{HandlerDispatcher, inbox_of};
+use crate::handlers::{Connections, HandlerDispatcher, inbox_of};
+use crate::metrics::POOL_IN_USE;
 use crate::relay::StartError;
 use crate::relay::groups::add_groups;
 use crate::relay::observer::Observers;
@@ -32,7 +35,10 @@ impl RelayBuilder {
                 Arc::new(HttpDispatcher::new(&config)?)
             }
         };
-        let connections = self.connections;
+        let connections = self.connections.map(|pool| {
+            let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
+            Arc::new(Connections::new(pool, in_use))
+        });
         let groups = self.handlers.into_iter().map(|(name, handlers)| {
             let inbox = inbox_of(&config.table, &name);
             let timeout = handlers.timeout.unwrap_or(config.send_timeout);

@@ -108,6 +108,7 @@ impl Claimer<'_> {
             return;
         }
         self.is_active = is_active;
+        self.shared.progress.set_standing_by(!is_active);
         if is_active {
             log::info!(event = "active", outbox:% = self.shared.config.table; "this relay does the work now");
             self.lanes.forget_places();

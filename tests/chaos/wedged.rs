@@ -1,0 +1,90 @@
+//! A server that hangs: it takes connections and never answers.
+
+use std::process::Command;
+use std::time::Duration;
+
+use diesel_outbox::{ProblemKind, RelayHandle};
+use serde_json::json;
+
+use crate::ground::alone;
+use crate::support::{Database, Receiver, eventually};
+
+/// The server's processes that serve relays. Stopped, until this is dropped.
+struct Stopped(Vec<String>);
+
+impl Stopped {
+    fn of(database: &Database) -> Self {
+        let processes = database
+            .text(
+                "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity
+                  WHERE application_name LIKE 'diesel-outbox%'",
+            )
+            .expect("a relay is connected");
+        let stopped = Self(processes.split(' ').map(str::to_owned).collect());
+        stopped.signal("-STOP");
+        stopped
+    }
+
+    fn signal(&self, signal: &str) {
+        let mut kill = Command::new("kill");
+        let status = kill.arg(signal).args(&self.0).status().expect("kill runs");
+        assert!(status.success(), "kill {signal} {:?}", self.0);
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // Where one has ended meanwhile the others go on.
+        let _ = Command::new("kill").arg("-CONT").args(&self.0).status();
+    }
+}
+
+fn has(relay: &RelayHandle, kind: ProblemKind) -> bool {
+    let health = relay.health();
+    health.problems().iter().any(|problem| problem.kind == kind)
+}
+
+/// R29.
+#[test]
+fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = database.relay().poll_interval(Duration::from_secs(1));
+    let relay = relay.url(&receiver.url()).start().expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("it works", || {
+        relay.stats().delivered == 1 && relay.is_healthy()
+    });
+    // The heartbeat's limit is the shortest; it connects with its first beat.
+    let connected = "SELECT count(*) FROM pg_stat_activity
+                      WHERE application_name LIKE 'diesel-outbox%'";
+    eventually("all threads are connected", || {
+        database.number(connected) == 5
+    });
+
+    let stopped = Stopped::of(&database);
+    eventually("it says that it hangs", || {
+        has(&relay, ProblemKind::DatabaseStuck)
+    });
+    let health = relay.health();
+    assert!(!health.is_live(), "{health}");
+    assert!(
+        health.to_string().contains("the heartbeat has waited"),
+        "{health}"
+    );
+    for kind in [
+        ProblemKind::NoDatabase,
+        ProblemKind::SendersStuck,
+        ProblemKind::Schema,
+    ] {
+        assert!(!has(&relay, kind), "{health}");
+    }
+    drop(stopped);
+    eventually("it is well again", || relay.is_healthy());
+    database.enqueue("order.paid", json!(2));
+    eventually("it works", || relay.stats().delivered == 2);
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}

@@ -1,0 +1,265 @@
+//! What a relay says of itself. That its database hangs is shown in `chaos::wedged`.
+
+use std::sync::mpsc::{Receiver as Gate, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use diesel::connection::SimpleConnection;
+use diesel_outbox::{
+    Config, Dispatcher, Handlers, Health, Message, NewMessage, Observer, Outcome, ProblemKind,
+    Relay, RelayHandle, Response, Settled,
+};
+use serde_json::json;
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Database, Receiver, eventually};
+
+/// A dispatcher and an observer whose calls hang until the other end is dropped.
+struct Hanging(Mutex<Gate<()>>);
+
+fn hanging() -> (Hanging, Sender<()>) {
+    let (open, gate) = channel();
+    (Hanging(Mutex::new(gate)), open)
+}
+
+impl Hanging {
+    fn hang(&self) {
+        // Nothing is ever sent: this ends when the other end is dropped.
+        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    }
+}
+
+impl Dispatcher for Hanging {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        if message.topic == "hangs" {
+            self.hang();
+        }
+        Outcome::Delivered(Response::default())
+    }
+}
+
+impl Observer for Hanging {
+    fn settled(&self, _: &Settled<'_>) {
+        self.hang();
+    }
+}
+
+fn kinds(health: &Health) -> Vec<ProblemKind> {
+    health
+        .problems()
+        .iter()
+        .map(|problem| problem.kind)
+        .collect()
+}
+
+/// Waits until these are the problems; returns how it is then.
+fn until(relay: &RelayHandle, expected: &[ProblemKind]) -> Health {
+    eventually(&format!("{expected:?}"), || {
+        kinds(&relay.health()) == expected
+    });
+    relay.health()
+}
+
+fn end(relay: &RelayHandle) {
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}
+
+fn set(database: &Database, settings: &[(&str, &str)]) -> RelayHandle {
+    let mut config = Config::default();
+    let name = database.name();
+    let common = [
+        ("DATABASE_URL", database.url.as_str()),
+        ("OUTBOX_TABLE", &name),
+        ("OUTBOX_POLL_INTERVAL", "50ms"),
+        ("OUTBOX_SEND_TIMEOUT", "500ms"),
+        ("OUTBOX_LEASE", "3s"),
+    ];
+    for (variable, value) in common.iter().chain(settings) {
+        config.set(variable, value).expect("a good setting");
+    }
+    Relay::from_config(config).start().expect("a relay")
+}
+
+/// R29: one that works, that stands by, that is switched off, and that ends.
+#[test]
+fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let url = receiver.url();
+    let single = [("OUTBOX_SINGLE_ACTIVE", "true"), ("OUTBOX_URL", &url)];
+    let (first, second) = (set(&database, &single), set(&database, &single));
+    let off = set(&database, &[("OUTBOX_ENABLED", "false")]);
+    database.enqueue_many(20);
+    eventually("all are delivered", || first.stats().delivered == 20);
+    for relay in [&first, &second] {
+        let health = until(relay, &[]);
+        assert!(health.is_live() && health.is_ready() && relay.is_healthy());
+        assert_eq!(health.to_string(), "ok");
+    }
+    let health = until(&off, &[ProblemKind::Disabled]);
+    assert!(health.is_live() && health.is_ready());
+    for relay in [&second, &first, &off] {
+        end(relay);
+        let health = relay.health();
+        assert_eq!(kinds(&health), [ProblemKind::Stopping]);
+        assert!(health.is_live() && !health.is_ready() && !relay.is_healthy());
+    }
+}
+
+/// R29: senders that do not come back are told from others, and touch no other destination.
+#[test]
+fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
+    let (database, half) = (Database::new(), Database::new());
+    let ((all_hang, open), (one_hangs, half_open)) = (hanging(), hanging());
+    let relay = |database: &Database, threads, dispatcher| {
+        let fine = Handlers::new().on_topic("fine", |_, _| Ok(()));
+        let relay = database.relay().concurrency(threads).dispatcher(dispatcher);
+        relay.handlers("fine", fine).start().expect("a relay")
+    };
+    let relays = [relay(&database, 1, all_hang), relay(&half, 2, one_hangs)];
+    for database in [&database, &half] {
+        database.enqueue("hangs", json!(1));
+    }
+    let began = Instant::now();
+    let health = until(&relays[0], &[ProblemKind::SendersStuck]);
+    // Its limit is 1 s, and a margin beyond it is not to be missed by a slow machine.
+    assert!(began.elapsed() > Duration::from_secs(25), "too soon");
+    assert!(!health.is_live() && !health.is_ready());
+    let text = health.to_string();
+    assert!(text.contains("1 of 1 threads that send to \"\""), "{text}");
+    assert!(!relays[0].has_failed(), "no thread has ended");
+    let health = until(&relays[1], &[ProblemKind::SomeSendersStuck]);
+    assert!(health.is_live() && health.is_ready());
+    for (relay, database) in relays.iter().zip([&database, &half]) {
+        database.enqueue("fine", json!(1));
+        eventually("the other destination delivers", || {
+            relay.stats().delivered == 1
+        });
+    }
+    drop((open, half_open));
+    for relay in &relays {
+        assert!(until(relay, &[]).is_live());
+        eventually("what hung is delivered", || relay.stats().delivered == 2);
+        end(relay);
+    }
+}
+
+/// R29: messages whose outcomes nobody writes down.
+#[test]
+fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
+    let database = Database::new();
+    let (observer, open) = hanging();
+    let receiver = Receiver::ok();
+    let relay = database.relay().observe(observer).url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    let health = until(&relay, &[ProblemKind::NoProgress]);
+    assert!(!health.is_live());
+    drop(open);
+    assert!(until(&relay, &[]).is_live());
+    end(&relay);
+}
+
+/// R29: without its listener a relay works, and says so.
+#[test]
+fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let role = format!("t_{}", uuid::Uuid::now_v7().simple());
+    database.execute(&format!("CREATE ROLE {role} LOGIN"));
+    let schema = database.schema();
+    database.execute(&format!("GRANT USAGE ON SCHEMA {schema} TO {role}"));
+    let mut listener_url = url::Url::parse(&database.url).expect("a URL");
+    listener_url.set_username(&role).expect("a name");
+    let relay = set(
+        &database,
+        &[
+            ("OUTBOX_URL", &receiver.url()),
+            ("OUTBOX_LISTENER_URL", listener_url.as_str()),
+        ],
+    );
+    let listens = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE usename = '{role}' AND query ~ 'LISTEN|advisory'"
+    );
+    eventually("it listens", || database.number(&listens) == 1);
+    database.execute(&format!("ALTER ROLE {role} NOLOGIN"));
+    let cut = format!(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{role}'"
+    );
+    assert_eq!(database.number(&cut), 1);
+    let health = until(&relay, &[ProblemKind::ListenerDown]);
+    assert!(health.is_live() && health.is_ready() && relay.is_healthy());
+    assert!(
+        health.to_string().contains("by polling, every 50ms"),
+        "{health}"
+    );
+    database.enqueue("order.paid", json!(1));
+    receiver.wait_for(1);
+    database.execute(&format!("ALTER ROLE {role} LOGIN"));
+    until(&relay, &[]);
+    end(&relay);
+    database.execute(&format!("DROP OWNED BY {role}"));
+    database.execute(&format!("DROP ROLE {role}"));
+}
+
+/// R29: a database that is away is no reason to restart.
+#[test]
+fn without_its_database_a_relay_is_live_and_not_ready() {
+    let fresh = FreshDatabase::new();
+    let database = Database::at(&fresh.url);
+    let receiver = Receiver::ok();
+    let relay = set(&database, &[("OUTBOX_URL", &receiver.url())]);
+    until(&relay, &[]);
+    fresh.close();
+    let mut seen = Vec::new();
+    eventually("it has lost its lease, too", || {
+        let health = relay.health();
+        assert!(health.is_live(), "{health}");
+        seen.extend(kinds(&health));
+        kinds(&health).contains(&ProblemKind::NoLease)
+    });
+    let health = relay.health();
+    assert!(!health.is_ready() && !relay.is_healthy());
+    assert!(
+        kinds(&health).contains(&ProblemKind::NoDatabase),
+        "{health}"
+    );
+    assert!(!seen.contains(&ProblemKind::Schema), "{seen:?}");
+    fresh.open();
+    assert!(until(&relay, &[]).is_ready());
+    end(&relay);
+}
+
+/// R29: a database without the outbox is told from none.
+#[test]
+fn without_its_tables_a_relay_is_live_and_not_ready_and_says_what_is_missing() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = set(&database, &[("OUTBOX_URL", &receiver.url())]);
+    until(&relay, &[]);
+    let mut conn = database.connect();
+    let mut rename = |from: &str, to: &str| {
+        conn.batch_execute(&format!(
+            "ALTER TABLE {}.{from} RENAME TO {to}",
+            database.schema()
+        ))
+        .expect("renamed");
+    };
+    rename("outbox_lease", "gone");
+    eventually("it knows what is missing", || {
+        let health = relay.health();
+        let kinds = kinds(&health);
+        assert!(health.is_live(), "{health}");
+        assert!(!kinds.contains(&ProblemKind::NoDatabase), "{health}");
+        kinds.contains(&ProblemKind::Schema)
+    });
+    assert!(!relay.health().is_ready());
+    rename("gone", "outbox_lease");
+    assert!(until(&relay, &[]).is_ready());
+    let message = NewMessage::new("order.paid", &json!(1)).expect("JSON");
+    database.enqueue_message(message);
+    receiver.wait_for(1);
+    end(&relay);
+}
