@@ -304,6 +304,35 @@ fn an_interrupted_bench_leaves_nothing_behind() {
 }
 
 #[test]
+fn page_loads_every_page_beside_a_relay() {
+    let bench = Bench::new();
+    let small = [
+        "page",
+        "--messages=300",
+        "--waiting=200",
+        "--dead=20",
+        "--rounds=1",
+        "--json",
+    ];
+    let report = bench.finish(&small).code(0).json();
+    let pages = report["pages"].as_array().expect("pages");
+    assert!(pages.len() >= 10, "{report}");
+    for page in pages {
+        assert!(
+            page["loads"].as_u64() >= Some(1) && page["max_ms"].as_f64() > Some(0.0),
+            "{page}"
+        );
+    }
+    let runs = report["runs"].as_array().expect("runs");
+    assert!(
+        runs.iter()
+            .all(|run| run["messages_per_second"].as_f64() > Some(0.0)),
+        "{report}"
+    );
+    assert_eq!(bench.schemas(), 0);
+}
+
+#[test]
 fn the_help_says_how_long_each_scenario_takes() {
     let help = finish(binary(&["bench", "-h"])).code(0).stdout;
     for scenario in [
@@ -314,6 +343,7 @@ fn the_help_says_how_long_each_scenario_takes() {
         "ordered",
         "failing",
         "relays",
+        "page",
         "producers",
     ] {
         let line = help

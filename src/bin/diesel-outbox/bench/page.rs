@@ -134,15 +134,16 @@ fn one(run: &mut Run, messages: u64, ground: &Ground, times: Option<&mut Times>)
     let done = loop {
         let done = relay.done()?;
         progress.set_position(done.delivered);
-        if done.delivered >= messages {
-            break done;
-        }
-        patience.look(done.delivered, done.failed, messages, &ground.config)?;
+        // From then on the page is there.
         if let Some(pages) = &mut pages
             && done.delivered > 0
         {
             pages.load_in_time()?;
         }
+        if done.delivered >= messages {
+            break done;
+        }
+        patience.look(done.delivered, done.failed, messages, &ground.config)?;
         ground.wait(TICK)?;
     };
     run.seconds += began.elapsed().as_secs_f64();
