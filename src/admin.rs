@@ -29,6 +29,7 @@
 
 mod dead_letters;
 mod depths;
+mod diagnose;
 mod keys;
 mod messages;
 mod migrations;
@@ -53,6 +54,7 @@ pub use self::dead_letters::{
     requeue,
 };
 pub use self::depths::{activity, count_all, depths};
+pub use self::diagnose::{Finding, Severity, diagnose};
 pub use self::keys::{blocked_keys, leases};
 pub use self::messages::{key_messages, ledger, message};
 pub use self::migrations::{

@@ -13,6 +13,7 @@ pub(crate) mod clean;
 pub(crate) mod connection;
 pub(crate) mod dead;
 pub(crate) mod depths;
+pub(crate) mod doctor;
 pub(crate) mod enqueue;
 pub(crate) mod inbox;
 pub(crate) mod inspect;

@@ -23,6 +23,18 @@ pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryR
         .map(|row| row.found)
 }
 
+/// Whether there is a table of this name with such a column.
+pub(crate) fn has_column(conn: &mut PgConnection, table: &str, column: &str) -> QueryResult<bool> {
+    sql_query(
+        "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($1)
+                           AND attname = $2 AND NOT attisdropped) AS found",
+    )
+    .bind::<Text, _>(table)
+    .bind::<Text, _>(column)
+    .get_result::<FoundRow>(conn)
+    .map(|row| row.found)
+}
+
 /// Whether inserts wake relays: the trigger is there, and on.
 pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
     sql_query(

@@ -18,6 +18,7 @@ mod commands;
 mod dead_letters;
 mod deploy;
 mod depths;
+mod doctor;
 mod edges;
 mod egress;
 mod enqueue;

@@ -210,6 +210,12 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     check.env("DATABASE_URL", &pooler.url);
     let checked = finish(check).code(0).stdout;
     assert!(checked.contains("a pooler stands before"), "{checked}");
+    let told = "DATABASE_URL leads through a pooler";
+    assert!(checked.contains(told), "{checked}");
+    let direct = finish(database.binary(&["check", "--url", &receiver.url()]))
+        .code(0)
+        .stdout;
+    assert!(!direct.contains(told), "{direct}");
 }
 
 fn setting(conn: &mut PgConnection, name: &str) -> String {

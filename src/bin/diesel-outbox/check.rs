@@ -6,7 +6,7 @@ mod routes;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin::{self, LiveTopic, WakeUp};
+use diesel_outbox::admin::{self, LiveTopic, Severity, WakeUp};
 use diesel_outbox::{Config, DatabaseError, HttpDispatcher};
 use serde_json::{Value, json};
 
@@ -26,11 +26,15 @@ struct Finding {
     what: &'static str,
     level: Level,
     detail: String,
+    /// What to do.
+    advice: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Good,
+    /// It could not be looked at.
+    Skipped,
     /// It works; but perhaps it is not what was meant.
     Warning,
     Problem,
@@ -40,6 +44,7 @@ impl Level {
     fn as_str(self) -> &'static str {
         match self {
             Self::Good => "ok",
+            Self::Skipped => "skipped",
             Self::Warning => "warning",
             Self::Problem => "PROBLEM",
         }
@@ -81,6 +86,7 @@ fn as_json(config: &Config, findings: &[Finding]) -> Value {
             "ok": finding.level != Level::Problem,
             "level": finding.level.as_str().to_lowercase(),
             "detail": finding.detail,
+            "advice": finding.advice,
         })
     };
     json!({
@@ -92,14 +98,12 @@ fn as_json(config: &Config, findings: &[Finding]) -> Value {
 }
 
 fn show(findings: &[Finding]) -> Result<()> {
-    for Finding {
-        what,
-        level,
-        detail,
-    } in findings
-    {
-        let (level, detail) = (level.as_str(), output::shown(detail));
-        output::line(format!("{level:<7} {what:<11} {detail}"))?;
+    for finding in findings {
+        let (level, detail) = (finding.level.as_str(), output::shown(&finding.detail));
+        output::line(format!("{level:<7} {:<11} {detail}", finding.what))?;
+        if let Some(advice) = &finding.advice {
+            output::line(format!("{:<20}-> {}", "", output::shown(advice)))?;
+        }
     }
     Ok(())
 }
@@ -110,6 +114,7 @@ fn good(what: &'static str, detail: String) -> Finding {
         what,
         level,
         detail,
+        advice: None,
     }
 }
 
@@ -119,6 +124,7 @@ fn warning(what: &'static str, detail: String) -> Finding {
         what,
         level,
         detail,
+        advice: None,
     }
 }
 
@@ -128,6 +134,7 @@ fn bad(what: &'static str, detail: String) -> Finding {
         what,
         level,
         detail,
+        advice: None,
     }
 }
 
@@ -161,6 +168,10 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => bad("rights", error.to_string()),
     });
     findings.push(wake_up(admin::wake_up(&mut conn, config), config));
+    match admin::diagnose(&mut conn, config) {
+        Ok(found) => findings.extend(found.into_iter().map(of_the_doctor)),
+        Err(error) => findings.push(bad("doctor", error.to_string())),
+    }
     match admin::topics(&mut conn, &config.table) {
         Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
         Err(error) => findings.push(bad("topics", error.to_string())),
@@ -177,6 +188,20 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => findings.push(bad("pause", error.to_string())),
     }
     findings
+}
+
+fn of_the_doctor(finding: admin::Finding) -> Finding {
+    Finding {
+        what: finding.check,
+        level: match finding.severity {
+            Severity::Ok => Level::Good,
+            Severity::Skipped => Level::Skipped,
+            Severity::Error => Level::Problem,
+            _ => Level::Warning,
+        },
+        detail: finding.what,
+        advice: finding.advice,
+    }
 }
 
 /// Polling works as well, a little later.

@@ -1,0 +1,179 @@
+//! The doctor: what is, or soon will be, wrong with an outbox and its database, and what to do.
+
+mod health;
+mod schema;
+mod server;
+
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+
+use crate::config::Config;
+use crate::error::DatabaseError;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Severity {
+    /// All is well.
+    Ok,
+    /// It could not be looked at, for example for lack of rights.
+    Skipped,
+    /// It works, for now or not as well as it could.
+    Warning,
+    /// It does not work, or something can be lost.
+    Error,
+}
+
+impl Severity {
+    /// `ok`, `skipped`, `warning` or `error`.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Severity;
+    ///
+    /// assert_eq!(Severity::Warning.as_str(), "warning");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Skipped => "skipped",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at, in a word: `indexes`, `vacuum`, `snapshots`, …
+    pub check: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found, in a sentence.
+    pub what: String,
+    /// What to do: SQL, a command or a setting.
+    pub advice: Option<String>,
+}
+
+/// What one check finds, gathered.
+struct Findings {
+    check: &'static str,
+    all: Vec<Finding>,
+}
+
+impl Findings {
+    fn new(check: &'static str) -> Self {
+        let all = Vec::new();
+        Self { check, all }
+    }
+
+    fn add(&mut self, severity: Severity, what: String, advice: Option<String>) {
+        let check = self.check;
+        self.all.push(Finding {
+            check,
+            severity,
+            what,
+            advice,
+        });
+    }
+
+    fn warning(&mut self, what: String, advice: impl Into<String>) {
+        self.add(Severity::Warning, what, Some(advice.into()));
+    }
+
+    fn error(&mut self, what: String, advice: impl Into<String>) {
+        self.add(Severity::Error, what, Some(advice.into()));
+    }
+
+    /// Where nothing was found, this is well.
+    fn or_ok(mut self, what: impl Into<String>) -> Vec<Finding> {
+        if self.all.is_empty() {
+            self.add(Severity::Ok, what.into(), None);
+        }
+        self.all
+    }
+}
+
+/// Looks at everything that has been seen to go wrong around an outbox: its schema and indexes, vacuum and
+/// who keeps it from working, clocks, sequences and transaction ids, connections, settings of the role, a
+/// pooler, leases, and what is kept too long. What cannot be looked at for lack of rights is said, and no
+/// error. Nothing is changed: for comparing the schema an outbox is made in a transaction that is rolled
+/// back, where the role may do that.
+///
+/// ```no_run
+/// use diesel_outbox::admin::{self, Severity};
+///
+/// let config = diesel_outbox::config::from_env()?;
+/// let mut conn = admin::connect(config.database_url()?, "doctor", config.send_timeout)?;
+/// for finding in admin::diagnose(&mut conn, &config)? {
+///     if finding.severity >= Severity::Warning {
+///         println!("{}: {}", finding.what, finding.advice.unwrap_or_default());
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`] where the connection is lost, or the outbox is not there.
+pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>, DatabaseError> {
+    super::check_schema(conn, &config.table)?;
+    let mut findings = Vec::new();
+    type Check = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
+    let checks: [(&'static str, Check); 12] = [
+        ("drift", schema::drift),
+        ("indexes", schema::indexes),
+        ("vacuum", health::vacuum),
+        ("snapshots", health::snapshots),
+        ("sequence", health::sequence),
+        ("leases", health::leases),
+        ("ledger", health::ledger),
+        ("inbox", health::inbox),
+        ("clock", server::clock),
+        ("wraparound", server::wraparound),
+        ("connections", server::connections),
+        ("settings", server::settings),
+    ];
+    for (check, look) in checks {
+        match look(conn, config) {
+            Ok(found) => findings.extend(found),
+            Err(error) if is_lost(&error) => return Err(error.into()),
+            Err(error) => {
+                let mut found = Findings::new(check);
+                found.add(
+                    Severity::Skipped,
+                    format!("could not be looked at: {error}"),
+                    None,
+                );
+                findings.extend(found.all);
+            }
+        }
+    }
+    findings.extend(server::pooler(config));
+    Ok(findings)
+}
+
+fn is_lost(error: &Error) -> bool {
+    use DatabaseErrorKind::{ClosedConnection, UnableToSendCommand};
+    matches!(
+        error,
+        Error::DatabaseError(ClosedConnection | UnableToSendCommand, _)
+    )
+}
+
+/// Seconds as people say them.
+fn ago(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7_200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3_600.0),
+        s => format!("{:.0} d", s / 86_400.0),
+    }
+}
+
+/// The same of a setting.
+fn span(duration: Duration) -> String {
+    ago(duration.as_secs_f64())
+}

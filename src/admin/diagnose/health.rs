@@ -1,0 +1,229 @@
+//! How the outbox fares: vacuum and what holds it back, sequences, relays, and what is kept.
+
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
+use super::{Finding, Findings, Severity, ago, span};
+use crate::config::Config;
+use crate::store::doctor::{holders, server, tables};
+use crate::store::inspect;
+
+/// Dead rows beyond this many times what starts autovacuum: it does not keep up.
+const LAG: f64 = 10.0;
+
+/// Transactions that a slot or a standby may hold back.
+const HELD_TRANSACTIONS: i64 = 1_000_000;
+
+/// What the cleaner may be behind.
+const CLEANING: Duration = Duration::from_secs(6 * 3600);
+
+/// An inbox of this size that nobody cleans.
+const LARGE_INBOX: i64 = 1 << 30;
+
+pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("vacuum");
+    let settings = server::settings(conn, &["autovacuum", "track_counts"])?;
+    if settings.iter().any(|row| row.setting == "off") {
+        found.error(
+            "the server's autovacuum is off: tables and indexes only grow".to_owned(),
+            "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",
+        );
+    }
+    for row in tables::vacuum(conn, &config.table)? {
+        let table = &row.table_name;
+        if row.is_off {
+            found.error(
+                format!("autovacuum is off for {table}: it and its indexes only grow"),
+                format!("ALTER TABLE {table} RESET (autovacuum_enabled)"),
+            );
+        }
+        #[allow(clippy::cast_precision_loss, reason = "a comparison")]
+        let lags = row.dead_rows as f64 > row.threshold * LAG;
+        if lags {
+            let last = match row.vacuumed_ago {
+                Some(seconds) => format!("the last vacuum was {} ago", ago(seconds)),
+                None => "it was never vacuumed".to_owned(),
+            };
+            found.warning(
+                format!(
+                    "{table} has {} dead rows; autovacuum begins at {:.0}, and {last}",
+                    row.dead_rows, row.threshold
+                ),
+                format!("see `snapshots`; where nothing is held: VACUUM {table}, and more autovacuum_max_workers or a higher autovacuum_vacuum_cost_limit"),
+            );
+        }
+    }
+    Ok(found.or_ok("autovacuum is on and keeps up"))
+}
+
+pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("snapshots");
+    // Nothing of an outbox's takes as long as two leases.
+    let age = config.lease * 2;
+    for row in holders::holders(conn, age, HELD_TRANSACTIONS)? {
+        let (name, who) = (&row.name, &row.who);
+        let since = format!(
+            "{} transactions began since; what was deleted since stays in tables and indexes",
+            row.transactions
+        );
+        match row.kind.as_str() {
+            "session" => found.warning(
+                format!(
+                    "process {name} ({who}) is in a transaction for {}: {since}",
+                    ago(row.seconds)
+                ),
+                format!("end it there, or SELECT pg_terminate_backend({name})"),
+            ),
+            "prepared" => found.error(
+                format!(
+                    "the prepared transaction {name:?} ({who}) is open for {}: {since}",
+                    ago(row.seconds)
+                ),
+                format!(
+                    "COMMIT PREPARED or ROLLBACK PREPARED '{}'",
+                    name.replace('\'', "''")
+                ),
+            ),
+            "slot" => found.warning(
+                format!("the replication slot {name} ({who}) holds back an old snapshot: {since}"),
+                format!("let its standby catch up, or SELECT pg_drop_replication_slot('{name}')"),
+            ),
+            _ => found.warning(
+                format!("the standby {name} ({who}) feeds back an old snapshot: {since}"),
+                "end the long query on the standby, or set hot_standby_feedback = off there",
+            ),
+        }
+    }
+    let hidden = holders::hidden_sessions(conn)?;
+    if hidden > 0 {
+        found.add(
+            Severity::Skipped,
+            format!("{hidden} sessions of other roles cannot be looked into"),
+            Some("GRANT pg_read_all_stats to this role".to_owned()),
+        );
+        return Ok(found.all);
+    }
+    Ok(found.or_ok(format!("nothing holds one for longer than {}", span(age))))
+}
+
+pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("sequence");
+    let row = tables::sequence(conn, &config.table)?;
+    let name = row.sequence_name.unwrap_or_default();
+    let used = row.used.unwrap_or(0.0);
+    let advice = "a new outbox has all of its sequence: enqueue there, and let this one run empty";
+    let what = format!(
+        "{:.1} % of {name} are used; at its end nothing can be enqueued",
+        used * 100.0
+    );
+    match used {
+        used if used > 0.9 => found.error(what, advice),
+        used if used > 0.5 => found.warning(what, advice),
+        _ => {}
+    }
+    if row.cycles {
+        found.error(
+            format!("{name} begins anew at its end: sequences would be given twice"),
+            format!("ALTER SEQUENCE {name} NO CYCLE"),
+        );
+    }
+    Ok(found.or_ok(format!(
+        "{:.1} % of the outbox's sequence are used",
+        used * 100.0
+    )))
+}
+
+pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("leases");
+    let leases = inspect::leases(conn, &config.table)?;
+    let alive = leases
+        .iter()
+        .filter(|lease| lease.seconds_left > 0.0)
+        .count();
+    for lease in leases.iter().filter(|lease| lease.seconds_left <= 0.0) {
+        let what = format!(
+            "the lease {} of {} is over for {}",
+            lease.id,
+            lease.relay,
+            ago(-lease.seconds_left)
+        );
+        match alive {
+            0 => found.warning(
+                format!("{what}, and no relay is alive to take its messages over"),
+                "start a relay: diesel-outbox run",
+            ),
+            _ => found.add(
+                Severity::Ok,
+                format!("{what}; relays that are alive have taken its messages over"),
+                None,
+            ),
+        }
+    }
+    Ok(found.or_ok(match alive {
+        0 => "no relay is registered".to_owned(),
+        1 => "1 relay is alive".to_owned(),
+        alive => format!("{alive} relays are alive"),
+    }))
+}
+
+pub(super) fn ledger(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("ledger");
+    let (table, age) = (
+        config.table.ledger(),
+        config.retention.saturating_add(CLEANING),
+    );
+    let Some(kept) = tables::kept(conn, &table, "settled_at", age)? else {
+        return Ok(Vec::new());
+    };
+    if kept.has_older {
+        let advice = match config.cleaner {
+            true => "a relay with OUTBOX_CLEANER=true removes it: is one alive, and keeps it up?",
+            false => "OUTBOX_CLEANER is false here: turn it on in one relay at least",
+        };
+        found.warning(
+            format!(
+                "{table} ({}) has rows that are older than OUTBOX_RETENTION ({}) by hours",
+                kept.size,
+                span(config.retention)
+            ),
+            advice,
+        );
+    }
+    Ok(found.or_ok(format!(
+        "{}, nothing older than {}",
+        kept.size,
+        span(config.retention)
+    )))
+}
+
+pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("inbox");
+    let age = match config.inbox_retention {
+        Some(retention) => retention.saturating_add(CLEANING),
+        None => Duration::MAX,
+    };
+    let Some(kept) = tables::kept(conn, "outbox_inbox", "handled_at", age)? else {
+        return Ok(Vec::new());
+    };
+    if kept.has_older {
+        found.warning(
+            format!(
+                "outbox_inbox ({}) has rows that are older than OUTBOX_INBOX_RETENTION by hours",
+                kept.size
+            ),
+            "a relay with OUTBOX_CLEANER=true removes them: is one alive, and keeps it up?",
+        );
+    }
+    if config.inbox_retention.is_none() && kept.bytes > LARGE_INBOX {
+        found.warning(
+            format!(
+                "outbox_inbox has {}, and nothing removes what is old",
+                kept.size
+            ),
+            "set OUTBOX_INBOX_RETENTION to longer than any message may come again",
+        );
+    }
+    Ok(found.or_ok(kept.size))
+}

@@ -1,0 +1,171 @@
+//! Whether the outbox is as this version makes one.
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
+use super::{Finding, Findings, Severity};
+use crate::config::Config;
+use crate::store::doctor::drift::{self, Compared, Part};
+
+/// Columns that every claim changes.
+const CLAIMED: [&str; 3] = ["locked_by", "locked_at", "attempts"];
+
+pub(super) fn drift(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("drift");
+    for function in drift::other_functions(conn, &config.table)? {
+        found.warning(
+            format!("the function {function} is not the one of this version"),
+            "put in the one that `diesel-outbox migrate --print` shows, with CREATE OR REPLACE FUNCTION",
+        );
+    }
+    if !drift::can_compare(conn)? {
+        found.add(
+            Severity::Skipped,
+            "tables were not compared with those that this version makes: that takes the right to make a schema"
+                .to_owned(),
+            Some("run `check` once as the role that runs migrations".to_owned()),
+        );
+        return Ok(found.all);
+    }
+    compare(&mut found, &drift::compare(conn, &config.table)?);
+    Ok(found.or_ok(
+        "tables, indexes, constraints, trigger, view and functions are those of this version",
+    ))
+}
+
+fn compare(found: &mut Findings, both: &Compared) {
+    let same =
+        |a: &Part, b: &Part| (&a.kind, &a.table_name, &a.name) == (&b.kind, &b.table_name, &b.name);
+    for made in &both.made {
+        match both.found.iter().find(|part| same(part, made)) {
+            Some(part) if part.definition == made.definition => {}
+            Some(part) => differs(found, part, made, &both.schema),
+            None => is_missing(found, made, &both.schema),
+        }
+    }
+    let is_more = |part: &&Part| !both.made.iter().any(|made| same(part, made));
+    for index in both
+        .found
+        .iter()
+        .filter(is_more)
+        .filter(|part| part.kind == "index")
+    {
+        if CLAIMED
+            .iter()
+            .any(|column| index.definition.contains(column))
+        {
+            found.warning(
+                format!(
+                    "the index {} has a column that every claim changes: claims cannot be HOT updates",
+                    index.name
+                ),
+                format!("DROP INDEX CONCURRENTLY {}.\"{}\"", both.schema, index.name),
+            );
+        }
+    }
+}
+
+/// Where the table is, quoted.
+fn table_of(part: &Part, schema: &str) -> String {
+    format!("{schema}.\"{}\"", part.table_name)
+}
+
+fn differs(found: &mut Findings, part: &Part, made: &Part, schema: &str) {
+    let table = table_of(part, schema);
+    match part.kind.as_str() {
+        "table" if part.definition.starts_with('u') => found.error(
+            format!("{table} is UNLOGGED: after a crash of the server it is empty"),
+            format!("ALTER TABLE {table} SET LOGGED"),
+        ),
+        "table" => found.warning(
+            format!("{table} has row security: a relay refuses to work where rows are hidden from it"),
+            format!("ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"),
+        ),
+        "option" => found.warning(
+            format!("{table} has {} = {} and not {}", part.name, part.definition, made.definition),
+            format!("ALTER TABLE {table} SET ({} = {})", made.name, made.definition),
+        ),
+        "trigger" if part.definition.ends_with("(disabled)") => found.warning(
+            format!("the trigger {} of {table} is off: commits wake no relay", part.name),
+            format!("ALTER TABLE {table} ENABLE TRIGGER {}", part.name),
+        ),
+        kind => found.warning(
+            format!(
+                "the {kind} {} of {table} is another one: {} and not {}",
+                part.name,
+                shortened(&part.definition),
+                shortened(&made.definition)
+            ),
+            "compare with `diesel-outbox migrate --print`; somebody has changed it, or it is of another version",
+        ),
+    }
+}
+
+fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
+    let table = table_of(made, schema);
+    match made.kind.as_str() {
+        "index" => found.error(
+            format!("the index {} of {table} is missing", made.name),
+            made.definition
+                .replacen(
+                    "CREATE INDEX",
+                    "CREATE INDEX CONCURRENTLY",
+                    1,
+                )
+                .replacen(" ON ", &format!(" ON {schema}."), 1),
+        ),
+        "constraint" => {
+            let what = format!("the constraint {} of {table} is missing", made.name);
+            let advice = format!("ALTER TABLE {table} ADD CONSTRAINT \"{}\" {}", made.name, made.definition);
+            match made.definition.starts_with("CHECK") {
+                true => found.warning(what, advice),
+                false => found.error(what, advice),
+            }
+        }
+        "option" => found.warning(
+            format!("{table} has no {}", made.name),
+            format!("ALTER TABLE {table} SET ({} = {})", made.name, made.definition),
+        ),
+        "trigger" => found.warning(
+            format!("{table} has no trigger {}: commits wake no relay", made.name),
+            format!(
+                "CREATE TRIGGER outbox_wake AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION outbox_wake()"
+            ),
+        ),
+        kind => found.error(
+            format!("the {kind} {} of {table} is missing", made.name),
+            "diesel-outbox migrate",
+        ),
+    }
+}
+
+fn shortened(text: &str) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.char_indices().nth(120) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What every role can see of the indexes.
+pub(super) fn indexes(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("indexes");
+    for index in drift::invalid_indexes(conn, &config.table)? {
+        found.error(
+            format!(
+                "the index {index} is not valid, so nothing uses it: building it was broken off"
+            ),
+            format!("REINDEX INDEX CONCURRENTLY {index}"),
+        );
+    }
+    // Where outboxes are compared, missing ones are told there, with what makes them.
+    if !drift::can_compare(conn)? {
+        for index in drift::missing_indexes(conn, &config.table)? {
+            found.error(
+                format!("the index {index} is missing"),
+                "make it as `diesel-outbox migrate --print` shows, with CONCURRENTLY",
+            );
+        }
+    }
+    Ok(found.or_ok("all are there and valid"))
+}

@@ -1,0 +1,231 @@
+//! The server, what it has set for this role, and what stands before it.
+
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
+use super::{Finding, Findings, Severity};
+use crate::config::Config;
+use crate::store::connection::{self, Plans};
+use crate::store::doctor::server;
+
+/// Connections of a relay: claimer, settler, heartbeat, janitor, monitor and listener.
+const OF_A_RELAY: i64 = 6;
+
+/// Seconds that two clocks may differ; and those that make receivers refuse signatures, by the usual
+/// tolerance of five minutes.
+const CLOCK: f64 = 5.0;
+const CLOCK_IS_WRONG: f64 = 240.0;
+
+pub(super) fn clock(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<Finding>> {
+    let (offset, error) = server::clock_offset(conn)?;
+    Ok(judged_clock(offset, error))
+}
+
+fn judged_clock(offset: f64, error: f64) -> Vec<Finding> {
+    let mut found = Findings::new("clock");
+    let ahead = if offset > 0.0 { "behind" } else { "ahead of" };
+    let what = format!(
+        "this machine's clock is {:.3} s {ahead} the database's (± {error:.3} s)",
+        offset.abs()
+    );
+    let advice = "synchronise both (NTP): signatures are sent with this machine's time, everything else goes by the database's";
+    let least = offset.abs() - error;
+    match least {
+        least if least > CLOCK_IS_WRONG => {
+            found.error(format!("{what}: receivers may refuse signatures"), advice)
+        }
+        least if least > CLOCK => found.warning(what.clone(), advice),
+        _ => {}
+    }
+    found.or_ok(what)
+}
+
+pub(super) fn wraparound(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<Finding>> {
+    let row = server::wraparound(conn)?;
+    Ok(judged_wraparound(row.transactions.max(row.multixacts)))
+}
+
+fn judged_wraparound(used: f64) -> Vec<Finding> {
+    let mut found = Findings::new("wraparound");
+    let what = format!(
+        "{:.0} % of the transaction ids are used since the oldest was frozen",
+        used * 100.0
+    );
+    let advice = "find what holds vacuum back (`snapshots`), and VACUUM (FREEZE) the databases and tables with the highest age(relfrozenxid)";
+    match used {
+        used if used > 0.7 => found.error(format!("{what}; the server stops writing soon"), advice),
+        used if used > 0.4 => found.warning(what.clone(), advice),
+        _ => {}
+    }
+    found.or_ok(what)
+}
+
+pub(super) fn connections(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("connections");
+    let row = server::connections(conn)?;
+    let needed = format!("a relay takes {OF_A_RELAY}");
+    let (role, database) = (row.role, row.database);
+    for (free, whose, advice) in [
+        (
+            Some(row.of_server),
+            "of the server".to_owned(),
+            "raise max_connections, or lower the pools of applications".to_owned(),
+        ),
+        (
+            row.of_role,
+            format!("of the role {role}"),
+            format!("ALTER ROLE {role} CONNECTION LIMIT -1"),
+        ),
+        (
+            row.of_database,
+            format!("of the database {database}"),
+            format!("ALTER DATABASE {database} CONNECTION LIMIT -1"),
+        ),
+    ] {
+        if let Some(free) = free.filter(|free| *free < OF_A_RELAY) {
+            let what = format!("{} connections {whose} are free, and {needed}", free.max(0));
+            found.error(what, advice);
+        }
+    }
+    Ok(found.or_ok(format!("{} are free, and {needed}", row.of_server)))
+}
+
+/// Settings that have surprised somebody, the values that do not, and what others do.
+const SETTINGS: [(&str, &[&str], Severity, &str); 9] = [
+    (
+        "default_transaction_read_only",
+        &["off"],
+        Severity::Error,
+        "nothing can be written",
+    ),
+    (
+        "fsync",
+        &["on"],
+        Severity::Error,
+        "a crash can destroy the database",
+    ),
+    (
+        "full_page_writes",
+        &["on"],
+        Severity::Warning,
+        "a crash can destroy pages",
+    ),
+    (
+        "synchronous_commit",
+        &["on", "remote_write", "remote_apply", "local"],
+        Severity::Warning,
+        "the last commits can be lost in a crash: messages, or the fact that they were delivered",
+    ),
+    (
+        "session_replication_role",
+        &["origin", "local"],
+        Severity::Warning,
+        "triggers are off, so commits wake no relay",
+    ),
+    (
+        "idle_session_timeout",
+        &["0"],
+        Severity::Warning,
+        "connections of the relay that wait are ended, and made anew each time",
+    ),
+    (
+        "transaction_timeout",
+        &["0"],
+        Severity::Warning,
+        "long settles and cleaning are broken off",
+    ),
+    (
+        "default_transaction_deferrable",
+        &["off"],
+        Severity::Warning,
+        "transactions may wait before they begin",
+    ),
+    (
+        "zero_damaged_pages",
+        &["off"],
+        Severity::Error,
+        "damaged pages are taken for empty ones, and messages lost",
+    ),
+];
+
+pub(super) fn settings(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("settings");
+    if server::is_standby(conn)? {
+        found.error(
+            "the server is a standby: nothing can be written".to_owned(),
+            "let DATABASE_URL lead to the primary (target_session_attrs=read-write finds it)",
+        );
+    }
+    let names: Vec<&str> = SETTINGS.iter().map(|(name, ..)| *name).collect();
+    for row in server::settings(conn, &names)? {
+        let name = row.name.as_str();
+        let known = SETTINGS.iter().find(|(setting, ..)| *setting == name);
+        let Some((_, good, severity, why)) = known else {
+            continue;
+        };
+        if good.contains(&row.setting.as_str()) {
+            continue;
+        }
+        found.add(
+            *severity,
+            format!("{name} is {}: {why}", row.setting),
+            Some(format!(
+                "SELECT * FROM pg_settings WHERE name = '{name}' tells where it is set; mend it there: ALTER ROLE … RESET {name}, ALTER DATABASE … RESET {name} or ALTER SYSTEM"
+            )),
+        );
+    }
+    Ok(found.or_ok("the role's and the server's have no surprise"))
+}
+
+/// Whether a pooler in transaction mode stands before the database.
+pub(super) fn pooler(config: &Config) -> Vec<Finding> {
+    let mut found = Findings::new("pooler");
+    let Some(url) = &config.database_url else {
+        return Vec::new();
+    };
+    match connection::connect(url, "check", Duration::from_secs(10), Plans::Any) {
+        Ok(connected) if connected.pooled.is_some() => {
+            let what = "DATABASE_URL leads through a pooler that gives each transaction another connection: the relay sets its limits in each transaction and prepares nothing, which costs it some speed";
+            found.add(
+                Severity::Ok,
+                what.to_owned(),
+                Some("a direct DATABASE_URL for relays is faster; applications stay behind the pooler".to_owned()),
+            );
+        }
+        Ok(_) => {}
+        Err(error) => found.warning(
+            format!("one more connection could not be made: {error}"),
+            "see `connections`",
+        ),
+    }
+    found.or_ok("none stands before the database")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_judged_by_what_they_differ_at_least() {
+        let severity = |offset, error| judged_clock(offset, error)[0].severity;
+        assert_eq!(severity(0.1, 0.2), Severity::Ok);
+        assert_eq!(severity(-6.0, 2.0), Severity::Ok);
+        assert_eq!(severity(-6.0, 0.01), Severity::Warning);
+        assert_eq!(severity(300.0, 1.0), Severity::Error);
+        assert!(
+            judged_clock(300.0, 1.0)[0]
+                .what
+                .contains("300.000 s behind")
+        );
+    }
+
+    #[test]
+    fn transaction_ids_are_an_error_before_the_server_stops() {
+        let severity = |used| judged_wraparound(used)[0].severity;
+        assert_eq!(severity(0.1), Severity::Ok);
+        assert_eq!(severity(0.5), Severity::Warning);
+        assert_eq!(severity(0.8), Severity::Error);
+    }
+}

@@ -1,0 +1,124 @@
+//! The server, and what it has set for this role.
+
+use std::time::{Instant, SystemTime};
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::super::ledger::as_micros;
+use super::super::looking::looking;
+
+#[derive(diesel::QueryableByName)]
+struct ClockRow {
+    #[diesel(sql_type = Double)]
+    seconds: f64,
+}
+
+/// How far the server's clock is ahead of this machine's, and how far that may be wrong, in seconds: the
+/// shortest of some round trips tells the most.
+pub(crate) fn clock_offset(conn: &mut PgConnection) -> QueryResult<(f64, f64)> {
+    let mut best = (0.0, f64::MAX);
+    for _ in 0..5 {
+        #[allow(clippy::cast_precision_loss, reason = "microseconds of today fit")]
+        let before = as_micros(SystemTime::now()) as f64 / 1e6;
+        let begin = Instant::now();
+        let row: ClockRow =
+            sql_query("SELECT extract(epoch FROM clock_timestamp())::float8 AS seconds")
+                .get_result(conn)?;
+        let half = begin.elapsed().as_secs_f64() / 2.0;
+        if half < best.1 {
+            best = (row.seconds - before - half, half);
+        }
+    }
+    Ok(best)
+}
+
+/// How much of the transaction ids is used before the server stops: 0 to 1.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct WraparoundRow {
+    #[diesel(sql_type = Double)]
+    pub(crate) transactions: f64,
+    #[diesel(sql_type = Double)]
+    pub(crate) multixacts: f64,
+}
+
+pub(crate) fn wraparound(conn: &mut PgConnection) -> QueryResult<WraparoundRow> {
+    sql_query(
+        "SELECT max(age(datfrozenxid)) / 2147483647.0::float8 AS transactions,
+                max(mxid_age(datminmxid)) / 2147483647.0::float8 AS multixacts
+           FROM pg_database WHERE datallowconn",
+    )
+    .get_result(conn)
+}
+
+/// Connections that are free for this role.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct ConnectionsRow {
+    /// Of those that ordinary roles may take.
+    #[diesel(sql_type = BigInt)]
+    pub(crate) of_server: i64,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    pub(crate) of_role: Option<i64>,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    pub(crate) of_database: Option<i64>,
+    #[diesel(sql_type = Text)]
+    pub(crate) role: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) database: String,
+}
+
+pub(crate) fn connections(conn: &mut PgConnection) -> QueryResult<ConnectionsRow> {
+    looking(conn, None, |conn| {
+        sql_query(
+            "WITH open AS (
+                SELECT usesysid, datid FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+            )
+            SELECT current_setting('max_connections')::bigint
+                   - current_setting('superuser_reserved_connections')::bigint
+                   - coalesce(current_setting('reserved_connections', true)::bigint, 0)
+                   - (SELECT count(*) FROM open) AS of_server,
+                   CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
+                        - (SELECT count(*) FROM open WHERE usesysid = r.oid) END AS of_role,
+                   CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit
+                        - (SELECT count(*) FROM open WHERE datid = d.oid) END AS of_database,
+                   quote_ident(r.rolname) AS role, quote_ident(d.datname) AS database
+              FROM pg_roles r, pg_database d
+             WHERE r.rolname = session_user AND d.datname = current_database()",
+        )
+        .get_result(conn)
+    })
+}
+
+/// A setting of the server, or one that this role or database has of its own.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct SettingRow {
+    #[diesel(sql_type = Text)]
+    pub(crate) name: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) setting: String,
+}
+
+/// What these settings are for sessions of this role; those that this server does not know are left out.
+pub(crate) fn settings(conn: &mut PgConnection, names: &[&str]) -> QueryResult<Vec<SettingRow>> {
+    sql_query(
+        "SELECT name, coalesce(reset_val, setting, '') AS setting FROM pg_settings
+          WHERE name = ANY($1::text[]) ORDER BY 1",
+    )
+    .bind::<Array<Text>, _>(names)
+    .load(conn)
+}
+
+#[derive(diesel::QueryableByName)]
+struct RecoveryRow {
+    #[diesel(sql_type = Bool)]
+    is_standby: bool,
+}
+
+/// Whether it is a standby, on which nothing can be written.
+pub(crate) fn is_standby(conn: &mut PgConnection) -> QueryResult<bool> {
+    sql_query("SELECT pg_is_in_recovery() AS is_standby")
+        .get_result::<RecoveryRow>(conn)
+        .map(|row| row.is_standby)
+}

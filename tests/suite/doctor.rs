@@ -1,0 +1,465 @@
+//! The doctor: each finding is provoked for real, told with what to do, and gone when that is done.
+
+use std::process::Command;
+
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
+use serde_json::{Value, json};
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Database, Finished, binary, eventually, finish};
+
+fn checked(command: Command) -> (Finished, Vec<Value>) {
+    let finished = finish(command);
+    let findings = finished.json()["findings"]
+        .as_array()
+        .expect("an array")
+        .clone();
+    (finished, findings)
+}
+
+fn check(db: &Database, lease: &str) -> Command {
+    let mut command = db.binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+    command
+        .env("OUTBOX_LEASE", lease)
+        .env("OUTBOX_SEND_TIMEOUT", "100ms");
+    command
+}
+
+/// The level of the finding of this check that has this text, and its advice.
+fn level<'a>(findings: &'a [Value], check: &str, text: &str) -> Option<(&'a str, &'a str)> {
+    let finding = findings.iter().find(|finding| {
+        let detail = finding["detail"].as_str().unwrap_or_default();
+        finding["what"] == json!(check) && detail.contains(text)
+    })?;
+    let advice = finding["advice"].as_str().unwrap_or_default();
+    Some((finding["level"].as_str()?, advice))
+}
+
+/// Provokes a finding by SQL, looks at it, and mends it by what the finding advises, or by `mend`.
+#[track_caller]
+fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>) {
+    let db = Database::new();
+    let schema = db.schema();
+    db.connect()
+        .batch_execute(&sql.replace("{o}", &db.name()).replace("{s}", schema))
+        .expect("provoked");
+    let (finished, findings) = checked(check(&db, "60s"));
+    let (found, advice) = level(&findings, of, text)
+        .unwrap_or_else(|| panic!("no finding {of} has {text:?}: {findings:#?}"));
+    assert_eq!(found, expected, "{findings:#?}");
+    assert!(!advice.is_empty());
+    let is_problem = expected == "problem";
+    assert_eq!(
+        finished.status.code(),
+        Some(i32::from(is_problem)),
+        "{findings:#?}"
+    );
+    let mend = mend.map_or_else(|| advice.to_owned(), str::to_owned);
+    let mend = mend.replace("{o}", &db.name()).replace("{s}", schema);
+    // A function without its schema is found by the path.
+    db.connect()
+        .batch_execute(&mend)
+        .unwrap_or_else(|error| panic!("{mend}: {error}"));
+    let (finished, findings) = checked(check(&db, "60s"));
+    assert_eq!(level(&findings, of, text), None);
+    finished.code(0);
+}
+
+/// R32: an outbox as it is made has nothing that is wrong with it.
+#[test]
+fn nothing_is_wrong_with_a_new_outbox() {
+    let db = Database::new();
+    let (finished, findings) = checked(check(&db, "60s"));
+    for of in [
+        "drift",
+        "indexes",
+        "vacuum",
+        "sequence",
+        "leases",
+        "ledger",
+        "inbox",
+        "clock",
+        "wraparound",
+        "connections",
+        "settings",
+        "pooler",
+    ] {
+        assert_eq!(
+            level(&findings, of, "").map(|found| found.0),
+            Some("ok"),
+            "{of}: {findings:#?}"
+        );
+    }
+    finished.code(0);
+    let schemas =
+        db.number("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'outbox_compared%'");
+    assert_eq!(schemas, 0, "it leaves nothing behind");
+}
+
+/// R32
+#[test]
+fn a_missing_index_is_told_with_what_makes_it() {
+    provoked(
+        "DROP INDEX {o}_claim",
+        "drift",
+        "index outbox_claim of",
+        "problem",
+        None,
+    );
+    provoked(
+        "DROP INDEX {o}_ordering",
+        "drift",
+        "index outbox_ordering of",
+        "problem",
+        None,
+    );
+    provoked(
+        "DROP INDEX {o}_ledger_settled",
+        "drift",
+        "index outbox_ledger_settled",
+        "problem",
+        None,
+    );
+    provoked(
+        "DROP INDEX {o}_dead_blocks",
+        "drift",
+        "index outbox_dead_blocks",
+        "problem",
+        None,
+    );
+}
+
+/// R32
+#[test]
+fn an_invalid_index_is_told() {
+    provoked(
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{o}_tenant'::regclass",
+        "indexes",
+        "is not valid",
+        "problem",
+        None,
+    );
+}
+
+/// R32
+#[test]
+fn an_index_that_slows_every_claim_is_told() {
+    provoked(
+        "CREATE INDEX mine ON {o} (locked_by)",
+        "drift",
+        "the index mine has a column that every claim changes",
+        "warning",
+        None,
+    );
+}
+
+/// R32
+#[test]
+fn drift_of_tables_is_told() {
+    let text = "is UNLOGGED";
+    provoked(
+        "ALTER TABLE {o}_ledger SET UNLOGGED",
+        "drift",
+        text,
+        "problem",
+        None,
+    );
+    let text = "has fillfactor = 100 and not 45";
+    provoked(
+        "ALTER TABLE {o} SET (fillfactor = 100)",
+        "drift",
+        text,
+        "warning",
+        None,
+    );
+    let text = "has no autovacuum_vacuum_cost_limit";
+    provoked(
+        "ALTER TABLE {o} RESET (autovacuum_vacuum_cost_limit)",
+        "drift",
+        text,
+        "warning",
+        None,
+    );
+    provoked(
+        "ALTER TABLE {o} DROP CONSTRAINT outbox_topic_is_a_word",
+        "drift",
+        "constraint outbox_topic_is_a_word",
+        "warning",
+        None,
+    );
+    provoked(
+        "ALTER TABLE {o} ALTER COLUMN created_at DROP DEFAULT",
+        "drift",
+        "the column created_at",
+        "warning",
+        Some("ALTER TABLE {o} ALTER COLUMN created_at SET DEFAULT now()"),
+    );
+    provoked(
+        "ALTER TABLE {o} DISABLE TRIGGER outbox_wake",
+        "drift",
+        "is off",
+        "warning",
+        None,
+    );
+    provoked(
+        "DROP TRIGGER outbox_wake ON {o}",
+        "drift",
+        "has no trigger outbox_wake",
+        "warning",
+        None,
+    );
+    provoked(
+        "ALTER TABLE {o} ENABLE ROW LEVEL SECURITY",
+        "drift",
+        "has row security",
+        "warning",
+        None,
+    );
+    provoked(
+        "CREATE OR REPLACE VIEW {o}_messages AS SELECT sequence, message_id, topic, destination,
+            'pending'::text AS status, ordering_key, idempotency_key, tenant_id, created_at, available_at,
+            expires_at, attempts, locked_by, locked_at, last_error_code, last_error,
+            NULL::integer AS http_status, NULL::timestamptz AS settled_at FROM {o}",
+        "drift",
+        "the view outbox_messages",
+        "warning",
+        Some("DROP SCHEMA {s} CASCADE; CREATE SCHEMA {s}; SELECT outbox_create('{o}')"),
+    );
+}
+
+/// R32
+#[test]
+fn functions_of_another_version_are_told() {
+    let fresh = FreshDatabase::new();
+    let mut conn = fresh.connect();
+    diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
+    conn.batch_execute(
+        "CREATE OR REPLACE FUNCTION outbox_drop(name text) RETURNS void LANGUAGE sql AS 'SELECT'",
+    )
+    .expect("replaced");
+    let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+    command.env("DATABASE_URL", fresh.url.clone());
+    let (finished, findings) = checked(command);
+    let found = level(
+        &findings,
+        "drift",
+        "the function outbox_drop is not the one",
+    );
+    assert_eq!(found.map(|found| found.0), Some("warning"), "{findings:#?}");
+    finished.code(0);
+}
+
+/// R32
+#[test]
+fn autovacuum_that_is_off_or_lags_is_told() {
+    let off = "ALTER TABLE {o}_ledger SET (autovacuum_enabled = false)";
+    provoked(off, "vacuum", "autovacuum is off for", "problem", None);
+    // An old snapshot keeps autovacuum from removing them meanwhile.
+    let db = Database::new();
+    db.execute("INSERT INTO {o} (topic, payload) SELECT 't', '1' FROM generate_series(1, 120000)");
+    let mut holder = db.connect();
+    holder
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1")
+        .expect("held");
+    db.execute("DELETE FROM {o}");
+    eventually("the dead rows are told", || {
+        let (_, findings) = checked(check(&db, "60s"));
+        level(&findings, "vacuum", "dead rows").is_some_and(|(level, _)| level == "warning")
+    });
+    holder.batch_execute("ROLLBACK").expect("released");
+    eventually("a vacuum mends it", || {
+        db.execute("VACUUM {o}");
+        let (_, findings) = checked(check(&db, "60s"));
+        level(&findings, "vacuum", "dead rows").is_none()
+    });
+}
+
+/// R32: who holds a snapshot is told with what ends it.
+#[test]
+fn a_held_snapshot_is_told_with_its_holder() {
+    let db = Database::new();
+    let mut holder = db.connect();
+    holder
+        .batch_execute(
+            "SET application_name = 'a report';
+             BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1",
+        )
+        .expect("held");
+    eventually("the holder is told", || {
+        let (_, findings) = checked(check(&db, "1s"));
+        level(&findings, "snapshots", "application a report").is_some_and(|(level, advice)| {
+            assert_eq!(level, "warning");
+            advice.contains("pg_terminate_backend(")
+        })
+    });
+    let (_, findings) = checked(check(&db, "60s"));
+    assert_eq!(
+        level(&findings, "snapshots", "application a report"),
+        None,
+        "it is young yet"
+    );
+    let (_, findings) = checked(check(&db, "1s"));
+    let (_, advice) = level(&findings, "snapshots", "application a report").expect("told");
+    let (_, sql) = advice.split_once(", or ").expect("SQL");
+    db.connect().batch_execute(sql).expect("ended");
+    eventually("it is gone", || {
+        let (_, findings) = checked(check(&db, "1s"));
+        level(&findings, "snapshots", "application a report").is_none()
+    });
+}
+
+/// R32: the identity of an outbox that comes to its end.
+#[test]
+fn a_sequence_near_its_end_is_told() {
+    let set = |share: &str| {
+        format!(
+            "SELECT setval(pg_get_serial_sequence('{{o}}', 'sequence'), (9223372036854775807 * {share})::bigint)"
+        )
+    };
+    let mend = set("0.01");
+    provoked(&set("0.6"), "sequence", "60.0 %", "warning", Some(&mend));
+    provoked(&set("0.95"), "sequence", "95.0 %", "problem", Some(&mend));
+    provoked(
+        "ALTER SEQUENCE {o}_sequence_seq CYCLE",
+        "sequence",
+        "begins anew",
+        "problem",
+        None,
+    );
+}
+
+/// R32
+#[test]
+fn an_expired_lease_is_told_when_no_relay_is_alive() {
+    provoked(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/7', now() - interval '1 min')",
+        "leases",
+        "no relay is alive",
+        "warning",
+        Some(
+            "INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/8', now() + interval '1 hour')",
+        ),
+    );
+}
+
+/// R32
+#[test]
+fn a_ledger_that_nobody_cleans_is_told() {
+    provoked(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, attempts, created_at, settled_at)
+         VALUES ('a', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')",
+        "ledger",
+        "older than OUTBOX_RETENTION",
+        "warning",
+        Some("TRUNCATE {o}_ledger"),
+    );
+}
+
+/// A database of its own, whose settings may be changed.
+struct Own {
+    fresh: FreshDatabase,
+}
+
+impl Own {
+    fn new() -> Self {
+        let fresh = FreshDatabase::new();
+        let mut conn = fresh.connect();
+        diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
+        Self { fresh }
+    }
+
+    fn check(&self, url: &str) -> (Finished, Vec<Value>) {
+        let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+        command.env("DATABASE_URL", url);
+        checked(command)
+    }
+}
+
+/// R32: what a role or a database has set for its sessions.
+#[test]
+fn settings_that_surprise_are_told() {
+    let own = Own::new();
+    let url = own.fresh.url.clone();
+    let database = url::Url::parse(&url)
+        .expect("a URL")
+        .path()
+        .trim_start_matches('/')
+        .to_owned();
+    let mut admin = PgConnection::establish(&crate::support::database_url()).expect("a connection");
+    for (setting, value, expected) in [
+        ("default_transaction_read_only", "on", "problem"),
+        ("synchronous_commit", "off", "warning"),
+        ("idle_session_timeout", "'1min'", "warning"),
+    ] {
+        admin
+            .batch_execute(&format!(
+                "ALTER DATABASE {database} SET {setting} = {value}"
+            ))
+            .expect("set");
+        let (finished, findings) = own.check(&url);
+        let found = level(&findings, "settings", setting);
+        assert_eq!(found.map(|found| found.0), Some(expected), "{findings:#?}");
+        finished.code(i32::from(expected == "problem"));
+        admin
+            .batch_execute(&format!("ALTER DATABASE {database} RESET {setting}"))
+            .expect("reset");
+        let (_, findings) = own.check(&url);
+        assert_eq!(
+            level(&findings, "settings", "no surprise").map(|found| found.0),
+            Some("ok")
+        );
+    }
+}
+
+/// R32: a role that may not look says so, and nothing fails for it; a role with too few connections fails.
+#[test]
+fn a_role_with_few_rights_and_connections() {
+    let own = Own::new();
+    let mut admin = own.fresh.connect();
+    let role = format!("few_{}", uuid::Uuid::now_v7().simple());
+    let url = url::Url::parse(&own.fresh.url.clone()).expect("a URL");
+    let database = url.path().trim_start_matches('/').to_owned();
+    admin
+        .batch_execute(&format!(
+            "CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}"
+        ))
+        .expect("a role");
+    let mut url = url;
+    url.set_username(&role).expect("a user");
+    let (finished, findings) = own.check(url.as_str());
+    assert_eq!(
+        level(&findings, "drift", "were not compared").map(|found| found.0),
+        Some("skipped"),
+        "{findings:#?}"
+    );
+    finished.code(0);
+    admin
+        .batch_execute("DROP INDEX outbox_claim_keyed")
+        .expect("dropped");
+    let (finished, findings) = own.check(url.as_str());
+    assert_eq!(
+        level(&findings, "indexes", "outbox_claim_keyed").map(|found| found.0),
+        Some("problem"),
+        "{findings:#?}"
+    );
+    finished.code(1);
+    admin
+        .batch_execute(&format!("ALTER ROLE {role} CONNECTION LIMIT 4"))
+        .expect("limited");
+    let (_, findings) = own.check(url.as_str());
+    let (found, advice) = level(&findings, "connections", "of the role").expect("told");
+    assert_eq!(found, "problem");
+    admin.batch_execute(advice).expect("mended");
+    let (_, findings) = own.check(url.as_str());
+    assert_eq!(
+        level(&findings, "connections", "are free").map(|found| found.0),
+        Some("ok")
+    );
+    admin
+        .batch_execute(&format!(
+            "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
+        ))
+        .expect("dropped");
+}
