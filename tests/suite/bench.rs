@@ -306,15 +306,13 @@ fn an_interrupted_bench_leaves_nothing_behind() {
 #[test]
 fn page_loads_every_page_beside_a_relay() {
     let bench = Bench::new();
-    let small = [
+    let report = bench.report(&[
         "page",
         "--messages=300",
         "--waiting=200",
         "--dead=20",
         "--rounds=1",
-        "--json",
-    ];
-    let report = bench.finish(&small).code(0).json();
+    ]);
     let pages = report["pages"].as_array().expect("pages");
     assert!(pages.len() >= 10, "{report}");
     for page in pages {
