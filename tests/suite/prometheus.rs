@@ -129,7 +129,7 @@ fn prometheus_reads_what_the_relay_did() {
         assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
         text = answer.body;
         let samples = samples_of(&text);
-        sum(&samples, "diesel_outbox_settled_total", &[]) == 6.0
+        sum(&samples, "diesel_outbox_messages", &[("status", "dead")]) == 1.0
             && sum(&samples, "diesel_outbox_in_flight", &[]) == 0.0
     });
     fed(Command::new("promtool").args(["check", "metrics"]), &text);
@@ -140,6 +140,16 @@ fn prometheus_reads_what_the_relay_did() {
         ("settled_total", [default, ("outcome", "delivered")], 5.0),
         ("settled_total", [default, ("outcome", "dead")], 1.0),
         ("dead_total", [default, ("reason", "REJECTED")], 1.0),
+        (
+            "messages",
+            [("topic", "order.bad"), ("status", "dead")],
+            1.0,
+        ),
+        (
+            "messages",
+            [("topic", "order.paid"), ("status", "dead")],
+            0.0,
+        ),
         ("send_seconds_count", [default, default], 6.0),
         ("delivery_seconds_count", [default, default], 5.0),
         ("delivery_seconds_bucket", [default, ("le", "+Inf")], 5.0),
