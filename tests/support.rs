@@ -55,6 +55,11 @@ impl Database {
 
     /// In the database at `url`.
     pub fn at(url: &str) -> Self {
+        Self::in_schema(url, &format!("t_{}", uuid::Uuid::now_v7().simple()))
+    }
+
+    /// In a schema of this name, which must not be there yet.
+    pub fn in_schema(url: &str, schema: &str) -> Self {
         static MIGRATED: Once = Once::new();
         let mut conn = PgConnection::establish(url).expect("PostgreSQL is there");
         if url == database_url() {
@@ -67,14 +72,13 @@ impl Database {
             diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name"))
                 .expect("migrations run");
         }
-        let schema = format!("t_{}", uuid::Uuid::now_v7().simple());
         conn.batch_execute(&format!(
             "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
         ))
         .expect("an outbox");
         Self {
             url: url.to_owned(),
-            schema,
+            schema: schema.to_owned(),
         }
     }
 

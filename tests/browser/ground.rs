@@ -25,6 +25,10 @@ pub(crate) struct Ground {
 
 impl Ground {
     pub(crate) fn new() -> Self {
+        Self::of(Database::new())
+    }
+
+    pub(crate) fn of(database: Database) -> Self {
         let billing = Receiver::ok();
         let accepts = Arc::new(AtomicBool::new(false));
         let all = Arc::clone(&accepts);
@@ -48,7 +52,7 @@ impl Ground {
         );
         std::fs::write(&settings, text).expect("a file");
         Self {
-            database: Database::new(),
+            database,
             billing,
             warehouse,
             accepts,
@@ -111,17 +115,16 @@ impl Ground {
         );
     }
 
-    /// What comes in within half a second of a small shop.
+    /// What comes in within half a second of a small shop: more and less, in waves, and now and then
+    /// something that the warehouse refuses.
     pub(crate) fn trickle(&self, round: usize) {
-        let wave = 8.0 + 6.0 * (round as f64 / 24.0).sin();
-        for number in 0..wave as usize {
+        let orders = 8.0 + 6.0 * (round as f64 / 40.0).sin();
+        for number in 0..orders as usize {
             let topic = ["order.paid", "order.shipped", "billing.due"][number % 3];
-            let payload = json!({ "order": round * 10 + number, "bad": (round * 7 + number).is_multiple_of(97), "customer": "Ada" });
-            let payload = match payload["bad"] == json!(true) {
-                true => payload,
-                false => json!({ "order": round, "customer": "Ada" }),
-            };
-            self.database.enqueue(topic, payload);
+            self.database.enqueue(topic, json!({ "order": round }));
+        }
+        if round % 37 == 5 {
+            self.database.enqueue("order.paid", json!({ "bad": true }));
         }
     }
 

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::ground::Ground;
 use crate::page::TOKEN;
+use crate::support::{Database, database_url};
 
 /// R30: found by topic and reason, opened, requeued, delivered; and written down.
 #[test]
@@ -102,6 +103,7 @@ fn it_works_without_script() {
 #[test]
 fn it_reads_itself_again_unless_somebody_works_in_it() {
     let ground = Ground::new();
+    ground.dead_letter();
     let page = ground.page(&[]);
     ground.scenario(&page, "refresh", json!({}));
 }
@@ -133,7 +135,7 @@ fn it_is_readable_in_both_schemes_wide_and_narrow() {
 #[test]
 #[ignore = "writes the README's images"]
 fn screenshots_for_the_readme() {
-    let ground = Ground::new();
+    let ground = Ground::of(Database::in_schema(&database_url(), "shop"));
     let letter = ground.dead_letter();
     ground.fill();
     let page = ground.page(&[]);

@@ -207,6 +207,12 @@ const scenarios = {
       assert.equal(asked, 0);
     };
     await isReadAgain();
+    const letters = page.getByRole("checkbox", { name: /^Choose letter/ });
+    await page.getByLabel("Choose all of this page").check();
+    assert.equal(await letters.and(page.locator(":checked")).count(), await letters.count());
+    await staysFor(4000);
+    await page.getByLabel("Choose all of this page").uncheck();
+    assert.equal(await letters.and(page.locator(":checked")).count(), 0);
     await page.getByLabel("Topic").fill("half a wor");
     await staysFor(4000);
     assert.equal(await page.getByLabel("Topic").inputValue(), "half a wor");

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use diesel_outbox::admin::{self, DeadFilter, DeadGroup};
 use diesel_outbox::{Config, RelayHandle};
 
 pub(crate) use self::access::Visitor;
@@ -29,9 +28,7 @@ use self::history::{Glance, History, Sampler};
 use self::http::{Method, Server};
 use self::kept::Kept;
 use self::metrics::Metrics;
-
-/// Groups of dead letters, shared by pages.
-type DeadGroups = Arc<Vec<DeadGroup>>;
+use self::pages::DeadList;
 
 /// The target of log lines about who has done what.
 pub(crate) const AUDIT: &str = "diesel_outbox::audit";
@@ -55,8 +52,8 @@ pub(crate) struct Site {
     /// For changes, which can take longer.
     pub(crate) changes: Database,
     pub(crate) history: Arc<History>,
-    /// What dead letters died of: a look at all of them.
-    groups: Kept<DeadGroups>,
+    /// Dead letters: what they died of is a look at all of them.
+    pub(crate) dead: Kept<Arc<DeadList>>,
     access: Access,
     metrics: Metrics,
 }
@@ -98,7 +95,7 @@ impl Bound {
             searches: Database::new(&config, "admin searches")?,
             changes: Database::new(&config, "admin changes")?,
             history: Arc::default(),
-            groups: Kept::default(),
+            dead: Kept::default(),
             access: Access::new(config.admin.clone(), port)?,
             metrics: self.metrics,
             config,
@@ -143,24 +140,10 @@ impl Site {
         }
     }
 
-    /// What dead letters died of, as it is or was a moment ago.
-    pub(crate) fn dead_groups(
-        &self,
-        asked: &pages::Asked,
-        filter: &DeadFilter,
-        most: i64,
-    ) -> Result<DeadGroups> {
-        self.groups.get(asked, || {
-            self.database
-                .run(|conn, outbox| admin::dead_groups(conn, outbox, filter, most))
-                .map(Arc::new)
-        })
-    }
-
     /// What was seen before a change is not shown after it.
     pub(crate) fn forget(&self) {
         self.history.forget();
-        self.groups.forget();
+        self.dead.forget();
     }
 
     /// Both sides are answers; an `Err` ends early.

@@ -31,7 +31,7 @@ const POINTS: usize = 120;
 const LONGEST_GAP: Duration = Duration::from_secs(120);
 /// What a page shows is not older than this, or than so many times what looking has taken.
 const YOUNG: Duration = Duration::from_secs(2);
-const YOUNG_TIMES: u32 = 20;
+const YOUNG_TIMES: u32 = 50;
 /// The rates shown are those of the last minute.
 const MINUTE: Duration = Duration::from_secs(60);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -27,7 +27,7 @@ use self::layout::Page;
 use super::http::{Request, Response, Status};
 use super::{Site, Visitor};
 
-pub(super) use self::dead::Asked;
+pub(super) use self::dead::{Asked, DeadList};
 
 /// A file that pages need.
 pub(super) fn asset(path: &str) -> Option<Response> {

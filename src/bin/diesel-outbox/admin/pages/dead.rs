@@ -87,10 +87,11 @@ impl Asked {
     }
 }
 
-/// What a page of the list shows.
-struct List {
+/// What a page of the list shows: one letter more than fits, if there are more.
+#[derive(Default)]
+pub(crate) struct DeadList {
     letters: Vec<DeadLetter>,
-    groups: Arc<Vec<DeadGroup>>,
+    groups: Vec<DeadGroup>,
 }
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
@@ -125,36 +126,44 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         }
         (filter_form(&asked))
         @if asked.q.is_empty() && before.is_none() { (groups(&asked, &list.groups)) }
-        (letters(site, visitor, &asked, before.is_some(), list.letters))
+        (letters(site, visitor, &asked, before.is_some(), &list.letters))
     };
     page.answer(Status::Ok, &content)
 }
 
-fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<List> {
+fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<DeadList>> {
+    const LIMIT: i64 = PAGE as i64 + 1;
     if !asked.q.is_empty() {
-        let letters = find(site, &asked.q)?;
-        let matches = |letter: &DeadLetter| {
-            let is =
-                |asked: &Option<String>, value: &str| asked.as_ref().is_none_or(|one| one == value);
+        let is =
+            |asked: &Option<String>, value: &str| asked.as_ref().is_none_or(|one| one == value);
+        let mut letters = find(site, &asked.q)?;
+        letters.retain(|letter| {
             is(&filter.topic, &letter.topic)
                 && is(&filter.destination, &letter.destination)
                 && filter
                     .reason
                     .is_none_or(|reason| reason.as_str() == letter.reason)
-        };
-        return Ok(List {
-            letters: letters.into_iter().filter(matches).collect(),
-            groups: Arc::default(),
         });
+        let groups = Vec::new();
+        return Ok(Arc::new(DeadList { letters, groups }));
     }
-    let letters = site
-        .database
-        .run(|conn, outbox| admin::dead_letters(conn, outbox, filter, PAGE as i64 + 1))?;
-    let groups = match filter.before {
-        Some(_) => Arc::default(),
-        None => site.dead_groups(asked, filter, MOST_GROUPS)?,
-    };
-    Ok(List { letters, groups })
+    if filter.before.is_some() {
+        let letters = site
+            .database
+            .run(|conn, outbox| admin::dead_letters(conn, outbox, filter, LIMIT))?;
+        let groups = Vec::new();
+        return Ok(Arc::new(DeadList { letters, groups }));
+    }
+    // The first page is the one that is reloaded.
+    site.dead.get(asked, || {
+        let list = site.database.run(|conn, outbox| {
+            Ok(DeadList {
+                letters: admin::dead_letters(conn, outbox, filter, LIMIT)?,
+                groups: admin::dead_groups(conn, outbox, filter, MOST_GROUPS)?,
+            })
+        });
+        list.map(Arc::new)
+    })
 }
 
 /// The dead letters of a message, by its id, its key or its sequence.
@@ -204,11 +213,11 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
         return html! {};
     }
     let columns = [
-        Column("Reason", Kind::Text),
+        Column("Reason", Kind::Plain),
         Column("Count", Kind::Number),
-        Column("Topic", Kind::Text),
-        Column("Latest", Kind::Text),
-        Column("Error of one of them", Kind::Text),
+        Column("Latest", Kind::Short),
+        Column("Topic", Kind::Plain),
+        Column("Error of one of them", Kind::Plain),
     ];
     let rows: Vec<Vec<Markup>> = groups
         .iter()
@@ -225,8 +234,8 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
             vec![
                 html! { a href=(link) { (group.reason) } },
                 html! { (words::count(group.count, false)) },
-                name_of(&group.topic, &group.destination),
                 words::ago(&group.latest_died_at),
+                name_of(&group.topic, &group.destination),
                 html! {
                     a href={ "/dead/" (group.example_sequence) } { "#" (group.example_sequence) } " "
                     @if let Some(error) = &group.example_error { span.quiet { (words::shortened(error, 120)) } }
@@ -247,10 +256,10 @@ fn letters(
     visitor: &Visitor,
     asked: &Asked,
     is_later_page: bool,
-    mut letters: Vec<DeadLetter>,
+    letters: &[DeadLetter],
 ) -> Markup {
     let has_more = letters.len() > PAGE;
-    letters.truncate(PAGE);
+    let letters = letters.get(..PAGE).unwrap_or(letters);
     let next = letters
         .last()
         .filter(|_| has_more)
@@ -268,7 +277,7 @@ fn letters(
                 form method="post" action="/dead/requeue" {
                     (token(visitor))
                     @for (name, value) in asked.pairs() { input type="hidden" name=(name) value=(value); }
-                    (rows(&letters, true))
+                    (rows(letters, true))
                     div.actions.fixed {
                         label.pick hidden { input type="checkbox" data-all aria-label="Choose all of this page"; }
                         button { "Requeue chosen" }
@@ -280,7 +289,7 @@ fn letters(
                     }
                 }
             } @else {
-                (rows(&letters, false))
+                (rows(letters, false))
             }
             @if let Some(next) = next {
                 div.actions {
@@ -294,10 +303,10 @@ fn letters(
 fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
     let mut columns = vec![
         Column("Letter", Kind::Text),
-        Column("Topic", Kind::Text),
-        Column("Reason", Kind::Text),
+        Column("Topic", Kind::Plain),
+        Column("Reason", Kind::Plain),
         Column("Attempts", Kind::Number),
-        Column("Died", Kind::Text),
+        Column("Died", Kind::Short),
     ];
     if can_change {
         columns.insert(0, Column("Choose", Kind::Control));

@@ -61,8 +61,8 @@ fn all(site: &Site) -> anyhow::Result<Markup> {
         .run(|conn, outbox| admin::blocked_keys(conn, outbox, MOST_KEYS))?;
     let columns = [
         Column("Key", Kind::Text),
-        Column("Waits for", Kind::Text),
-        Column("Status", Kind::Text),
+        Column("Waits for", Kind::Short),
+        Column("Status", Kind::Plain),
         Column("Due in", Kind::Number),
         Column("Behind it", Kind::Number),
     ];
@@ -100,10 +100,10 @@ fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
         .run(|conn, outbox| admin::key_messages(conn, outbox, key, MOST_MESSAGES))?;
     let columns = [
         Column("Message", Kind::Text),
-        Column("Topic", Kind::Text),
-        Column("Status", Kind::Text),
+        Column("Topic", Kind::Plain),
+        Column("Status", Kind::Plain),
         Column("Attempts", Kind::Number),
-        Column("Enqueued", Kind::Text),
+        Column("Enqueued", Kind::Short),
     ];
     let rows: Vec<Vec<Markup>> = messages.iter().map(message).collect();
     Ok(html! {

@@ -191,11 +191,11 @@ fn form(asked: &Asked<'_>) -> Markup {
 fn rows(rows: &[LedgerRow]) -> Markup {
     let columns = [
         Column("Message", Kind::Text),
-        Column("Topic", Kind::Text),
-        Column("Status", Kind::Text),
+        Column("Topic", Kind::Plain),
+        Column("Status", Kind::Plain),
         Column("Attempts", Kind::Number),
         Column("Took", Kind::Number),
-        Column("Settled", Kind::Text),
+        Column("Settled", Kind::Short),
     ];
     let rows: Vec<Vec<Markup>> = rows
         .iter()

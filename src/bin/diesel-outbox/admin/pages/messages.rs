@@ -123,11 +123,11 @@ fn facts(record: &MessageRecord) -> Markup {
 
 const COLUMNS: [Column; 6] = [
     Column("Message", Kind::Text),
-    Column("Status", Kind::Text),
-    Column("Kept in", Kind::Text),
+    Column("Status", Kind::Short),
+    Column("Kept in", Kind::Short),
     Column("Attempts", Kind::Number),
     Column("Answer", Kind::Text),
-    Column("Settled", Kind::Text),
+    Column("Settled", Kind::Short),
 ];
 
 fn row(record: &MessageRecord) -> Vec<Markup> {

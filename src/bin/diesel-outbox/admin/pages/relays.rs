@@ -33,7 +33,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
 pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
     let columns = [
         Column("Relay", Kind::Text),
-        Column("State", Kind::Text),
+        Column("State", Kind::Plain),
         Column("Lease", Kind::Number),
         Column("Last heartbeat", Kind::Number),
         Column("Ends in", Kind::Number),

@@ -14,14 +14,15 @@
     history.replaceState(null, "", address);
   };
 
-  const all = document.querySelector("[data-all]");
-  if (all) {
-    const boxes = () => [...document.querySelectorAll('input[name="sequence"]')];
-    all.closest("label").hidden = false;
-    all.addEventListener("change", () => {
-      for (const box of boxes()) box.checked = all.checked;
-    });
-  }
+  // A box that chooses all of the page: without script it would do nothing, and is not shown.
+  const showChooser = () => {
+    for (const chooser of document.querySelectorAll("[data-all]")) chooser.closest("label").hidden = false;
+  };
+  document.addEventListener("change", ({ target }) => {
+    if (!target.matches("[data-all]")) return;
+    for (const box of target.form.querySelectorAll('input[name="sequence"]')) box.checked = target.checked;
+  });
+  showChooser();
   stripNotice();
 
   const asOf = document.getElementById("as-of");
@@ -66,6 +67,7 @@
     const main = document.getElementById("main");
     const stood = place(main);
     main.replaceChildren(...document.importNode(content, true).childNodes);
+    showChooser();
     document.title = next.title;
     read = time.textContent;
     loaded = Date.now();

@@ -8,6 +8,10 @@ pub(super) struct Column(pub(super) &'static str, pub(super) Kind);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
+    /// A text that needs no name beside it where there are no columns.
+    Plain,
+    /// A text as short as a number.
+    Short,
     Number,
     /// A control, without a visible name.
     Control,
@@ -17,7 +21,8 @@ pub(super) enum Kind {
 /// that is shown as cards would lose them.
 pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
     let class = |kind: Kind| match kind {
-        Kind::Text => None,
+        Kind::Text | Kind::Plain => None,
+        Kind::Short => Some("short"),
         Kind::Number => Some("number"),
         Kind::Control => Some("control"),
     };
@@ -39,7 +44,7 @@ pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
                         tr role="row" {
                             @for (cell, Column(name, kind)) in row.iter().zip(columns) {
                                 td role="cell" class=[class(*kind)]
-                                    data-label=[(*kind != Kind::Control).then_some(*name)] { div { (cell) } }
+                                    data-label=[is_named(*kind).then_some(*name)] { div { (cell) } }
                             }
                         }
                     }
@@ -47,6 +52,11 @@ pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
             }
         }
     }
+}
+
+/// Whether a card says what this is.
+fn is_named(kind: Kind) -> bool {
+    !matches!(kind, Kind::Plain | Kind::Control)
 }
 
 /// A number that stands back where it is zero.

@@ -24,7 +24,7 @@ pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
     let places = places(site, &glance.pauses);
     let mut columns = vec![
         Column("Destination", Kind::Text),
-        Column("State", Kind::Text),
+        Column("State", Kind::Plain),
         Column("Threads busy", Kind::Number),
         Column("Queued", Kind::Number),
     ];
@@ -170,7 +170,7 @@ fn pause_form(visitor: &Visitor, place: &Place) -> Markup {
 fn how() -> Markup {
     html! {
         label.field { "Why" input name="reason" maxlength="200" placeholder="OPERATOR"; }
-        label.field { "For how long" input name="for" maxlength="40" placeholder="until it is resumed; or 10min, 2h"; }
+        label.field { "For how long" input name="for" maxlength="40" placeholder="10min, 2h; else until resumed"; }
     }
 }
 
