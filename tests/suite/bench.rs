@@ -309,7 +309,7 @@ fn page_loads_every_page_beside_a_relay() {
     let report = bench.report(&[
         "page",
         "--messages=300",
-        "--waiting=200",
+        "--waiting=3000",
         "--dead=20",
         "--rounds=1",
     ]);

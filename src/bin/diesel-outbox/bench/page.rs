@@ -57,10 +57,8 @@ type Times = BTreeMap<&'static str, Vec<f64>>;
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     ground.fresh()?;
-    let drained = 2 * u64::from(options.rounds) * options.messages;
-    ground.fill(&Fill::plain(drained + options.waiting))?;
+    ground.fill(&Fill::plain(options.waiting))?;
     kill(options.dead, ground)?;
-    ground.quiet()?;
     let (mut without, mut with) = (Run::default(), Run::default());
     let mut times = Times::new();
     for round in 1..=options.rounds {
@@ -114,7 +112,9 @@ fn kill(dead: u64, ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn one(run: &mut Run, messages: u64, ground: &Ground, times: Option<&mut Times>) -> Result<()> {
+fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: Option<&mut Times>) -> Result<()> {
+    ground.fill(&Fill::plain(messages))?;
+    ground.quiet()?;
     let address = match times {
         // Free a moment ago; the relay's process takes it.
         Some(_) => Some(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
