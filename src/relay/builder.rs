@@ -337,6 +337,10 @@ impl RelayBuilder {
 
     /// Checks the settings and the database, takes a lease and starts the threads.
     ///
+    /// Metrics go through the crate [`metrics`](https://docs.rs/metrics), to the recorder that is installed
+    /// by then: one that comes later sees most of them never. What they are called, and mean, stands in
+    /// [the guide](crate::guide::operating).
+    ///
     /// The relay opens up to five connections of its own: they do not come out of the application's
     /// pool, so neither can starve the other.
     ///

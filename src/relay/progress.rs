@@ -27,8 +27,10 @@ pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Something that a thread goes into, and should come out of before long.
+/// Something that a thread goes into, and should come out of before long. In a cache line of its own:
+/// senders write theirs with each message.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct Stay {
     /// 0: it is outside.
     since: AtomicU64,

@@ -12,6 +12,7 @@ use diesel_outbox::{
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
+use crate::metrics::Metrics;
 use crate::support::{Database, Receiver, eventually};
 
 /// A dispatcher and an observer whose calls hang until the other end is dropped.
@@ -50,6 +51,18 @@ fn kinds(health: &Health) -> Vec<ProblemKind> {
         .iter()
         .map(|problem| problem.kind)
         .collect()
+}
+
+/// Fails unless the metrics show this problem of the outbox, and no other.
+fn is_shown(relay: &RelayHandle, metrics: &Metrics<'_>, problem: &str, live: f64) {
+    relay.record_metrics();
+    let of = |labels: &[_]| metrics.value("diesel_outbox_problem", labels);
+    assert_eq!(
+        (of(&[("problem", problem)]), of(&[])),
+        (1.0, 1.0),
+        "{problem}"
+    );
+    assert_eq!(metrics.value("diesel_outbox_live", &[]), live);
 }
 
 /// Waits until these are the problems; returns how it is then.
@@ -112,6 +125,7 @@ fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
 #[test]
 fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     let (database, half) = (Database::new(), Database::new());
+    let metrics = [Metrics::of(&database), Metrics::of(&half)];
     let ((all_hang, open), (one_hangs, half_open)) = (hanging(), hanging());
     let relay = |database: &Database, threads, dispatcher| {
         let fine = Handlers::new().on_topic("fine", |_, _| Ok(()));
@@ -127,11 +141,13 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     // Its limit is 1 s, and a margin beyond it is not to be missed by a slow machine.
     assert!(began.elapsed() > Duration::from_secs(25), "too soon");
     assert!(!health.is_live() && !health.is_ready());
+    is_shown(&relays[0], &metrics[0], "senders_stuck", 0.0);
     let text = health.to_string();
     assert!(text.contains("1 of 1 threads that send to \"\""), "{text}");
     assert!(!relays[0].has_failed(), "no thread has ended");
     let health = until(&relays[1], &[ProblemKind::SomeSendersStuck]);
     assert!(health.is_live() && health.is_ready());
+    is_shown(&relays[1], &metrics[1], "some_senders_stuck", 1.0);
     for (relay, database) in relays.iter().zip([&database, &half]) {
         database.enqueue("fine", json!(1));
         eventually("the other destination delivers", || {
@@ -150,6 +166,7 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
 #[test]
 fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     let database = Database::new();
+    let metrics = Metrics::of(&database);
     let (observer, open) = hanging();
     let receiver = Receiver::ok();
     let relay = database.relay().observe(observer).url(&receiver.url());
@@ -157,6 +174,7 @@ fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     database.enqueue("order.paid", json!(1));
     let health = until(&relay, &[ProblemKind::NoProgress]);
     assert!(!health.is_live());
+    is_shown(&relay, &metrics, "no_progress", 0.0);
     drop(open);
     assert!(until(&relay, &[]).is_live());
     end(&relay);
@@ -166,6 +184,7 @@ fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
 #[test]
 fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     let database = Database::new();
+    let metrics = Metrics::of(&database);
     let receiver = Receiver::ok();
     let role = format!("t_{}", uuid::Uuid::now_v7().simple());
     database.execute(&format!("CREATE ROLE {role} LOGIN"));
@@ -191,6 +210,7 @@ fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     assert_eq!(database.number(&cut), 1);
     let health = until(&relay, &[ProblemKind::ListenerDown]);
     assert!(health.is_live() && health.is_ready() && relay.is_healthy());
+    is_shown(&relay, &metrics, "listener_down", 1.0);
     assert!(
         health.to_string().contains("by polling, every 50ms"),
         "{health}"

@@ -29,13 +29,13 @@ fn recorder() -> &'static PrometheusHandle {
 }
 
 /// The metrics of one outbox.
-struct Metrics<'a> {
+pub(crate) struct Metrics<'a> {
     database: &'a Database,
 }
 
 impl<'a> Metrics<'a> {
     /// From here on all is counted.
-    fn of(database: &'a Database) -> Self {
+    pub(crate) fn of(database: &'a Database) -> Self {
         recorder();
         Self { database }
     }
@@ -55,7 +55,7 @@ impl<'a> Metrics<'a> {
         values.reduce(|a, b| a + b)
     }
 
-    fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.find(name, labels).unwrap_or(0.0)
     }
 }
