@@ -24,7 +24,7 @@ use crate::name::OutboxName;
 pub(super) const COUNTED_PAGES: i64 = 2_000;
 
 /// Rows read by index, for all lanes together; and what each lane gets of them.
-const ROWS: i64 = 8_000;
+const ROWS: i64 = 6_000;
 const LEAST_ROWS: i64 = 100;
 const MOST_ROWS: i64 = 1_000;
 
@@ -161,6 +161,10 @@ struct LaneRow {
 }
 
 impl LaneRow {
+    fn lane(&self) -> Lane {
+        (self.topic.clone(), self.destination.clone())
+    }
+
     fn total(&self) -> i64 {
         self.pending + self.sending + self.retrying
     }
@@ -176,13 +180,20 @@ const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0)
 
 /// How many messages are in which state.
 pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
-    let pages = looking(conn, None, |conn| sample::pages(conn, &name.outbox()))?;
-    let lanes = if pages <= COUNTED_PAGES {
-        counted(conn, name)?.into_iter().map(exact).collect()
-    } else {
-        of_large(conn, name, pages)?
+    // One transaction: each takes four round trips more.
+    let (rows, factor, dead) = looking(conn, None, |conn| {
+        let pages = sample::pages(conn, &name.outbox())?;
+        let dead = dead::depths(conn, name)?;
+        if pages <= COUNTED_PAGES {
+            return Ok((counted(conn, name)?, None, dead));
+        }
+        let (rows, factor) = sample::lanes(conn, name, pages)?;
+        Ok((rows, Some(factor), dead))
+    })?;
+    let lanes = match factor {
+        None => rows.into_iter().map(exact).collect(),
+        Some(factor) => of_large(conn, name, rows, factor)?,
     };
-    let dead = dead::depths(conn, name)?;
     let is_estimate = lanes.iter().any(|lane| lane.is_estimate)
         || dead.iter().any(|lane: &DeadDepth| lane.is_estimate);
     Ok(Depths {
@@ -194,21 +205,22 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 
 /// Every message counted, however many there are.
 pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
-    Ok(Depths {
-        lanes: counted(conn, name)?.into_iter().map(exact).collect(),
-        dead: dead::counted(conn, name)?,
-        is_estimate: false,
+    looking(conn, None, |conn| {
+        Ok(Depths {
+            lanes: counted(conn, name)?.into_iter().map(exact).collect(),
+            dead: dead::counted(conn, name)?,
+            is_estimate: false,
+        })
     })
 }
 
 fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
-    looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT topic, destination, {COUNTS}, 0::bigint AS later, false AS is_cut FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
-            name.outbox()
-        ))
-        .load(conn)
-    })
+    sql_query(format!(
+        "SELECT topic, destination, {COUNTS}, 0::bigint AS later, false AS is_cut
+           FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
+        name.outbox()
+    ))
+    .load(conn)
 }
 
 fn exact(row: LaneRow) -> LaneDepth {
@@ -230,20 +242,31 @@ struct Seen {
     sampled: Option<LaneRow>,
 }
 
-fn of_large(conn: &mut PgConnection, name: &OutboxName, pages: i64) -> QueryResult<Vec<LaneDepth>> {
-    let sample = sample::lanes(conn, name, pages)?;
+/// `sampled`: the lanes of some pages; `factor`: how many messages each one of them stands for.
+fn of_large(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sampled: Vec<LaneRow>,
+    factor: f64,
+) -> QueryResult<Vec<LaneDepth>> {
     let mut seen: BTreeMap<Lane, Seen> = BTreeMap::new();
-    for row in sample.rows {
-        let lane = (row.topic.clone(), row.destination.clone());
+    for row in sampled {
+        let lane = row.lane();
         seen.entry(lane).or_default().sampled = Some(row);
     }
-    let found = looking_briefly(conn, PATIENCE, |conn| streams(conn, name))?;
-    for stream in found.into_iter().flatten() {
-        let lane = (stream.topic.topic, stream.topic.destination);
+    let mut lanes = Vec::new();
+    let mut first = looking_briefly(conn, PATIENCE, |conn| {
+        let found = streams(conn, name)?.into_iter();
+        lanes = found
+            .map(|s| (s.topic.topic, s.topic.destination))
+            .collect();
+        lanes.sort();
+        lanes.dedup();
+        first_rows(conn, name, &lanes)
+    })?;
+    for lane in lanes {
         seen.entry(lane).or_default();
     }
-    let all: Vec<Lane> = seen.keys().cloned().collect();
-    let mut first = looking_briefly(conn, PATIENCE, |conn| first_rows(conn, name, &all))?;
     if first.is_none() {
         // Dead entries stand before the long lanes: those that the sample has missed are short.
         let short = seen.iter().filter(|(_, seen)| seen.sampled.is_none());
@@ -251,12 +274,12 @@ fn of_large(conn: &mut PgConnection, name: &OutboxName, pages: i64) -> QueryResu
         first = looking_briefly(conn, PATIENCE, |conn| first_rows(conn, name, &short))?;
     }
     for row in first.into_iter().flatten() {
-        let lane = (row.topic.clone(), row.destination.clone());
+        let lane = row.lane();
         seen.entry(lane).or_default().first = Some(row);
     }
     let lanes = seen
         .into_iter()
-        .map(|(lane, seen)| joined(lane, seen, sample.factor));
+        .map(|(lane, seen)| joined(lane, seen, factor));
     // What the sample has seen may have gone since.
     Ok(lanes
         .filter(|lane| lane.is_estimate || lane.pending + lane.sending + lane.retrying > 0)

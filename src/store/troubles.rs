@@ -113,8 +113,10 @@ pub(crate) fn delivered(
         let count = match estimate {
             Some(rows) => (rows - dead).max(0),
             None => {
+                // Live messages have none of the second, so the planner leaves their table out.
                 sql_query(format!(
-                    "SELECT count(*) AS count FROM {} WHERE status = 'delivered'",
+                    "SELECT count(*) AS count FROM {}
+                      WHERE status = 'delivered' AND settled_at IS NOT NULL",
                     name.messages()
                 ))
                 .get_result::<CountRow>(conn)?

@@ -6,7 +6,6 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::super::looking::looking;
 use super::{COUNTED_PAGES, DeadDepth, Lane, sample};
 use crate::name::OutboxName;
 
@@ -25,7 +24,7 @@ struct CountRow {
 }
 
 pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DeadDepth>> {
-    let pages = looking(conn, None, |conn| sample::pages(conn, &name.dead()))?;
+    let pages = sample::pages(conn, &name.dead())?;
     if pages <= COUNTED_PAGES {
         return counted(conn, name);
     }
@@ -77,11 +76,9 @@ pub(super) fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
 }
 
 fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<CountRow>> {
-    looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT topic, destination, count(*) AS count FROM {from}
-              GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
-        ))
-        .load(conn)
-    })
+    sql_query(format!(
+        "SELECT topic, destination, count(*) AS count FROM {from}
+          GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
+    ))
+    .load(conn)
 }

@@ -4,19 +4,11 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::super::looking::looking;
 use super::{COUNTS, LaneRow};
 use crate::name::OutboxName;
 
 /// Pages that a sample reads, about.
 const PAGES: f64 = 1_000.0;
-
-/// What some pages hold.
-pub(super) struct Sample {
-    pub(super) rows: Vec<LaneRow>,
-    /// How many rows of the table each one stands for.
-    pub(super) factor: f64,
-}
 
 #[derive(diesel::QueryableByName)]
 struct CountRow {
@@ -43,15 +35,18 @@ pub(in crate::store) fn of(pages: i64) -> (String, f64) {
     (sample, 1.0 / share)
 }
 
-/// The lanes of some pages.
-pub(super) fn lanes(conn: &mut PgConnection, name: &OutboxName, pages: i64) -> QueryResult<Sample> {
+/// The lanes of some pages, and how many messages each one of them stands for.
+pub(super) fn lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pages: i64,
+) -> QueryResult<(Vec<LaneRow>, f64)> {
     let (sample, factor) = of(pages);
-    let rows = looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT topic, destination, {COUNTS}, 0::bigint AS later, true AS is_cut FROM {} {sample} GROUP BY 1, 2",
-            name.outbox()
-        ))
-        .load(conn)
-    })?;
-    Ok(Sample { rows, factor })
+    let rows = sql_query(format!(
+        "SELECT topic, destination, {COUNTS}, 0::bigint AS later, true AS is_cut FROM {} {sample}
+          GROUP BY 1, 2",
+        name.outbox()
+    ))
+    .load(conn)?;
+    Ok((rows, factor))
 }
