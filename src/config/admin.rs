@@ -20,7 +20,7 @@ const HOSTS: &str = "OUTBOX_ADMIN_HOSTS";
 /// use diesel_outbox::Config;
 ///
 /// let mut config = Config::default();
-/// config.set("OUTBOX_ADMIN_ADDR", "0.0.0.0:9187")?;
+/// config.set("OUTBOX_ADMIN_ADDR", "0.0.0.0:8687")?;
 /// // Whoever reaches the machine would reach the page.
 /// assert_eq!(config.validate().map_err(|error| error.key().to_owned()), Err("OUTBOX_ADMIN_ADDR".to_owned()));
 /// config.set("OUTBOX_ADMIN_TOKEN", "9f1c6e0f7a2b4d58")?;
@@ -111,7 +111,7 @@ fn parse_addr(value: &str) -> Result<SocketAddr, ConfigError> {
             bad(
                 ADDR,
                 &format!(
-                    "{value:?} is no IP address with a port, such as 127.0.0.1:9187 or [::1]:9187"
+                    "{value:?} is no IP address with a port, such as 127.0.0.1:8687 or [::1]:8687"
                 ),
             )
         })
@@ -167,17 +167,17 @@ mod tests {
     #[test]
     fn an_address_is_one_of_the_loopback_or_has_a_token() {
         for good in [
-            "127.0.0.1:9187",
-            "[::1]:9187",
-            "localhost:9187",
+            "127.0.0.1:8687",
+            "[::1]:8687",
+            "localhost:8687",
             "127.8.9.1:0",
         ] {
             assert!(set(ADDR, good).is_ok(), "{good}");
         }
         for bad in [
-            "0.0.0.0:9187",
-            "[::]:9187",
-            "10.0.0.1:9187",
+            "0.0.0.0:8687",
+            "[::]:8687",
+            "10.0.0.1:8687",
             "[::ffff:10.0.0.1]:1",
         ] {
             let error = set(ADDR, bad).expect_err("it is refused");
@@ -186,8 +186,8 @@ mod tests {
         for bad in [
             "",
             "true",
-            "9187",
-            ":9187",
+            "8687",
+            ":8687",
             "localhost",
             "example.com:80",
             "http://127.0.0.1:1",

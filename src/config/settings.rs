@@ -171,7 +171,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "OUTBOX_ADMIN_ADDR",
         "",
-        "Where the binary serves its admin page, health and metrics: 127.0.0.1:9187; unset: nowhere",
+        "Where the binary serves its admin page, health and metrics: 127.0.0.1:8687; unset: nowhere",
     ),
     setting(
         "OUTBOX_ADMIN_TOKEN",

@@ -33,7 +33,7 @@ fn beyond_the_loopback_it_does_not_start_without_a_token() {
     for (command, addr) in [
         ("run", "0.0.0.0:0"),
         ("admin", "[::]:0"),
-        ("run", "192.0.2.1:9187"),
+        ("run", "192.0.2.1:8687"),
     ] {
         refused(
             database.binary(&[command]).with("OUTBOX_ADMIN_ADDR", addr),
@@ -282,7 +282,7 @@ fn a_name_that_is_not_its_own_is_refused() {
         "LOCALHOST:1",
         "127.0.0.1",
         "[::1]:80",
-        "10.1.2.3:9187",
+        "10.1.2.3:8687",
         "outbox.example.com",
     ] {
         let header = format!("host: {host}");
@@ -290,7 +290,7 @@ fn a_name_that_is_not_its_own_is_refused() {
     }
     for host in [
         "evil.example",
-        "evil.example:9187",
+        "evil.example:8687",
         "127.0.0.1.evil.example",
         "localhost.evil.example",
         "outbox.example.com.evil.example",

@@ -218,4 +218,4 @@ pub(crate) fn run(settings: &crate::settings::SettingFlags) -> Result<()> {
 }
 
 /// Of `diesel-outbox admin` without an address.
-const DEFAULT_PORT: u16 = 9187;
+const DEFAULT_PORT: u16 = 8687;
