@@ -18,6 +18,9 @@ use crate::store::rights;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// The longest wait between tries to reach a database that is gone.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// A connect may take so long by right: libpq's limit is 5 s for each address, but looking a name up has
+/// none, and does not fail at once where the name servers are away.
+const LONGEST_CONNECT: Duration = Duration::from_secs(120);
 /// The thread that the relay can do without.
 pub(super) const LISTENER: &str = "listener";
 /// An outage shorter than this after the last one is the same one to the log.
@@ -65,7 +68,11 @@ impl Session {
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
         let post = Arc::clone(&self.post);
-        let stay = post.in_database.within(self.longest());
+        let limit = match self.conn {
+            Some(_) => self.longest(),
+            None => LONGEST_CONNECT,
+        };
+        let stay = post.in_database.within(limit);
         let result = self.try_run(statements);
         match &result {
             Ok(_) => {
@@ -85,7 +92,7 @@ impl Session {
         result
     }
 
-    /// The longest that one statement, or a connect, takes by right.
+    /// The longest that one statement takes by right.
     fn longest(&self) -> Duration {
         self.statement_timeout.saturating_add(MARGIN)
     }
@@ -118,6 +125,7 @@ impl Session {
                     self.statement_timeout,
                     self.plans,
                 )?;
+                self.post.in_database.begin(longest);
                 self.backend = match connected.pooled {
                     None => Some(backend(&mut connected.conn)?),
                     Some(_) => None,
