@@ -258,3 +258,32 @@ fn times_bound_what_is_replayed() {
         .expect("one");
     assert!(oldest.starts_with("k3#replay-2"), "{oldest}");
 }
+
+/// R30: at a terminal it asks, and does what is answered.
+#[test]
+fn at_a_terminal_it_asks() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(2);
+    drain(&db, &receiver, true);
+    for (answer, code, live) in [("n", 1, 0), ("y", 0, 2)] {
+        let binary = db.binary(&[]);
+        let mut command = std::process::Command::new("sh");
+        let asked =
+            "(sleep 1; echo $ANSWER; sleep 1) | script -qefc '\"$BIN\" replay --from 1h' /dev/null";
+        command.args(["-c", asked]);
+        for (name, value) in binary.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+            .env("BIN", binary.get_program())
+            .env("ANSWER", answer);
+        let finished = finish(command).code(code);
+        let question = "replay 2 messages of outbox ";
+        assert!(finished.stdout.contains(question), "{}", finished.stdout);
+        assert_eq!(db.number("SELECT count(*) FROM {o}"), live);
+    }
+}

@@ -112,6 +112,10 @@ fn watch_draws_in_place_on_a_terminal() {
         "{log}"
     );
     assert_eq!(log.matches("\x1b[2J").count(), 1);
+    assert!(
+        log.contains("oldest due"),
+        "this terminal has no size: {log}"
+    );
     let pid = std::fs::read_to_string(&file).expect("written");
     let status = Command::new("kill").args(["-INT", pid.trim()]).status();
     assert!(status.expect("kill runs").success());

@@ -6,6 +6,9 @@ use anyhow::Result;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 
+/// Columns of a table, at least.
+const LEAST_WIDTH: u16 = 60;
+
 /// Writes a text and a line break.
 pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
@@ -26,6 +29,10 @@ pub(crate) fn table(headings: &[&str]) -> Table {
         .load_preset(UTF8_FULL_CONDENSED)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(headings);
+    // A terminal of no size, as some tools make them, would get a letter in each line.
+    if table.width().is_some_and(|width| width < LEAST_WIDTH) {
+        table.set_width(LEAST_WIDTH);
+    }
     table
 }
 
