@@ -291,3 +291,65 @@ fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
     assert_eq!(of(10), [dead.clone(), pending(1), pending(3), pending(5)]);
     assert_eq!(of(2), [dead, pending(1)]);
 }
+
+/// R29: keys that wait are found from what they wait for, and what waits behind is counted to an end.
+#[test]
+fn blocked_keys_are_found_among_many_that_are_not_blocked() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, attempts, available_at, locked_by)
+         SELECT 't' || g % 3, '1'::json, 'free-' || g % 5000, 0, now(), NULL::bigint FROM generate_series(1, 50000) g",
+    );
+    db.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, attempts, available_at, locked_by) VALUES
+            ('t', '1', 'hot', 1, now() + interval '1 hour', NULL),
+            ('t', '1', 'delayed', 0, now() + interval '2 hours', NULL),
+            ('t', '1', 'delayed', 0, now(), NULL),
+            ('t', '1', 'on-its-way', 1, now() + interval '1 hour', 7),
+            ('t', '1', 'on-its-way', 0, now(), NULL),
+            ('t', '1', 'alone', 1, now() + interval '1 hour', NULL),
+            ('t', '1', 'first-is-free', 0, now(), NULL),
+            ('t', '1', 'first-is-free', 1, now() + interval '1 hour', NULL),
+            ('t', '1', 'dead', 0, now(), NULL)",
+    );
+    db.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key) SELECT 't', '1', 'hot' FROM generate_series(1, 3000)",
+    );
+    db.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
+            ordering_key, available_at, created_at, attempts, reason, blocks_key)
+         SELECT -g, gen_random_uuid(), 't', '', '1', 'd' || g, CASE WHEN g = 5 THEN 'dead' ELSE 'gone' || g END,
+                now(), now(), 3, 'REJECTED', true
+           FROM generate_series(1, 1000) g",
+    );
+    let blocked = |limit| {
+        let before = Instant::now();
+        let keys = admin::blocked_keys(&mut db.connect(), &name(&db), limit).expect("keys");
+        assert!(
+            before.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            before.elapsed()
+        );
+        let shown = |key: &admin::BlockedKey| {
+            (
+                key.ordering_key.clone(),
+                key.status.clone(),
+                key.waiting,
+                key.waiting_is_capped,
+            )
+        };
+        keys.iter().map(shown).collect::<Vec<_>>()
+    };
+    let key = |key: &str, status: &str, waiting, is_capped| {
+        (key.to_owned(), status.to_owned(), waiting, is_capped)
+    };
+    assert_eq!(
+        blocked(100),
+        [
+            key("hot", "retrying", 2000, true),
+            key("dead", "dead", 1, false),
+            key("delayed", "pending", 1, false),
+        ]
+    );
+    assert_eq!(blocked(1), [key("hot", "retrying", 3000, false)]);
+}
