@@ -34,19 +34,43 @@ pub(super) struct Options {
     rounds: u32,
 }
 
-/// How often every page is loaded.
+/// How often pages are loaded.
 const RELOAD: Duration = Duration::from_secs(1);
+/// Pages and what else is asked for: the overview first.
+const PAGES: [&str; 10] = [
+    "/",
+    "/dead",
+    "/dead?reason=TIMEOUT&topic=dead.1",
+    "/dead/-7",
+    "/messages?q=dead-7",
+    "/ledger",
+    "/keys",
+    "/relays",
+    "/metrics",
+    "/readyz",
+];
 /// Between two looks at what the relay has done.
 const TICK: Duration = Duration::from_millis(10);
 
-/// All rounds with the page, or without.
-#[derive(Default)]
+/// All rounds in which some pages are loaded each second, or none.
 struct Run {
+    name: &'static str,
+    /// `None`: the relay has no admin page.
+    pages: Option<&'static [&'static str]>,
     seconds: f64,
     done: Done,
 }
 
 impl Run {
+    fn new(name: &'static str, pages: Option<&'static [&'static str]>) -> Self {
+        Self {
+            name,
+            pages,
+            seconds: 0.0,
+            done: Done::default(),
+        }
+    }
+
     fn rate(&self) -> f64 {
         self.done.delivered as f64 / self.seconds
     }
@@ -59,13 +83,17 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     ground.fresh()?;
     ground.fill(&Fill::plain(options.waiting))?;
     kill(options.dead, ground)?;
-    let (mut without, mut with) = (Run::default(), Run::default());
+    let mut runs = [
+        Run::new("without", None),
+        Run::new("the overview each second", Some(&PAGES[..1])),
+        Run::new("every page each second", Some(&PAGES)),
+    ];
     let mut times = Times::new();
     for round in 1..=options.rounds {
-        ground.say(format_args!("round {round}: without the page"));
-        one(&mut without, options.messages, ground, None)?;
-        ground.say(format_args!("round {round}: every page each second"));
-        one(&mut with, options.messages, ground, Some(&mut times))?;
+        for run in &mut runs {
+            ground.say(format_args!("round {round}: {}", run.name));
+            one(run, options.messages, ground, &mut times)?;
+        }
     }
     let pages = times.iter().map(|(page, times)| {
         json!({
@@ -75,23 +103,23 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             "max_ms": times.iter().copied().fold(0.0, f64::max),
         })
     });
+    let without = runs[0].rate();
+    let shown = |run: &Run| {
+        json!({
+            "pages": run.name,
+            "messages_per_second": run.rate(),
+            "ratio_to_without": run.rate() / without,
+            "own_cpu_us_per_message": run.done.cpu_seconds * 1e6 / run.done.delivered as f64,
+        })
+    };
     Ok(json!({
         "messages": options.messages,
         "waiting": options.waiting,
         "dead": options.dead,
         "rounds": options.rounds,
-        "runs": [shown("without", &without, &without), shown("each second", &with, &without)],
+        "runs": runs.iter().map(shown).collect::<Vec<_>>(),
         "pages": pages.collect::<Vec<_>>(),
     }))
-}
-
-fn shown(name: &str, run: &Run, beside: &Run) -> Value {
-    json!({
-        "page": name,
-        "messages_per_second": run.rate(),
-        "ratio_to_without": run.rate() / beside.rate(),
-        "own_cpu_us_per_message": run.done.cpu_seconds * 1e6 / run.done.delivered as f64,
-    })
 }
 
 /// Makes dead letters, of five topics and four reasons.
@@ -112,18 +140,19 @@ fn kill(dead: u64, ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: Option<&mut Times>) -> Result<()> {
+fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: &mut Times) -> Result<()> {
     ground.fill(&Fill::plain(messages))?;
     ground.quiet()?;
-    let address = match times {
+    let address = match run.pages {
         // Free a moment ago; the relay's process takes it.
         Some(_) => Some(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
         None => None,
     };
     let variables = address.map(|address| ("OUTBOX_ADMIN_ADDR", address.to_string()));
     let mut relay = RelayProcess::start_with(ground, variables)?;
-    let mut pages = times.zip(address).map(|(times, address)| Pages {
+    let mut pages = run.pages.zip(address).map(|(pages, address)| Pages {
         site: format!("http://{address}"),
+        pages,
         times,
         loaded: None,
     });
@@ -155,6 +184,7 @@ fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: Option<&mut Tim
 /// Loads pages as a browser does that is left open on each of them.
 struct Pages<'a> {
     site: String,
+    pages: &'static [&'static str],
     times: &'a mut Times,
     loaded: Option<Instant>,
 }
@@ -165,18 +195,7 @@ impl Pages<'_> {
             return Ok(());
         }
         self.loaded = Some(Instant::now());
-        for page in [
-            "/",
-            "/dead",
-            "/dead?reason=TIMEOUT&topic=dead.1",
-            "/dead/-7",
-            "/messages?q=dead-7",
-            "/ledger",
-            "/keys",
-            "/relays",
-            "/metrics",
-            "/readyz",
-        ] {
+        for page in self.pages {
             let asked = Instant::now();
             let answer = ureq::get(format!("{}{page}", self.site)).call()?;
             ensure!(answer.status() == 200, "{page} answers {}", answer.status());
@@ -191,14 +210,14 @@ impl Pages<'_> {
 
 pub(super) fn table(report: &Value) -> Table {
     let mut table = output::table(&[
-        "the page",
+        "pages",
         "delivered/s",
         "of the rate without",
         "own CPU per message",
     ]);
     for run in report["runs"].as_array().into_iter().flatten() {
         table.add_row([
-            report::shown(&run["page"], Unit::Word),
+            report::shown(&run["pages"], Unit::Word),
             report::shown(&run["messages_per_second"], Unit::Count),
             report::shown(&run["ratio_to_without"], Unit::Ratio),
             report::shown(&run["own_cpu_us_per_message"], Unit::Micros),
