@@ -39,7 +39,7 @@ const scenarios = {
     await page.getByRole("button", { name: "Filter" }).click();
     await page.getByRole("link", { name: `#${told.letter}` }).click();
     await says(page, "the receiver answered 422");
-    const payload = await page.getByRole("region", { name: "Payload", exact: true }).last().innerText();
+    const payload = await page.getByRole("region", { name: "Payload, JSON" }).innerText();
     assert.match(payload, /"customer": ‹string, 3 characters›/);
     assert.ok(!(await page.content()).includes("Ada"), "the payload is masked");
     await page.getByRole("button", { name: "Requeue" }).click();

@@ -474,6 +474,21 @@ fn an_error_of_the_database_shows_no_password() {
     assert!(!page.process.log().contains("hunter2"));
 }
 
+#[test]
+fn what_came_in_is_drawn_after_a_while() {
+    let database = Database::new();
+    database.enqueue_many(30);
+    let page = open(&database);
+    let mut overview = String::new();
+    eventually("the sampler has looked twice", || {
+        overview = page.get("/").body;
+        overview.contains("class=\"line\" d=\"M")
+    });
+    let waiting = "lowest 30, highest 30, latest 30";
+    assert!(overview.contains(waiting), "{overview}");
+    assert!(overview.contains("No relay holds a lease"), "{overview}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn it_ends_at_once_with_its_sampler() {

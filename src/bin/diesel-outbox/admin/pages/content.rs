@@ -15,7 +15,7 @@ pub(super) fn json(site: &Site, name: &str, text: &str) -> Markup {
         false => mask::json(text),
     };
     html! {
-        pre tabindex="0" role="region" aria-label=(name) { (shown) @if is_cut(site, text) { "\n… and more" } }
+        pre tabindex="0" role="region" aria-label={ (name) ", JSON" } { (shown) @if is_cut(site, text) { "\n… and more" } }
     }
 }
 
