@@ -1,0 +1,134 @@
+//! How a relay ends.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::heartbeat::Ending;
+use super::threads::{HEARTBEAT, Running};
+use super::{RelayHandle, ShutdownError, monitor};
+
+impl RelayHandle {
+    /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became
+    /// of them, gives unsent messages back at no cost, ends the lease, and joins every thread.
+    /// Takes `deadline` at most. Calling it again continues.
+    ///
+    /// ```
+    /// use diesel_outbox::{RelayHandle, ShutdownError};
+    /// use std::time::Duration;
+    ///
+    /// fn end(relay: &RelayHandle) -> Result<(), ShutdownError> {
+    ///     match relay.shutdown(Duration::from_secs(20)) {
+    ///         // Sends take longer than that: once more.
+    ///         Err(ShutdownError::Deadline { messages, .. }) => {
+    ///             println!("{messages} messages are on their way");
+    ///             relay.shutdown(Duration::from_secs(40))
+    ///         }
+    ///         ended => ended,
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// A [`ShutdownError`] when the deadline came first or a thread had panicked. Nothing is lost.
+    pub fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
+        let until = Instant::now().checked_add(deadline);
+        self.shared.begin_stop();
+        let (back, running) = &self.running;
+        let running = match until {
+            Some(until) => running.recv_deadline(until).ok(),
+            None => running.recv().ok(),
+        };
+        let Some(mut running) = running else {
+            return Err(ShutdownError::Deadline {
+                messages: self.shared.unsettled(),
+                threads: "one that shuts the relay down, too".to_owned(),
+            });
+        };
+        let ended = self.end(&mut running, deadline, until);
+        // It has its place there.
+        let _ = back.try_send(running);
+        ended
+    }
+
+    fn end(
+        &self,
+        running: &mut Running,
+        deadline: Duration,
+        until: Option<Instant>,
+    ) -> Result<(), ShutdownError> {
+        running.stop = None;
+        // A part of the time is kept for the last settle to notice that it has to give up.
+        let reserve = (deadline / 10).min(Duration::from_millis(500));
+        running.wait_for_exits(
+            until.and_then(|at| at.checked_sub(reserve)),
+            Some(HEARTBEAT),
+        );
+        running.abandon = None;
+        running.wait_for_exits(until, Some(HEARTBEAT));
+        // A claim under way may still work: then the lease has to be there, or its messages name
+        // one that nobody looks for. Asked first: what it claims until then counts as left.
+        let has_stopped = !running.is_at_work(Some(HEARTBEAT));
+        let left = self.shared.unsettled();
+        // Whatever the lease may hold that nobody here knows of: others find it when the lease expires.
+        let is_in_doubt = self.shared.doubt().is_some();
+        let has_panicked = running.ended.iter().any(|exit| exit.panicked);
+        let ending = if left == 0 && !has_panicked && has_stopped && !is_in_doubt {
+            Ending::Clean
+        } else {
+            Ending::LeaveLease
+        };
+        // Full: it was told before.
+        let _ = running.ending.try_send(ending);
+        running.wait_for_exits(until, None);
+        running.join_ended();
+        if running.threads.is_empty() {
+            monitor::record_end(&self.shared);
+        }
+        self.report(running, left)
+    }
+
+    fn report(&self, running: &Running, left: usize) -> Result<(), ShutdownError> {
+        if let Some(exit) = running.ended.iter().find(|exit| exit.panicked) {
+            return Err(ShutdownError::Panic {
+                thread: exit.thread.clone(),
+            });
+        }
+        if left > 0 || !running.threads.is_empty() {
+            let threads: Vec<&str> = running
+                .threads
+                .iter()
+                .map(|(name, _)| name.as_str())
+                .collect();
+            return Err(ShutdownError::Deadline {
+                messages: left,
+                threads: threads.join(" "),
+            });
+        }
+        log::info!(event = "relay_stopped", outbox:% = self.shared.config.table; "relay stopped");
+        Ok(())
+    }
+}
+
+impl Drop for RelayHandle {
+    fn drop(&mut self) {
+        // Nobody else can have it now.
+        let is_over = self.running.1.try_recv().is_ok_and(|running| {
+            let is_over = running.stop.is_none();
+            let _ = self.running.0.try_send(running);
+            is_over
+        });
+        if !is_over && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
+            log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped and did not end cleanly");
+        }
+    }
+}
+
+/// A channel with `running` in it: whoever takes it from there has it alone, and others can wait for it
+/// for as long as they like.
+pub(super) fn held(running: Running) -> (Sender<Running>, Receiver<Running>) {
+    let (back, held) = bounded(1);
+    // It has its place there.
+    let _ = back.try_send(running);
+    (back, held)
+}
