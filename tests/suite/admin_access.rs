@@ -1,23 +1,16 @@
-//! Who may see and change the admin page, and what attacks on it meet. What the pages show is in
-//! `admin_pages`.
-
-use std::io::Write;
-use std::time::{Duration, Instant};
-
-use proptest::collection::vec;
-use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+//! Who may see and change the admin page, and what attacks on it meet. Requests that are none are in
+//! `admin_requests`, and what the pages show is in `admin_pages`.
 
 use crate::commands::{File, With, refused};
-use crate::page::{Page, SOON, TOKEN, read};
+use crate::page::{Page, TOKEN};
 use crate::support::{Database, Running, eventually, finish};
 
 /// A page beside no relay, so that nothing but the page is tested.
-fn open(database: &Database) -> Page {
+pub(super) fn open(database: &Database) -> Page {
     Page::start(database.binary(&["admin"]))
 }
 
-fn with_token(database: &Database) -> Page {
+pub(super) fn with_token(database: &Database) -> Page {
     Page::start(
         database
             .binary(&["admin"])
@@ -432,171 +425,4 @@ fn every_answer_has_the_headers_that_keep_others_out() {
             assert_eq!(answer.header(name), Some(value), "{path}");
         }
     }
-}
-
-// --- Requests that are none ---------------------------------------------------------------
-
-#[test]
-fn what_is_too_large_is_refused() {
-    let database = Database::new();
-    let page = open(&database);
-    let long = "a".repeat(20_000);
-    let many: String = (0..80).map(|number| format!("h{number}: 1\r\n")).collect();
-    for (request, status) in [
-        (format!("GET /{long} HTTP/1.1\r\nhost: localhost\r\n\r\n"), 431),
-        (format!("GET / HTTP/1.1\r\nhost: localhost\r\nx: {long}\r\n\r\n"), 431),
-        (format!("GET / HTTP/1.1\r\nhost: localhost\r\n{many}\r\n"), 431),
-        ("POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: 262145\r\n\r\n".to_owned(), 413),
-        ("POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n".to_owned(), 400),
-    ] {
-        let answer = page.raw(request.as_bytes());
-        assert_eq!(answer.status, status, "{}", &request[..60.min(request.len())]);
-    }
-    // What it sends all the same is not kept: the answer comes, and the next one is served.
-    let body = "a".repeat(3_000_000);
-    let request =
-        format!("POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n{body}");
-    let mut stream = page.connect();
-    let _ = stream.write_all(request.as_bytes());
-    assert_eq!(page.get("/livez").status, 200);
-}
-
-#[test]
-fn what_is_no_request_gets_an_answer_that_says_so() {
-    let database = Database::new();
-    let page = open(&database);
-    for (request, status) in [
-        (
-            "GET http://127.0.0.1/ HTTP/1.1\r\nhost: localhost\r\n\r\n",
-            400,
-        ),
-        ("OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n", 405),
-        ("DELETE / HTTP/1.1\r\nhost: localhost\r\n\r\n", 405),
-        ("TRACE / HTTP/1.1\r\nhost: localhost\r\n\r\n", 405),
-        ("GET / HTTP/9.9\r\n\r\n", 400),
-        ("\u{1}\u{2}\u{3}\r\n\r\n", 400),
-        ("GET / HTTP/1.1\r\nhost", 400),
-        (
-            "GET / HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
-            400,
-        ),
-        (
-            "GET / HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
-            400,
-        ),
-        (
-            "POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
-            400,
-        ),
-        (
-            "POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: +5\r\n\r\nabcde",
-            400,
-        ),
-        (
-            "POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nabc",
-            400,
-        ),
-        (
-            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-            411,
-        ),
-    ] {
-        assert_eq!(page.raw(request.as_bytes()).status, status, "{request}");
-    }
-}
-
-#[test]
-fn any_bytes_get_a_whole_answer_and_do_no_harm() {
-    let database = Database::new();
-    let page = with_token(&database);
-    let nearly = "(GET|POST|HEAD|PUT) [/a-z%?=&.]{0,20} HTTP/1\\.[01]\r\n((host|cookie|origin|content-length|expect): [!-~]{0,12}\r\n){0,6}\r\n[ -~]{0,30}";
-    let bytes = prop_oneof![
-        vec(any::<u8>(), 1..400),
-        nearly.prop_map(String::into_bytes)
-    ];
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: 300,
-        ..ProptestConfig::default()
-    });
-    let tried = runner.run(&bytes, |bytes| {
-        let answer = page.raw(&bytes);
-        prop_assert!((200..500).contains(&answer.status), "{:?}", answer);
-        Ok(())
-    });
-    tried.expect("each gets an answer");
-}
-
-#[test]
-fn tricks_with_paths_lead_nowhere() {
-    let database = Database::new();
-    let page = open(&database);
-    for path in [
-        "//",
-        "/../",
-        "/..%2f..%2fetc/passwd",
-        "/assets/../../etc/passwd",
-        "/assets/%2e%2e/Cargo.toml",
-        "/assets/",
-        "/%00",
-        "/dead/../",
-        "/dead/-1",
-        "/dead/99999999999999999999",
-        "/dead/1'%20OR%201=1",
-        "/DEAD",
-        "/livez/",
-        "/metrics/",
-        "/;/metrics",
-    ] {
-        let answer = page.get(path);
-        assert_eq!(answer.status, 404, "{path}");
-        assert!(!answer.body.contains("root:"), "{path}");
-    }
-}
-
-// --- Slow ones ----------------------------------------------------------------------------
-
-#[test]
-fn slow_clients_hold_nobody_up() {
-    let database = Database::new();
-    let page = open(&database);
-    // More than it serves at a time: each has sent a part of a request, and some read no answer.
-    let mut slow: Vec<_> = (0..200).map(|_| page.connect()).collect();
-    for (number, stream) in slow.iter_mut().enumerate() {
-        let part = if number % 2 == 0 {
-            "GET / HTTP/1.1\r\nhost: "
-        } else {
-            ""
-        };
-        // It may have been closed in favour of a later one.
-        let _ = stream.write_all(part.as_bytes());
-    }
-    for _ in 0..5 {
-        let asked = Instant::now();
-        assert_eq!(page.get("/livez").status, 200);
-        assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
-    }
-}
-
-#[test]
-fn a_request_that_never_ends_is_ended() {
-    let database = Database::new();
-    let page = open(&database);
-    let mut stream = page.connect();
-    let began = Instant::now();
-    stream.write_all(b"GET / HTTP/1.1\r\n").expect("it listens");
-    let mut writer = stream.try_clone().expect("a socket");
-    // A header now and then keeps no connection beyond its time.
-    let trickle = std::thread::spawn(move || {
-        while writer.write_all(b"x: 1\r\n").is_ok() && began.elapsed() < Duration::from_secs(20) {
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    });
-    let answer = read(stream);
-    assert_eq!(answer.status, 408);
-    assert!(
-        began.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        began.elapsed()
-    );
-    trickle.join().expect("it ends");
 }
