@@ -88,6 +88,18 @@ export const visit = async (page, where) => {
   return answer.status();
 };
 
+/** Writes an image of the page. Chromium without a graphics card now and then has none to give. */
+export const photograph = async (page, file, settings = {}) => {
+  for (let tries = 1; ; tries += 1) {
+    try {
+      await page.screenshot({ path: file, ...settings });
+      return;
+    } catch (error) {
+      if (tries === 3 || !error.message.includes("Unable to capture screenshot")) throw error;
+    }
+  }
+};
+
 /** Waits until the page says this somewhere in its content. */
 export const says = (page, words) =>
   page.waitForFunction(

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import path from "node:path";
 
 import { audit } from "./looks.mjs";
-import { expectStatus, inBrowser, says, told, visit } from "./ground.mjs";
+import { expectStatus, inBrowser, photograph, says, told, visit } from "./ground.mjs";
 
 const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/relays"];
 
@@ -256,7 +256,7 @@ const scenarios = {
         for (const [name, where] of [["overview", "/"], ["dead", "/dead"], ["letter", `/dead/${told.letter}`]]) {
           await visit(page, where);
           const file = path.join(told.screenshots, `${name}-${colorScheme}-${width}.png`);
-          await page.screenshot({ path: file, fullPage: true });
+          await photograph(page, file, { fullPage: true });
         }
       }
     }
@@ -276,7 +276,7 @@ const scenarios = {
         isMobile: width === 390,
       });
       await visit(page, where);
-      await page.screenshot({ path: path.join(told.images, `${name}.png`) });
+      await photograph(page, path.join(told.images, `${name}.png`));
     }
   },
 };
