@@ -1,5 +1,7 @@
 //! What kills relays and databases, one after the other: each test has the machine to itself.
 
+#[path = "../page.rs"]
+mod page;
 #[path = "../support.rs"]
 mod support;
 

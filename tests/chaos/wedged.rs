@@ -7,6 +7,7 @@ use diesel_outbox::{ProblemKind, RelayHandle};
 use serde_json::json;
 
 use crate::ground::alone;
+use crate::page::Page;
 use crate::support::{Database, Receiver, eventually};
 
 /// The server's processes that serve relays. Stopped, until this is dropped.
@@ -87,4 +88,57 @@ fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
     relay
         .shutdown(Duration::from_secs(10))
         .expect("a clean end");
+}
+
+/// R29: what a probe, Prometheus and somebody with a browser see of it.
+#[test]
+fn the_page_answers_while_the_server_hangs_and_says_so() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut command = database.binary(&["run"]);
+    command.env("OUTBOX_URL", receiver.url());
+    let page = Page::start(command);
+    eventually("it is ready", || page.get("/readyz").status == 200);
+    let gauge = |problem: &str, value: u8| {
+        let line = format!("problem=\"{problem}\"}} {value}");
+        page.get("/metrics").body.contains(&line)
+    };
+    eventually("nothing is stuck", || gauge("database_stuck", 0));
+    assert_eq!(page.get("/").status, 200);
+    let connected = "SELECT count(*) FROM pg_stat_activity
+                      WHERE application_name = 'diesel-outbox heartbeat'";
+    eventually("the heartbeat is connected", || {
+        database.number(connected) > 0
+    });
+
+    let stopped = Stopped::of(&database);
+    let alive = page.get("/livez");
+    assert_eq!(
+        alive.status, 200,
+        "it has not waited for long yet: {alive:?}"
+    );
+    // What was seen a moment ago serves until then.
+    eventually("the page says it, and answers", || {
+        page.get("/").body.contains("database")
+    });
+    eventually("a probe sees it", || page.get("/livez").status == 503);
+    let alive = page.get("/livez");
+    assert!(
+        alive
+            .body
+            .contains("database_stuck: the heartbeat has waited"),
+        "{alive:?}"
+    );
+    eventually("Prometheus sees it", || gauge("database_stuck", 1));
+    assert!(gauge("senders_stuck", 0) && gauge("no_database", 0) && gauge("listener_down", 0));
+    drop(stopped);
+    eventually("it is well again", || {
+        page.get("/livez").status == 200 && page.get("/readyz").status == 200
+    });
+    eventually("the page shows the outbox again", || {
+        page.get("/").status == 200
+    });
+    database.enqueue("order.paid", json!(1));
+    receiver.wait_for(1);
 }

@@ -15,12 +15,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use crossbeam_channel::{RecvTimeoutError, bounded};
 
 pub(crate) use self::request::{Form, Method, Request};
 pub(crate) use self::response::{Response, Status};
 
 /// For a whole request to come in.
 const READ_TIME: Duration = Duration::from_secs(5);
+/// For an answer to be made. Looking takes no longer, unless the database hangs so that not even its
+/// limits hold; a change of many messages may take its time.
+const LOOK_TIME: Duration = Duration::from_secs(15);
+const CHANGE_TIME: Duration = Duration::from_secs(300);
 /// For a whole answer to go out.
 const WRITE_TIME: Duration = Duration::from_secs(10);
 /// Connections at a time. One more, and the one that others have waited for the longest is closed.
@@ -147,7 +152,7 @@ fn begin(
             .name(format!("admin-{number}"))
             .spawn(move || {
                 let _guard = Counted(Arc::clone(&connections), number);
-                serve(stream, number, &connections, &*handler);
+                serve(stream, number, &connections, &handler);
             })
     });
     if spawned.is_err() {
@@ -169,11 +174,49 @@ impl Drop for Counted {
     }
 }
 
-fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Handler) {
+/// What the handler says, on a thread that may be left behind: whoever asks gets an answer.
+fn answer(request: Request, number: u64, handler: &Arc<Handler>) -> Response {
+    let limit = match request.method {
+        Method::Get | Method::Head => LOOK_TIME,
+        Method::Post => CHANGE_TIME,
+    };
+    let (done, answers) = bounded(1);
+    let handler = Arc::clone(handler);
+    let spawned = std::thread::Builder::new()
+        .name(format!("admin-{number}-answer"))
+        .spawn(move || {
+            // Nobody may wait for it any more.
+            let _ = done.send(handler(&request));
+        });
+    if let Err(error) = spawned {
+        return Response::text(Status::Failed, format!("cannot start a thread: {error}\n"));
+    }
+    match answers.recv_timeout(limit) {
+        Ok(response) => response,
+        Err(RecvTimeoutError::Timeout) => {
+            log::warn!(event = "admin_answer_late"; "an answer of the admin page takes longer than {} s: its database hangs?", limit.as_secs());
+            let late =
+                "no answer in time: the database hangs? What was asked for may still happen\n";
+            Response::text(Status::Unavailable, late)
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            log::error!(event = "admin_panic"; "an answer of the admin page has panicked");
+            Response::text(
+                Status::Failed,
+                "this page has a defect: the log says more\n",
+            )
+        }
+    }
+}
+
+fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Arc<Handler>) {
     let read = Request::read(&mut stream, Instant::now() + READ_TIME);
     lock(connections).forget(number);
     let (response, is_head) = match read {
-        Ok(Some(request)) => (handler(&request), request.method == Method::Head),
+        Ok(Some(request)) => {
+            let is_head = request.method == Method::Head;
+            (answer(request, number, handler), is_head)
+        }
         // It came to look whether somebody is here, or was closed.
         Ok(None) => return,
         Err(refused) => (refused, false),
