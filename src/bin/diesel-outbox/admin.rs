@@ -193,7 +193,9 @@ impl Site {
         // A path of this server, and nothing that a browser could take for another one.
         let form = request.form();
         let next = form.get("next").filter(|next| {
-            next.starts_with('/') && !next.starts_with("//") && !next.contains('\\')
+            let is_own = next.starts_with('/') && !next.starts_with("//") && !next.contains('\\');
+            // Browsers leave out what stands between two slashes and is none of these.
+            is_own && next.bytes().all(|b| b.is_ascii_graphic())
         });
         Ok(Response::see_other(next.unwrap_or("/")).with_header("set-cookie", &cookie))
     }
