@@ -23,8 +23,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 const LONGEST_CONNECT: Duration = Duration::from_secs(120);
 /// The thread that the relay can do without.
 pub(super) const LISTENER: &str = "listener";
-/// An outage shorter than this after the last one is the same one to the log.
-const QUIET: Duration = Duration::from_secs(10);
+/// An outage shorter than this after the last one is the same one to the log. Longer than what is refused
+/// is put aside for.
+const QUIET: Duration = Duration::from_secs(15);
 
 /// A connection that is made when it is needed, and given up after any error.
 pub(crate) struct Session {
@@ -90,6 +91,11 @@ impl Session {
         drop(stay);
         post.set_connected(self.conn.is_some());
         result
+    }
+
+    /// What has failed was refused for its values: the database is there.
+    pub(crate) fn was_only_refused(&self) {
+        self.outage.over(self.post.thread);
     }
 
     /// The longest that one statement takes by right.

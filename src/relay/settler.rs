@@ -86,6 +86,9 @@ pub(crate) fn run(
         while !batch.is_empty() {
             let unsettled = settle(shared, &mut session, continued, batch, isolate);
             if !unsettled.refused.is_empty() {
+                if unsettled.failed.is_empty() {
+                    session.was_only_refused();
+                }
                 shared.put_aside(unsettled.refused.iter().map(Settlement::sequence));
                 aside.extend(unsettled.refused);
                 aside_until = Instant::now() + ASIDE;

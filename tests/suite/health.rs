@@ -121,6 +121,32 @@ fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
     }
 }
 
+/// R29: a message that a trigger or a constraint lets nobody settle is no outage of the database.
+#[test]
+fn a_relay_whose_settle_is_refused_has_its_database() {
+    let database = Database::new();
+    let schema = database.schema().to_owned();
+    database.execute(&format!(
+        "CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+    ));
+    database.execute(&format!(
+        "CREATE TRIGGER refuse BEFORE INSERT ON {{o}}_ledger FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
+    ));
+    let receiver = Receiver::ok();
+    let relay = set(&database, &[("OUTBOX_URL", &receiver.url())]);
+    database.enqueue("order.paid", json!(1));
+    eventually("it is sent", || receiver.count() == 1);
+    assert!(
+        relay.wait_until_idle(Duration::from_secs(30)),
+        "it is put aside"
+    );
+    assert!(until(&relay, &[]).is_ready());
+    database.execute("DROP TRIGGER refuse ON {o}_ledger");
+    end(&relay);
+    assert_eq!((receiver.count(), database.count("delivered")), (1, 1));
+}
+
 /// R29: senders that do not come back are told from others, and touch no other destination.
 #[test]
 fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
