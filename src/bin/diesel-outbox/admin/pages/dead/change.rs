@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter};
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter, Place};
 use diesel_outbox::{DatabaseError, OutboxName};
 use maud::html;
 
@@ -73,6 +73,8 @@ struct Order {
     of_letter: Option<String>,
     /// How many somebody has said yes to.
     sure: Option<usize>,
+    /// Those that died later are not meant: nobody has been asked about them.
+    before: Option<Place>,
     sequences: Vec<i64>,
 }
 
@@ -85,6 +87,7 @@ impl Order {
             is_all: form.get("all").is_some(),
             of_letter: form.get("key").map(str::to_owned),
             sure: form.get("sure").and_then(|count| count.parse().ok()),
+            before: form.get("before").and_then(|place| place.parse().ok()),
             sequences: sequences.collect(),
         }
     }
@@ -148,11 +151,11 @@ pub(in crate::admin::pages) fn answer(
     let mut order = Order::of(&request.form(), change);
     if order.is_all {
         let matching = match order.asked.filter() {
-            Ok(filter) => matching(site, &order.asked, filter),
+            Ok(filter) => matching(site, &order, filter),
             Err(error) => return bad_request(site, visitor, request, &error),
         };
-        order.sequences = match matching {
-            Ok(sequences) => sequences,
+        (order.before, order.sequences) = match matching {
+            Ok(matching) => matching,
             Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
         };
     } else if order.sequences.is_empty() {
@@ -180,16 +183,36 @@ pub(in crate::admin::pages) fn answer(
     }
 }
 
-fn matching(site: &Site, asked: &Asked, mut filter: DeadFilter) -> Result<Vec<i64>> {
-    if !asked.q.is_empty() {
-        let found = super::find(site, &asked.q)?;
+/// Those that match, and the place behind the latest one.
+fn matching(
+    site: &Site,
+    order: &Order,
+    mut filter: DeadFilter,
+) -> Result<(Option<Place>, Vec<i64>)> {
+    filter.before = order.before;
+    if !order.asked.q.is_empty() {
+        let found = super::find(site, &order.asked.q)?;
         filter.sequences = found.iter().map(|letter| letter.sequence).collect();
         if filter.sequences.is_empty() {
-            return Ok(Vec::new());
+            return Ok((None, Vec::new()));
         }
     }
-    site.database
-        .run(|conn, outbox| admin::matching_dead_letters(conn, outbox, &filter))
+    site.database.run(|conn, outbox| {
+        if filter.before.is_none() {
+            let latest = admin::dead_letters(conn, outbox, &filter, 1)?;
+            filter.before = latest.first().and_then(behind);
+        }
+        let sequences = admin::matching_dead_letters(conn, outbox, &filter)?;
+        Ok((filter.before, sequences))
+    })
+}
+
+/// The place right behind this letter.
+fn behind(letter: &DeadLetter) -> Option<Place> {
+    let place = letter.place().to_string();
+    let (died, _) = place.split_once('.')?;
+    let sequence = letter.sequence.checked_add(1)?;
+    format!("{died}.{sequence}").parse().ok()
 }
 
 /// The page that says how many, and asks.
@@ -222,8 +245,10 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) ->
                     input type="hidden" name="sure" value=(count);
                     @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
                     @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }
-                    @if order.is_all { input type="hidden" name="all" value="yes"; }
-                    @else {
+                    @if order.is_all {
+                        input type="hidden" name="all" value="yes";
+                        @if let Some(before) = order.before { input type="hidden" name="before" value=(before); }
+                    } @else {
                         @for sequence in &order.sequences { input type="hidden" name="sequence" value=(sequence); }
                     }
                     @if count > 0 && order.change == Change::Discard {
