@@ -225,6 +225,36 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     assert_eq!(out_of_order, 0);
 }
 
+/// R30: what was broken off at its first statement has a name, and its times are said as they were meant.
+#[test]
+fn a_run_that_fails_says_how_it_goes_on() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(2);
+    drain(&db, &receiver, true);
+    let schema = db.schema().to_owned();
+    db.execute(&format!(
+        "CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE EXCEPTION 'not now'; END $$"
+    ));
+    db.execute(&format!(
+        "CREATE TRIGGER refuse BEFORE INSERT ON {{o}} FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
+    ));
+    let arguments = ["replay", "--from", "1h", "--yes"];
+    let failed = finish(db.binary(&arguments)).code(1);
+    let (_, flags) = failed
+        .stderr
+        .split_once("the same command with --run ")
+        .unwrap_or_else(|| panic!("{}", failed.stderr));
+    let mut flags = flags.split_whitespace();
+    let (run, from, since) = (flags.next(), flags.next(), flags.next());
+    assert_eq!(from, Some("--from"), "{}", failed.stderr);
+    db.execute("DROP TRIGGER refuse ON {o}");
+    let (run, since) = (run.expect("a name"), since.expect("a time"));
+    let done = replay(&db, &["--from", since, "--run", run]);
+    assert_eq!((&done["run"], &done["replayed"]), (&run.into(), &2.into()));
+}
+
 #[test]
 fn times_bound_what_is_replayed() {
     let db = Database::new();

@@ -59,7 +59,8 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let mut filter = filter(options)?;
-    let run: Option<ReplayRun> = options.run.as_deref().map(str::parse).transpose()?;
+    // Known before the first message is replayed: what is broken off then goes on, too.
+    let run: ReplayRun = options.run.clone().unwrap_or_else(new_name).parse()?;
     let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
     admin::check_schema(&mut conn, &config.table)?;
     filter.idempotency_keys = keys(&mut conn, &config, &options.ids)?;
@@ -96,35 +97,49 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     } else {
         ReplayIds::Same
     };
-    let (mut name, mut is_stopped) = (None, false);
-    let progress = |run: &str, so_far: &Replayed| {
+    let mut is_stopped = false;
+    let progress = |_: &str, so_far: &Replayed| {
         bar.set_position(so_far.replayed + so_far.skipped);
-        name = Some(run.to_owned());
         is_stopped = !signals.is_empty();
         !is_stopped
     };
-    let replayed = admin::replay(
-        &mut conn,
-        &config.table,
-        &filter,
-        ids,
-        run.as_ref(),
-        progress,
-    );
+    let replayed = admin::replay(&mut conn, &config.table, &filter, ids, Some(&run), progress);
     bar.finish_and_clear();
+    let goes_on = format!(
+        "the same command with --run {run}{} goes on",
+        fixed_times(options, &filter)
+    );
     let replayed = match replayed {
         Ok(replayed) => replayed,
-        Err(error) => {
-            let goes_on = name.map_or(String::new(), |name| format!("; --run {name} goes on"));
-            bail!("{error}{goes_on}");
-        }
+        Err(error) => bail!("{error}; {goes_on}"),
     };
-    end(options, &found, &replayed, name.as_deref())?;
+    end(options, &found, &replayed, Some(&run))?;
     if is_stopped {
-        let name = name.unwrap_or_default();
-        bail!("stopped by a signal; the same command with --run {name} goes on");
+        bail!("stopped by a signal; {goes_on}");
     }
     Ok(())
+}
+
+/// By the time, and no other one's.
+fn new_name() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let time: String = now
+        .trim_end_matches('Z')
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .collect();
+    format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
+}
+
+/// The flags of times that were given as how long ago: later they would mean other messages.
+fn fixed_times(options: &Options, filter: &ReplayFilter) -> String {
+    let fixed = |flag: &str, given: &Option<String>, time: Option<SystemTime>| match (given, time) {
+        (Some(text), Some(time)) if humantime::parse_duration(text).is_ok() => {
+            format!(" {flag} {}", humantime::format_rfc3339_micros(time))
+        }
+        _ => String::new(),
+    };
+    fixed("--from", &options.from, filter.since) + &fixed("--until", &options.until, filter.until)
 }
 
 fn filter(options: &Options) -> Result<ReplayFilter> {
@@ -193,10 +208,15 @@ fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<
     Ok(keys)
 }
 
-fn end(options: &Options, found: &Replayed, done: &Replayed, run: Option<&str>) -> Result<()> {
+fn end(
+    options: &Options,
+    found: &Replayed,
+    done: &Replayed,
+    run: Option<&ReplayRun>,
+) -> Result<()> {
     if options.json {
         return output::json(&json!({
-            "run": run,
+            "run": run.map(ToString::to_string),
             "matched": found.replayed + found.without_payload,
             "without_payload": found.without_payload,
             "replayed": done.replayed,
