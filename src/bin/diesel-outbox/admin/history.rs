@@ -32,6 +32,7 @@ const LONGEST_GAP: Duration = Duration::from_secs(120);
 /// What a page shows is not older than this, or than so many times what looking has taken.
 const YOUNG: Duration = Duration::from_secs(2);
 const YOUNG_TIMES: u32 = 50;
+const OLDEST: Duration = Duration::from_secs(60);
 /// The rates shown are those of the last minute.
 const MINUTE: Duration = Duration::from_secs(60);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -134,7 +135,7 @@ impl History {
     pub(crate) fn young(&self) -> Option<Arc<Glance>> {
         let looks = self.lock();
         let latest = looks.latest.as_ref()?;
-        let is_young = latest.began.elapsed() <= YOUNG.max(latest.took * YOUNG_TIMES)
+        let is_young = latest.began.elapsed() <= may_be_old(latest.took)
             && looks.changed.is_none_or(|changed| latest.began > changed);
         is_young.then(|| Arc::clone(&latest.glance))
     }
@@ -192,6 +193,17 @@ impl History {
     pub(crate) fn curves(&self) -> Curves {
         curves(&self.lock().samples, Instant::now())
     }
+}
+
+/// How old a look may be that has taken so long.
+fn may_be_old(took: Duration) -> Duration {
+    (took * YOUNG_TIMES).clamp(YOUNG, OLDEST)
+}
+
+/// How long the thread rests between the begin of a look that has taken so long and the next: not so long
+/// that nothing would be known of the time between.
+fn rest(took: Duration) -> Duration {
+    (took * RESTS).clamp(PERIOD, LONGEST_GAP / 2)
 }
 
 fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
@@ -313,8 +325,8 @@ impl Look {
             sum_up();
             let began = Instant::now();
             if began >= next {
-                self.look(began);
-                next = began + PERIOD.max(began.elapsed() * RESTS);
+                self.look();
+                next = began + rest(began.elapsed());
             }
             let rest = next
                 .saturating_duration_since(Instant::now())
@@ -325,14 +337,17 @@ impl Look {
         }
     }
 
-    fn look(&mut self, began: Instant) {
+    fn look(&mut self) {
         let conn = match self.conn.take() {
             Some(conn) => Ok(conn),
             None => admin::connect(&self.url, "admin sampler", STATEMENT_TIMEOUT),
         };
-        let seen = conn.and_then(|mut conn| Ok((Glance::look(&mut conn, &self.outbox)?, conn)));
+        let seen = conn.and_then(|mut conn| {
+            let began = Instant::now();
+            Ok((Glance::look(&mut conn, &self.outbox)?, began, conn))
+        });
         match seen {
-            Ok((glance, conn)) => {
+            Ok((glance, began, conn)) => {
                 self.conn = Some(conn);
                 self.is_away = false;
                 let glance = self.history.keep(glance, began);
@@ -364,6 +379,14 @@ mod tests {
         assert_eq!(within(4000, 3540), 0..2);
         assert_eq!(within(5000, 4000), 0..0);
         assert_eq!(points(now, SHORTEST, ago(10), ago(0)), 116..120);
+    }
+
+    #[test]
+    fn however_long_a_look_has_taken_another_follows_before_it_is_old() {
+        let seconds = Duration::from_secs;
+        let looks = [Duration::ZERO, seconds(1), seconds(20)];
+        assert_eq!(looks.map(may_be_old), [YOUNG, seconds(50), OLDEST]);
+        assert_eq!(looks.map(rest), [PERIOD, seconds(60), seconds(60)]);
     }
 
     #[test]
