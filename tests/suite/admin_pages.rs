@@ -458,7 +458,7 @@ fn without_a_database_pages_say_so_and_come_back_with_it() {
     eventually("the overview says so", || page.get("/").status == 503);
     let body = page.get("/").body;
     assert!(
-        body.contains("Not known: the database does not answer."),
+        body.contains("Not known: the outbox cannot be read."),
         "{body}"
     );
     assert!(

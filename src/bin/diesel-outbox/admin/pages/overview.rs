@@ -169,7 +169,7 @@ fn lanes(glance: &Glance) -> Markup {
         section.panel aria-labelledby="lanes" {
             div.head {
                 h2 id="lanes" { "Topics" }
-                @if depths.is_estimate { p.quiet { "~ marks estimates: there is much" } }
+                @if depths.is_estimate { p.quiet { "~ marks estimates" } }
             }
             @if rows.is_empty() { p.none { "Nothing waits, and nothing is dead." } }
             @else { (table("Topics", &columns, &rows)) }

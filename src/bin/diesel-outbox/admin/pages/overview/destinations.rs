@@ -116,7 +116,9 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
 fn state(place: &Place, pause: Option<&Pause>) -> Markup {
     let Some(pause) = pause else {
         return match place.state {
-            "flowing" => html! { span.badge.good { "open" } },
+            "flowing" if place.work.is_some() => html! { span.badge.good { "flowing" } },
+            // Whether anything is sent is known where the relay is.
+            "flowing" => html! { span.badge { "not paused" } },
             "trying" => {
                 html! { span.badge { "ready" } " " span.quiet { "one message goes first" } }
             }

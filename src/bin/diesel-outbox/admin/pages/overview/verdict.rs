@@ -67,10 +67,16 @@ pub(super) struct Facts<'a> {
     pub(super) failures: Vec<String>,
     pub(super) warnings: Vec<String>,
     pub(super) pauses: &'a [Pause],
+    /// Destinations of this process whose threads are all sending.
+    pub(super) busy: Vec<String>,
     pub(super) oldest_due: Option<(f64, String)>,
     pub(super) waiting: i64,
+    /// Those of them whose last send failed.
+    pub(super) retrying: i64,
     pub(super) dead: i64,
     pub(super) rates: Option<Rates>,
+    /// What was settled lately has died, all of it.
+    pub(super) only_dies: bool,
 }
 
 impl Verdict {
@@ -90,6 +96,9 @@ impl Verdict {
             } else {
                 facts.failures.extend(problems);
             }
+            let destinations = relay.destinations().into_iter();
+            let busy = destinations.filter(|one| one.threads > 0 && one.busy == one.threads);
+            facts.busy.extend(busy.map(|one| one.name));
         }
         if let Some(error) = error {
             return Self::blind(error, glance, &facts);
@@ -104,8 +113,10 @@ impl Verdict {
         facts.pauses = &glance.pauses;
         facts.oldest_due = oldest.map(|(seconds, lane)| (seconds, lane.topic.clone()));
         facts.waiting = glance.depths.pending() + glance.depths.retrying();
+        facts.retrying = glance.depths.retrying();
         facts.dead = glance.depths.dead_letters();
         facts.rates = rates;
+        facts.only_dies = rates.is_some_and(|one| one.died > 0.0 && one.died >= one.settled);
         Self::from_facts(facts)
     }
 
@@ -121,17 +132,17 @@ impl Verdict {
         reasons.extend(facts.failures.iter().cloned());
         Self {
             state: State::Stopped,
-            sentence: "Not known: the database does not answer.".to_owned(),
+            sentence: "Not known: the outbox cannot be read.".to_owned(),
             reasons,
         }
     }
 
     fn from_facts(facts: Facts<'_>) -> Self {
         let warnings = facts.warnings.clone();
-        let remark = facts.remark();
+        let remarks = facts.remarks();
         let mut verdict = facts.judge();
         verdict.reasons.extend(warnings);
-        verdict.reasons.extend(remark);
+        verdict.reasons.extend(remarks);
         verdict
     }
 
@@ -190,23 +201,26 @@ impl Facts<'_> {
             let sentence = format!("Something waits: a message has been due for {age}.");
             let mut reasons = vec![format!("It is of the topic {topic}.")];
             if settled > 0.0 {
-                reasons.push(format!("Others flow: {a_minute} are settled a minute."));
+                reasons.push(format!("Settled in the last minute: {a_minute}."));
             }
-            if self.pauses.is_empty() {
-                reasons.push(
-                    "Nothing is paused: more comes in than goes out, or a receiver is slow."
-                        .to_owned(),
-                );
-            }
+            reasons.extend(self.why_late());
             reasons.extend(pauses());
             return Verdict::new(State::Waits, sentence, reasons);
         }
         if !self.pauses.is_empty() {
             let sentence = match settled > 0.0 {
-                true => "Messages flow, but not all of them.",
+                true => "Not all messages flow.",
                 false => "Something is paused; nothing else flows just now.",
             };
             return Verdict::new(State::Waits, sentence, pauses().collect());
+        }
+        if self.only_dies {
+            let sentence = "Messages die, and none is delivered.";
+            return Verdict::new(State::Waits, sentence, Vec::new());
+        }
+        if settled <= 0.0 && self.retrying > 0 {
+            let sentence = "Sends have failed, and none has succeeded in the last minute.";
+            return Verdict::new(State::Waits, sentence, Vec::new());
         }
         let (state, sentence) = match (settled > 0.0, self.waiting, &self.oldest_due) {
             (true, _, _) => (
@@ -226,18 +240,38 @@ impl Facts<'_> {
         Verdict::new(state, sentence, Vec::new())
     }
 
-    /// What is worth a look, whatever flows.
-    fn remark(&self) -> Option<String> {
-        if let Some(rates) = self.rates.filter(|rates| rates.died > 0.0) {
-            return Some(format!(
-                "Messages die: {} a minute.",
-                words::per_minute(rates.died)
-            ));
+    /// What may keep a message that no pause keeps.
+    fn why_late(&self) -> Vec<String> {
+        let busy = self.busy.iter();
+        let mut reasons: Vec<String> = busy
+            .map(|name| {
+                format!("All threads of {name} are busy: its receiver is slow, or much comes in.")
+            })
+            .collect();
+        if reasons.is_empty() && self.pauses.is_empty() {
+            reasons.push(
+                "Nothing is paused. Does an ordering key wait (see Keys), or is a receiver slow?"
+                    .to_owned(),
+            );
         }
-        (self.dead > 0).then(|| {
+        reasons
+    }
+
+    /// What is worth a look, whatever flows.
+    fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if self.retrying > 0 {
+            let many = words::counted(self.retrying, "message waits", "messages wait");
+            remarks.push(format!("{many} for another attempt: the last one failed."));
+        }
+        if let Some(rates) = self.rates.filter(|rates| rates.died > 0.0) {
+            let a_minute = words::per_minute(rates.died);
+            remarks.push(format!("Messages die: {a_minute} a minute."));
+        } else if self.dead > 0 {
             let letters = words::counted(self.dead, "dead letter waits", "dead letters wait");
-            format!("{letters} for somebody to look at.")
-        })
+            remarks.push(format!("{letters} for somebody to look at."));
+        }
+        remarks
     }
 }
 
@@ -258,90 +292,4 @@ fn pause_reason(pause: &Pause) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn verdict(facts: Facts<'_>) -> Verdict {
-        Verdict::from_facts(facts)
-    }
-
-    fn working<'a>() -> Facts<'a> {
-        Facts {
-            has_relay: true,
-            ..Facts::default()
-        }
-    }
-
-    #[test]
-    fn without_a_relay_nothing_flows() {
-        let alone = verdict(Facts {
-            waiting: 2,
-            ..Facts::default()
-        });
-        assert_eq!(alone.state, State::Stopped);
-        assert!(
-            alone.sentence.contains("2 messages wait"),
-            "{}",
-            alone.sentence
-        );
-        assert_eq!(verdict(Facts::default()).state, State::Stopped);
-    }
-
-    #[test]
-    fn what_is_late_comes_before_what_flows() {
-        let late = verdict(Facts {
-            oldest_due: Some((200.0, "order.paid".to_owned())),
-            waiting: 7,
-            ..working()
-        });
-        assert_eq!(late.state, State::Waits);
-        assert_eq!(
-            late.sentence,
-            "Something waits: a message has been due for 3 min 20 s."
-        );
-        assert!(late.reasons[0].contains("order.paid"));
-    }
-
-    #[test]
-    fn the_relays_own_failures_come_first() {
-        let failed = verdict(Facts {
-            failures: vec!["the claimer hangs".to_owned()],
-            ..working()
-        });
-        assert_eq!(
-            (failed.state, failed.reasons[0].as_str()),
-            (State::Stopped, "the claimer hangs")
-        );
-    }
-
-    #[test]
-    fn idle_is_when_nothing_is_due() {
-        assert_eq!(verdict(working()).state, State::Idle);
-        let delayed = verdict(Facts {
-            waiting: 1,
-            ..working()
-        });
-        assert_eq!(delayed.sentence, "Idle: 1 message waits for a later time.");
-        let dead = verdict(Facts {
-            dead: 3,
-            ..working()
-        });
-        assert_eq!(
-            dead.reasons,
-            ["3 dead letters wait for somebody to look at."]
-        );
-        let moving = verdict(Facts {
-            waiting: 5,
-            oldest_due: Some((0.1, "order.paid".to_owned())),
-            ..working()
-        });
-        assert_eq!(moving.state, State::Flowing);
-    }
-
-    #[test]
-    fn without_a_database_it_says_so() {
-        let blind = Verdict::blind("connection refused", None, &Facts::default());
-        assert_eq!(blind.state, State::Stopped);
-        assert_eq!(blind.reasons, ["Error: connection refused"]);
-    }
-}
+mod tests;

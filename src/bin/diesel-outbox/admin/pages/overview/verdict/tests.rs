@@ -1,0 +1,124 @@
+use super::*;
+
+fn verdict(facts: Facts<'_>) -> Verdict {
+    Verdict::from_facts(facts)
+}
+
+fn working<'a>() -> Facts<'a> {
+    Facts {
+        has_relay: true,
+        ..Facts::default()
+    }
+}
+
+#[test]
+fn without_a_relay_nothing_flows() {
+    let alone = verdict(Facts {
+        waiting: 2,
+        ..Facts::default()
+    });
+    assert_eq!(alone.state, State::Stopped);
+    assert!(
+        alone.sentence.contains("2 messages wait"),
+        "{}",
+        alone.sentence
+    );
+    assert_eq!(verdict(Facts::default()).state, State::Stopped);
+}
+
+#[test]
+fn what_is_late_comes_before_what_flows() {
+    let late = verdict(Facts {
+        oldest_due: Some((200.0, "order.paid".to_owned())),
+        waiting: 7,
+        ..working()
+    });
+    assert_eq!(late.state, State::Waits);
+    assert_eq!(
+        late.sentence,
+        "Something waits: a message has been due for 3 min 20 s."
+    );
+    assert!(late.reasons[0].contains("order.paid"));
+}
+
+#[test]
+fn what_only_dies_does_not_flow() {
+    let dying = verdict(Facts {
+        only_dies: true,
+        ..working()
+    });
+    assert_eq!(dying.state, State::Waits);
+}
+
+#[test]
+fn what_is_late_says_which_threads_are_busy() {
+    let late = || Facts {
+        oldest_due: Some((200.0, "order.paid".to_owned())),
+        ..working()
+    };
+    let reasons = verdict(late()).reasons;
+    assert!(reasons[1].contains("see Keys"), "{reasons:?}");
+    let reasons = verdict(Facts {
+        busy: vec!["billing".to_owned()],
+        ..late()
+    })
+    .reasons;
+    assert!(reasons[1].contains("threads of billing"), "{reasons:?}");
+}
+
+#[test]
+fn the_relays_own_failures_come_first() {
+    let failed = verdict(Facts {
+        failures: vec!["the claimer hangs".to_owned()],
+        ..working()
+    });
+    assert_eq!(
+        (failed.state, failed.reasons[0].as_str()),
+        (State::Stopped, "the claimer hangs")
+    );
+}
+
+#[test]
+fn what_only_fails_is_not_idle() {
+    let failing = verdict(Facts {
+        waiting: 3,
+        retrying: 3,
+        ..working()
+    });
+    assert_eq!(failing.state, State::Waits);
+    assert_eq!(
+        failing.reasons,
+        ["3 messages wait for another attempt: the last one failed."]
+    );
+}
+
+#[test]
+fn idle_is_when_nothing_is_due() {
+    assert_eq!(verdict(working()).state, State::Idle);
+    let delayed = verdict(Facts {
+        waiting: 1,
+        ..working()
+    });
+    assert_eq!(delayed.sentence, "Idle: 1 message waits for a later time.");
+    let dead = verdict(Facts {
+        dead: 3,
+        ..working()
+    });
+    assert_eq!(
+        dead.reasons,
+        ["3 dead letters wait for somebody to look at."]
+    );
+    let moving = verdict(Facts {
+        waiting: 5,
+        oldest_due: Some((0.1, "order.paid".to_owned())),
+        ..working()
+    });
+    assert_eq!(moving.state, State::Flowing);
+}
+
+#[test]
+fn without_a_database_it_says_so() {
+    let blind = Verdict::blind("connection refused", None, &Facts::default());
+    assert_eq!(blind.state, State::Stopped);
+    assert_eq!(blind.reasons, ["Error: connection refused"]);
+}
