@@ -214,7 +214,8 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     assert!(text.contains(sentence), "{text}");
     // It is there already, and an operator's would not be longer.
     let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);
-    let stays = format!("{sentence}; that was so before, and stays\n");
+    let stays =
+        format!("{sentence}; it was so before, and that pause stays (resume it to make another)\n");
     assert_eq!(text.code(0).stdout, stays);
 
     gone.store(false, std::sync::atomic::Ordering::Release);

@@ -71,14 +71,14 @@ pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult
         match row.kind.as_str() {
             "session" => found.warning(
                 format!(
-                    "process {name} ({who}) is in a transaction for {}: {since}",
+                    "process {name} ({who}) has been in a transaction for {}: {since}",
                     ago(row.seconds)
                 ),
                 format!("end it there, or SELECT pg_terminate_backend({name})"),
             ),
             "prepared" => found.error(
                 format!(
-                    "the prepared transaction {name:?} ({who}) is open for {}: {since}",
+                    "the prepared transaction {name:?} ({who}) has been open for {}: {since}",
                     ago(row.seconds)
                 ),
                 format!(
@@ -130,7 +130,7 @@ pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<
         );
     }
     Ok(found.or_ok(format!(
-        "{:.1} % of the outbox's sequence are used",
+        "{:.1} % of the outbox's sequence is used",
         used * 100.0
     )))
 }
@@ -144,7 +144,7 @@ pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
         .count();
     for lease in leases.iter().filter(|lease| lease.seconds_left <= 0.0) {
         let what = format!(
-            "the lease {} of {} is over for {}",
+            "the lease {} of {} ended {} ago",
             lease.id,
             lease.relay,
             ago(-lease.seconds_left)

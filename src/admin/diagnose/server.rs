@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::store::connection::{self, Plans};
 use crate::store::doctor::server;
 
-/// Connections of a relay: claimer, settler, heartbeat, janitor, monitor and listener.
-const OF_A_RELAY: i64 = 6;
+/// Connections of a relay: claimer, settler, heartbeat, janitor and listener.
+const OF_A_RELAY: i64 = 5;
 
 /// Seconds that two clocks may differ; and those that make receivers refuse signatures, by the usual
 /// tolerance of five minutes.

@@ -25,7 +25,7 @@ pub(crate) enum Command {
     Migrate(migrate::Options),
     /// Deliver until a signal comes
     Run,
-    /// Serve the admin page, health and metrics without a relay, beside an application that has one
+    /// Serve the admin page without a relay, beside an application that has one
     Admin,
     /// Deliver what is due, then exit
     Drain(drain::Options),

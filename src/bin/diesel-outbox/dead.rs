@@ -333,14 +333,14 @@ fn change(
     if which.is_empty() && !all.all {
         return Err(ConfigError::new(
             format!("dead {verb}"),
-            "name ids, --topic or --reason, or say --all",
+            "name ids, --topic, --reason or --destination, or say --all",
         )
         .into());
     }
     if !which.is_empty() && all.all {
         return Err(ConfigError::new(
             "--all",
-            "it stands for itself: leave ids, --topic and --reason out",
+            "it stands for itself: leave out ids, --topic, --reason and --destination",
         )
         .into());
     }

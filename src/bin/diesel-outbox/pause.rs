@@ -182,7 +182,9 @@ fn pause(
     };
     let sentence = pauses::sentence(pause);
     if is_longer {
-        return output::line(format!("{sentence}; that was so before, and stays"));
+        return output::line(format!(
+            "{sentence}; it was so before, and that pause stays (resume it to make another)"
+        ));
     }
     output::line(sentence)
 }

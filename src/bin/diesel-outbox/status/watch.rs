@@ -123,7 +123,7 @@ fn show(tick: &Tick, config: &Config, form: Form, interval: Duration) -> Result<
 
 fn show_error(error: &DatabaseError, form: Form, interval: Duration) -> Result<()> {
     let said = format!(
-        "the database does not answer, trying again: {}",
+        "the outbox cannot be read, trying again: {}",
         one_line(error)
     );
     match form {
