@@ -52,13 +52,13 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
             let stands_by = if row.stands_by { ", stands by" } else { "" };
             format!("alive, {:.0} s left{stands_by}", row.seconds_left)
         } else {
-            format!("expired {:.0} s ago", -row.seconds_left)
+            format!("expired {} ago", output::age(-row.seconds_left))
         };
         table.add_row([
             row.id.to_string(),
             output::shown(&row.relay),
             format!("{} ago", output::age(row.started_seconds_ago)),
-            format!("{:.0} s ago", row.renewed_seconds_ago),
+            format!("{} ago", output::age(row.renewed_seconds_ago)),
             state,
         ]);
     }

@@ -146,7 +146,8 @@ fn text(seen: &Seen) -> String {
     }
     parts.push(counts.to_string());
     if let Some(seconds) = overview.oldest_due_seconds {
-        parts.push(format!("oldest due message: due for {seconds:.1} s"));
+        let age = output::age(seconds);
+        parts.push(format!("oldest due message: due for {age}"));
     }
     parts.extend(rest(seen));
     parts.join("\n")

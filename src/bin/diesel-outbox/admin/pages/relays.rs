@@ -39,6 +39,8 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
         Column("Ends in", Kind::Number),
         Column("Since", Kind::Number),
     ];
+    // What it held is theirs then, and nothing is to be done about it.
+    let is_served = leases.iter().any(|lease| lease.seconds_left > 0.0);
     let rows: Vec<Vec<Markup>> = leases
         .iter()
         .map(|lease| {
@@ -46,7 +48,8 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
             vec![
                 html! { span.key { (lease.relay) } },
                 html! {
-                    @if is_over { span.badge.bad { "lease is over" } }
+                    @if is_over && is_served { span.badge { "gone" } " " span.quiet { "others took over" } }
+                    @else if is_over { span.badge.bad { "lease is over" } }
                     @else if lease.stands_by { span.badge { "stands by" } }
                     @else { span.badge.good { "at work" } }
                 },
