@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel::sql_types::{Nullable, Text};
 use diesel::{QueryableByName, RunQueryDsl, sql_query};
 use serde_json::json;
@@ -432,6 +433,36 @@ fn pages_share_what_one_of_them_has_seen() {
     // One each two seconds, the sampler's, and what is seen of a look in the midst of it.
     let most = 6 + 2 * began.elapsed().as_secs();
     assert!(looks.len() as u64 <= most, "{} looks", looks.len());
+}
+
+/// R30: a page that is left open does not make a search of seconds again and again.
+#[test]
+fn what_takes_long_to_find_is_found_once() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 1);
+    let page = open(&database);
+    let paths = ["/messages?q=1", "/dead?q=1"];
+    for path in paths {
+        assert!(page.get(path).body.contains("data-live"), "{path}");
+    }
+    for path in paths {
+        let mut other = database.connect();
+        let lock = format!(
+            "BEGIN; LOCK TABLE {0}; SELECT pg_sleep(1); COMMIT",
+            database.name()
+        );
+        let holding = std::thread::spawn(move || other.batch_execute(&lock).expect("a lock"));
+        eventually("it is locked", || {
+            database.number(
+                "SELECT count(*) FROM pg_locks
+                  WHERE relation = '{o}'::regclass AND mode = 'AccessExclusiveLock' AND granted",
+            ) == 1
+        });
+        let answer = page.get(path);
+        assert_eq!(answer.status, 200);
+        assert!(!answer.body.contains("data-live"), "{path}");
+        holding.join().expect("no panic");
+    }
 }
 
 /// A database with nothing but an outbox.

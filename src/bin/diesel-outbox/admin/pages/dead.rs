@@ -4,12 +4,14 @@ pub(super) mod change;
 pub(super) mod letter;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use diesel_outbox::ReasonCode;
 use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, MessageKey};
 use maud::{Markup, html};
 
 use super::layout::{Page, token};
+use super::messages::QUICK;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::words;
@@ -100,7 +102,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         .query
         .get("before")
         .and_then(|place| place.parse().ok());
-    let page = Page {
+    let mut page = Page {
         site,
         visitor,
         request,
@@ -115,10 +117,12 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
             return page.answer(Status::BadRequest, &content);
         }
     };
+    let began = Instant::now();
     let list = match look(site, &asked, &filter) {
         Ok(list) => list,
         Err(error) => return super::database_away(site, visitor, request, &format!("{error:#}")),
     };
+    page.is_live &= asked.q.is_empty() || began.elapsed() < QUICK;
     let content = html! {
         div.title {
             h1 { "Dead letters" }

@@ -2,6 +2,8 @@
 
 mod history;
 
+use std::time::{Duration, Instant};
+
 use diesel_outbox::admin::{self, MessageKey, MessageRecord};
 use maud::{Markup, html};
 
@@ -16,15 +18,17 @@ use crate::admin::{Request, Response, Site, Visitor};
 
 /// Parts whose payloads are shown: those of a fan-out have the same.
 const MOST_PAYLOADS: usize = 3;
+/// A search that takes longer reads tables: it is not made again and again for a page that is left open.
+pub(super) const QUICK: Duration = Duration::from_millis(500);
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     let q = request.query.get("q").map(str::trim).unwrap_or_default();
-    let page = Page {
+    let mut page = Page {
         site,
         visitor,
         request,
         title: "Messages",
-        is_live: !q.is_empty(),
+        is_live: false,
     };
     if q.is_empty() {
         let content = html! {
@@ -35,6 +39,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         return page.answer(Status::Ok, &content);
     }
     let key = MessageKey::Text(q.to_owned());
+    let began = Instant::now();
     let found = site
         .searches
         .run(|conn, outbox| admin::message(conn, outbox, &key));
@@ -42,6 +47,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         Ok(found) => found,
         Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
     };
+    page.is_live = began.elapsed() < QUICK;
     let content = html! {
         h1 { "Messages" }
         (form(q))

@@ -33,6 +33,7 @@
   let read = asOf.textContent;
   let isHeld = false;
   let isReading = false;
+  let isLive = true;
 
   const say = (words) => {
     // Only what is new is said aloud.
@@ -70,6 +71,9 @@
     showChooser();
     document.title = next.title;
     read = time.textContent;
+    // What costs too much to be read again is as of now.
+    isLive = time.hasAttribute("data-live");
+    hold.hidden = !isLive;
     loaded = Date.now();
     if (stood) {
       const again = main.querySelectorAll(stood.tag)[stood.index];
@@ -79,7 +83,7 @@
   };
 
   const refresh = async () => {
-    if (isHeld || isReading || document.hidden || isInUse()) return;
+    if (!isLive || isHeld || isReading || document.hidden || isInUse()) return;
     isReading = true;
     try {
       const answer = await fetch(location.href, {
