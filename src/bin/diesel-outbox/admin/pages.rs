@@ -107,7 +107,7 @@ fn bad_request(site: &Site, visitor: &Visitor, request: &Request, words: &str) -
 /// The database does not answer, or refuses: what is known is said.
 fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str) -> Response {
     let content = html! {
-        h1 { "The database does not answer as it should" }
+        h1 { "The database does not answer, or refuses" }
         p.refused role="alert" { (error) }
         p { "The " a href="/" { "overview" } " shows what was seen last." }
     };
