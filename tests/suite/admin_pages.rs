@@ -304,6 +304,14 @@ fn the_ledger_is_searched_and_odd_questions_get_an_answer() {
     for query in ["status=x", "reason=x", "since=yesterday", "until=%3Cb%3E"] {
         assert_eq!(page.get(&format!("/ledger?{query}")).status, 400, "{query}");
     }
+    assert_eq!(
+        rows("topic=order%00.paid"),
+        1,
+        "no text has such a character"
+    );
+    for path in ["/dead?topic=%00", "/messages?q=%00a", "/keys?key=a%00"] {
+        assert_eq!(page.get(path).status, 200, "{path}");
+    }
     let key = database
         .text("SELECT idempotency_key FROM {o}_ledger WHERE topic = 'order.paid'")
         .expect("a key");

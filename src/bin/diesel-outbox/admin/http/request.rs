@@ -42,8 +42,11 @@ pub(crate) struct Request {
 pub(crate) struct Form(Vec<(String, String)>);
 
 impl Form {
+    /// Without characters that no text of PostgreSQL's can have.
     fn parse(text: &[u8]) -> Self {
-        Self(form_urlencoded::parse(text).into_owned().collect())
+        let pairs = form_urlencoded::parse(text);
+        let pairs = pairs.map(|(name, value)| (name.into_owned(), value.replace('\0', "")));
+        Self(pairs.collect())
     }
 
     /// The value of this name that is not empty.
