@@ -62,6 +62,7 @@ pub use self::migrations::{
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, count_replayable, replay};
+pub use crate::relay::DepthGauges;
 pub use crate::store::activity::{Activity, Rates};
 pub use crate::store::blocked::BlockedKey;
 pub use crate::store::dead::{DeadFilter, DeadGroup, DeadLetter};

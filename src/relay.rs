@@ -45,6 +45,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended};
+pub use self::depths::DepthGauges;
 pub use self::error::{ShutdownError, StartError};
 pub use self::health::{DestinationState, Health, Problem, ProblemKind};
 pub use self::observer::{Observer, Settled};

@@ -8,7 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use super::depths::DepthGauges;
+use super::depths::Counting;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
@@ -44,7 +44,7 @@ pub(crate) fn run(shared: &Shared) {
 struct Janitor<'a> {
     shared: &'a Shared,
     session: Session,
-    depths: DepthGauges<'a>,
+    depths: Counting<'a>,
     /// How often is cleaned.
     interval: Duration,
     next_cleaning: Instant,
@@ -63,7 +63,7 @@ impl<'a> Janitor<'a> {
         Self {
             shared,
             session: shared.session(&shared.progress.janitor, STATEMENT_TIMEOUT, Plans::Any),
-            depths: DepthGauges::new(shared),
+            depths: Counting::new(shared),
             interval,
             next_cleaning: Instant::now(),
             leases_seen: None,

@@ -567,3 +567,61 @@ fn it_ends_at_once_with_its_sampler() {
         began.elapsed()
     );
 }
+
+/// R29, R32: what waits is measured where there is no relay in the process, and never as it was before.
+#[test]
+fn a_page_without_a_relay_measures_what_waits() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!(1));
+    bury(&database, "order.paid", 100, 2);
+    let page = open(&database);
+    let has = |text: &str| page.get("/metrics").body.lines().any(|line| line == text);
+    let series = |status: &str, value: u8| {
+        let name = database.name();
+        format!(
+            "diesel_outbox_messages{{outbox=\"{name}\",topic=\"order.paid\",destination=\"\",status=\"{status}\"}} {value}"
+        )
+    };
+    eventually("both are counted", || {
+        has(&series("pending", 1)) && has(&series("dead", 2))
+    });
+    database.execute("DELETE FROM {o}");
+    eventually("none is left", || has(&series("pending", 0)));
+    database.execute("DROP TABLE {o}_dead CASCADE");
+    eventually("nothing is told of yesterday", || {
+        page.get("/metrics").status == 503
+    });
+}
+
+/// R32: the overview names what waits behind a message, and which one that is.
+#[test]
+fn the_overview_names_blocked_keys() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, attempts, available_at, last_error_code)
+         VALUES ('order.paid', '1', 'order-7', 3, now() + interval '1 hour', 'SERVER_ERROR'),
+                ('order.paid', '2', 'order-7', 0, now(), NULL)",
+    );
+    let page = open(&database);
+    let first = database.number("SELECT min(sequence) FROM {o}");
+    let words = format!(
+        "1 message waits behind the next attempt of #{first}, in the order of the key order-7"
+    );
+    eventually("it says so", || page.get("/").body.contains(&words));
+}
+
+#[test]
+fn a_masked_answer_says_where_it_can_be_read() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 1);
+    let masked = open(&database).get("/dead/1").body;
+    assert!(masked.contains("diesel-outbox message show"), "{masked}");
+    let command = database.binary(&["admin"]);
+    let shown = Page::start(command.with("OUTBOX_ADMIN_PAYLOADS", "true"))
+        .get("/dead/1")
+        .body;
+    assert!(
+        shown.contains("no such Babbage") && !shown.contains("message show"),
+        "{shown}"
+    );
+}

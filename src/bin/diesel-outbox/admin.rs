@@ -25,7 +25,7 @@ pub(crate) use self::http::{Request, Response};
 use self::access::Access;
 use self::health::Words;
 use self::history::{Glance, History, Sampler};
-use self::http::{Method, Server};
+use self::http::{Method, Server, Status};
 use self::kept::Kept;
 use self::metrics::Metrics;
 use self::pages::DeadList;
@@ -82,7 +82,7 @@ impl Bound {
         Ok(Some(Self {
             listener,
             config: config.clone(),
-            metrics: Metrics::install()?,
+            metrics: Metrics::install(config)?,
         }))
     }
 
@@ -159,7 +159,7 @@ impl Site {
             (_, "/login") => Ok(pages::login(self, request)),
             (_, "/metrics") => {
                 self.access.script(request)?;
-                Ok(self.metrics.text(self.relay.as_deref()))
+                Ok(self.metrics())
             }
             (Method::Get | Method::Head, path) => {
                 if let Some(asset) = pages::asset(path) {
@@ -177,6 +177,20 @@ impl Site {
                 }
                 self.access.check_change(request, &visitor)?;
                 Ok(pages::change(self, &visitor, request))
+            }
+        }
+    }
+
+    fn metrics(&self) -> Response {
+        if let Some(relay) = &self.relay {
+            return self.metrics.of_relay(relay);
+        }
+        match self.glance() {
+            (Some(glance), None) => self.metrics.of_depths(&glance.depths),
+            // What was seen before would look as if it were so now.
+            (_, error) => {
+                let error = error.unwrap_or_else(|| "nothing is known yet".to_owned());
+                Response::text(Status::Unavailable, format!("{error}\n"))
             }
         }
     }

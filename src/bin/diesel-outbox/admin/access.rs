@@ -220,6 +220,11 @@ impl Access {
         request: &Request,
         visitor: &Visitor,
     ) -> Result<(), Response> {
+        if self.admin.read_only {
+            return Err(forbidden(
+                "this page changes nothing: OUTBOX_ADMIN_READ_ONLY is set\n",
+            ));
+        }
         if !visitor.is_script {
             self.check_origin(request)?;
             let given = request
@@ -232,11 +237,6 @@ impl Access {
                     "this form is too old, or not of this page: reload the page and try again\n",
                 ));
             }
-        }
-        if self.admin.read_only {
-            return Err(forbidden(
-                "this page changes nothing: OUTBOX_ADMIN_READ_ONLY is set\n",
-            ));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Activity, Depths, LeaseRow, Pause, Rates};
+use diesel_outbox::admin::{self, Activity, BlockedKey, Depths, LeaseRow, Pause, Rates};
 use diesel_outbox::{Config, DatabaseError, OutboxName};
 use secrecy::SecretString;
 
@@ -36,6 +36,8 @@ const OLDEST: Duration = Duration::from_secs(60);
 /// The rates shown are those of the last minute.
 const MINUTE: Duration = Duration::from_secs(60);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Blocked keys that an overview names.
+const MOST_KEYS: i64 = 3;
 /// How long the end waits for a thread that may hang in the database.
 const END_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -44,6 +46,8 @@ pub(crate) struct Glance {
     pub(crate) depths: Depths,
     pub(crate) leases: Vec<LeaseRow>,
     pub(crate) pauses: Vec<Pause>,
+    /// The first few.
+    pub(crate) blocked_keys: Vec<BlockedKey>,
     activity: Activity,
     pub(crate) at: SystemTime,
 }
@@ -57,6 +61,7 @@ impl Glance {
             depths: admin::depths(conn, outbox)?,
             leases: admin::leases(conn, outbox)?,
             pauses: admin::pauses(conn, outbox)?,
+            blocked_keys: admin::blocked_keys(conn, outbox, MOST_KEYS)?,
             activity: admin::activity(conn, outbox)?,
             at: SystemTime::now(),
         })

@@ -1,7 +1,10 @@
 //! Metrics as Prometheus' text.
 
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Context, Result};
-use diesel_outbox::RelayHandle;
+use diesel_outbox::admin::{DepthGauges, Depths};
+use diesel_outbox::{Config, RelayHandle};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::http::Response;
@@ -13,27 +16,41 @@ const BUCKETS: &[f64] = &[
 ];
 
 /// The recorder of this process.
-pub(crate) struct Metrics(PrometheusHandle);
+pub(crate) struct Metrics {
+    recorder: PrometheusHandle,
+    /// Where there is no relay, which sets them by itself.
+    depths: Mutex<DepthGauges>,
+}
 
 impl Metrics {
     /// From now on everything in this process is counted.
-    pub(crate) fn install() -> Result<Self> {
-        PrometheusBuilder::new()
+    pub(crate) fn install(config: &Config) -> Result<Self> {
+        let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), BUCKETS)
             .and_then(PrometheusBuilder::install_recorder)
-            .map(Self)
-            .context("cannot count")
+            .context("cannot count")?;
+        let destinations = config.all_destinations();
+        let names = destinations.iter().map(|one| one.name.as_str());
+        Ok(Self {
+            recorder,
+            depths: Mutex::new(DepthGauges::new(&config.table, names)),
+        })
     }
 
     /// Sums up what was measured; else it is kept one by one until somebody reads it.
     pub(crate) fn sum_up(&self) {
-        self.0.run_upkeep();
+        self.recorder.run_upkeep();
     }
 
-    pub(crate) fn text(&self, relay: Option<&RelayHandle>) -> Response {
-        if let Some(relay) = relay {
-            relay.record_metrics();
-        }
-        Response::metrics(self.0.render())
+    pub(crate) fn of_relay(&self, relay: &RelayHandle) -> Response {
+        relay.record_metrics();
+        Response::metrics(self.recorder.render())
+    }
+
+    /// Without a relay: what waits, and nothing else.
+    pub(crate) fn of_depths(&self, depths: &Depths) -> Response {
+        let mut gauges = self.depths.lock().unwrap_or_else(PoisonError::into_inner);
+        gauges.show(depths);
+        Response::metrics(self.recorder.render())
     }
 }

@@ -25,7 +25,12 @@ pub(super) fn text(site: &Site, text: &str) -> Markup {
         true => cut(text).to_owned(),
         false => mask::text(text),
     };
-    html! { pre tabindex="0" role="region" aria-label="Answer" { (shown) } }
+    html! {
+        pre tabindex="0" role="region" aria-label="Answer" { (shown) }
+        @if !site.config.admin.payloads {
+            p.quiet { "It is masked, as payloads are: " code { "diesel-outbox message show" } " shows it." }
+        }
+    }
 }
 
 /// Why values are not there.

@@ -1,6 +1,6 @@
 //! The answer to the first question, in one sentence, and why.
 
-use diesel_outbox::admin::{Pause, Rates};
+use diesel_outbox::admin::{BlockedKey, Pause, Rates};
 use maud::{Markup, html};
 
 use super::destinations::left;
@@ -69,6 +69,7 @@ pub(super) struct Facts<'a> {
     pub(super) pauses: &'a [Pause],
     /// Destinations of this process whose threads are all sending.
     pub(super) busy: Vec<String>,
+    pub(super) blocked_keys: &'a [BlockedKey],
     pub(super) oldest_due: Option<(f64, String)>,
     pub(super) waiting: i64,
     /// Those of them whose last send failed.
@@ -111,6 +112,7 @@ impl Verdict {
         let oldest = due.max_by(|one, other| one.0.total_cmp(&other.0));
         facts.has_relay = glance.has_relay();
         facts.pauses = &glance.pauses;
+        facts.blocked_keys = &glance.blocked_keys;
         facts.oldest_due = oldest.map(|(seconds, lane)| (seconds, lane.topic.clone()));
         facts.waiting = glance.depths.pending() + glance.depths.retrying();
         facts.retrying = glance.depths.retrying();
@@ -248,18 +250,16 @@ impl Facts<'_> {
                 format!("All threads of {name} are busy: its receiver is slow, or much comes in.")
             })
             .collect();
-        if reasons.is_empty() && self.pauses.is_empty() {
-            reasons.push(
-                "Nothing is paused. Does an ordering key wait (see Keys), or is a receiver slow?"
-                    .to_owned(),
-            );
+        let is_known = !reasons.is_empty() || !self.blocked_keys.is_empty();
+        if !is_known && self.pauses.is_empty() {
+            reasons.push("Nothing is paused and no key is blocked: is a receiver slow?".to_owned());
         }
         reasons
     }
 
     /// What is worth a look, whatever flows.
     fn remarks(&self) -> Vec<String> {
-        let mut remarks = Vec::new();
+        let mut remarks: Vec<String> = self.blocked_keys.iter().map(blocked).collect();
         if self.retrying > 0 {
             let many = words::counted(self.retrying, "message waits", "messages wait");
             remarks.push(format!("{many} for another attempt: the last one failed."));
@@ -273,6 +273,21 @@ impl Facts<'_> {
         }
         remarks
     }
+}
+
+fn blocked(key: &BlockedKey) -> String {
+    let behind = words::counted(key.waiting, "message waits", "messages wait");
+    let more = if key.waiting_is_capped {
+        " at least"
+    } else {
+        ""
+    };
+    let name = words::shortened(&key.ordering_key, 100);
+    let first = match key.status.as_str() {
+        "dead" => format!("the dead letter #{}", key.sequence),
+        _ => format!("the next attempt of #{}", key.sequence),
+    };
+    format!("{behind}{more} behind {first}, in the order of the key {name} (see Keys).")
 }
 
 fn pause_reason(pause: &Pause) -> String {
