@@ -11,6 +11,7 @@ use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 /// As `diesel-outbox pause` says it where nobody says more.
 const REASON: &str = "OPERATOR";
 const LONGEST_REASON: usize = 200;
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// What is to be paused or resumed.
 struct Which {
@@ -42,7 +43,13 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
         (Err(error), _) => return bad_request(site, visitor, request, error),
         (_, Err(error)) => return bad_request(site, visitor, request, &error),
     };
-    let given = form.get("reason").map_or(REASON, str::trim);
+    let given = form.get("reason").map_or("", str::trim);
+    // By that one a relay knows what it may end by itself.
+    if given == "BREAKER_OPEN" {
+        let words = "BREAKER_OPEN is what circuit breakers say: give another reason.";
+        return bad_request(site, visitor, request, words);
+    }
+    let given = if given.is_empty() { REASON } else { given };
     let reason: String = given.chars().take(LONGEST_REASON).collect();
     let done = site
         .changes
@@ -89,7 +96,11 @@ fn duration(form: &Form) -> Result<Option<Duration>, String> {
     else {
         return Ok(None);
     };
-    humantime::parse_duration(text)
-        .map(Some)
-        .map_err(|error| format!("{text:?} is no time such as 10min or 2h: {error}"))
+    match humantime::parse_duration(text) {
+        Ok(time) if time > LONGEST => Err(format!(
+            "{text:?} is longer than a year: without a time it is until somebody resumes it"
+        )),
+        Ok(time) => Ok(Some(time)),
+        Err(error) => Err(format!("{text:?} is no time such as 10min or 2h: {error}")),
+    }
 }
