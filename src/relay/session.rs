@@ -14,6 +14,8 @@ use crate::name::OutboxName;
 use crate::store::connection::{Connected, Plans, backend, connect};
 use crate::store::rights;
 
+/// How long a pooler lets a client wait for its turn: the default of PgBouncer's `query_wait_timeout`.
+const POOLERS_TURN: Duration = Duration::from_secs(120);
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// The longest wait between tries to reach a database that is gone.
@@ -69,8 +71,8 @@ impl Session {
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
         let post = Arc::clone(&self.post);
-        let limit = match self.conn {
-            Some(_) => self.longest(),
+        let limit = match &self.conn {
+            Some(connected) => self.longest(connected.pooled.is_some()),
             None => LONGEST_CONNECT,
         };
         let stay = post.in_database.within(limit);
@@ -99,8 +101,15 @@ impl Session {
     }
 
     /// The longest that one statement takes by right.
-    fn longest(&self) -> Duration {
-        self.statement_timeout.saturating_add(MARGIN)
+    fn longest(&self, is_pooled: bool) -> Duration {
+        let turn = if is_pooled {
+            POOLERS_TURN
+        } else {
+            Duration::ZERO
+        };
+        self.statement_timeout
+            .saturating_add(MARGIN)
+            .saturating_add(turn)
     }
 
     /// What is wrong with the outbox, where that is why a statement has failed.
@@ -121,7 +130,8 @@ impl Session {
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
-        let longest = self.longest();
+        let of_ours = self.longest(false);
+        let of_pooled = self.longest(true);
         let Connected { conn, pooled } = match &mut self.conn {
             Some(connected) => connected,
             none => {
@@ -131,6 +141,10 @@ impl Session {
                     self.statement_timeout,
                     self.plans,
                 )?;
+                let longest = match connected.pooled {
+                    None => of_ours,
+                    Some(_) => of_pooled,
+                };
                 self.post.in_database.begin(longest);
                 self.backend = match connected.pooled {
                     None => Some(backend(&mut connected.conn)?),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use crossbeam_channel::{Sender, bounded};
 use diesel_outbox::{Config, RelayHandle};
 
 pub(crate) use self::access::Visitor;
@@ -62,6 +63,8 @@ pub(crate) struct Site {
 pub(crate) struct Page {
     server: Server,
     _sampler: Sampler,
+    /// Disconnected at the end.
+    _stop: Sender<()>,
 }
 
 impl Page {
@@ -100,14 +103,18 @@ impl Bound {
             metrics: self.metrics,
             config,
         });
+        let sampler = Sampler::start(&site.config, &site.history)?;
+        let (stop, stopped) = bounded(0);
         let counting = Arc::clone(&site);
-        let sampler = Sampler::start(&site.config, &site.history, move || {
-            counting.metrics.sum_up();
-        })?;
+        std::thread::Builder::new()
+            .name("admin-metrics".to_owned())
+            .spawn(move || counting.metrics.sum_up_until(&stopped))
+            .context("cannot start a thread")?;
         let server = Server::start(self.listener, Arc::new(move |request| site.answer(request)))?;
         let page = Page {
             server,
             _sampler: sampler,
+            _stop: stop,
         };
         log::info!(event = "admin_started", address:% = page.address(); "the admin page is at http://{}/", page.address());
         Ok(page)

@@ -36,17 +36,16 @@ struct Shown {
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName};
 /// use diesel_outbox::admin::{self, DepthGauges};
+/// use std::time::Duration;
 ///
-/// /// An exporter calls it now and then, with the same gauges, after it has installed its recorder.
-/// fn export(
-///     conn: &mut PgConnection,
-///     outbox: &OutboxName,
-///     gauges: &mut DepthGauges,
-/// ) -> Result<(), DatabaseError> {
-///     gauges.show(&admin::depths(conn, outbox)?);
-///     Ok(())
+/// /// An exporter, after it has installed its recorder.
+/// fn export(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     let mut gauges = DepthGauges::new(outbox, ["billing", "warehouse"]);
+///     loop {
+///         gauges.show(&admin::depths(conn, outbox)?);
+///         std::thread::sleep(Duration::from_secs(10));
+///     }
 /// }
-/// # let _ = DepthGauges::new(&OutboxName::default(), ["billing"]);
 /// ```
 pub struct DepthGauges {
     outbox: Arc<str>,

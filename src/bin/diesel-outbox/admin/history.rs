@@ -20,8 +20,6 @@ use secrecy::SecretString;
 const PERIOD: Duration = Duration::from_secs(10);
 /// It rests for so many times as long as its last look has taken.
 const RESTS: u32 = 100;
-/// How often what was measured is summed up.
-const SUM_UP_PERIOD: Duration = Duration::from_secs(5);
 const HOUR: Duration = Duration::from_secs(3600);
 /// The shortest time that a curve shows; after a start there is not more.
 const SHORTEST: Duration = Duration::from_secs(300);
@@ -270,11 +268,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    pub(crate) fn start(
-        config: &Config,
-        history: &Arc<History>,
-        sum_up: impl Fn() + Send + 'static,
-    ) -> Result<Self> {
+    pub(crate) fn start(config: &Config, history: &Arc<History>) -> Result<Self> {
         let (stop, stopped) = bounded(0);
         let (end, ended) = bounded(0);
         let mut look = Look {
@@ -288,7 +282,7 @@ impl Sampler {
             .name("admin-sampler".to_owned())
             .spawn(move || {
                 let _end: Sender<()> = end;
-                look.run(&stopped, &sum_up);
+                look.run(&stopped);
             })
             .context("cannot start a thread")?;
         Ok(Self {
@@ -324,18 +318,15 @@ struct Look {
 }
 
 impl Look {
-    fn run(&mut self, stopped: &Receiver<()>, sum_up: &impl Fn()) {
+    fn run(&mut self, stopped: &Receiver<()>) {
         let mut next = Instant::now();
         loop {
-            sum_up();
             let began = Instant::now();
             if began >= next {
                 self.look();
                 next = began + rest(began.elapsed());
             }
-            let rest = next
-                .saturating_duration_since(Instant::now())
-                .min(SUM_UP_PERIOD);
+            let rest = next.saturating_duration_since(Instant::now());
             if stopped.recv_timeout(rest) != Err(RecvTimeoutError::Timeout) {
                 return;
             }

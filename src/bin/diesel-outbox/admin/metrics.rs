@@ -1,8 +1,10 @@
 //! Metrics as Prometheus' text.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel_outbox::admin::{DepthGauges, Depths};
 use diesel_outbox::{Config, RelayHandle};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -14,6 +16,9 @@ const BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 300.0, 1800.0, 7200.0, 43200.0,
 ];
+
+/// How often what was measured is summed up.
+const SUM_UP_PERIOD: Duration = Duration::from_secs(5);
 
 /// The recorder of this process.
 pub(crate) struct Metrics {
@@ -37,9 +42,11 @@ impl Metrics {
         })
     }
 
-    /// Sums up what was measured; else it is kept one by one until somebody reads it.
-    pub(crate) fn sum_up(&self) {
-        self.recorder.run_upkeep();
+    /// Sums up what was measured, now and then; else it is kept one by one until somebody reads it.
+    pub(crate) fn sum_up_until(&self, stopped: &Receiver<()>) {
+        while stopped.recv_timeout(SUM_UP_PERIOD) == Err(RecvTimeoutError::Timeout) {
+            self.recorder.run_upkeep();
+        }
     }
 
     pub(crate) fn of_relay(&self, relay: &RelayHandle) -> Response {
