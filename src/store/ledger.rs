@@ -3,6 +3,10 @@
 //! Its index by time is a BRIN: it finds the rows of a span of time, in no order. So the list is read in
 //! windows of time, each longer than the one before while they hold little, and shorter where one holds
 //! too much.
+//!
+//! What was written in the last minute is not in the index yet. While very much is written, reading even the
+//! latest second means reading all that: then the end of the table is read instead, where most of the latest
+//! rows are.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,6 +23,10 @@ use crate::status::{ReasonCode, Status};
 
 /// How long reading one window may take before a shorter one is read instead.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// How long reading the latest second may take before the end of the table is read instead.
+const FIRST_PATIENCE: Duration = Duration::from_millis(100);
+/// Pages at the end of the table.
+const TAIL_PAGES: i64 = 100;
 
 /// Windows, in microseconds.
 const FIRST_WINDOW: i64 = 1_000_000;
@@ -139,7 +147,23 @@ pub(crate) fn ledger(
         None => after_now(conn)?,
     };
     let (mut window, mut rows) = (FIRST_WINDOW, Vec::new());
+    let is_of_now = filter.before.is_none() && filter.until.is_none();
+    if is_of_now {
+        let from = to.saturating_sub(window).max(since);
+        let latest = looking_briefly(conn, FIRST_PATIENCE, |conn| {
+            between(conn, name, filter, (from, to), limit, Pages::All)
+        })?;
+        let Some(found) = latest else {
+            return at_the_end(conn, name, filter, (since, to), limit, TAIL_PAGES);
+        };
+        rows = found;
+        (to, window) = (from, window * 4);
+    }
     loop {
+        if i64::try_from(rows.len()).unwrap_or(limit) >= limit || to <= since {
+            let is_complete = true;
+            return Ok(Searched { rows, is_complete });
+        }
         let from = match to.saturating_sub(window) {
             from if window < LONGEST_WINDOW => from.max(since),
             _ => since,
@@ -147,7 +171,7 @@ pub(crate) fn ledger(
         let missing = limit - i64::try_from(rows.len()).unwrap_or(limit);
         let read = match deadline.left(PATIENCE) {
             Some(left) => looking_briefly(conn, left, |conn| {
-                between(conn, name, filter, (from, to), missing)
+                between(conn, name, filter, (from, to), missing, Pages::All)
             })?,
             None => None,
         };
@@ -166,11 +190,44 @@ pub(crate) fn ledger(
                 return Ok(Searched { rows, is_complete });
             }
         }
-        if i64::try_from(rows.len()).unwrap_or(limit) >= limit || from <= since {
-            let is_complete = true;
-            return Ok(Searched { rows, is_complete });
-        }
     }
+}
+
+/// Most of the latest rows, while too many are written to read them all.
+fn at_the_end(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &LedgerFilter,
+    times: (i64, i64),
+    limit: i64,
+    pages: i64,
+) -> QueryResult<Searched<LedgerRow>> {
+    let all: CountRow = sql_query(
+        "SELECT pg_relation_size($1::regclass) / current_setting('block_size')::bigint AS count",
+    )
+    .bind::<Text, _>(name.ledger())
+    .get_result(conn)?;
+    let from = all.count.saturating_sub(pages).max(0);
+    let found = looking_briefly(conn, PATIENCE, |conn| {
+        between(conn, name, filter, times, limit, Pages::From(from))
+    })?;
+    Ok(Searched {
+        is_complete: found.is_some() && from == 0,
+        rows: found.unwrap_or_default(),
+    })
+}
+
+/// Which pages of the table.
+#[derive(Debug, Clone, Copy)]
+enum Pages {
+    All,
+    From(i64),
+}
+
+#[derive(diesel::QueryableByName)]
+struct CountRow {
+    #[diesel(sql_type = BigInt)]
+    count: i64,
 }
 
 /// Rows that were settled from the first time on and before the second.
@@ -180,14 +237,19 @@ fn between(
     filter: &LedgerFilter,
     (from, to): (i64, i64),
     limit: i64,
+    pages: Pages,
 ) -> QueryResult<Vec<LedgerRow>> {
+    let of_pages = match pages {
+        Pages::All => String::new(),
+        Pages::From(page) => format!("AND ctid >= '({page},0)'::tid"),
+    };
     sql_query(format!(
         "SELECT sequence, message_id, topic, destination, status, idempotency_key, ordering_key,
                 reason, error, http_status, response, attempts, {created_at} AS created_at,
                 {settled_at} AS settled_at, payload IS NOT NULL AS has_payload,
                 {micros} AS settled_at_micros
            FROM (SELECT * FROM {ledger}
-                  WHERE settled_at >= $1 AND settled_at < $2
+                  WHERE settled_at >= $1 AND settled_at < $2 {of_pages}
                     AND ($3::text IS NULL OR topic = $3)
                     AND ($4::text IS NULL OR destination = $4)
                     AND ($5::text IS NULL OR status = $5)
@@ -235,5 +297,55 @@ pub(super) fn as_micros(time: SystemTime) -> i64 {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => micros(after),
         Err(before) => -micros(before.duration()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::Connection;
+    use diesel::connection::SimpleConnection;
+
+    use super::*;
+    use crate::store::migrate::migrate;
+
+    #[test]
+    fn the_end_of_the_table_has_the_latest_rows_and_says_that_it_is_not_all() {
+        let url = std::env::var("DATABASE_URL").expect(
+            "DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test --features cli`",
+        );
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        let schema = format!("end_{}", Uuid::now_v7().simple());
+        let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
+        conn.batch_execute(&format!("CREATE SCHEMA {schema}"))
+            .expect("a schema");
+        migrate(&mut conn, &name).expect("migrated");
+        conn.batch_execute(&format!(
+            "INSERT INTO {} (idempotency_key, destination, sequence, message_id, topic, digest, status,
+                    attempts, created_at, settled_at)
+             SELECT n::text, '', n, gen_random_uuid(), 'order.paid', '', 'delivered', 1, now(),
+                    now() - (1000 - n) * interval '1 second'
+               FROM generate_series(1, 1000) n",
+            name.ledger()
+        ))
+        .expect("rows");
+        let filter = LedgerFilter::default();
+        let mut end = |pages| {
+            let times = (i64::MIN, i64::MAX);
+            at_the_end(&mut conn, &name, &filter, times, 3, pages).expect("found")
+        };
+        let latest = |found: &Searched<LedgerRow>| -> Vec<i64> {
+            found.rows.iter().map(|row| row.sequence).collect()
+        };
+        let (some, all) = (end(1), end(1000));
+        assert_eq!(
+            (latest(&some), some.is_complete),
+            (vec![1000, 999, 998], false)
+        );
+        assert_eq!(
+            (latest(&all), all.is_complete),
+            (vec![1000, 999, 998], true)
+        );
+        conn.batch_execute(&format!("DROP SCHEMA {schema} CASCADE"))
+            .expect("removed");
     }
 }

@@ -148,7 +148,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
             @if !found.is_complete {
                 p.none role="status" {
                     "The search was ended after " (words::duration(took.as_secs_f64()))
-                    ": there may be more. A time makes it quicker."
+                    ", or much is written just now: there may be more. A time makes it quicker."
                 }
             }
             @if found.rows.is_empty() { p.none role="status" { "Nothing matches." } }
