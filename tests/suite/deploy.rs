@@ -1,6 +1,8 @@
 //! The files of `deploy/`, as the program and the guide see them. scripts/check-deploy lets other tools
 //! look at them.
 
+use std::path::Path;
+
 use crate::commands::{File, With};
 use crate::support::{Database, binary, finish};
 
@@ -88,3 +90,36 @@ fn the_commands_of_the_guide_and_of_alerts_are_there() {
 
 /// What stands around a word in prose.
 const NO_WORD: [char; 8] = ['`', '(', ')', ',', '.', ';', ':', '"'];
+
+#[test]
+fn every_package_that_a_script_installs_is_known() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let known = std::fs::read_to_string(root.join("scripts/install-package")).expect("a script");
+    let scripts = std::fs::read_dir(root.join("scripts")).expect("a folder");
+    let others = scripts.map(|entry| entry.expect("a file").path());
+    let mut installed = 0;
+    for path in others.chain([root.join("Makefile"), root.join(".ci/run")]) {
+        let text = std::fs::read_to_string(&path).expect("a script");
+        for after in text.split("install-package").skip(1) {
+            let after = after.trim_start_matches('"');
+            let Some(name) = after
+                .strip_prefix(' ')
+                .and_then(|rest| rest.split_whitespace().next())
+            else {
+                continue;
+            };
+            let name = name.trim_end_matches([';', ')']);
+            if name
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            {
+                assert!(
+                    known.contains(&format!("1:{name} ")) || known.contains(&format!("1:{name})")),
+                    "{name} of {path:?}"
+                );
+                installed += 1;
+            }
+        }
+    }
+    assert!(installed >= 10, "{installed}");
+}
