@@ -57,7 +57,7 @@ fn what_is_late_says_which_threads_are_busy() {
         ..working()
     };
     let reasons = verdict(late()).reasons;
-    assert!(reasons[1].contains("see Keys"), "{reasons:?}");
+    assert!(reasons[1].contains("no key is blocked"), "{reasons:?}");
     let reasons = verdict(Facts {
         busy: vec!["billing".to_owned()],
         ..late()
