@@ -3,12 +3,12 @@
 //! They go through the crate `metrics`: an application that has installed a recorder sees them, and
 //! where there is none they cost next to nothing.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Once, PoisonError, RwLock};
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
 
-/// Topics that have a label of their own, for each process.
+/// Topics of an outbox that have a label of their own, for each process.
 const MOST_TOPICS: usize = 100;
 /// The label of all others.
 pub(crate) const OTHER: &str = "other";
@@ -93,28 +93,30 @@ pub(crate) fn describe() {
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1);
 }
 
-/// The topic as a label: at most 100 different ones in a process, and then `other`.
-pub(crate) fn topic_label(topic: &str) -> Arc<str> {
+/// The topic as a label: at most 100 different ones of an outbox in a process, and then `other`.
+pub(crate) fn topic_label(outbox: &str, topic: &str) -> Arc<str> {
     static TOPICS: LazyLock<Labels> = LazyLock::new(Labels::default);
-    TOPICS.of(topic)
+    TOPICS.of(outbox, topic)
 }
 
-/// Labels that anybody can make up: only so many.
+/// Labels that anybody can make up: only so many of each outbox.
 #[derive(Default)]
-struct Labels(RwLock<HashSet<Arc<str>>>);
+struct Labels(RwLock<HashMap<String, HashSet<Arc<str>>>>);
 
 impl Labels {
-    fn of(&self, text: &str) -> Arc<str> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(label) = known.get(text) {
+    fn of(&self, outbox: &str, text: &str) -> Arc<str> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let known = all.get(outbox);
+        if let Some(label) = known.and_then(|known| known.get(text)) {
             return Arc::clone(label);
         }
-        let is_full = known.len() >= MOST_TOPICS;
-        drop(known);
+        let is_full = known.is_some_and(|known| known.len() >= MOST_TOPICS);
+        drop(all);
         if is_full {
             return OTHER.into();
         }
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let known = all.entry(outbox.to_owned()).or_default();
         if known.len() >= MOST_TOPICS && !known.contains(text) {
             return OTHER.into();
         }
@@ -127,14 +129,16 @@ impl Labels {
 /// What one or more statements have enqueued.
 #[derive(Default)]
 pub(crate) struct Enqueues {
-    new: BTreeMap<Arc<str>, u64>,
+    new: BTreeMap<Box<str>, u64>,
     repeated: u64,
 }
 
 impl Enqueues {
     pub(crate) fn add(&mut self, topic: &str, is_new: bool) {
         if is_new {
-            *self.new.entry(topic_label(topic)).or_default() += 1;
+            let is_known = self.new.contains_key(topic) || self.new.len() < MOST_TOPICS;
+            let topic = if is_known { topic } else { OTHER };
+            *self.new.entry(topic.into()).or_default() += 1;
         } else {
             self.repeated += 1;
         }
@@ -145,6 +149,7 @@ impl Enqueues {
         static DESCRIBED: Once = Once::new();
         DESCRIBED.call_once(describe);
         for (topic, count) in self.new {
+            let topic = topic_label(outbox, &topic);
             counter!(ENQUEUED, "outbox" => outbox.to_owned(), "topic" => topic).increment(count);
         }
         if self.repeated > 0 {
@@ -162,9 +167,13 @@ mod tests {
     fn beyond_a_hundred_topics_all_have_the_same_label() {
         let labels = Labels::default();
         for n in 0..MOST_TOPICS {
-            assert_eq!(&*labels.of(&format!("topic.{n}")), format!("topic.{n}"));
+            assert_eq!(
+                &*labels.of("outbox", &format!("topic.{n}")),
+                format!("topic.{n}")
+            );
         }
-        assert_eq!(&*labels.of("one.more"), OTHER);
-        assert_eq!(&*labels.of("topic.7"), "topic.7");
+        assert_eq!(&*labels.of("outbox", "one.more"), OTHER);
+        assert_eq!(&*labels.of("outbox", "topic.7"), "topic.7");
+        assert_eq!(&*labels.of("org.outbox", "one.more"), "one.more");
     }
 }

@@ -72,7 +72,10 @@ impl DepthGauges {
     /// Sets them. Lanes that were there before and are not any more show 0.
     pub fn show(&mut self, depths: &Depths) {
         let mut shown = summed(depths, |topic, destination| {
-            (topic_label(topic), self.destination_label(destination))
+            (
+                topic_label(&self.outbox, topic),
+                self.destination_label(destination),
+            )
         });
         for labels in self.lanes.keys() {
             shown.entry(labels.clone()).or_default();
