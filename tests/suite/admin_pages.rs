@@ -627,3 +627,35 @@ fn a_masked_answer_says_where_it_can_be_read() {
         "{shown}"
     );
 }
+
+#[test]
+fn a_change_that_is_broken_off_says_how_far_it_came() {
+    let database = Database::new();
+    bury(&database, "order.paid", 1, 1500);
+    let schema = database.schema().to_owned();
+    database.execute(&format!(
+        "CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+    ));
+    database.execute(&format!(
+        "CREATE TRIGGER refuse BEFORE INSERT ON {{o}} FOR EACH ROW
+         WHEN (NEW.sequence = 1200) EXECUTE FUNCTION {schema}.refuse()"
+    ));
+    let page = open(&database);
+    let answer = send(&page, "/dead/requeue", "all=true&sure=1500");
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.body.contains("not this one"), "{}", answer.body);
+    assert!(
+        answer.body.contains("1,000 were requeued before it"),
+        "{}",
+        answer.body
+    );
+    let requeued = database.number("SELECT count(*) FROM {o}");
+    assert_eq!((requeued, count_dead(&database)), (1000, 500));
+    page.process.wait_for_log("not all were");
+    assert!(
+        page.process.log().contains("\"count\":1000"),
+        "{}",
+        page.process.log()
+    );
+}

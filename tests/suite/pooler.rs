@@ -4,12 +4,13 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use diesel::connection::CacheSize;
+use diesel::connection::{CacheSize, SimpleConnection};
 use diesel::{Connection, PgConnection};
 use diesel_outbox::{Config, NewMessage, Relay, RelayHandle};
 use serde_json::json;
 use url::Url;
 
+use crate::page::Page;
 use crate::support::{Database, Receiver, Running, database_url, eventually, finish};
 
 /// A PgBouncer before the tests' server, ended when dropped.
@@ -230,4 +231,32 @@ fn setting(conn: &mut PgConnection, name: &str) -> String {
     )
     .expect("a setting")
     .value
+}
+
+/// A page that waits for a lock gives up in time, and leaves no statement behind in the server.
+#[test]
+fn the_admin_pages_statements_end_behind_a_pooler() {
+    let database = Database::new();
+    let pooler = Pooler::start();
+    let mut command = database.binary(&["admin"]);
+    command.env("DATABASE_URL", &pooler.url);
+    let page = Page::start(command);
+    let name = database.name();
+    let mut conn = database.connect();
+    let waiting = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'",
+        database.schema()
+    );
+    conn.transaction::<_, diesel::result::Error, _>(|conn| {
+        conn.batch_execute(&format!("LOCK TABLE {name}_dead"))?;
+        let answer = page.get("/dead/1");
+        assert_eq!(answer.status, 503, "{answer:?}");
+        assert!(answer.body.contains("timeout"), "{}", answer.body);
+        eventually("nothing waits for the lock", || {
+            database.number(&waiting) == 0
+        });
+        Ok(())
+    })
+    .expect("the lock was held");
+    assert_eq!(page.get("/dead/1").status, 404, "it goes on");
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use diesel::PgConnection;
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
 use diesel_outbox::{Config, DatabaseError, OutboxName, admin};
 use secrecy::SecretString;
 
@@ -35,7 +36,7 @@ impl Database {
         })
     }
 
-    /// Runs statements on the outbox.
+    /// Runs statements on the outbox, in one transaction.
     pub(crate) fn run<T>(
         &self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
@@ -46,13 +47,31 @@ impl Database {
             .map_err(|_| anyhow!("the database is busy, or hangs: another page waits for it"))?;
         let turn = Turn(back, None);
         let result = connected(held, self).and_then(|mut conn| {
-            let result = statements(&mut conn, &self.outbox);
-            Ok((result?, conn))
+            let value = limited(&mut conn, STATEMENT_TIMEOUT, |conn| {
+                statements(conn, &self.outbox)
+            })?;
+            Ok((value, conn))
         });
         let (value, conn) = result?;
         turn.keep(conn);
         Ok(value)
     }
+}
+
+/// Runs statements in a transaction in which none takes longer than this. What is set when a connection
+/// begins does not hold behind a pooler in transaction mode.
+pub(super) fn limited<T>(
+    conn: &mut PgConnection,
+    timeout: Duration,
+    statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
+) -> Result<T, DatabaseError> {
+    let millis = timeout.as_millis();
+    conn.transaction(|conn| {
+        conn.batch_execute(&format!(
+            "SET LOCAL statement_timeout = {millis}; SET LOCAL lock_timeout = {millis}"
+        ))?;
+        statements(conn)
+    })
 }
 
 fn connected(

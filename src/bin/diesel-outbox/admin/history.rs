@@ -16,6 +16,8 @@ use diesel_outbox::admin::{self, Activity, BlockedKey, Depths, LeaseRow, Pause, 
 use diesel_outbox::{Config, DatabaseError, OutboxName};
 use secrecy::SecretString;
 
+use super::database::limited;
+
 /// How often the thread looks, at most.
 const PERIOD: Duration = Duration::from_secs(10);
 /// It rests for so many times as long as its last look has taken.
@@ -340,7 +342,10 @@ impl Look {
         };
         let seen = conn.and_then(|mut conn| {
             let began = Instant::now();
-            Ok((Glance::look(&mut conn, &self.outbox)?, began, conn))
+            let glance = limited(&mut conn, STATEMENT_TIMEOUT, |conn| {
+                Glance::look(conn, &self.outbox)
+            })?;
+            Ok((glance, began, conn))
         });
         match seen {
             Ok((glance, began, conn)) => {

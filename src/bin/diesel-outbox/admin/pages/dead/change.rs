@@ -14,6 +14,8 @@ use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
 /// Sequences that are named in a line of the audit log.
 const NAMED: usize = 20;
+/// Letters that are changed in one turn.
+const BATCH: usize = 1000;
 
 /// What is done to dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,22 +167,45 @@ pub(in crate::admin::pages) fn answer(
     if !order.is_sure() {
         return question(site, visitor, request, &order);
     }
-    let done = site
-        .changes
-        .run(|conn, outbox| change.run(conn, outbox, &order.sequences));
+    let (count, end) = carry_out(site, &order);
     site.forget();
     let (verb, what) = (change.done(), order.what());
-    match done {
-        Ok(count) => {
+    match end {
+        Ok(()) => {
             log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count; "dead letters {verb} from the admin page");
             Response::see_other(&order.next(count))
         }
-        // Some batches may have been done before it.
         Err(error) => {
-            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), error:% = format!("{error:#}"); "dead letters were to be {verb} from the admin page, and not all were");
-            database_away(site, visitor, request, &format!("{error:#}"))
+            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count, error:% = format!("{error:#}"); "dead letters were to be {verb} from the admin page, and not all were");
+            let so_far = words::counted(count_of(count), "was", "were");
+            database_away(
+                site,
+                visitor,
+                request,
+                &format!("{so_far} {verb} before it: {error:#}"),
+            )
         }
     }
+}
+
+/// A batch after the other, each in a turn and a transaction of its own: others have theirs between
+/// them. Returns how many were done until the end.
+fn carry_out(site: &Site, order: &Order) -> (usize, Result<()>) {
+    let mut count = 0;
+    for batch in order.sequences.chunks(BATCH) {
+        let done = site
+            .changes
+            .run(|conn, outbox| order.change.run(conn, outbox, batch));
+        match done {
+            Ok(changed) => count += changed,
+            Err(error) => return (count, Err(error)),
+        }
+    }
+    (count, Ok(()))
+}
+
+fn count_of(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// Those that match, and the place behind the latest one.
@@ -218,7 +243,7 @@ fn behind(letter: &DeadLetter) -> Option<Place> {
 /// The page that says how many, and asks.
 fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
     let verb = order.change.verb();
-    let count = i64::try_from(order.sequences.len()).unwrap_or(i64::MAX);
+    let count = count_of(order.sequences.len());
     let letters = words::counted(count, "dead letter", "dead letters");
     let title = format!("{verb} {letters}?");
     let page = Page {
