@@ -46,8 +46,9 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::notifications::Listener;
+use crate::store::streams::streams;
 use crate::store::troubles::{self, Care};
-use crate::store::{blocked, claim, connection, depths as counting, inspect};
+use crate::store::{blocked, connection, depths as counting, inspect};
 
 pub use self::dead_letters::{
     dead_groups, dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters,
@@ -243,12 +244,11 @@ pub struct LiveTopic {
 /// # Errors
 /// A [`DatabaseError`].
 pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopic>, DatabaseError> {
-    let streams = claim::streams(conn, name)?;
-    let mut topics: Vec<LiveTopic> = streams
+    let mut topics: Vec<LiveTopic> = streams(conn, name)?
         .into_iter()
-        .map(|stream| LiveTopic {
-            topic: stream.topic.topic,
-            destination: stream.topic.destination,
+        .map(|found| LiveTopic {
+            topic: found.stream.topic.topic,
+            destination: found.stream.topic.destination,
         })
         .collect();
     topics.sort();

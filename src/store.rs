@@ -35,6 +35,7 @@ pub(crate) mod searched;
 pub(crate) mod settle;
 pub(crate) mod split;
 pub(crate) mod statement;
+pub(crate) mod streams;
 pub(crate) mod troubles;
 
 use diesel::result::QueryResult;

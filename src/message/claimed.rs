@@ -56,6 +56,8 @@ pub struct Message {
     pub attempts: u32,
     /// When it must not be sent any more, on this process's monotonic clock.
     pub(crate) expires: Option<Instant>,
+    /// When it could first be claimed, as the database counts.
+    pub(crate) available_at: i64,
     /// When it was claimed, as the database counts: tells this claim of a lease from another one.
     pub(crate) claimed_at: i64,
     /// When it was claimed, on this process's monotonic clock.

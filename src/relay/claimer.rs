@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
 
-use self::survey::Look;
+use self::survey::{Look, Looks};
 use super::database_clock::DatabaseClock;
 use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
 use super::lanes::{Harvest, Lanes, To};
 use super::pauses;
 use super::session::Session;
-use super::settlement::{Settlement, Verdict};
+use super::settlement::{Outcomes, Settlement, Verdict};
 use super::shared::{Continued, Job, Returned, Shared};
 use super::stats::add;
 use super::walk::Walk;
@@ -42,7 +42,7 @@ pub(crate) struct Claimer<'a> {
     intakes: Vec<Intake>,
     /// Of messages for several destinations.
     split_payloads: Payloads,
-    outcomes: Sender<Settlement>,
+    outcomes: Outcomes,
     doorbell: Receiver<()>,
     /// What the settler has claimed right behind a settled message.
     continued: Receiver<Continued>,
@@ -60,6 +60,7 @@ pub(crate) struct Claimer<'a> {
     /// Leases of others whose messages may be taken.
     expired: Vec<i64>,
     surveyed: Option<Instant>,
+    looks: Looks,
     look: Look,
 }
 
@@ -67,7 +68,7 @@ impl<'a> Claimer<'a> {
     pub(crate) fn new(
         shared: &'a Shared,
         queues: Vec<(Sender<Job>, Receiver<Job>)>,
-        outcomes: Sender<Settlement>,
+        outcomes: Outcomes,
         doorbell: Receiver<()>,
         continued: Receiver<Continued>,
     ) -> Self {
@@ -88,6 +89,7 @@ impl<'a> Claimer<'a> {
             known_expired: Vec::new(),
             expired: Vec::new(),
             surveyed: None,
+            looks: Looks::default(),
             look: Look {
                 question: 0,
                 began: Instant::now(),
@@ -101,8 +103,8 @@ impl<'a> Claimer<'a> {
     pub(crate) fn run(mut self) {
         self.claim_until_stop();
         // The senders may be busy for long: what waits for them goes back now.
-        for (intake, bulkhead) in self.intakes.iter().zip(&self.shared.bulkheads) {
-            for Job { message, lease } in intake.queue.try_iter() {
+        for (intake, bulkhead) in self.intakes.iter_mut().zip(&self.shared.bulkheads) {
+            for Job { message, lease } in intake.take_back() {
                 let settlement = Settlement::unsent(message, lease, bulkhead, Verdict::Released);
                 let _ = self.outcomes.send(settlement);
             }
@@ -178,6 +180,7 @@ impl<'a> Claimer<'a> {
         // Nobody waits for a day.
         let until = now + duration.min(Duration::from_secs(24 * 3600));
         loop {
+            self.fill_queues();
             select! {
                 recv(self.doorbell) -> _ => return true,
                 recv(self.continued) -> continued => match continued {
@@ -190,7 +193,16 @@ impl<'a> Claimer<'a> {
         }
     }
 
+    /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
+    fn fill_queues(&mut self) {
+        self.intakes.iter_mut().for_each(Intake::fill);
+        if self.intakes.iter().any(Intake::is_full) {
+            self.want_room(true);
+        }
+    }
+
     fn take_continued(&mut self) {
+        self.fill_queues();
         while let Ok(Continued { claimed, lease }) = self.continued.try_recv() {
             self.hand_over_all(claimed, lease);
         }
@@ -216,7 +228,7 @@ impl<'a> Claimer<'a> {
             return Ok(Next::WaitForWork);
         }
         let Returned { topics, keys } = self.shared.take_returned();
-        self.lanes.forget_places_of(&topics);
+        self.lanes.go_back(&topics);
         self.walk.freed(keys);
         if self.walk.is_under_way() && self.glanced.elapsed() >= GLANCE {
             self.lanes.ask_again();
@@ -347,7 +359,8 @@ impl<'a> Claimer<'a> {
             self.walk.wait_is_over();
             return Next::Again;
         }
-        let waits_for_room = self.lanes.is_anything_left(|to| self.is_open(to))
+        let waits_for_room = self.intakes.iter().any(Intake::is_full)
+            || self.lanes.is_anything_left(|to| self.is_open(to))
             || (self.walk.is_under_way() && self.lanes.has_keyed(|to| self.is_open(to)));
         if waits_for_room {
             return Next::WaitForRoom;

@@ -1,8 +1,9 @@
 //! How much may be claimed: what the queues, the memory and the settler can take.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, TrySendError};
 
 use super::bulkhead::FIRST_BATCH;
 use super::gate::Room;
@@ -13,6 +14,8 @@ use super::shared::{Job, Shared};
 pub(super) struct Intake {
     pub(super) jobs: Sender<Job>,
     pub(super) queue: Receiver<Job>,
+    /// What the queue had no room for: keys go on while others are claimed.
+    waiting: VecDeque<Job>,
     pub(super) payloads: Payloads,
 }
 
@@ -25,8 +28,44 @@ impl Intake {
         Self {
             jobs,
             queue,
+            waiting: VecDeque::new(),
             payloads: Payloads::default(),
         }
+    }
+
+    /// Hands a job to the senders, behind all that was put before.
+    pub(super) fn put(&mut self, job: Job) {
+        self.waiting.push_back(job);
+        self.fill();
+    }
+
+    /// Fills the queue with what waits for it.
+    pub(super) fn fill(&mut self) {
+        while let Some(job) = self.waiting.pop_front() {
+            match self.jobs.try_send(job) {
+                Ok(()) => {}
+                Err(TrySendError::Full(job)) => {
+                    self.waiting.push_front(job);
+                    return;
+                }
+                // When the senders are gone, so is the relay, and its lease leads to a takeover.
+                Err(TrySendError::Disconnected(_)) => return self.waiting.clear(),
+            }
+        }
+    }
+
+    /// Whether jobs wait for a place in the queue.
+    pub(super) fn is_full(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Everything that no sender has taken.
+    pub(super) fn take_back(&mut self) -> impl Iterator<Item = Job> {
+        self.queue.try_iter().chain(self.waiting.drain(..))
+    }
+
+    fn len(&self) -> usize {
+        self.jobs.len() + self.waiting.len()
     }
 }
 
@@ -61,7 +100,7 @@ impl Rooms {
     pub(super) fn now(shared: &Shared, intakes: &[Intake], to_split: &Payloads) -> Self {
         // What is neither in a queue nor with a sender waits for the settler. The claimer stands
         // still when settles do, and for nothing else: what a destination holds is its own affair.
-        let queued: usize = intakes.iter().map(|intake| intake.jobs.len()).sum();
+        let queued: usize = intakes.iter().map(Intake::len).sum();
         let settling = shared
             .in_flight
             .load(Ordering::Acquire)
@@ -75,12 +114,12 @@ impl Rooms {
             .zip(intakes)
             .map(|(bulkhead, intake)| match bulkhead.gate.room() {
                 Room::Closed => 0,
-                Room::One => usize::from(intake.jobs.is_empty()),
+                Room::One => usize::from(intake.len() == 0),
                 Room::Free => {
                     let batch = intake
                         .payloads
                         .batch(bulkhead.prefetch(), bulkhead.queue_bytes);
-                    let is_free = intake.jobs.len() <= batch;
+                    let is_free = intake.len() <= batch;
                     if is_free { batch } else { 0 }
                 }
             })

@@ -3,13 +3,14 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
 use super::pauses::KeptBack;
 use crate::routes::{Routes, Way};
 use crate::store::claim::{Claimed, Lane, Position, Stream, Topic};
+use crate::store::streams::Found;
 
 /// Lanes in one claim. With more of them than this they take turns.
 pub(crate) const MOST_LANES: usize = 64;
@@ -82,6 +83,17 @@ struct State {
     is_swept_in_look: bool,
 }
 
+/// What a look for streams has found.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) found: Vec<Found>,
+    /// No others have anything. Otherwise those that are known are not among them.
+    pub(super) is_all: bool,
+    /// How long it took, where that is too long: dead entries stand before the first live ones, and
+    /// a sweep would only read them once more.
+    pub(super) slow: Option<Duration>,
+}
+
 /// What a claim of some lanes has brought.
 pub(crate) struct Harvest<'a> {
     pub(crate) asked: &'a [Lane],
@@ -96,17 +108,18 @@ pub(crate) struct Harvest<'a> {
 
 impl State {
     /// A stream that was just found. Keyed messages that are there already are the walk's.
-    fn new(is_keyed: bool, clock: &DatabaseClock) -> Self {
+    fn new(found: &Found, clock: &DatabaseClock, slow: Option<Duration>) -> Self {
+        let floor = match (found.stream.is_keyed, slow) {
+            (true, _) => recently(clock, KEYED_OVERLAP),
+            (false, None) => Position::START,
+            (false, Some(_)) => Position::of_time(found.first.available_at),
+        };
         Self {
             is_quiet: false,
             is_done: false,
-            floor: if is_keyed {
-                recently(clock, KEYED_OVERLAP)
-            } else {
-                Position::START
-            },
+            floor,
             is_short: false,
-            swept: None,
+            swept: slow.map(|took| (Instant::now(), took)),
             is_swept_in_look: false,
         }
     }
@@ -158,42 +171,43 @@ impl State {
 }
 
 fn recently(clock: &DatabaseClock, overlap: Duration) -> Position {
-    Position {
-        available_at: clock.before_now(overlap),
-        sequence: i64::MIN,
-    }
+    Position::of_time(clock.before_now(overlap))
 }
 
 impl Lanes {
-    /// Takes over the streams that were found. New ones count as busy, and are to be asked.
-    pub(crate) fn set_streams(
+    /// Takes over the streams that were found: all, or those beside the known ones. New ones count as
+    /// busy, and are to be asked.
+    pub(super) fn take_over(
         &mut self,
-        streams: Vec<Stream>,
+        seen: Seen,
         routes: &Routes,
         nowhere: usize,
         clock: &DatabaseClock,
     ) {
-        let known: HashMap<Stream, State> = self
-            .lanes
-            .drain(..)
-            .map(|lane| (lane.stream, lane.state))
-            .collect();
-        self.lanes = streams
-            .into_iter()
-            .map(|stream| Known {
-                to: To::of(
-                    routes,
-                    &stream.topic.topic,
-                    &stream.topic.destination,
-                    nowhere,
-                ),
+        let Seen {
+            found,
+            is_all,
+            slow,
+        } = seen;
+        let mut known: HashMap<Stream, State> = HashMap::new();
+        if is_all {
+            let lanes = self.lanes.drain(..);
+            known.extend(lanes.map(|lane| (lane.stream, lane.state)));
+        }
+        self.lanes.extend(found.into_iter().map(|found| {
+            let Topic { topic, destination } = &found.stream.topic;
+            Known {
+                to: To::of(routes, topic, destination, nowhere),
                 state: known
-                    .get(&stream)
-                    .copied()
-                    .unwrap_or_else(|| State::new(stream.is_keyed, clock)),
-                stream,
-            })
-            .collect();
+                    .remove(&found.stream)
+                    .unwrap_or_else(|| State::new(&found, clock, slow)),
+                stream: found.stream,
+            }
+        }));
+    }
+
+    pub(super) fn streams(&self) -> Vec<Stream> {
+        self.lanes.iter().map(|lane| lane.stream.clone()).collect()
     }
 
     /// What nobody is to be asked for.
@@ -228,11 +242,14 @@ impl Lanes {
         }
     }
 
-    /// Messages of these topics were given back.
-    pub(super) fn forget_places_of(&mut self, topics: &HashSet<Topic>) {
+    /// Messages of these topics were given back, the first of them available since then.
+    pub(super) fn go_back(&mut self, topics: &HashMap<Topic, i64>) {
         for lane in &mut self.lanes {
-            if topics.contains(&lane.stream.topic) {
-                lane.state.swept = None;
+            if !lane.stream.is_keyed
+                && let Some(available_at) = topics.get(&lane.stream.topic)
+            {
+                let place = Position::of_time(*available_at);
+                lane.state.floor = lane.state.floor.min(place);
                 lane.state.is_done = false;
             }
         }

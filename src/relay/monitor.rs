@@ -136,8 +136,7 @@ pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
 fn is_stalled(shared: &Shared) -> bool {
     let progress = &shared.progress;
     // Who sends, or waits for the database, is judged by that.
-    let is_busy = progress.settler.in_database.is_inside()
-        || progress.senders.iter().flatten().any(Stay::is_inside);
+    let is_busy = progress.is_settling() || progress.senders.iter().flatten().any(Stay::is_inside);
     // A rate may be a message an hour.
     let is_held = |bulkhead: &Bulkhead| {
         bulkhead.in_flight.load(Ordering::Relaxed) > 0 && bulkhead.gate.is_limited()
@@ -324,7 +323,7 @@ pub(crate) fn record(shared: &Shared) {
             .set(flag(standing == Standing::BreakerOpen));
         metrics.paused.set(flag(standing == Standing::Paused));
     }
-    let connected = progress.needed().into_iter().chain([&*progress.listener]);
+    let connected = progress.needed().chain([&*progress.listener]);
     let connections = connected.filter(|post| post.is_connected()).count();
     metrics.connections.set(number(connections));
     metrics

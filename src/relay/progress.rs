@@ -133,10 +133,14 @@ pub(super) fn each_statement(post: Arc<Post>, limit: Duration) -> impl Instrumen
     }
 }
 
+/// Threads that settle messages with ordering keys.
+pub(super) const KEYED_SETTLERS: usize = 2;
+
 /// The threads of one relay.
 pub(crate) struct Progress {
     pub(super) claimer: Arc<Post>,
     pub(super) settler: Arc<Post>,
+    pub(super) keyed_settlers: [Arc<Post>; KEYED_SETTLERS],
     pub(super) heartbeat: Arc<Post>,
     pub(super) janitor: Arc<Post>,
     pub(super) listener: Arc<Post>,
@@ -159,6 +163,8 @@ impl Progress {
         Self {
             claimer: Post::new("claimer", metrics),
             settler: Post::new("settler", metrics),
+            keyed_settlers: ["settler-keyed-1", "settler-keyed-2"]
+                .map(|thread| Post::new(thread, metrics)),
             heartbeat: Post::new("heartbeat", metrics),
             janitor: Post::new("janitor", metrics),
             listener: Post::new(LISTENER, metrics),
@@ -188,8 +194,18 @@ impl Progress {
     }
 
     /// The threads that the relay cannot do without, and have a connection.
-    pub(super) fn needed(&self) -> [&Post; 4] {
-        [&self.claimer, &self.settler, &self.heartbeat, &self.janitor]
+    pub(super) fn needed(&self) -> impl Iterator<Item = &Post> {
+        let alone = [&self.claimer, &self.heartbeat, &self.janitor];
+        alone.into_iter().chain(self.settlers()).map(|post| &**post)
+    }
+
+    fn settlers(&self) -> impl Iterator<Item = &Arc<Post>> {
+        std::iter::once(&self.settler).chain(&self.keyed_settlers)
+    }
+
+    /// Whether something is being settled.
+    pub(super) fn is_settling(&self) -> bool {
+        self.settlers().any(|post| post.in_database.is_inside())
     }
 
     /// Something was claimed or settled.

@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 
 use super::bulkhead::Bulkhead;
 use super::gate::Pass;
 use super::metrics::OfDestination;
 use super::progress::{MARGIN, Stay, Within};
-use super::settlement::{Settlement, Verdict};
+use super::settlement::{NobodyListens, Outcomes, Settlement, Verdict};
 use super::shared::{Job, Shared};
 use super::spans::Spans;
 use crate::config::RequestBatch;
@@ -33,7 +33,7 @@ pub(crate) fn run(
     jobs: &Receiver<Job>,
     gathering: &Mutex<()>,
     sending: &Stay,
-    outcomes: &Sender<Settlement>,
+    outcomes: &Outcomes,
 ) {
     let sender = SenderThread {
         shared,
@@ -60,11 +60,8 @@ struct SenderThread<'a> {
     jobs: &'a Receiver<Job>,
     /// What others know of it.
     sending: &'a Stay,
-    outcomes: &'a Sender<Settlement>,
+    outcomes: &'a Outcomes,
 }
-
-/// Nobody takes outcomes any more.
-struct NobodyListens;
 
 impl SenderThread<'_> {
     fn send_single(&self) -> Result<(), NobodyListens> {
@@ -263,7 +260,7 @@ impl SenderThread<'_> {
         // Not needed any more: the settle works on the stored row.
         message.payload = String::new();
         let settlement = Settlement::new(message, lease, self.bulkhead, verdict, latency);
-        self.outcomes.send(settlement).map_err(|_| NobodyListens)
+        self.outcomes.send(settlement)
     }
 }
 

@@ -5,6 +5,8 @@ mod told;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::Sender;
+
 pub(super) use self::told::log_settled;
 
 use super::bulkhead::{Bulkhead, Retries};
@@ -20,6 +22,28 @@ use crate::store::settle::{Delivered, Failed};
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Characters of an error that are stored.
 const ERROR_CHARS: usize = 512;
+
+/// Where settlements go.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcomes {
+    /// Of messages without an ordering key.
+    pub(super) plain: Sender<Settlement>,
+    pub(super) keyed: Sender<Settlement>,
+}
+
+/// Nobody takes settlements any more.
+#[derive(Debug)]
+pub(super) struct NobodyListens;
+
+impl Outcomes {
+    pub(super) fn send(&self, settlement: Settlement) -> Result<(), NobodyListens> {
+        let settlers = match settlement.message.ordering_key {
+            None => &self.plain,
+            Some(_) => &self.keyed,
+        };
+        settlers.send(settlement).map_err(|_| NobodyListens)
+    }
+}
 
 /// What is to be written down of a message.
 #[derive(Debug, Clone)]
@@ -179,15 +203,18 @@ impl Settlement {
         }
     }
 
-    /// Their topics, where it has no ordering key.
-    pub(super) fn topics_before(&self) -> impl Iterator<Item = Topic> {
+    /// Their topics, where it has no ordering key, and when they could first be claimed.
+    pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
         let destinations = match self.message.ordering_key {
             None => self.destinations_before(),
             Some(_) => &[],
         };
-        destinations.iter().map(|destination| Topic {
-            topic: self.message.topic.clone(),
-            destination: destination.clone(),
+        destinations.iter().map(|destination| {
+            let topic = Topic {
+                topic: self.message.topic.clone(),
+                destination: destination.clone(),
+            };
+            (topic, self.message.available_at)
         })
     }
 

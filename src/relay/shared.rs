@@ -45,8 +45,8 @@ pub(crate) struct Continued {
 /// Where messages may be due that claims have passed.
 #[derive(Debug, Default)]
 pub(crate) struct Returned {
-    /// Of messages without an ordering key.
-    pub(crate) topics: HashSet<Topic>,
+    /// Of messages without an ordering key: since when the first of them can be claimed.
+    pub(crate) topics: HashMap<Topic, i64>,
     pub(crate) keys: HashSet<Key>,
 }
 
@@ -262,11 +262,14 @@ impl Shared {
     /// Messages of these topics and keys were given back, or became free.
     pub(crate) fn returned(
         &self,
-        topics: impl Iterator<Item = Topic>,
+        topics: impl Iterator<Item = (Topic, i64)>,
         keys: impl Iterator<Item = Key>,
     ) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        returned.topics.extend(topics);
+        for (topic, available_at) in topics {
+            let first = returned.topics.entry(topic).or_insert(available_at);
+            *first = available_at.min(*first);
+        }
         returned.keys.extend(keys);
     }
 

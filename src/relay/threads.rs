@@ -8,6 +8,8 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
+use super::progress::KEYED_SETTLERS;
+use super::settlement::Outcomes;
 use super::shared::{Job, Shared};
 use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::lease::LeaseId;
@@ -62,8 +64,11 @@ impl Running {
         shared
             .progress
             .watch(queues.iter().map(|(_, queue)| queue.clone()));
-        // Claimed messages are bounded, so a send into it never waits for long.
-        let (outcomes, outcome_queue) = bounded(2 * shared.batch() + shared.senders());
+        // Claimed messages are bounded, so a send into one of them never waits for long.
+        let most = 2 * shared.batch() + shared.senders();
+        let (plain, plain_queue) = bounded(most);
+        let (keyed, keyed_queue) = bounded(most);
+        let outcomes = Outcomes { plain, keyed };
 
         let Told {
             ending,
@@ -76,9 +81,22 @@ impl Running {
         })?;
         // No more than was settled: claimed messages are bounded, and so are these.
         let (continued, continued_queue) = unbounded();
-        let left = continued_queue.clone();
+        for number in 1..=KEYED_SETTLERS {
+            let (outcomes, continued) = (keyed_queue.clone(), continued.clone());
+            let left = continued_queue.clone();
+            self.spawn(
+                shared,
+                &format!("relay-settler-keyed-{number}"),
+                exit,
+                move |shared| {
+                    let post = &shared.progress.keyed_settlers[number - 1];
+                    settler::run_keyed(shared, post, &outcomes, &continued, &left);
+                },
+            )?;
+        }
+        drop((keyed_queue, continued));
         self.spawn(shared, "relay-settler", exit, move |shared| {
-            settler::run(shared, &outcome_queue, &continued, &left);
+            settler::run(shared, &plain_queue);
         })?;
         let mut number = 0;
         for (bulkhead, (_, queue)) in shared.bulkheads.iter().zip(&queues) {

@@ -7,8 +7,8 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::claim::streams;
 use super::looking::{looking, looking_briefly};
+use super::streams::streams;
 use crate::name::OutboxName;
 
 /// Messages that are looked at because they are not due yet, and as many because they are dead and hold
@@ -63,6 +63,7 @@ pub(crate) fn blocked_keys(
     let lanes: Vec<(String, String)> = looking_briefly(conn, PATIENCE, |conn| streams(conn, name))?
         .into_iter()
         .flatten()
+        .map(|found| found.stream)
         .filter(|stream| stream.is_keyed)
         .map(|stream| (stream.topic.topic, stream.topic.destination))
         .collect();

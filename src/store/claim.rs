@@ -1,11 +1,11 @@
-//! Claiming: which topics there are, and the due messages of each.
+//! Claiming: the due messages of each topic.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{
-    Array, BigInt, Bool, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+    Array, BigInt, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
 };
 use diesel::{PgConnection, RunQueryDsl};
 use uuid::Uuid;
@@ -45,6 +45,14 @@ impl Position {
         available_at: i64::MIN,
         sequence: i64::MIN,
     };
+
+    /// Before everything that is available then.
+    pub(crate) fn of_time(available_at: i64) -> Self {
+        Self {
+            available_at,
+            sequence: i64::MIN,
+        }
+    }
 }
 
 /// How many messages of a stream may be claimed at once, and behind which place.
@@ -83,55 +91,6 @@ pub(crate) struct Claimed {
     pub(crate) position: Position,
     pub(crate) known: Known,
     pub(crate) taken_over: TakenOver,
-}
-
-#[derive(diesel::QueryableByName)]
-struct StreamRow {
-    #[diesel(sql_type = Text)]
-    topic: String,
-    #[diesel(sql_type = Text)]
-    destination: String,
-    #[diesel(sql_type = Bool)]
-    is_keyed: bool,
-}
-
-/// The streams of live messages, by loose index scans: one probe for each.
-pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Stream>> {
-    let found = |scan: &str, which: &str| {
-        format!(
-            "{scan} AS (
-                (SELECT topic, destination FROM {outbox} WHERE {which}
-                  ORDER BY topic, destination LIMIT 1)
-                UNION ALL
-                (SELECT next.topic, next.destination
-                   FROM {scan} CROSS JOIN LATERAL (
-                        SELECT o.topic, o.destination FROM {outbox} o
-                         WHERE {which} AND (o.topic, o.destination) > ({scan}.topic, {scan}.destination)
-                         ORDER BY o.topic, o.destination LIMIT 1
-                   ) next)
-            )",
-            outbox = name.outbox()
-        )
-    };
-    let rows: Vec<StreamRow> = statement(format!(
-        "WITH RECURSIVE {}, {}
-         SELECT topic, destination, false AS is_keyed FROM plain
-         UNION ALL
-         SELECT topic, destination, true FROM keyed",
-        found("plain", "ordering_key IS NULL"),
-        found("keyed", "ordering_key IS NOT NULL"),
-    ))
-    .load(conn)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| Stream {
-            topic: Topic {
-                topic: row.topic,
-                destination: row.destination,
-            },
-            is_keyed: row.is_keyed,
-        })
-        .collect())
 }
 
 #[derive(diesel::QueryableByName)]
@@ -364,6 +323,7 @@ impl ClaimedRow {
                 claimed: before,
                 attempts: u32::try_from(self.attempts).unwrap_or(0),
                 expires,
+                available_at: self.available_at.0,
                 claimed_at: self.locked_at.0,
                 in_a_row: 0,
             },

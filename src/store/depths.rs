@@ -16,8 +16,8 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::claim::streams;
 use super::looking::{looking, looking_briefly};
+use super::streams::{Found, streams};
 use crate::name::OutboxName;
 
 /// Tables up to this size are counted: 16 MiB in pages, some ten thousand messages.
@@ -258,7 +258,7 @@ fn of_large(
     let mut first = looking_briefly(conn, PATIENCE, |conn| {
         let found = streams(conn, name)?.into_iter();
         lanes = found
-            .map(|s| (s.topic.topic, s.topic.destination))
+            .map(|Found { stream, .. }| (stream.topic.topic, stream.topic.destination))
             .collect();
         lanes.sort();
         lanes.dedup();

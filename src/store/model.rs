@@ -2,7 +2,7 @@
 //! each, and do not when the store breaks one of them.
 
 mod broken;
-mod database;
+pub(in crate::store) mod database;
 mod expected;
 mod harness;
 mod history;

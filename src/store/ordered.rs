@@ -29,6 +29,7 @@ use super::claim::{
     most, taken_over,
 };
 use super::lease::LeaseId;
+use super::settle::of_row;
 use super::statement::statement;
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -75,22 +76,14 @@ fn place(row: &str) -> String {
 /// Whether no live message stands before `o`, which goes to the destination `goes_to`. Written so that
 /// each question is a probe of the index (ordering_key, destination, place), and stays one: a NOT
 /// EXISTS could become a join.
-fn is_first(name: &OutboxName, goes_to: GoesTo) -> String {
-    format!(
-        "{} AND {}",
-        none_before(name, "= o.destination"),
-        is_first_beside(name, goes_to)
-    )
-}
-
-/// The same, but for messages that name the same destination.
-fn is_first_beside(name: &OutboxName, goes_to: GoesTo) -> String {
+fn is_first(name: &OutboxName, goes_to: GoesTo<'_>) -> String {
     let of_others = match goes_to {
-        GoesTo::Column(column) => format!("> '' AND e.destination = {column}"),
+        GoesTo::Known(destination) => format!("> '' AND e.destination = {destination}"),
         GoesTo::Unknown => "> ''".to_owned(),
     };
     format!(
-        "(o.destination = '' OR {}) AND (o.destination <> '' OR {})",
+        "{} AND (o.destination = '' OR {}) AND (o.destination <> '' OR {})",
+        none_before(name, "= o.destination"),
         none_before(name, "= ''"),
         none_before(name, &of_others),
     )
@@ -110,21 +103,21 @@ fn none_before(name: &OutboxName, destinations: &str) -> String {
 
 /// Where a message goes that names no destination.
 #[derive(Debug, Clone, Copy)]
-enum GoesTo {
-    /// To the destination in this column.
-    Column(&'static str),
+enum GoesTo<'a> {
+    /// To what this expression says.
+    Known(&'a str),
     /// It may be any.
     Unknown,
 }
 
 /// Whether nothing else of the key is on its way, as far as it is in one order with `o`, and no dead
 /// letter keeps it back. $2: leases that are over.
-fn is_alone(name: &OutboxName) -> String {
+fn is_alone(name: &OutboxName, goes_to: &str) -> String {
     format!(
         "(SELECT 1 FROM {outbox} e
            WHERE e.ordering_key = o.ordering_key AND e.sequence <> o.sequence
              AND (e.destination = '' OR e.destination = o.destination
-                  OR (o.destination = '' AND e.destination = w.goes_to))
+                  OR (o.destination = '' AND e.destination = {goes_to}))
              AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2) LIMIT 1) IS NULL
          AND {not_kept_back}",
         outbox = name.outbox(),
@@ -132,12 +125,15 @@ fn is_alone(name: &OutboxName) -> String {
     )
 }
 
+/// Whether no dead letter keeps it back. The first question is answered once for all: mostly there is
+/// none that keeps any key back.
 fn is_not_kept_back(name: &OutboxName) -> String {
     format!(
-        "(SELECT 1 FROM {dead} d
-           WHERE d.blocks_key AND d.ordering_key = o.ordering_key AND {before} < {here}
-             AND (d.destination = o.destination OR d.destination = '' OR o.destination = '')
-           LIMIT 1) IS NULL",
+        "((SELECT 1 FROM {dead} WHERE blocks_key LIMIT 1) IS NULL
+          OR (SELECT 1 FROM {dead} d
+               WHERE d.blocks_key AND d.ordering_key = o.ordering_key AND {before} < {here}
+                 AND (d.destination = o.destination OR d.destination = '' OR o.destination = '')
+               LIMIT 1) IS NULL)",
         dead = name.dead(),
         before = place("d"),
         here = place("o"),
@@ -207,7 +203,7 @@ pub(crate) fn due(
           WHERE seen.is_candidate OR seen.place = $7
           ORDER BY lane.n, seen.available_at, seen.sequence",
         outbox = name.outbox(),
-        is_first = is_first(name, GoesTo::Column("lane.goes_to")),
+        is_first = is_first(name, GoesTo::Known("lane.goes_to")),
     ))
     .bind::<Array<BigInt>, _>(claimant.expired)
     .bind::<Array<Text>, _>(of_lanes.topics)
@@ -255,25 +251,27 @@ pub(crate) fn claim(
     claimant: Claimant<'_>,
     chosen: &[Candidate],
 ) -> QueryResult<Option<Vec<Claimed>>> {
+    let goes_to = of_row("$5::text[]", "$4");
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
             SELECT o.sequence, {taken_over} AS taken_over
-              FROM unnest($4::bigint[], $5::text[]) AS w(sequence, goes_to)
-              JOIN {outbox} o ON o.sequence = w.sequence
+              FROM {outbox} o
              WHERE o.sequence = ANY($4) AND {is_live}
                AND o.available_at <= now()
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                AND {is_first} AND {is_alone}
              ORDER BY o.sequence
-               FOR NO KEY UPDATE OF o SKIP LOCKED
+               FOR NO KEY UPDATE SKIP LOCKED
         )",
         taken_over = taken_over(),
         outbox = name.outbox(),
         is_live = is_live(name),
-        is_first = is_first(name, GoesTo::Column("w.goes_to")),
-        is_alone = is_alone(name),
+        is_first = is_first(name, GoesTo::Known(&goes_to)),
+        is_alone = is_alone(name, &goes_to),
     );
     let before = Instant::now();
+    let mut chosen: Vec<&Candidate> = chosen.iter().collect();
+    chosen.sort_unstable_by_key(|one| one.sequence);
     let (sequences, goes_to): (Vec<i64>, Vec<&str>) = chosen
         .iter()
         .map(|one| (one.sequence, one.goes_to.as_str()))
@@ -358,10 +356,12 @@ pub(crate) fn claim_next(
                AND {is_live}
                AND o.available_at <= now() AND o.topic <> ALL($6)
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
-               AND {is_first_beside} AND {is_not_kept_back}
+               AND {is_not_kept_back}
+               AND (o.destination = '' OR {none_before})
                AND (o.destination <> '' OR (SELECT 1 FROM {outbox} e
                      WHERE e.ordering_key = o.ordering_key AND e.destination > ''
-                       AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2) LIMIT 1) IS NULL)
+                       AND ({before} < {here}
+                            OR (e.locked_by IS NOT NULL AND e.locked_by <> ALL($2))) LIMIT 1) IS NULL)
              ORDER BY o.sequence
                FOR NO KEY UPDATE SKIP LOCKED
         )",
@@ -369,8 +369,10 @@ pub(crate) fn claim_next(
         outbox = name.outbox(),
         place = place("n"),
         is_live = is_live(name),
-        is_first_beside = is_first_beside(name, GoesTo::Unknown),
         is_not_kept_back = is_not_kept_back(name),
+        none_before = none_before(name, "= ''"),
+        before = place("e"),
+        here = place("o"),
     );
     let before = Instant::now();
     let (ordering_keys, destinations): (Vec<&str>, Vec<&str>) = keys

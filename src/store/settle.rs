@@ -118,23 +118,26 @@ pub(crate) fn retry(
     lease: LeaseId,
     messages: &[Failed],
 ) -> QueryResult<Vec<i64>> {
+    let messages = in_order(messages);
     let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
-    // The array beside the join makes the plan an index scan, however many rows there are.
     statement(format!(
         "UPDATE {outbox} o
-            SET available_at = clock_timestamp() + f.delay * interval '1 millisecond',
-                attempts = o.attempts + f.counted,
-                last_error_code = f.code, last_error = f.error,
+            SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
+                attempts = o.attempts + {counted},
+                last_error_code = {code}, last_error = {error},
                 locked_by = NULL, locked_at = NULL
-           FROM unnest($1::bigint[], $3::bigint[], $4::int[], $5::text[], $6::text[], $7::int[],
-                       $8::timestamptz[])
-                AS f(sequence, delay, counted, code, error, before, claimed_at)
-          WHERE o.sequence = ANY($1) AND o.sequence = f.sequence AND o.locked_by = $2
-            AND o.locked_at = f.claimed_at AND o.attempts <= f.before
+          WHERE o.sequence = ANY($1) AND o.locked_by = $2
+            AND o.locked_at = {claimed_at} AND o.attempts <= {before}
         RETURNING o.sequence",
-        outbox = name.outbox()
+        outbox = name.outbox(),
+        delay = of_row("$3::bigint[]", "$1"),
+        counted = of_row("$4::int[]", "$1"),
+        code = of_row("$5::text[]", "$1"),
+        error = of_row("$6::text[]", "$1"),
+        before = of_row("$7::int[]", "$1"),
+        claimed_at = of_row("$8::timestamptz[]", "$1"),
     ))
-    .bind::<Array<BigInt>, _>(sequences(messages))
+    .bind::<Array<BigInt>, _>(sequences(&messages))
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<BigInt>, _>(delays)
     .bind::<Array<Integer>, _>(messages.iter().map(|m| m.counted).collect::<Vec<_>>())
@@ -167,6 +170,7 @@ pub(crate) fn dead(
     messages: &[Failed],
     keep_payload: bool,
 ) -> QueryResult<Vec<i64>> {
+    let messages = in_order(messages);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
     statement(format!(
@@ -176,9 +180,7 @@ pub(crate) fn dead(
                 AS t(sequence, counted, code, error, http_status, response, blocks_key)
         ), gone AS (
             DELETE FROM {outbox} o
-             USING unnest($1::bigint[], $10::timestamptz[]) AS c(sequence, claimed_at)
-             WHERE o.sequence = ANY($1) AND o.sequence = c.sequence AND o.locked_by = $2
-               AND o.locked_at = c.claimed_at
+             WHERE o.sequence = ANY($1) AND o.locked_by = $2 AND o.locked_at = {claimed_at}
             RETURNING o.*
         ), buried AS (
             INSERT INTO {dead} (sequence, message_id, topic, destination, payload, headers,
@@ -207,10 +209,11 @@ pub(crate) fn dead(
         outbox = name.outbox(),
         dead = name.dead(),
         ledger = name.ledger(),
+        claimed_at = of_row("$10::timestamptz[]", "$1"),
         digest = digest_of("g"),
         overwrite = OVERWRITE,
     ))
-    .bind::<Array<BigInt>, _>(sequences(messages))
+    .bind::<Array<BigInt>, _>(sequences(&messages))
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<Integer>, _>(messages.iter().map(|m| m.counted).collect::<Vec<_>>())
     .bind::<Array<Text>, _>(messages.iter().map(|m| m.code.as_str()).collect::<Vec<_>>())
@@ -238,15 +241,16 @@ pub(crate) fn release(
     lease: LeaseId,
     messages: &[(i64, i64)],
 ) -> QueryResult<Vec<i64>> {
+    let mut messages = messages.to_vec();
+    messages.sort_unstable();
     let sequences: Vec<i64> = messages.iter().map(|m| m.0).collect();
     let claimed_at: Vec<PgTimestamp> = messages.iter().map(|m| PgTimestamp(m.1)).collect();
     statement(format!(
-        "UPDATE {} o SET locked_by = NULL, locked_at = NULL
-           FROM unnest($1::bigint[], $3::timestamptz[]) AS c(sequence, claimed_at)
-          WHERE o.sequence = ANY($1) AND o.sequence = c.sequence AND o.locked_by = $2
-            AND o.locked_at = c.claimed_at
+        "UPDATE {outbox} o SET locked_by = NULL, locked_at = NULL
+          WHERE o.sequence = ANY($1) AND o.locked_by = $2 AND o.locked_at = {claimed_at}
         RETURNING o.sequence",
-        name.outbox()
+        outbox = name.outbox(),
+        claimed_at = of_row("$3::timestamptz[]", "$1"),
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<BigInt, _>(lease.0)
@@ -300,7 +304,20 @@ const OVERWRITE: &str = "sequence = excluded.sequence, message_id = excluded.mes
     attempts = excluded.attempts, payload = excluded.payload, created_at = excluded.created_at,
     settled_at = excluded.settled_at";
 
-fn sequences(messages: &[Failed]) -> Vec<i64> {
+/// What an array has for the row `o`, whose sequence is in another one, in ascending order: a binary
+/// search. A join with the arrays would be a nested loop in a plan for all values, and compare each row
+/// with each.
+pub(super) fn of_row(array: &str, sequences: &str) -> String {
+    format!("({array})[width_bucket(o.sequence, {sequences}::bigint[])]")
+}
+
+fn in_order(messages: &[Failed]) -> Vec<&Failed> {
+    let mut messages: Vec<&Failed> = messages.iter().collect();
+    messages.sort_unstable_by_key(|message| message.sequence);
+    messages
+}
+
+fn sequences(messages: &[&Failed]) -> Vec<i64> {
     messages.iter().map(|m| m.sequence).collect()
 }
 

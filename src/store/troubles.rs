@@ -7,9 +7,9 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::claim::streams;
 use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
 use super::looking::{looking, looking_briefly};
+use super::streams::streams;
 use crate::name::OutboxName;
 
 /// Troubles that are shown.
@@ -228,7 +228,8 @@ fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Troub
         later = of_lane(name, columns, "o.available_at > now()"),
     );
     let found = looking_briefly(conn, PATIENCE, |conn| {
-        let lanes = streams(conn, name)?.into_iter().map(|s| s.topic);
+        let found = streams(conn, name)?.into_iter();
+        let lanes = found.map(|found| found.stream.topic);
         let (topics, destinations): (Vec<String>, Vec<String>) =
             lanes.map(|lane| (lane.topic, lane.destination)).unzip();
         let limit = rows_of_each(topics.len());

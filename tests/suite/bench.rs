@@ -165,7 +165,7 @@ fn failing_messages_fail_and_the_others_arrive() {
 
 #[test]
 fn a_held_snapshot_is_held_by_a_reader_and_by_a_writer() {
-    let report = Bench::new().report(&["held-snapshot", "--settled=500", "--messages=300"]);
+    let report = Bench::new().report(&["held-snapshot", "--settled=1000", "--messages=6000"]);
     let holders = ["nobody", "old_reader", "idle_writer"].map(Value::from);
     for run in runs(&report, "holder", &holders) {
         assert_measured(
@@ -173,6 +173,8 @@ fn a_held_snapshot_is_held_by_a_reader_and_by_a_writer() {
             &[
                 "messages_per_second",
                 "ratio_to_nobody",
+                "messages_per_second_after_start",
+                "ratio_to_nobody_after_start",
                 "claim_ms",
                 "claim_p99_ms",
                 "claim_max_ms",

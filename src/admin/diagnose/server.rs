@@ -10,8 +10,9 @@ use crate::config::Config;
 use crate::store::connection::{self, Plans};
 use crate::store::doctor::server;
 
-/// Connections of a relay: claimer, settler, heartbeat, janitor and listener.
-const OF_A_RELAY: i64 = 5;
+/// Connections of a relay: claimer, heartbeat, janitor, listener, and three settlers, two of them only
+/// where messages have ordering keys.
+const OF_A_RELAY: i64 = 7;
 
 /// Seconds that two clocks may differ; and those that make receivers refuse signatures, by the usual
 /// tolerance of five minutes.

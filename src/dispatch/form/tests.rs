@@ -21,6 +21,7 @@ pub(in crate::dispatch) fn message(payload: &str) -> Message {
         created_at: UNIX_EPOCH + Duration::from_secs(1_795_204_800),
         attempts: 2,
         expires: None,
+        available_at: 0,
         claimed_at: 0,
         claimed: std::time::Instant::now(),
         age: std::time::Duration::ZERO,

@@ -2,8 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use crossbeam_channel::TrySendError;
-
 use super::Claimer;
 use crate::dispatch::Failure;
 use crate::message::Message;
@@ -46,7 +44,7 @@ impl Claimer<'_> {
     }
 
     /// To a sender, or straight to the settler where nothing has to be sent.
-    fn hand_over(&self, claimed: Claimed, to: To, lease: LeaseId) {
+    fn hand_over(&mut self, claimed: Claimed, to: To, lease: LeaseId) {
         let Claimed {
             mut message,
             known,
@@ -80,17 +78,8 @@ impl Claimer<'_> {
             // The takeover was the last attempt that its destination allows.
             Verdict::Dead(abandoned(), 0)
         } else {
-            match self.intakes[number].jobs.try_send(Job { message, lease }) {
-                Ok(()) => return,
-                // It has room for what is claimed here, since nobody else fills it; hardly ever not
-                // for what the settler has claimed besides.
-                Err(TrySendError::Full(job)) => {
-                    message = job.message;
-                    Verdict::Released
-                }
-                // When the senders are gone, so is the relay, and its lease leads to a takeover.
-                Err(TrySendError::Disconnected(_)) => return,
-            }
+            self.intakes[number].put(Job { message, lease });
+            return;
         };
         // Not needed any more: the settle works on the stored row.
         message.payload = String::new();

@@ -5,14 +5,67 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Claimer;
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
 use crate::error::DatabaseError;
+use crate::name::OutboxName;
 use crate::relay::database_clock::DatabaseClock;
+use crate::relay::lanes::{SWEEP_SHARE, Seen};
 use crate::relay::pauses;
+use crate::store::claim::Stream;
 use crate::store::lease::{self, LeaseId};
-use crate::store::{claim, pause};
+use crate::store::pause;
+use crate::store::streams::{streams, streams_beside};
 
 /// How often, at least, topics and expired leases are looked for.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A look for streams that takes longer than this reads what is dead.
+const SLOW: Duration = Duration::from_millis(50);
+/// A slow look for all streams takes no more than so much of the time: that a stream has nothing any
+/// more is no news.
+const WHOLE_SHARE: u32 = 100;
+
+/// How long the last looks for streams took.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    for_all: Option<(Instant, Duration)>,
+    beside_known: Option<(Instant, Duration)>,
+}
+
+impl Looks {
+    /// Looks for all streams. Where an old snapshot makes that slow, it looks beside the known ones
+    /// instead; and where that is slow, too, only now and then, unless somebody waits for an answer.
+    fn look(
+        &mut self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        known: &[Stream],
+        is_asked: bool,
+    ) -> QueryResult<Seen> {
+        let is_due = |last: Option<(Instant, Duration)>, share| {
+            last.is_none_or(|(at, took)| took < SLOW || at.elapsed() >= share * took)
+        };
+        let is_all = is_due(self.for_all, WHOLE_SHARE);
+        if !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE) {
+            return Ok(Seen::default());
+        }
+        let began = Instant::now();
+        let (found, last) = match is_all {
+            true => (streams(conn, name)?, &mut self.for_all),
+            false => (streams_beside(conn, name, known)?, &mut self.beside_known),
+        };
+        let took = began.elapsed();
+        *last = Some((Instant::now(), took));
+        let slow = (took >= SLOW).then_some(took);
+        Ok(Seen {
+            found,
+            is_all,
+            slow,
+        })
+    }
+}
 
 /// A look at all lanes, which may take several claims.
 #[derive(Debug)]
@@ -51,11 +104,13 @@ impl Claimer<'_> {
         let began = Instant::now();
         let name = &self.shared.config.table;
         let known = &self.known_expired;
-        let (streams, standing, newly_expired, paused) = self.session.run(|conn| {
-            let streams = claim::streams(conn, name)?;
+        let is_asked = self.shared.idle().is_asked();
+        let (looks, known_streams) = (&mut self.looks, self.lanes.streams());
+        let (seen, standing, newly_expired, paused) = self.session.run(|conn| {
+            let seen = looks.look(conn, name, &known_streams, is_asked)?;
             let standing = lease::standing(conn, name, lease)?;
             let newly_expired = lease::newly_expired(conn, name, known)?;
-            Ok((streams, standing, newly_expired, pause::all(conn, name)?))
+            Ok((seen, standing, newly_expired, pause::all(conn, name)?))
         })?;
         self.clock = DatabaseClock::new(standing.now, began);
         self.stand(standing.is_active);
@@ -85,7 +140,7 @@ impl Claimer<'_> {
         drop(vanished);
         let nowhere = self.shared.bulkheads.len() - 1;
         self.lanes
-            .set_streams(streams, &self.shared.routes, nowhere, &self.clock);
+            .take_over(seen, &self.shared.routes, nowhere, &self.clock);
         self.shared.set_paused_topics(&kept_back);
         self.lanes.keep_back(kept_back);
         if is_new_look {

@@ -1,5 +1,7 @@
 //! Whose turn it is.
 
+use std::collections::HashSet;
+
 use super::*;
 use crate::config::{Config, Destination, Route};
 
@@ -10,6 +12,19 @@ fn stream(topic: &str) -> Stream {
             destination: String::new(),
         },
         is_keyed: false,
+    }
+}
+
+/// These and no others.
+fn all(topics: &[&str]) -> Seen {
+    let found = |topic: &&str| Found {
+        stream: stream(topic),
+        first: Position::START,
+    };
+    Seen {
+        found: topics.iter().map(found).collect(),
+        is_all: true,
+        slow: None,
     }
 }
 
@@ -24,8 +39,7 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
         ..Config::default()
     };
     let mut lanes = Lanes::default();
-    let streams = topics.iter().map(|&t| stream(t)).collect();
-    lanes.set_streams(streams, &Routes::new(&config), 1, &clock());
+    lanes.take_over(all(topics), &Routes::new(&config), 1, &clock());
     for lane in &mut lanes.lanes {
         lane.state.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
     }
@@ -94,8 +108,8 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
     }
     config.routes.push(Route::to_each("both", ["a", "b"]));
     let mut lanes = Lanes::default();
-    let streams = ["a", "b", "both", "neither"].map(stream).to_vec();
-    lanes.set_streams(streams, &Routes::new(&config), 2, &clock());
+    let seen = all(&["a", "b", "both", "neither"]);
+    lanes.take_over(seen, &Routes::new(&config), 2, &clock());
     lanes.keep_back(KeptBack {
         topics: HashSet::from(["b".to_owned()]),
         ..KeptBack::default()
@@ -114,7 +128,8 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
 fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     let now = Instant::now();
     let clock = DatabaseClock::new(1_000_000_000, now);
-    let mut state = State::new(false, &clock);
+    let found = all(&["a"]).found.remove(0);
+    let mut state = State::new(&found, &clock, None);
     assert!(state.is_sweep_due(false), "it was never asked");
     let last = Position {
         available_at: 1_000_000_000,
@@ -150,4 +165,63 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     );
     assert!(state.is_done && state.is_swept_in_look);
     assert!(!state.is_sweep_due(true));
+}
+
+#[test]
+fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
+    let mut lanes = lanes(&["a", "b"], &[]);
+    let last = Position {
+        available_at: 1_000,
+        sequence: 7,
+    };
+    for lane in &mut lanes.lanes {
+        lane.state.floor = last;
+        lane.state.swept = Some((Instant::now(), Duration::from_secs(1)));
+        lane.state.is_done = true;
+    }
+    let topic = |name: &str| stream(name).topic;
+    lanes.go_back(&HashMap::from([(topic("a"), 900), (topic("c"), 1)]));
+    let after = |lanes: &mut Lanes| -> Vec<Position> {
+        let mut asked = lanes.allot(|_| 10, false);
+        asked.sort_by_key(|lane| lane.stream.topic.topic.clone());
+        asked.iter().map(|lane| lane.after).collect()
+    };
+    assert_eq!(after(&mut lanes), [Position::of_time(900), last]);
+    // What is later than its place is found anyway.
+    lanes.go_back(&HashMap::from([(topic("b"), 2_000)]));
+    assert_eq!(after(&mut lanes), [Position::of_time(900), last]);
+}
+
+#[test]
+fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something() {
+    let mut lanes = lanes(&["a"], &[]);
+    lanes.lanes[0].state.floor = Position::of_time(5);
+    lanes.lanes[0].state.swept = Some((Instant::now(), Duration::from_secs(1)));
+    let first = Position {
+        available_at: 1_000,
+        sequence: 7,
+    };
+    let beside = Seen {
+        found: vec![Found {
+            stream: stream("b"),
+            first,
+        }],
+        is_all: false,
+        slow: Some(Duration::from_secs(1)),
+    };
+    let config = Config::default();
+    lanes.take_over(beside, &Routes::new(&config), 0, &clock());
+    let mut asked = lanes.allot(|_| 10, false);
+    asked.sort_by_key(|lane| lane.after);
+    let places: Vec<(&str, Position)> = asked
+        .iter()
+        .map(|lane| (lane.stream.topic.topic.as_str(), lane.after))
+        .collect();
+    let expected = [("a", Position::of_time(5)), ("b", Position::of_time(1_000))];
+    assert_eq!(places, expected);
+    // All of them: what is not among them has nothing any more.
+    let nowhere = Routes::new(&config);
+    lanes.take_over(all(&["b"]), &nowhere, 0, &clock());
+    assert_eq!(lanes.streams(), [stream("b")]);
+    assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
 }

@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 
-use crossbeam_channel::Sender;
 use diesel::{Connection, PgConnection};
 
+use super::Settler;
 use super::written::{Written, blocks_key, write_down};
 use crate::error::DatabaseError;
 use crate::relay::doubt::Doubt;
-use crate::relay::session::Session;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::{Continued, Shared};
 use crate::relay::stats::add;
@@ -20,23 +19,105 @@ use crate::store::settle;
 /// Messages of one key that are claimed right behind one another, while others wait for a place.
 const MOST_IN_A_ROW: u32 = 100;
 
-/// Hands what was claimed to the claimer.
-pub(super) fn hand_on(
-    shared: &Shared,
-    session: &mut Session,
-    continued: &Sender<Continued>,
-    claimed: Vec<Claimed>,
-    lease: LeaseId,
-) {
-    if claimed.is_empty() {
-        return;
+impl Settler<'_> {
+    /// Hands what was claimed to the claimer.
+    pub(super) fn hand_on(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
+        let Some(continued) = self.continued.filter(|_| !claimed.is_empty()) else {
+            return;
+        };
+        let shared = self.shared;
+        shared.count_claimed(claimed.len());
+        add(&shared.stats.continued, claimed.len());
+        shared.began(lease, claimed.len());
+        if let Err(error) = continued.send(Continued { claimed, lease }) {
+            // The claimer is gone.
+            self.release(error.0.claimed, lease);
+        }
     }
-    shared.count_claimed(claimed.len());
-    add(&shared.stats.continued, claimed.len());
-    shared.began(lease, claimed.len());
-    if let Err(error) = continued.send(Continued { claimed, lease }) {
-        // The claimer is gone.
-        release(shared, session, error.0.claimed, lease);
+
+    /// Writes down a group and, where messages were the first of their ordering keys, claims those behind
+    /// them: in one transaction, so that no other relay can be faster.
+    pub(super) fn settle_and_continue(
+        &mut self,
+        lease: LeaseId,
+        kind: Kind,
+        group: &[Settlement],
+    ) -> Result<(Written, Vec<Claimed>), DatabaseError> {
+        let shared = self.shared;
+        let write = |conn: &mut PgConnection| {
+            write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
+        };
+        let rows: HashMap<i64, (Key, u32)> =
+            if self.continued.is_some() && may_continue(shared, lease) {
+                let next = |settlement: &Settlement| {
+                    Some((settlement.sequence(), next_key(shared, settlement)?))
+                };
+                group.iter().filter_map(next).collect()
+            } else {
+                HashMap::new()
+            };
+        if rows.is_empty() {
+            let written = self.session.run(write)?;
+            return Ok((written, Vec::new()));
+        }
+        let paused = shared.paused_topics();
+        let claimant = Claimant {
+            lease,
+            expired: &[],
+            max_attempts: shared.config.max_attempts,
+        };
+        let result = self.session.run(|conn| {
+            conn.transaction(|conn| {
+                let written = write(conn)?;
+                let of_changed = written
+                    .changed
+                    .iter()
+                    .filter_map(|sequence| rows.get(sequence));
+                let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
+                if keys.is_empty() {
+                    return Ok((written, Vec::new()));
+                }
+                let mut next =
+                    ordered::claim_next(conn, &shared.config.table, claimant, &keys, &paused)?;
+                let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
+                for one in &mut next {
+                    let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
+                    one.message.in_a_row = key.map_or(0, |count| count + 1);
+                }
+                Ok((written, next))
+            })
+        });
+        if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
+            // It may have worked: then the lease holds messages that nobody here knows of.
+            let backend = self.session.backend();
+            shared.begin_doubt(Doubt { lease, backend });
+            shared.ring();
+        }
+        result
+    }
+
+    /// Gives back what was claimed and has nobody to send it.
+    pub(super) fn release(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
+        let shared = self.shared;
+        let count = claimed.len();
+        let claims: Vec<(i64, i64)> = claimed
+            .iter()
+            .map(|one| (one.message.sequence.0, one.message.claimed_at))
+            .collect();
+        let name = &shared.config.table;
+        match self
+            .session
+            .run(|conn| settle::release(conn, name, lease, &claims))
+        {
+            Ok(_) => {
+                add(&shared.stats.released, count);
+                shared.finished(lease, count);
+            }
+            Err(error) => {
+                // They stay in flight, so the lease is left to expire, and they are taken over.
+                log::warn!(event = "release_failed", messages = count, error:% = error; "messages could not be given back; another relay takes them when the lease is over");
+            }
+        }
     }
 }
 
@@ -55,65 +136,6 @@ pub(super) fn look_at_the_next(shared: &Shared, lease: LeaseId, group: &[Settlem
         shared.returned(std::iter::empty(), keys.into_iter());
         shared.ring();
     }
-}
-
-/// Writes down a group and, where messages were the first of their ordering keys, claims those behind
-/// them: in one transaction, so that no other relay can be faster.
-pub(super) fn settle_and_continue(
-    shared: &Shared,
-    session: &mut Session,
-    lease: LeaseId,
-    kind: Kind,
-    group: &[Settlement],
-) -> Result<(Written, Vec<Claimed>), DatabaseError> {
-    let write = |conn: &mut PgConnection| {
-        write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
-    };
-    let rows: HashMap<i64, (Key, u32)> = if may_continue(shared, lease) {
-        let next =
-            |settlement: &Settlement| Some((settlement.sequence(), next_key(shared, settlement)?));
-        group.iter().filter_map(next).collect()
-    } else {
-        HashMap::new()
-    };
-    if rows.is_empty() {
-        let written = session.run(write)?;
-        return Ok((written, Vec::new()));
-    }
-    let paused = shared.paused_topics();
-    let claimant = Claimant {
-        lease,
-        expired: &[],
-        max_attempts: shared.config.max_attempts,
-    };
-    let result = session.run(|conn| {
-        conn.transaction(|conn| {
-            let written = write(conn)?;
-            let of_changed = written
-                .changed
-                .iter()
-                .filter_map(|sequence| rows.get(sequence));
-            let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
-            if keys.is_empty() {
-                return Ok((written, Vec::new()));
-            }
-            let mut next =
-                ordered::claim_next(conn, &shared.config.table, claimant, &keys, &paused)?;
-            let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
-            for one in &mut next {
-                let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
-                one.message.in_a_row = key.map_or(0, |count| count + 1);
-            }
-            Ok((written, next))
-        })
-    });
-    if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-        // It may have worked: then the lease holds messages that nobody here knows of.
-        let backend = session.backend();
-        shared.begin_doubt(Doubt { lease, backend });
-        shared.ring();
-    }
-    result
 }
 
 /// Whether this relay may claim under this lease, as it did before.
@@ -144,29 +166,4 @@ fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
         return None;
     }
     Some((settlement.key()?, in_a_row))
-}
-
-/// Gives back what was claimed and has nobody to send it.
-pub(super) fn release(
-    shared: &Shared,
-    session: &mut Session,
-    claimed: Vec<Claimed>,
-    lease: LeaseId,
-) {
-    let count = claimed.len();
-    let claims: Vec<(i64, i64)> = claimed
-        .iter()
-        .map(|one| (one.message.sequence.0, one.message.claimed_at))
-        .collect();
-    let name = &shared.config.table;
-    match session.run(|conn| settle::release(conn, name, lease, &claims)) {
-        Ok(_) => {
-            add(&shared.stats.released, count);
-            shared.finished(lease, count);
-        }
-        Err(error) => {
-            // They stay in flight, so the lease is left to expire, and they are taken over.
-            log::warn!(event = "release_failed", messages = count, error:% = error; "messages could not be given back; another relay takes them when the lease is over");
-        }
-    }
 }

@@ -1,5 +1,6 @@
 //! What is claimed and not settled: counted, by lease, and put aside.
 
+use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -33,11 +34,14 @@ impl Shared {
         self.ring();
     }
 
-    /// What was put aside is tried again.
-    pub(crate) fn take_up_aside(&self) {
+    /// Of what was put aside, these are tried again.
+    pub(crate) fn take_up_aside(&self, sequences: impl Iterator<Item = i64>) {
+        let again: HashSet<i64> = sequences.collect();
         let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
-        self.in_flight.fetch_add(aside.len(), Ordering::AcqRel);
-        aside.clear();
+        let before = aside.len();
+        aside.retain(|sequence| !again.contains(sequence));
+        self.in_flight
+            .fetch_add(before - aside.len(), Ordering::AcqRel);
     }
 
     /// The messages that are put aside, if nothing else is in flight.

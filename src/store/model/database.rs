@@ -19,10 +19,10 @@ use super::promises::{Kept, Promise, keep};
 const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";
 
 /// An outbox in a schema of its own, removed when dropped.
-pub(super) struct Outbox {
+pub(in crate::store) struct Outbox {
     url: String,
     schema: String,
-    pub(super) name: OutboxName,
+    pub(in crate::store) name: OutboxName,
 }
 
 /// One for each of those that take part.
@@ -33,7 +33,7 @@ pub(super) struct Connections {
 }
 
 impl Outbox {
-    pub(super) fn new() -> Self {
+    pub(in crate::store) fn new() -> Self {
         static MIGRATED: Once = Once::new();
         let url = std::env::var("DATABASE_URL").expect(
             "DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test --features cli`",
@@ -52,7 +52,7 @@ impl Outbox {
         Self { url, schema, name }
     }
 
-    pub(super) fn connect(&self) -> PgConnection {
+    pub(in crate::store) fn connect(&self) -> PgConnection {
         let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
         conn.batch_execute(SESSION).expect("settings");
         conn

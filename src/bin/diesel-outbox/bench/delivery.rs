@@ -24,7 +24,9 @@ pub(super) struct Delivery {
     pub(super) seconds: f64,
     /// Seconds of this process.
     pub(super) cpu: f64,
+    /// What the relay did since it started.
     pub(super) stats: Stats,
+    /// Of these messages.
     claims: Claims,
 }
 
@@ -40,7 +42,7 @@ impl Delivery {
 
     /// A claim's mean time.
     pub(super) fn claim_ms(&self) -> f64 {
-        self.stats.claim_micros as f64 / 1000.0 / self.stats.claims.max(1) as f64
+        self.claims.micros.mean() / 1000.0
     }
 
     /// What 99 of 100 claims took at most.
@@ -64,25 +66,42 @@ pub(super) fn deliver_with(
     relay: RelayBuilder,
     messages: u64,
 ) -> Result<Delivery> {
-    let progress = ground.progress("delivering", messages);
-    let mut claims = Claims::new()?;
+    deliver_behind(ground, relay, 0, messages)
+}
+
+/// Delivers `before` messages and, going on, so many more, which are measured.
+pub(super) fn deliver_behind(
+    ground: &Ground,
+    relay: RelayBuilder,
+    before: u64,
+    messages: u64,
+) -> Result<Delivery> {
+    let all = before + messages;
+    let progress = ground.progress("delivering", all);
+    let mut claims = Claims::new(Stats::default())?;
     let mut patience = Patience::new();
-    let cpu_before = cpu_seconds()?;
-    let began = Instant::now();
+    let mut cpu_before = cpu_seconds()?;
+    let mut began = Instant::now();
+    let mut delivered_before = 0;
     let relay = relay.start()?;
     loop {
         let stats = relay.stats();
+        if delivered_before < before && stats.delivered >= before {
+            delivered_before = stats.delivered;
+            (claims, cpu_before, began) = (Claims::new(stats)?, cpu_seconds()?, Instant::now());
+        }
         claims.look(stats);
         progress.set_position(stats.delivered);
-        if stats.delivered >= messages {
+        if stats.delivered >= all {
             break;
         }
         let failed = stats.retried + stats.dead;
-        patience.look(stats.delivered, failed, messages, &ground.config)?;
+        patience.look(stats.delivered, failed, all, &ground.config)?;
         ground.wait(TICK)?;
     }
     let seconds = began.elapsed().as_secs_f64();
     let cpu = cpu_seconds()? - cpu_before;
+    let messages = all - delivered_before;
     progress.finish_and_clear();
     relay.shutdown(ground.config.shutdown_timeout)?;
     let delivery = Delivery {
@@ -157,9 +176,9 @@ struct Claims {
 }
 
 impl Claims {
-    fn new() -> Result<Self> {
+    fn new(before: Stats) -> Result<Self> {
         Ok(Self {
-            before: Stats::default(),
+            before,
             micros: Histogram::new_with_bounds(1, MOST_MICROS, 3)?,
         })
     }

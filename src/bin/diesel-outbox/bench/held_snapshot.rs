@@ -6,7 +6,9 @@ use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use serde_json::{Value, json};
 
-use super::delivery::{Delivery, deliver, mean_of, rate_of};
+use diesel_outbox::Relay;
+
+use super::delivery::{Delivery, deliver, deliver_behind, mean_of, rate_of};
 use super::ground::{Fill, Ground};
 use super::report::{self, Unit};
 
@@ -15,8 +17,9 @@ pub(super) struct Options {
     /// Messages settled while the transaction is open
     #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     settled: u64,
-    /// Messages delivered after them, which are measured
-    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Messages delivered after them, which are measured: by the same relay, and as many again by one
+    /// that has just started
+    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     messages: u64,
     /// How often each is measured, in turns
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
@@ -59,24 +62,27 @@ impl Holder {
 }
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
-    let mut measured: Vec<(Holder, Vec<Delivery>)> =
-        HOLDERS.iter().map(|holder| (*holder, Vec::new())).collect();
+    let mut measured = HOLDERS.map(Measured::new);
     for round in 1..=options.rounds {
-        for (holder, deliveries) in &mut measured {
-            ground.say(format_args!("round {round}: {}", holder.name()));
-            deliveries.push(one(*holder, options, ground)?);
+        for of_holder in &mut measured {
+            ground.say(format_args!("round {round}: {}", of_holder.holder.name()));
+            of_holder.once_more(options, ground)?;
         }
     }
-    let free = rate_of(&measured[0].1);
-    let run = |(holder, deliveries): &(Holder, Vec<Delivery>)| {
+    let [nobody, ..] = &measured;
+    let (free, free_anew) = (rate_of(&nobody.going_on), rate_of(&nobody.anew));
+    let run = |measured: &Measured| {
+        let (going_on, anew) = (&measured.going_on, &measured.anew);
         json!({
-            "holder": holder.name(),
-            "messages_per_second": rate_of(deliveries),
-            "ratio_to_nobody": rate_of(deliveries) / free,
-            "claim_ms": mean_of(deliveries, Delivery::claim_ms),
-            "claim_p99_ms": mean_of(deliveries, Delivery::claim_p99_ms),
-            "claim_max_ms": mean_of(deliveries, Delivery::claim_max_ms),
-            "own_cpu_us_per_message": mean_of(deliveries, Delivery::cpu_us_per_message),
+            "holder": measured.holder.name(),
+            "messages_per_second": rate_of(going_on),
+            "ratio_to_nobody": rate_of(going_on) / free,
+            "claim_ms": mean_of(going_on, Delivery::claim_ms),
+            "claim_p99_ms": mean_of(going_on, Delivery::claim_p99_ms),
+            "claim_max_ms": mean_of(going_on, Delivery::claim_max_ms),
+            "own_cpu_us_per_message": mean_of(going_on, Delivery::cpu_us_per_message),
+            "messages_per_second_after_start": rate_of(anew),
+            "ratio_to_nobody_after_start": rate_of(anew) / free_anew,
         })
     };
     Ok(json!({
@@ -87,24 +93,45 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-fn one(holder: Holder, options: &Options, ground: &mut Ground) -> Result<Delivery> {
-    ground.fresh()?;
-    let held = holder.hold(ground)?;
-    ground.fill(&Fill::plain(options.settled))?;
-    ground.quiet()?;
-    deliver(ground, options.settled)?;
-    ground.fill(&Fill::plain(options.messages))?;
-    ground.quiet()?;
-    let delivery = deliver(ground, options.messages)?;
-    if let Some(mut conn) = held {
-        conn.batch_execute("COMMIT").with_context(|| {
-            format!(
-                "the transaction of {} was not held to the end",
-                holder.name()
-            )
-        })?;
+/// What was measured beside one of them.
+struct Measured {
+    holder: Holder,
+    /// By a relay that has settled everything before, too.
+    going_on: Vec<Delivery>,
+    /// By one that has just started.
+    anew: Vec<Delivery>,
+}
+
+impl Measured {
+    fn new(holder: Holder) -> Self {
+        Self {
+            holder,
+            going_on: Vec::new(),
+            anew: Vec::new(),
+        }
     }
-    Ok(delivery)
+
+    fn once_more(&mut self, options: &Options, ground: &mut Ground) -> Result<()> {
+        ground.fresh()?;
+        let held = self.holder.hold(ground)?;
+        ground.fill(&Fill::plain(options.settled + options.messages))?;
+        ground.quiet()?;
+        let relay = Relay::from_config(ground.config.clone());
+        let going_on = deliver_behind(ground, relay, options.settled, options.messages)?;
+        ground.fill(&Fill::plain(options.messages))?;
+        ground.quiet()?;
+        self.anew.push(deliver(ground, options.messages)?);
+        self.going_on.push(going_on);
+        if let Some(mut conn) = held {
+            conn.batch_execute("COMMIT").with_context(|| {
+                format!(
+                    "the transaction of {} was not held to the end",
+                    self.holder.name()
+                )
+            })?;
+        }
+        Ok(())
+    }
 }
 
 pub(super) fn table(report: &Value) -> Table {
@@ -114,6 +141,11 @@ pub(super) fn table(report: &Value) -> Table {
             ("an open transaction of", "holder", Unit::Word),
             ("delivered/s", "messages_per_second", Unit::Count),
             ("of the rate without", "ratio_to_nobody", Unit::Ratio),
+            (
+                "of it right after a start",
+                "ratio_to_nobody_after_start",
+                Unit::Ratio,
+            ),
             ("a claim", "claim_ms", Unit::Millis),
             ("99 % of claims", "claim_p99_ms", Unit::Millis),
             ("the slowest", "claim_max_ms", Unit::Millis),

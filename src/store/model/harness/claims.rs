@@ -3,9 +3,10 @@
 use diesel::result::Error;
 use diesel::{Connection, PgConnection};
 
-use crate::store::claim::{self, Claimant, Claimed, Lane, Position, Stream, Topic};
+use crate::store::claim::{Claimant, Claimed, Lane, Position, Stream, Topic};
 use crate::store::lease::{self, LeaseId};
 use crate::store::ordered::{self, Candidate, Key};
+use crate::store::streams::streams;
 
 use super::{Harness, LEASE};
 use crate::store::model::expected::{MAX_ATTEMPTS, Message};
@@ -59,7 +60,8 @@ impl Harness<'_> {
         is_sweep: bool,
     ) -> Kept<Vec<Lane>> {
         let places = &self.relays[number].places;
-        let streams = claim::streams(conn, self.name)?.into_iter();
+        let found = streams(conn, self.name)?.into_iter();
+        let streams = found.map(|found| found.stream);
         let lane = |stream: Stream| Lane {
             after: match places.get(&stream) {
                 Some(place) if !is_sweep => *place,
