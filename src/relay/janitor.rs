@@ -1,29 +1,27 @@
 //! The janitor thread: retention of the ledger and of the inbox, leases and pauses that nobody needs any
 //! more, and how much waits.
 
-use std::sync::PoisonError;
+mod leases;
+
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
+use self::leases::Leases;
 use super::depths::Counting;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
+use crate::store::clean;
 use crate::store::connection::Plans;
 use crate::store::inbox::{self, Cleaning};
-use crate::store::{clean, lease, pause};
 
 /// How often the ledger and the inbox are cleaned, at most.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// Rows removed by one statement.
 const CLEAN_BATCH: i64 = 1000;
-/// How often the leases are gone through, which reads the outbox.
-const LEASE_INTERVAL: Duration = Duration::from_secs(3600);
-/// How long a lease, or a pause, is remembered after it was over.
-const LEASE_AGE: Duration = Duration::from_secs(3600);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keeps house until the relay stops.
@@ -48,7 +46,7 @@ struct Janitor<'a> {
     /// How often is cleaned.
     interval: Duration,
     next_cleaning: Instant,
-    leases_seen: Option<Instant>,
+    leases: Leases,
     cleaning: Cleaning,
 }
 
@@ -66,7 +64,7 @@ impl<'a> Janitor<'a> {
             depths: Counting::new(shared),
             interval,
             next_cleaning: Instant::now(),
-            leases_seen: None,
+            leases: Leases::new(),
             cleaning: Cleaning::Possible,
         }
     }
@@ -74,42 +72,18 @@ impl<'a> Janitor<'a> {
     /// Whatever it is time for.
     fn work(&mut self) -> Result<(), DatabaseError> {
         if Instant::now() >= self.next_cleaning {
-            self.look_at_leases()?;
             self.clean_ledger()?;
             self.clean_inbox()?;
             self.next_cleaning = Instant::now() + self.interval;
         }
+        self.leases.look(self.shared, &mut self.session)?;
         self.depths.count(&mut self.session)
     }
 
     fn until_next(&self) -> Duration {
         let next = self.next_cleaning.min(self.depths.next());
+        let next = next.min(self.leases.next());
         next.saturating_duration_since(Instant::now())
-    }
-
-    fn look_at_leases(&mut self) -> Result<(), DatabaseError> {
-        let name = &self.shared.config.table;
-        if self
-            .leases_seen
-            .is_some_and(|at| at.elapsed() < LEASE_INTERVAL)
-        {
-            return Ok(());
-        }
-        let vanished = self.session.run(|conn| {
-            lease::forget(conn, name, LEASE_AGE)?;
-            pause::forget(conn, name, LEASE_AGE)?;
-            lease::vanished(conn, name)
-        })?;
-        if !vanished.is_empty() {
-            log::warn!(event = "lease_vanished", leases:? = vanished; "messages name leases that were removed: they are taken over");
-        }
-        *self
-            .shared
-            .vanished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = vanished;
-        self.leases_seen = Some(Instant::now());
-        Ok(())
     }
 
     fn clean_ledger(&mut self) -> Result<(), DatabaseError> {

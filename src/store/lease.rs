@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
 use super::claim::is_live;
@@ -154,35 +154,59 @@ pub(crate) fn expire(
     .execute(conn)
 }
 
-/// Leases that hold messages and whose rows are gone, which no relay does and an operator may.
-/// One snapshot sees both tables, and a lease is committed before its first claim: so what is
-/// found here is nobody's. Reads the whole outbox.
-pub(crate) fn vanished(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+/// Who holds messages of a part of the outbox.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct Part {
+    /// Its last sequence; `None`: nothing is there, and nothing behind it.
+    #[diesel(sql_type = Nullable<BigInt>)]
+    pub(crate) last: Option<i64>,
+    /// Leases that hold messages.
+    #[diesel(sql_type = Array<BigInt>)]
+    pub(crate) holders: Vec<i64>,
+    /// Those of them whose rows are gone, which no relay does and an operator may. One snapshot sees
+    /// both tables, and a lease is committed before its first claim: so what they hold is nobody's.
+    #[diesel(sql_type = Array<BigInt>)]
+    pub(crate) vanished: Vec<i64>,
+}
+
+/// The part of the outbox behind a sequence, `count` messages at most.
+pub(crate) fn holders(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    after: i64,
+    count: i64,
+) -> QueryResult<Part> {
     sql_query(format!(
-        "SELECT DISTINCT o.locked_by AS id FROM {outbox} o
-          WHERE o.locked_by IS NOT NULL
-            AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)",
+        "SELECT max(o.sequence) AS last,
+                coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL),
+                         '{{}}') AS holders,
+                coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL
+                             AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)),
+                         '{{}}') AS vanished
+           FROM (SELECT sequence, locked_by FROM {outbox} WHERE sequence > $1
+                  ORDER BY sequence LIMIT $2) o",
         outbox = name.outbox(),
         lease = name.lease(),
     ))
-    .load::<IdRow>(conn)
-    .map(|rows| rows.into_iter().map(|row| row.id).collect())
+    .bind::<BigInt, _>(after)
+    .bind::<BigInt, _>(count)
+    .get_result(conn)
 }
 
-/// Forgets leases that are over for `age` and hold nothing. Reads the whole outbox, where there
-/// is such a lease.
+/// Forgets leases that are over for `age` and are none of these: those that held something when the whole
+/// outbox was gone through, which has taken no longer than `age`.
 pub(crate) fn forget(
     conn: &mut PgConnection,
     name: &OutboxName,
     age: Duration,
+    holders: &[i64],
 ) -> QueryResult<usize> {
     sql_query(format!(
         "DELETE FROM {lease} l
-          WHERE l.expires_at < now() - $1 * interval '1 millisecond'
-            AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.locked_by = l.id)",
+          WHERE l.expires_at < now() - $1 * interval '1 millisecond' AND l.id <> ALL($2)",
         lease = name.lease(),
-        outbox = name.outbox(),
     ))
     .bind::<BigInt, _>(millis(age))
+    .bind::<Array<BigInt>, _>(holders)
     .execute(conn)
 }

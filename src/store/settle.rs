@@ -3,6 +3,9 @@
 //! Each function settles many messages by one statement and returns the sequences that it
 //! changed. One that is missing there was not held by the lease any more.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use diesel::pg::data_types::PgTimestamp;

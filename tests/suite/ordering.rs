@@ -6,7 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
-use diesel_outbox::{Destination, NewMessage, RelayBuilder};
+use diesel_outbox::{
+    Destination, Dispatcher, Message, NewMessage, Outcome, RelayBuilder, Response,
+};
 use serde_json::json;
 
 use crate::support::{Database, PATIENCE, Receiver, Request, Running, eventually, finish};
@@ -537,5 +539,46 @@ fn a_key_at_the_end_has_its_turn_while_others_are_split() {
     });
     let before = receiver.count();
     assert!(before < 10_000, "it waited for {before} others");
+    drop(relay);
+}
+
+/// What was sent of each key, by a dispatcher that takes no time.
+#[derive(Default, Clone)]
+struct Sent(Arc<Mutex<HashMap<String, Vec<u64>>>>);
+
+impl Dispatcher for Sent {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        let payload: serde_json::Value = serde_json::from_str(&message.payload).expect("JSON");
+        let key = payload["key"].as_str().expect("a key").to_owned();
+        let n = payload["n"].as_u64().expect("a number");
+        let mut sent = self.0.lock().expect("no panic holds it");
+        sent.entry(key).or_default().push(n);
+        Outcome::Delivered(Response::default())
+    }
+}
+
+/// G5: many keys go on at once, by two settlers, while others are claimed. What the queue has no room for
+/// waits for it, and is not given back.
+#[test]
+fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key)
+         SELECT 'order.paid', json_build_object('key', key, 'n', n), key
+           FROM generate_series(0, 2) n, (SELECT 'key-' || k AS key FROM generate_series(1, 6000) k) keys
+          ORDER BY n",
+    );
+    let sent = Sent::default();
+    let relay = database
+        .relay()
+        .dispatcher(sent.clone())
+        .start()
+        .expect("it starts");
+    eventually("all are delivered", || relay.stats().delivered == 18_000);
+    assert_eq!(relay.stats().released, 0);
+    let sent = sent.0.lock().expect("no panic holds it");
+    assert_eq!(sent.len(), 6000);
+    assert!(sent.values().all(|numbers| numbers == &[0, 1, 2]));
+    drop(sent);
     drop(relay);
 }

@@ -154,7 +154,9 @@ impl Harness<'_> {
             Step::Discard(pick) => self.discard(*pick),
             Step::TimePasses => self.pass_time(),
             Step::Forget => {
-                lease::forget(&mut self.operator, self.name, Duration::ZERO)?;
+                let (operator, name) = (&mut self.operator, self.name);
+                let all = lease::holders(operator, name, i64::MIN, i64::MAX)?;
+                lease::forget(operator, name, Duration::ZERO, &all.holders)?;
                 Ok(())
             }
         }

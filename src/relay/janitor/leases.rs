@@ -1,0 +1,103 @@
+//! Who holds messages: gone through now and then, for leases that can be forgotten and for messages whose
+//! lease is gone.
+
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use crate::error::DatabaseError;
+use crate::relay::session::Session;
+use crate::relay::shared::Shared;
+use crate::store::{lease, pause};
+
+/// How often the outbox is gone through.
+const INTERVAL: Duration = Duration::from_secs(3600);
+/// How long a lease, or a pause, is remembered after it was over.
+const AGE: Duration = Duration::from_secs(3600);
+/// Messages of one statement.
+const PART: i64 = 10_000;
+/// It takes no more than so much of the time, once it has taken a little.
+const SHARE: u32 = 100;
+const A_LITTLE: Duration = Duration::from_millis(100);
+
+/// Goes through the outbox, a part at a time.
+pub(super) struct Leases {
+    round: Option<Round>,
+    next: Instant,
+}
+
+struct Round {
+    began: Instant,
+    after: i64,
+    holders: BTreeSet<i64>,
+    vanished: BTreeSet<i64>,
+}
+
+impl Leases {
+    pub(super) fn new() -> Self {
+        Self {
+            round: None,
+            next: Instant::now(),
+        }
+    }
+
+    pub(super) fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Goes on where it was, if it is time for that.
+    pub(super) fn look(
+        &mut self,
+        shared: &Shared,
+        session: &mut Session,
+    ) -> Result<(), DatabaseError> {
+        if Instant::now() < self.next {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let round = self.round.get_or_insert_with(|| Round {
+            began,
+            after: i64::MIN,
+            holders: BTreeSet::new(),
+            vanished: BTreeSet::new(),
+        });
+        let name = &shared.config.table;
+        while began.elapsed() < A_LITTLE && !shared.is_stopping() {
+            let part = session.run(|conn| lease::holders(conn, name, round.after, PART))?;
+            round.holders.extend(part.holders);
+            round.vanished.extend(part.vanished);
+            if let Some(last) = part.last {
+                round.after = last;
+                continue;
+            }
+            round.end(shared, session)?;
+            self.round = None;
+            self.next = Instant::now() + INTERVAL;
+            return Ok(());
+        }
+        self.next = Instant::now() + SHARE * began.elapsed();
+        Ok(())
+    }
+}
+
+impl Round {
+    fn end(&self, shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
+        let name = &shared.config.table;
+        // A lease that was over before the round began claims nothing while it lasts.
+        let age = AGE.max(self.began.elapsed());
+        let holders: Vec<i64> = self.holders.iter().copied().collect();
+        session.run(|conn| {
+            lease::forget(conn, name, age, &holders)?;
+            pause::forget(conn, name, AGE)
+        })?;
+        let vanished: Vec<i64> = self.vanished.iter().copied().collect();
+        if !vanished.is_empty() {
+            log::warn!(event = "lease_vanished", leases:? = vanished; "messages name leases that were removed: they are taken over");
+        }
+        *shared
+            .vanished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = vanished;
+        Ok(())
+    }
+}
