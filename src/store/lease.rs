@@ -210,3 +210,49 @@ pub(crate) fn forget(
     .bind::<Array<BigInt>, _>(holders)
     .execute(conn)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::model::database::Outbox;
+
+    #[test]
+    fn holders_are_found_part_by_part_and_forgotten_when_they_hold_nothing() {
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
+        let mut register =
+            |lease| register(&mut conn, name, "test", lease, false).expect("a lease");
+        let [over, idle] = [Duration::ZERO, Duration::ZERO].map(&mut register);
+        let live = register(Duration::from_secs(600));
+        // A lease that nobody has registered holds every fifth one.
+        let gone = live.0 + 100;
+        sql_query(format!(
+            "INSERT INTO {} (topic, payload, locked_by, locked_at)
+             SELECT 'a', '1', CASE n % 5 WHEN 0 THEN {gone} WHEN 1 THEN {over} WHEN 2 THEN {live} END, now()
+               FROM generate_series(1, 25) n",
+            name.outbox()
+        ))
+        .execute(&mut conn)
+        .expect("messages");
+        let (mut after, mut all, mut vanished, mut parts) = (i64::MIN, Vec::new(), Vec::new(), 0);
+        loop {
+            let part = holders(&mut conn, name, after, 4).expect("a part");
+            all.extend(part.holders);
+            vanished.extend(part.vanished);
+            match part.last {
+                Some(last) => (after, parts) = (last, parts + 1),
+                None => break,
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        vanished.dedup();
+        assert_eq!(
+            (all.as_slice(), parts),
+            ([over.0, live.0, gone].as_slice(), 7)
+        );
+        assert_eq!(vanished, [gone]);
+        let forgotten = forget(&mut conn, name, Duration::ZERO, &all).expect("forgotten");
+        assert_eq!(forgotten, 1, "only {idle} is over and holds nothing");
+    }
+}
