@@ -4,12 +4,13 @@ mod doubts;
 mod hand_over;
 mod keyed;
 mod survey;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::{Receiver, Sender};
 
 use self::survey::{Look, Looks};
 use super::database_clock::DatabaseClock;
@@ -159,52 +160,6 @@ impl<'a> Claimer<'a> {
                     self.shared.pause(self.session.wait());
                 }
             }
-        }
-    }
-
-    /// Until the poll interval is over, or a destination opens.
-    fn until_next_look(&self) -> Duration {
-        let now = Instant::now();
-        self.shared
-            .bulkheads
-            .iter()
-            .filter_map(|bulkhead| bulkhead.gate.opens_at())
-            .map(|at| at.saturating_duration_since(now))
-            .fold(self.shared.config.poll_interval, Duration::min)
-    }
-
-    /// Waits for the doorbell or the time, and hands over what the settler has claimed meanwhile.
-    /// `true`: the doorbell rang.
-    fn wait(&mut self, duration: Duration) -> bool {
-        let now = Instant::now();
-        // Nobody waits for a day.
-        let until = now + duration.min(Duration::from_secs(24 * 3600));
-        loop {
-            self.fill_queues();
-            select! {
-                recv(self.doorbell) -> _ => return true,
-                recv(self.continued) -> continued => match continued {
-                    Ok(Continued { claimed, lease }) => self.hand_over_all(claimed, lease),
-                    // The settler is gone, and with it the relay.
-                    Err(_) => return true,
-                },
-                default(until.saturating_duration_since(Instant::now())) => return false,
-            }
-        }
-    }
-
-    /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
-    fn fill_queues(&mut self) {
-        self.intakes.iter_mut().for_each(Intake::fill);
-        if self.intakes.iter().any(Intake::is_full) {
-            self.want_room(true);
-        }
-    }
-
-    fn take_continued(&mut self) {
-        self.fill_queues();
-        while let Ok(Continued { claimed, lease }) = self.continued.try_recv() {
-            self.hand_over_all(claimed, lease);
         }
     }
 
@@ -376,12 +331,6 @@ impl<'a> Claimer<'a> {
             self.shared.idle().answer(self.look.question);
         }
         Next::WaitForWork
-    }
-
-    fn want_room(&self, is_wanted: bool) {
-        for bulkhead in &self.shared.bulkheads {
-            bulkhead.wants_room.store(is_wanted, Ordering::Release);
-        }
     }
 
     /// Where only so many messages are to be claimed.

@@ -1,0 +1,65 @@
+//! What the claimer does while there is nothing to claim: it waits, and passes on what the settlers have
+//! claimed.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::select;
+
+use super::Claimer;
+use crate::relay::intake::Intake;
+use crate::relay::shared::Continued;
+
+impl Claimer<'_> {
+    /// Until the poll interval is over, or a destination opens.
+    pub(super) fn until_next_look(&self) -> Duration {
+        let now = Instant::now();
+        self.shared
+            .bulkheads
+            .iter()
+            .filter_map(|bulkhead| bulkhead.gate.opens_at())
+            .map(|at| at.saturating_duration_since(now))
+            .fold(self.shared.config.poll_interval, Duration::min)
+    }
+
+    /// Waits for the doorbell or the time, and hands over what the settler has claimed meanwhile.
+    /// `true`: the doorbell rang.
+    pub(super) fn wait(&mut self, duration: Duration) -> bool {
+        let now = Instant::now();
+        // Nobody waits for a day.
+        let until = now + duration.min(Duration::from_secs(24 * 3600));
+        loop {
+            self.fill_queues();
+            select! {
+                recv(self.doorbell) -> _ => return true,
+                recv(self.continued) -> continued => match continued {
+                    Ok(Continued { claimed, lease }) => self.hand_over_all(claimed, lease),
+                    // The settler is gone, and with it the relay.
+                    Err(_) => return true,
+                },
+                default(until.saturating_duration_since(Instant::now())) => return false,
+            }
+        }
+    }
+
+    /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
+    pub(super) fn fill_queues(&mut self) {
+        self.intakes.iter_mut().for_each(Intake::fill);
+        if self.intakes.iter().any(Intake::is_full) {
+            self.want_room(true);
+        }
+    }
+
+    pub(super) fn take_continued(&mut self) {
+        self.fill_queues();
+        while let Ok(Continued { claimed, lease }) = self.continued.try_recv() {
+            self.hand_over_all(claimed, lease);
+        }
+    }
+
+    pub(super) fn want_room(&self, is_wanted: bool) {
+        for bulkhead in &self.shared.bulkheads {
+            bulkhead.wants_room.store(is_wanted, Ordering::Release);
+        }
+    }
+}
