@@ -22,7 +22,7 @@ impl Claimer<'_> {
             .fold(self.shared.config.poll_interval, Duration::min)
     }
 
-    /// Waits for the doorbell or the time, and hands over what the settler has claimed meanwhile.
+    /// Waits for the doorbell or the time, and hands over what the settlers have claimed meanwhile.
     /// `true`: the doorbell rang.
     pub(super) fn wait(&mut self, duration: Duration) -> bool {
         let now = Instant::now();
@@ -34,7 +34,7 @@ impl Claimer<'_> {
                 recv(self.doorbell) -> _ => return true,
                 recv(self.continued) -> continued => match continued {
                     Ok(Continued { claimed, lease }) => self.hand_over_all(claimed, lease),
-                    // The settler is gone, and with it the relay.
+                    // The settlers are gone, and with them the relay.
                     Err(_) => return true,
                 },
                 default(until.saturating_duration_since(Instant::now())) => return false,
