@@ -106,13 +106,15 @@ impl Claimer<'_> {
         let known = &self.known_expired;
         let is_asked = self.shared.idle().is_asked();
         let (looks, known_streams) = (&mut self.looks, self.lanes.streams());
-        let (seen, standing, newly_expired, paused) = self.session.run(|conn| {
+        let (seen, standing, clock, newly_expired, paused) = self.session.run(|conn| {
             let seen = looks.look(conn, name, &known_streams, is_asked)?;
             let standing = lease::standing(conn, name, lease)?;
+            let clock = DatabaseClock::new(standing.now, Instant::now());
             let newly_expired = lease::newly_expired(conn, name, known)?;
-            Ok((seen, standing, newly_expired, pause::all(conn, name)?))
+            let paused = pause::all(conn, name)?;
+            Ok((seen, standing, clock, newly_expired, paused))
         })?;
-        self.clock = DatabaseClock::new(standing.now, began);
+        self.clock = clock;
         self.stand(standing.is_active);
         let kept_back = pauses::learn(self.shared, &paused);
         // A look of many lanes that has found nothing may take longer than a survey is good for: it
