@@ -12,6 +12,8 @@
 //! Claims of keyed messages exclude one another by an advisory lock. Otherwise a message that was
 //! committed late could be claimed while another claim, not yet seen, takes one behind it.
 
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use std::time::Instant;
@@ -334,7 +336,8 @@ pub(crate) fn claim_one(
 /// For a transaction that has just removed a message of each, held by the same lease: until it
 /// commits, no other claim can find any of these keys free, so this needs no lock. But a part for some
 /// destination may be on its way that was claimed before the removed message, which went elsewhere: the
-/// next one that names none may go there, and waits. Nothing of the topics `paused` is taken.
+/// next one that names none may go there, and waits. Nothing of the topics `paused` is taken. Due is what
+/// is due now: the next one may have been enqueued since the transaction began.
 pub(crate) fn claim_next(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -354,7 +357,7 @@ pub(crate) fn claim_next(
                          ORDER BY {place} LIMIT 1
                      ) next))
                AND {is_live}
-               AND o.available_at <= now() AND o.topic <> ALL($6)
+               AND o.available_at <= clock_timestamp() AND o.topic <> ALL($6)
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                AND {is_not_kept_back}
                AND (o.destination = '' OR {none_before})
