@@ -262,6 +262,12 @@ impl Lanes {
         })
     }
 
+    /// Whether there are keyed messages that name a destination.
+    pub(super) fn has_keyed_parts(&self) -> bool {
+        let names_one = |stream: &Stream| stream.is_keyed && !stream.topic.destination.is_empty();
+        self.lanes.iter().any(|lane| names_one(&lane.stream))
+    }
+
     /// Shares room out, as much as `room_of` says: for a bulkhead, or for messages to be split.
     /// Nothing where no lane is left to be asked. The lanes of a bulkhead may together ask for a
     /// quarter more than its room, and for one message each. `is_asked`: somebody wants to know

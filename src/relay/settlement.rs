@@ -234,6 +234,20 @@ impl Settlement {
         of_destinations.chain(own)
     }
 
+    /// The keys of which messages may have waited for it: its own and, where some name a destination, that
+    /// of those that name none, or the one that it was for.
+    pub(super) fn keys_behind(&self, has_parts: bool) -> impl Iterator<Item = Key> {
+        let own = self.key();
+        let beside = own.as_ref().filter(|_| has_parts).map(|own| Key {
+            ordering_key: own.ordering_key.clone(),
+            destination: match own.destination.is_empty() {
+                true => self.destination.to_string(),
+                false => String::new(),
+            },
+        });
+        own.into_iter().chain(beside)
+    }
+
     /// Its key, and the destination within which that orders.
     pub(super) fn key(&self) -> Option<Key> {
         Key::of(&self.message)

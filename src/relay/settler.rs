@@ -13,7 +13,7 @@ use diesel::result::{DatabaseErrorKind, Error};
 
 pub(super) use self::written::write_down;
 
-use self::next::look_at_the_next;
+use self::next::{Settled, look_at_the_next};
 use super::pauses;
 use super::progress::Post;
 use super::session::Session;
@@ -243,7 +243,11 @@ impl<'a> Settler<'a> {
     ) -> Result<(), DatabaseError> {
         let shared = self.shared;
         let began = Instant::now();
-        let (written, next) = self.settle_and_continue(lease, kind, group)?;
+        let Settled {
+            written,
+            next,
+            seen_to,
+        } = self.settle_and_continue(lease, kind, group)?;
         let now = Instant::now();
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
@@ -286,7 +290,7 @@ impl<'a> Settler<'a> {
             let topics = group.iter().flat_map(Settlement::topics_before);
             shared.returned(topics, group.iter().flat_map(Settlement::keys_before));
         } else {
-            look_at_the_next(shared, lease, group);
+            look_at_the_next(shared, group, &seen_to);
         }
         if kind == Kind::Split {
             // What it became is to be claimed.

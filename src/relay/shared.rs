@@ -3,7 +3,7 @@
 mod in_flight;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +50,17 @@ pub(crate) struct Returned {
     pub(crate) keys: HashSet<Key>,
 }
 
+/// How many looks at keyed lanes have begun, and ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeyedLooks(u64);
+
+impl KeyedLooks {
+    /// Whether there was one since, or one was under way then.
+    pub(crate) fn has_looked_since(self, before: Self) -> bool {
+        self != before || !before.0.is_multiple_of(2)
+    }
+}
+
 pub(crate) struct Shared {
     pub(crate) config: Config,
     database_url: SecretString,
@@ -78,6 +89,10 @@ pub(crate) struct Shared {
     returned: Mutex<Returned>,
     /// Topics that an operator has paused.
     paused_topics: Mutex<Vec<String>>,
+    /// Begins and ends of looks at keyed lanes.
+    keyed_looks: AtomicU64,
+    /// Some keyed messages name a destination.
+    has_parts: AtomicBool,
     /// The claimer waits until nothing is in flight.
     ring_when_settled: AtomicBool,
     /// Leases whose rows are gone while messages name them.
@@ -135,6 +150,8 @@ impl Shared {
             doubt: Mutex::default(),
             returned: Mutex::default(),
             paused_topics: Mutex::default(),
+            keyed_looks: AtomicU64::new(0),
+            has_parts: AtomicBool::new(false),
             ring_when_settled: AtomicBool::new(false),
             vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -291,6 +308,24 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    pub(crate) fn keyed_looks(&self) -> KeyedLooks {
+        KeyedLooks(self.keyed_looks.load(Ordering::SeqCst))
+    }
+
+    /// The claimer begins a look at keyed lanes, or ends it.
+    pub(crate) fn count_keyed_look(&self) {
+        self.keyed_looks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_has_parts(&self, has_parts: bool) {
+        self.has_parts.store(has_parts, Ordering::Release);
+    }
+
+    /// Whether some keyed messages name a destination: then those of one key are several orders.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.has_parts.load(Ordering::Acquire)
     }
 
     /// Whether the claimer is to be rung for when nothing is in flight any more.

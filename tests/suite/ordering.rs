@@ -13,6 +13,9 @@ use serde_json::json;
 
 use crate::support::{Database, PATIENCE, Receiver, Request, Running, eventually, finish};
 
+/// No message may wait for it.
+const NEVER: Duration = Duration::from_secs(600);
+
 fn keyed(topic: &str, key: &str, n: usize) -> NewMessage {
     NewMessage::new(topic, &json!({ "key": key, "n": n }))
         .expect("JSON")
@@ -419,6 +422,77 @@ fn a_message_waits_for_the_parts_of_the_one_before_it() {
         .filter(|request| request.line.contains("/events"))
         .collect();
     assert_in_order(&at_a, 10);
+}
+
+/// G5: nothing of a key waits for a poll, whichever of its orders it was in.
+#[test]
+fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
+    let database = Database::new();
+    let (receiver, watch) = watching(|_| 200);
+    enqueue(&database, &["order.created", "order.paid"], 3, 10);
+    let relay = database
+        .relay()
+        .poll_interval(NEVER)
+        .destination(Destination::new("a", &receiver.url()).expect("a destination"))
+        .destination(Destination::new("b", &receiver.url().replace("events", "b")).expect("one"))
+        .route_to_each("order.created", &["a", "b"])
+        .route("order.paid", "a")
+        .start()
+        .expect("it starts");
+    eventually("all parts are delivered", || {
+        database.count("delivered") == 45
+    });
+    drop(relay);
+    let _ = watch;
+    let requests = receiver.requests().into_iter();
+    let at_a: Vec<Request> = requests
+        .filter(|request| request.line.contains("/events"))
+        .collect();
+    assert_in_order(&at_a, 10);
+}
+
+/// R9, G5: the claimer passes what is committed while the one before it is being settled; it is found
+/// all the same.
+#[test]
+fn what_comes_while_its_key_is_settled_does_not_wait_for_a_poll() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    // No settle ends as long as somebody has the lock.
+    let lock = format!("hashtext('{}')", database.schema());
+    let mut holder = database.connect();
+    holder
+        .batch_execute(&format!(
+            "CREATE FUNCTION {s}.hold() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN PERFORM pg_advisory_xact_lock_shared({lock}); RETURN NULL; END $$;
+             CREATE CONSTRAINT TRIGGER hold AFTER DELETE ON {o} DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION {s}.hold();
+             SELECT pg_advisory_lock({lock})",
+            s = database.schema(),
+            o = database.name()
+        ))
+        .expect("a trigger");
+    let relay = patient(&database).poll_interval(NEVER);
+    let relay = relay.url(&receiver.url()).start().expect("it starts");
+    database.enqueue_message(keyed("order.paid", "key", 0));
+    let waits = format!(
+        "SELECT count(*) FROM pg_locks
+          WHERE locktype = 'advisory' AND NOT granted
+            AND ((classid::bigint << 32) | objid::bigint) = {lock}::bigint"
+    );
+    eventually("the settle is at its end", || database.number(&waits) == 1);
+    database.enqueue_message(keyed("order.paid", "key", 1));
+    // When the second one of these arrives, the claimer has looked at all that was there before the first.
+    for n in 0..2 {
+        database.enqueue("order.created", json!({ "key": "none", "n": n }));
+        receiver.wait_for(n + 2);
+    }
+    eventually("these are settled", || relay.stats().delivered == 2);
+    holder
+        .batch_execute("SELECT pg_advisory_unlock_all()")
+        .expect("unlocked");
+    receiver.wait_for(4);
+    eventually("all are settled", || relay.stats().delivered == 4);
+    assert_in_order(&receiver.requests(), 2);
 }
 
 /// Makes every claim fail of a message with this number.

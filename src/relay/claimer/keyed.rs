@@ -36,6 +36,7 @@ impl<'a> Claimer<'a> {
         let goes_to: Vec<&str> = asked.iter().map(goes_to).collect();
         let name = &self.shared.config.table;
         let began = Instant::now();
+        self.shared.count_keyed_look();
         let harvest = self.claiming(lease, |conn, claimant| {
             let found = ordered::due(conn, name, claimant, asked, &goes_to)?;
             let (mut due, mut reached) = (Vec::new(), HashMap::new());
@@ -49,8 +50,9 @@ impl<'a> Claimer<'a> {
                 false => ordered::claim(conn, name, claimant, &due)?,
             };
             Ok(claimed.map(|claimed| (claimed, reached)))
-        })?;
-        let Some(harvest) = harvest else {
+        });
+        self.shared.count_keyed_look();
+        let Some(harvest) = harvest? else {
             self.look.found_nothing = false;
             return Ok(Next::AgainSoon);
         };

@@ -143,6 +143,7 @@ impl Claimer<'_> {
         let nowhere = self.shared.bulkheads.len() - 1;
         self.lanes
             .take_over(seen, &self.shared.routes, nowhere, &self.clock);
+        self.shared.set_has_parts(self.lanes.has_keyed_parts());
         self.shared.set_paused_topics(&kept_back);
         self.lanes.keep_back(kept_back);
         if is_new_look {

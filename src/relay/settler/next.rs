@@ -1,6 +1,6 @@
 //! What follows a settle: the next message of each ordering key.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use diesel::{Connection, PgConnection};
 
@@ -18,6 +18,15 @@ use crate::store::settle;
 
 /// Messages of one key that are claimed right behind one another, while others wait for a place.
 const MOST_IN_A_ROW: u32 = 100;
+
+/// A group that is written down.
+pub(super) struct Settled {
+    pub(super) written: Written,
+    /// What was claimed with it.
+    pub(super) next: Vec<Claimed>,
+    /// Messages of it behind which the claimer need not look.
+    pub(super) seen_to: HashSet<i64>,
+}
 
 impl Settler<'_> {
     /// Hands what was claimed to the claimer.
@@ -42,8 +51,9 @@ impl Settler<'_> {
         lease: LeaseId,
         kind: Kind,
         group: &[Settlement],
-    ) -> Result<(Written, Vec<Claimed>), DatabaseError> {
+    ) -> Result<Settled, DatabaseError> {
         let shared = self.shared;
+        let looks = shared.keyed_looks();
         let write = |conn: &mut PgConnection| {
             write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
         };
@@ -58,7 +68,11 @@ impl Settler<'_> {
             };
         if rows.is_empty() {
             let written = self.session.run(write)?;
-            return Ok((written, Vec::new()));
+            return Ok(Settled {
+                written,
+                next: Vec::new(),
+                seen_to: HashSet::new(),
+            });
         }
         let paused = shared.paused_topics();
         let claimant = Claimant {
@@ -93,7 +107,24 @@ impl Settler<'_> {
             shared.begin_doubt(Doubt { lease, backend });
             shared.ring();
         }
-        result
+        let (written, next) = result?;
+        // What is behind it and came too late to be claimed here, the claimer may have passed meanwhile,
+        // because it was not the first one yet.
+        let may_be_left = shared.keyed_looks().has_looked_since(looks) || shared.has_parts();
+        let claimed: HashSet<Key> = next
+            .iter()
+            .filter_map(|one| Key::of(&one.message))
+            .collect();
+        let seen_to = rows
+            .into_iter()
+            .filter(|(_, (key, _))| claimed.contains(key) || !may_be_left)
+            .map(|(sequence, _)| sequence)
+            .collect();
+        Ok(Settled {
+            written,
+            next,
+            seen_to,
+        })
     }
 
     /// Gives back what was claimed and has nobody to send it.
@@ -122,15 +153,15 @@ impl Settler<'_> {
 }
 
 /// The claimer looks at keys that go on, and whose next message was not claimed here.
-pub(super) fn look_at_the_next(shared: &Shared, lease: LeaseId, group: &[Settlement]) {
-    let was_asked = may_continue(shared, lease);
+pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &HashSet<i64>) {
     let rests = |settlement: &&Settlement| {
-        is_done(shared, settlement) && !(was_asked && next_key(shared, settlement).is_some())
+        is_done(shared, settlement) && !seen_to.contains(&settlement.sequence())
     };
+    let has_parts = shared.has_parts();
     let keys: Vec<Key> = group
         .iter()
         .filter(rests)
-        .filter_map(Settlement::key)
+        .flat_map(|settlement| settlement.keys_behind(has_parts))
         .collect();
     if !keys.is_empty() {
         shared.returned(std::iter::empty(), keys.into_iter());
