@@ -11,9 +11,11 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// The claimer and the settler can lose their answers at once: then two processes may be at work.
+    /// The claimer and the settlers can lose their answers at once: then two processes may be at work.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
         match before {
+            // A statement that hung for long: its lease is over, and what it held is taken over.
+            Some(before) if before.lease > self.lease => before,
             Some(before) if before.lease == self.lease && before.backend != self.backend => Self {
                 backend: None,
                 ..self
@@ -40,5 +42,7 @@ mod tests {
         assert_eq!(settler.beside(Some(doubt(1, None))), doubt(1, None));
         // That lease is over: what it held is taken over.
         assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
+        // Also where it is heard of late.
+        assert_eq!(settler.beside(Some(doubt(2, Some(11)))), doubt(2, Some(11)));
     }
 }

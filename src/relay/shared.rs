@@ -272,8 +272,10 @@ impl Shared {
         *current = Some(doubt.beside(*current));
     }
 
-    pub(crate) fn end_doubt(&self) {
-        *self.doubt.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Nothing about this lease is in doubt any more.
+    pub(crate) fn end_doubt(&self, lease: LeaseId) {
+        let mut current = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        current.take_if(|doubt| doubt.lease == lease);
     }
 
     /// Messages of these topics and keys were given back, or became free.

@@ -38,7 +38,7 @@ impl Claimer<'_> {
         if doubt.lease != lease {
             // That lease is over: what it held is taken over.
             self.shared.ring_when_settled(false);
-            self.shared.end_doubt();
+            self.shared.end_doubt(doubt.lease);
             return true;
         }
         self.shared.ring_when_settled(true);
@@ -47,6 +47,8 @@ impl Claimer<'_> {
             return false;
         };
         self.shared.ring_when_settled(false);
+        // Another one may have lost its answer since it was asked, and settled all the same.
+        let doubt = self.shared.doubt().unwrap_or(doubt);
         let name = &self.shared.config.table;
         let result = self.session.run(|conn| {
             let is_at_work = match doubt.backend {
@@ -68,7 +70,7 @@ impl Claimer<'_> {
         if count > 0 || is_at_work {
             log::warn!(event = "claim_undone", lease = lease.0, messages = count, new_lease = is_at_work; "a claim had no answer: what it took was given back");
         }
-        self.shared.end_doubt();
+        self.shared.end_doubt(lease);
         self.lanes.forget_places();
         self.walk.restart();
         if is_at_work {
