@@ -38,18 +38,16 @@ pub(crate) fn streams_beside(
     let mut found = Vec::new();
     for is_keyed in [false, true] {
         let of_kind = known.iter().filter(|stream| stream.is_keyed == is_keyed);
-        let mut places: Vec<(&str, &str)> = of_kind
-            .map(|Stream { topic, .. }| (topic.topic.as_str(), topic.destination.as_str()))
-            .collect();
-        // As bytes, which is how the database compares them. No topic is empty.
-        places.sort_unstable();
-        places.insert(0, ("", ""));
+        let places = of_kind.map(|Stream { topic, .. }| (&*topic.topic, &*topic.destination));
+        // No topic is empty.
+        let places: Vec<(&str, &str)> = [("", "")].into_iter().chain(places).collect();
         found.extend(beside(conn, name, is_keyed, &places)?);
     }
     Ok(found)
 }
 
-/// Those of one kind that are at none of these places, and behind the first one.
+/// Those of one kind that are at none of these places, and behind the first one. The database puts the
+/// places in order: in an encoding of its own their bytes are others than here.
 fn beside(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -66,29 +64,35 @@ fn beside(
              AND (o.topic, o.destination) < (gap.to_topic, gap.to_destination)"
         )
     };
+    let last = |column: &str| format!("(SELECT {column} FROM gap WHERE to_topic IS NULL)");
+    let behind_last = format!(
+        "(o.topic, o.destination) > ({}, {})",
+        last("from_topic"),
+        last("from_destination")
+    );
     let (topics, destinations): (Vec<&str>, Vec<&str>) = places.iter().copied().unzip();
     statement(format!(
         "WITH RECURSIVE gap AS MATERIALIZED (
-            SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY
-                       AS t(from_topic, from_destination, to_topic, to_destination, n)
+            SELECT topic AS from_topic, destination AS from_destination,
+                   lead(topic) OVER places AS to_topic, lead(destination) OVER places AS to_destination,
+                   row_number() OVER places AS n
+              FROM unnest($1::text[], $2::text[]) AS t(topic, destination)
+            WINDOW places AS (ORDER BY topic COLLATE \"C\", destination COLLATE \"C\")
          ), inside AS (
-            (SELECT gap.n, first.* FROM gap CROSS JOIN LATERAL ({first}) first)
+            (SELECT gap.n, first.* FROM gap CROSS JOIN LATERAL ({first}) first
+              WHERE gap.to_topic IS NOT NULL)
             UNION ALL
             (SELECT gap.n, next.* FROM inside JOIN gap USING (n) CROSS JOIN LATERAL ({next}) next)
          ), {behind}
-         SELECT topic, destination, available_at, sequence, $7 AS is_keyed FROM inside
+         SELECT topic, destination, available_at, sequence, $3 AS is_keyed FROM inside
          UNION ALL
-         SELECT *, $7 AS is_keyed FROM behind",
+         SELECT *, $3 AS is_keyed FROM behind",
         first = first_of_next(name, which, &within("gap.from_")),
         next = first_of_next(name, which, &within("inside.")),
-        behind = scan(name, "behind", which, "(o.topic, o.destination) > ($5, $6)"),
+        behind = scan(name, "behind", which, &behind_last),
     ))
-    .bind::<Array<Text>, _>(&topics[..topics.len() - 1])
-    .bind::<Array<Text>, _>(&destinations[..destinations.len() - 1])
-    .bind::<Array<Text>, _>(&topics[1..])
-    .bind::<Array<Text>, _>(&destinations[1..])
-    .bind::<Text, _>(topics[topics.len() - 1])
-    .bind::<Text, _>(destinations[destinations.len() - 1])
+    .bind::<Array<Text>, _>(topics)
+    .bind::<Array<Text>, _>(destinations)
     .bind::<Bool, _>(is_keyed)
     .load(conn)
     .map(all_found)
@@ -154,9 +158,11 @@ fn all_found(rows: Vec<Row>) -> Vec<Found> {
 
 #[cfg(test)]
 mod tests {
+    use diesel::Connection;
     use diesel::connection::SimpleConnection;
 
     use super::*;
+    use crate::store::migrate;
     use crate::store::model::database::Outbox;
 
     #[test]
@@ -205,5 +211,41 @@ mod tests {
         };
         let found = streams_beside(&mut conn, &outbox.name, &[gone]).expect("the others");
         assert_eq!(found.len(), all.len());
+    }
+
+    #[test]
+    fn streams_are_in_the_order_of_the_databases_encoding() {
+        let url = std::env::var("DATABASE_URL").expect("a server, as for the other tests");
+        let mut url = url::Url::parse(&url).expect("a URL");
+        let connect = |url: &url::Url| PgConnection::establish(url.as_str()).expect("a server");
+        let mut server = connect(&url);
+        let database = format!("latin2_{}", uuid::Uuid::now_v7().simple());
+        let create = "ENCODING 'LATIN2' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0";
+        server
+            .batch_execute(&format!("CREATE DATABASE {database} {create}"))
+            .expect("a database");
+        url.set_path(&database);
+        let mut conn = connect(&url);
+        let name = OutboxName::default();
+        migrate::migrate(&mut conn, &name).expect("migrations run");
+        conn.batch_execute(
+            "INSERT INTO outbox (topic, payload) SELECT topic, '1' FROM unnest(ARRAY['z', 'Ą', 'á']) topic",
+        )
+        .expect("messages");
+        let topics = |found: Vec<Found>| -> Vec<String> {
+            found
+                .into_iter()
+                .map(|found| found.stream.topic.topic)
+                .collect()
+        };
+        let all = streams(&mut conn, &name).expect("all");
+        let known = [all[1].stream.clone(), all[2].stream.clone()];
+        assert_eq!(topics(all), ["z", "Ą", "á"], "by their bytes there");
+        let found = streams_beside(&mut conn, &name, &known).expect("the other");
+        drop(conn);
+        server
+            .batch_execute(&format!("DROP DATABASE {database} WITH (FORCE)"))
+            .expect("removed");
+        assert_eq!(topics(found), ["z"]);
     }
 }
