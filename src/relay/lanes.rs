@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
@@ -24,6 +24,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Sweeps take a twentieth of the time at most: where an old snapshot keeps a million dead entries in
 /// the index, a sweep reads them all.
 pub(super) const SWEEP_SHARE: u32 = 20;
+
+/// With more lanes than this a look for streams is slow for their number: none is kept that has nothing.
+const MOST_KEPT: usize = 1000;
 
 /// Where the messages of a lane go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,7 +115,10 @@ impl State {
         let floor = match (found.stream.is_keyed, slow) {
             (true, _) => recently(clock, KEYED_OVERLAP),
             (false, None) => Position::START,
-            (false, Some(_)) => Position::of_time(found.first.available_at),
+            // That one may be due much later than what comes before the lane is asked.
+            (false, Some(_)) => {
+                Position::of_time(found.first.available_at).min(recently(clock, OVERLAP))
+            }
         };
         Self {
             is_quiet: false,
@@ -177,6 +183,9 @@ fn recently(clock: &DatabaseClock, overlap: Duration) -> Position {
 impl Lanes {
     /// Takes over the streams that were found: all, or those beside the known ones. New ones count as
     /// busy, and are to be asked.
+    ///
+    /// Where the look was slow, those that have nothing any more are kept: the next look beside the known
+    /// ones would else read what is dead of them, and be slow, too.
     pub(super) fn take_over(
         &mut self,
         seen: Seen,
@@ -189,18 +198,20 @@ impl Lanes {
             is_all,
             slow,
         } = seen;
-        let mut known: HashMap<Stream, State> = HashMap::new();
-        if is_all {
-            let lanes = self.lanes.drain(..);
-            known.extend(lanes.map(|lane| (lane.stream, lane.state)));
+        if is_all && (slow.is_none() || self.lanes.len() > MOST_KEPT) {
+            let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
+            self.lanes.retain(|lane| there.contains(&lane.stream));
         }
-        self.lanes.extend(found.into_iter().map(|found| {
+        // No lane twice: its messages would be claimed twice.
+        let mut known: HashSet<Stream> = self.streams().into_iter().collect();
+        let new = found
+            .into_iter()
+            .filter(|found| known.insert(found.stream.clone()));
+        self.lanes.extend(new.map(|found| {
             let Topic { topic, destination } = &found.stream.topic;
             Known {
                 to: To::of(routes, topic, destination, nowhere),
-                state: known
-                    .remove(&found.stream)
-                    .unwrap_or_else(|| State::new(&found, clock, slow)),
+                state: State::new(&found, clock, slow),
                 stream: found.stream,
             }
         }));

@@ -210,7 +210,8 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
         slow: Some(Duration::from_secs(1)),
     };
     let config = Config::default();
-    lanes.take_over(beside, &Routes::new(&config), 0, &clock());
+    let clock = DatabaseClock::new(10_000_000, Instant::now());
+    lanes.take_over(beside, &Routes::new(&config), 0, &clock);
     let mut asked = lanes.allot(|_| 10, false);
     asked.sort_by_key(|lane| lane.after);
     let places: Vec<(&str, Position)> = asked
@@ -221,7 +222,35 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     assert_eq!(places, expected);
     // All of them: what is not among them has nothing any more.
     let nowhere = Routes::new(&config);
-    lanes.take_over(all(&["b"]), &nowhere, 0, &clock());
+    lanes.take_over(all(&["b"]), &nowhere, 0, &clock);
     assert_eq!(lanes.streams(), [stream("b")]);
     assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
+}
+
+#[test]
+fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
+    let mut lanes = lanes(&["a", "b"], &[]);
+    let nowhere = Routes::new(&Config::default());
+    let slow = |topics: &[&str], is_all| Seen {
+        is_all,
+        slow: Some(Duration::from_secs(1)),
+        ..all(topics)
+    };
+    lanes.take_over(slow(&["b", "c"], true), &nowhere, 0, &clock());
+    lanes.take_over(slow(&["a", "d", "d"], false), &nowhere, 0, &clock());
+    assert_eq!(lanes.streams(), ["a", "b", "c", "d"].map(stream));
+    lanes.take_over(all(&["d", "a"]), &nowhere, 0, &clock());
+    assert_eq!(lanes.streams(), ["a", "d"].map(stream));
+}
+
+#[test]
+fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
+    let mut lanes = Lanes::default();
+    let clock = DatabaseClock::new(10_000_000, Instant::now());
+    let mut seen = all(&["a"]);
+    seen.slow = Some(Duration::from_secs(1));
+    seen.found[0].first = Position::of_time(3_600_000_000);
+    lanes.take_over(seen, &Routes::new(&Config::default()), 0, &clock);
+    let asked = lanes.allot(|_| 10, false);
+    assert!(asked[0].after < Position::of_time(10_000_000));
 }
