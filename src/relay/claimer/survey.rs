@@ -32,6 +32,8 @@ const WHOLE_SHARE: u32 = 100;
 pub(super) struct Looks {
     for_all: Option<(Instant, Duration)>,
     beside_known: Option<(Instant, Duration)>,
+    /// The last one was left out.
+    is_owed: bool,
 }
 
 impl Looks {
@@ -48,7 +50,8 @@ impl Looks {
             last.is_none_or(|(at, took)| took < SLOW || at.elapsed() >= share * took)
         };
         let is_all = is_due(self.for_all, WHOLE_SHARE);
-        if !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE) {
+        self.is_owed = !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE);
+        if self.is_owed {
             return Ok(Seen::default());
         }
         let began = Instant::now();
@@ -64,6 +67,12 @@ impl Looks {
             is_all,
             slow,
         })
+    }
+
+    /// When a look is due that was left out: what was told of meanwhile may be in a stream that is not known.
+    pub(super) fn owed_at(&self) -> Option<Instant> {
+        let (at, took) = self.beside_known.filter(|_| self.is_owed)?;
+        Some(at + SWEEP_SHARE * took)
     }
 }
 

@@ -11,13 +11,14 @@ use crate::relay::intake::Intake;
 use crate::relay::shared::Continued;
 
 impl Claimer<'_> {
-    /// Until the poll interval is over, or a destination opens.
+    /// Until the poll interval is over, a destination opens, or a look for streams is due.
     pub(super) fn until_next_look(&self) -> Duration {
         let now = Instant::now();
         self.shared
             .bulkheads
             .iter()
             .filter_map(|bulkhead| bulkhead.gate.opens_at())
+            .chain(self.looks.owed_at())
             .map(|at| at.saturating_duration_since(now))
             .fold(self.shared.config.poll_interval, Duration::min)
     }
