@@ -48,6 +48,8 @@ impl Claimer<'_> {
         self.intakes.iter_mut().for_each(Intake::fill);
         if self.intakes.iter().any(Intake::is_full) {
             self.want_room(true);
+            // Once more: a sender that made room before the flags were up did not ring.
+            self.intakes.iter_mut().for_each(Intake::fill);
         }
     }
 
