@@ -21,7 +21,7 @@ const CLAIM: &str = "candidate AS MATERIALIZED";
 /// In the settle of deliveries.
 const DELIVERED: &str = "g.ordering_key, g.tenant_id";
 /// In the settle of failed attempts.
-const RETRY: &str = "attempts = o.attempts + f.counted";
+const RETRY: &str = "attempts = o.attempts + (";
 /// In the settle of what was not sent.
 const RELEASE: &str = "SET locked_by = NULL, locked_at = NULL";
 
