@@ -32,7 +32,12 @@ pub(crate) fn run(shared: &Shared) {
             Listener::connect(shared.listener_url(), name, STATEMENT_TIMEOUT, is_direct)
         });
         let end = match connected {
-            Ok(Some(listener)) => listen(shared, listener),
+            Ok(Some(listener)) => {
+                if listener.is_pooled {
+                    log::warn!(event = "listener_url_pooled"; "a pooler seems to stand before OUTBOX_LISTENER_URL: new messages are heard of only if it gives each client a connection of its own (session mode)");
+                }
+                listen(shared, listener)
+            }
             Ok(None) => {
                 log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
                 // This thread's end would be taken for a defect.

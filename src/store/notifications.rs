@@ -31,6 +31,9 @@ pub(crate) struct Listener {
     number: String,
     /// Notifications that nobody was told of yet.
     heard: usize,
+    /// A pooler seems to stand before the server. It lets notifications through only where it gives each
+    /// client a connection of its own.
+    pub(crate) is_pooled: bool,
 }
 
 /// Whether a relay that wants to sleep may.
@@ -60,7 +63,8 @@ impl Listener {
         let mut raw = Raw::connect(url)?;
         // A pooler greets with a process of its own making.
         let pid = raw.execute("SELECT pg_backend_pid()")?;
-        if !is_direct && pid != Some(raw.greeted_by().to_string()) {
+        let is_pooled = pid != Some(raw.greeted_by().to_string());
+        if is_pooled && !is_direct {
             return Ok(None);
         }
         let timeout = millis(statement_timeout).max(1);
@@ -79,7 +83,12 @@ impl Listener {
             .unwrap_or_default();
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
         let heard = 0;
-        Ok(Some(Self { raw, number, heard }))
+        Ok(Some(Self {
+            raw,
+            number,
+            heard,
+            is_pooled,
+        }))
     }
 
     /// Tries to take the lock that makes inserts notify.

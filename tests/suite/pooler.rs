@@ -219,6 +219,21 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     assert!(!direct.contains(told), "{direct}");
 }
 
+/// R9: a URL for the listener that leads through the pooler all the same.
+#[test]
+fn a_listener_that_is_led_through_the_pooler_says_so() {
+    let database = Database::new();
+    let pooler = Pooler::start();
+    let receiver = Receiver::ok();
+    let mut command = database.binary(&["run", "--url", &receiver.url()]);
+    command.env("DATABASE_URL", &pooler.url);
+    command.env("OUTBOX_LISTENER_URL", &pooler.url);
+    let relay = Running::start(command);
+    relay.wait_for_log("a pooler seems to stand before OUTBOX_LISTENER_URL");
+    enqueue(&database, &pooler, 10);
+    receiver.wait_for(10);
+}
+
 fn setting(conn: &mut PgConnection, name: &str) -> String {
     #[derive(diesel::QueryableByName)]
     struct Row {
