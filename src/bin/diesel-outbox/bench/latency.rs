@@ -108,6 +108,13 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         PATIENCE.as_secs()
     );
     relay.shutdown(ground.config.shutdown_timeout)?;
+    ensure!(
+        relay.stats().delivered == u64::from(options.commits()),
+        "{} messages were committed and {} delivered: does the receiver answer with 2xx? ({})",
+        options.commits(),
+        relay.stats().delivered,
+        ground.config.summary(),
+    );
     let latencies = times
         .latencies
         .lock()
