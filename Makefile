@@ -12,6 +12,8 @@ SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/
 BASE ?= origin/main
 # Examples that are projects of their own, for what they bring is not for this one's tree.
 PROJECTS := shop rocket-shop
+# Tests wait more than they compute.
+export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
 
@@ -30,6 +32,8 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	scripts/install-browser
 	@scripts/install-locked python tests/prometheus/requirements.txt prometheus/venv >/dev/null
 	@command -v promtool >/dev/null || scripts/install-package prometheus
+	@command -v openssl >/dev/null || scripts/install-package openssl
+	@command -v psql >/dev/null || scripts/install-package psql
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
@@ -65,6 +69,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	scripts/check-dependencies
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api
+	scripts/requirements.py
 	@if command -v shellcheck >/dev/null; then \
 		echo shellcheck $(SHELL_SCRIPTS); \
 		shellcheck $(SHELL_SCRIPTS); \

@@ -4,6 +4,7 @@
 -- one of the relay. Roles belong to the server, not to a database: leave these lines out where they
 -- are there already.
 CREATE ROLE outbox_enqueuer;
+CREATE ROLE outbox_canceller;
 CREATE ROLE outbox_relay;
 CREATE ROLE outbox_reader;
 CREATE ROLE outbox_receiver;
@@ -12,15 +13,24 @@ CREATE ROLE outbox_receiver;
 -- no topic and no payload. Where one key is written by both, plain SQL and the library, the library
 -- has to compute a digest: then GRANT SELECT (topic, payload), too.
 GRANT INSERT (message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
-    digest, tenant_id, available_at, expires_at), SELECT (sequence, destination, idempotency_key,
-    digest) ON "outbox" TO outbox_enqueuer;
+    digest, tenant_id, available_at, expires_at, occurred_at), SELECT (sequence, message_id,
+    destination, idempotency_key, digest) ON "outbox" TO outbox_enqueuer;
+
+-- Cancels and reschedules what waits (Outbox::cancel, Outbox::reschedule): GRANT it beside
+-- outbox_enqueuer to an application that does. It can remove any message that waits.
+GRANT DELETE, SELECT (sequence, message_id, topic, destination, payload, ordering_key,
+    idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, attempts, locked_by,
+    split_from), UPDATE (available_at) ON "outbox" TO outbox_canceller;
+GRANT SELECT, INSERT, UPDATE ON "outbox_ledger" TO outbox_canceller;
+GRANT SELECT (sequence, message_id, destination, idempotency_key, reason, split_from) ON
+    "outbox_dead" TO outbox_canceller;
 
 -- Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
 -- and what is requeued; UPDATE on a column of the dead letters lets it lock them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
-    split_from), UPDATE (available_at, attempts, locked_by, locked_at, last_error_code, last_error)
-    ON "outbox" TO outbox_relay;
+    occurred_at, split_from), UPDATE (available_at, attempts, locked_by, locked_at, last_error_code,
+    last_error) ON "outbox" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_ledger" TO outbox_relay;
 GRANT SELECT, INSERT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
@@ -30,11 +40,11 @@ GRANT SELECT ON "outbox_messages" TO outbox_relay;
 -- Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
 -- of receivers, in dead letters).
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
-    available_at, expires_at, created_at, attempts, locked_by, locked_at, last_error_code,
-    last_error, split_from) ON "outbox" TO outbox_reader;
+    available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
+    last_error_code, last_error, split_from) ON "outbox" TO outbox_reader;
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
-    available_at, expires_at, created_at, attempts, reason, last_error, http_status, response,
-    died_at, split_from, blocks_key) ON "outbox_dead" TO outbox_reader;
+    available_at, expires_at, created_at, occurred_at, attempts, reason, last_error, http_status,
+    response, died_at, split_from, blocks_key) ON "outbox_dead" TO outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
 use diesel::r2d2::{ConnectionManager, Pool};
-use diesel_outbox::handlers::{Context, HandlerError, Handlers};
+use diesel_outbox::handlers::{Context, HandlerError, Handlers, PooledContext};
 use diesel_outbox::{Backoff, Event, Outbox, Relay};
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ fn greet(event: MemberJoined, context: &Context<'_>) -> Result<(), HandlerError>
 }
 
 /// Counts in the database: once, also when it is called again.
-fn count(_: MemberJoined, context: &Context<'_>) -> Result<(), HandlerError> {
+fn count(_: MemberJoined, context: &PooledContext<'_>) -> Result<(), HandlerError> {
     context.once(|conn| {
         diesel::sql_query("UPDATE club SET members = members + 1").execute(conn)?;
         Ok(())
@@ -72,7 +72,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             move || pool.get()
         })
         .handlers("mail", Handlers::new().on::<MemberJoined>(greet))
-        .handlers("statistics", Handlers::new().on::<MemberJoined>(count))
+        .handlers(
+            "statistics",
+            Handlers::new().on_pooled::<MemberJoined>(count),
+        )
         .backoff(Backoff::Table(vec![Duration::from_millis(200)]))
         .start()?;
 

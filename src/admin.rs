@@ -1,4 +1,4 @@
-//! What operators do: migrate, look, requeue, discard, pause. The binary's commands are made of this.
+//! What operators do: migrate, look, cancel, settle, requeue, discard, pause. The binary's commands are made of this.
 //!
 //! The functions work on the caller's connection and on the outbox that is named, and commit what they
 //! do unless a transaction of the caller's is open. After an outage of a receiver, for example:
@@ -35,17 +35,23 @@ mod messages;
 mod migrations;
 mod pauses;
 mod replay;
+mod waiting;
 
 use std::time::Duration;
 
 use diesel::PgConnection;
+use diesel::result::QueryResult;
 use secrecy::SecretString;
 
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::status::Status;
+use crate::routes::matches_any;
+use crate::status::{ReasonCode, Status};
+use crate::store::claim::Topic;
 use crate::store::notifications::Listener;
+use crate::store::pinned::pinned;
+use crate::store::served::served;
 use crate::store::streams::streams;
 use crate::store::troubles::{self, Care};
 use crate::store::{blocked, connection, depths as counting, inspect};
@@ -63,11 +69,13 @@ pub use self::migrations::{
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, count_replayable, replay};
+pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, waiting};
 pub use crate::relay::DepthGauges;
 pub use crate::store::activity::{Activity, Rates};
 pub use crate::store::blocked::BlockedKey;
 pub use crate::store::dead::{DeadFilter, DeadGroup, DeadLetter};
 pub use crate::store::depths::{DeadDepth, Depths, LaneDepth};
+use crate::store::inspect::DueRow;
 pub use crate::store::inspect::LeaseRow;
 pub use crate::store::ledger::{LedgerFilter, LedgerRow};
 pub use crate::store::messages::{MessageKey, MessageRecord};
@@ -77,6 +85,7 @@ pub use crate::store::place::Place;
 pub use crate::store::replay::{ReplayFilter, ReplayIds, Replayed};
 pub use crate::store::searched::Searched;
 pub use crate::store::troubles::{StatusCount, TroubleCount};
+pub use crate::store::waiting::WaitingFilter;
 
 /// Blocked keys that an overview shows.
 const MOST_KEYS: i64 = 100;
@@ -94,8 +103,8 @@ pub fn connect(
     purpose: &str,
     statement_timeout: Duration,
 ) -> Result<PgConnection, DatabaseError> {
-    let plans = connection::Plans::Any;
-    Ok(connection::connect(database_url, purpose, statement_timeout, plans)?.conn)
+    let limits = connection::Limits::of_caller(statement_timeout);
+    Ok(connection::connect(database_url, purpose, limits)?.conn)
 }
 
 /// An outbox at a glance.
@@ -142,7 +151,7 @@ pub struct Overview {
 /// # Errors
 /// A [`DatabaseError`].
 pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, DatabaseError> {
-    look(conn, name, Care::Cheap)
+    pinned(conn, name, |conn, name| look(conn, name, Care::Cheap))
 }
 
 /// The same with every message counted: seconds where there are millions.
@@ -164,7 +173,7 @@ pub fn exact_overview(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> Result<Overview, DatabaseError> {
-    look(conn, name, Care::Exact)
+    pinned(conn, name, |conn, name| look(conn, name, Care::Exact))
 }
 
 fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overview, DatabaseError> {
@@ -187,14 +196,33 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
         count(Status::Dead, depths.dead_letters(), dead_is_estimate),
     ];
     counts.retain(|row| row.count > 0);
+    let mut all_troubles: Vec<TroubleCount> = depths.unrouted().map(unrouted).collect();
+    all_troubles.extend(troubles::troubles(conn, name, care)?);
+    all_troubles.truncate(troubles::MOST);
     Ok(Overview {
         counts,
-        troubles: troubles::troubles(conn, name, care)?,
+        troubles: all_troubles,
         blocked_keys: blocked::blocked_keys(conn, name, MOST_KEYS)?,
         oldest_due_seconds: depths.oldest_due_seconds(),
         leases: inspect::leases(conn, name)?,
         depths,
     })
+}
+
+/// Messages that wait because no relay at work serves them.
+fn unrouted(lane: &LaneDepth) -> TroubleCount {
+    let what = match lane.destination.as_str() {
+        "" => "no relay has a route or a handler for it".to_owned(),
+        name => format!("no relay has the destination {name:?} for it"),
+    };
+    TroubleCount {
+        status: Status::Pending.to_string(),
+        topic: lane.topic.clone(),
+        reason: ReasonCode::NoRoute.to_string(),
+        count: lane.pending + lane.retrying,
+        example: Some(format!("{what}: its messages wait, using no attempts")),
+        is_estimate: lane.is_estimate,
+    }
 }
 
 /// How many messages are due and not claimed, those of paused destinations and topics included.
@@ -211,7 +239,58 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
 /// # Errors
 /// A [`DatabaseError`].
 pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, DatabaseError> {
-    Ok(u64::try_from(inspect::count_due(conn, name)?).unwrap_or(0))
+    Ok(u64::try_from(pinned(conn, name, inspect::count_due)?).unwrap_or(0))
+}
+
+/// Due messages of a topic that nobody has claimed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DueTopic {
+    /// The topic.
+    pub topic: String,
+    /// The destination that the messages name; empty where they name none.
+    pub destination: String,
+    /// How many.
+    pub count: u64,
+    /// Those of them that wait for another message, or a dead letter, of their ordering key.
+    pub behind: u64,
+    /// `NO_ROUTE`: relays are at work, and none of them serves these messages.
+    pub no_route: bool,
+}
+
+/// The due messages that nobody has claimed, by topic and destination, those of paused ones included.
+/// `topics`: patterns, as in routes; none of them: all topics. Counts every message.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     for due in admin::due(conn, outbox, &["order.*".to_owned()])? {
+///         println!("{}: {}, of which {} wait for their turn", due.topic, due.count, due.behind);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn due(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    topics: &[String],
+) -> Result<Vec<DueTopic>, DatabaseError> {
+    let (served, mut rows) = pinned(conn, name, |conn, name| {
+        QueryResult::Ok((served(conn, name)?, inspect::due(conn, name)?))
+    })?;
+    rows.retain(|row| topics.is_empty() || matches_any(topics, &row.topic));
+    let due = |row: DueRow| DueTopic {
+        count: u64::try_from(row.count).unwrap_or(0),
+        behind: u64::try_from(row.behind).unwrap_or(0),
+        no_route: served.has_no_route(&row.topic, &row.destination),
+        topic: row.topic,
+        destination: row.destination,
+    };
+    Ok(rows.into_iter().map(due).collect())
 }
 
 /// A topic that has live messages.
@@ -222,6 +301,8 @@ pub struct LiveTopic {
     pub topic: String,
     /// The destination that they name; empty where they name none.
     pub destination: String,
+    /// The relays at work that have a route, a handler or a destination for them, by their names.
+    pub served_by: Vec<String>,
 }
 
 /// The topics of live messages, sorted, each once for each destination that its messages name.
@@ -229,26 +310,37 @@ pub struct LiveTopic {
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, HttpDispatcher, OutboxName, admin};
-/// /// Topics whose messages would find no destination.
+/// /// Topics that neither these settings nor a relay at work serves.
 /// fn unrouted(
 ///     conn: &mut PgConnection,
 ///     outbox: &OutboxName,
 ///     dispatcher: &HttpDispatcher,
 /// ) -> Result<Vec<String>, DatabaseError> {
-///     let live = admin::topics(conn, outbox)?.into_iter();
-///     let lost = live.filter(|one| dispatcher.destinations_of(&one.topic, &one.destination).is_empty());
-///     Ok(lost.map(|one| one.topic).collect())
+///     let mut live = admin::topics(conn, outbox)?;
+///     live.retain(|one| {
+///         let here = dispatcher.destinations_of(&one.topic, &one.destination);
+///         here.is_empty() && one.served_by.is_empty()
+///     });
+///     Ok(live.into_iter().map(|one| one.topic).collect())
 /// }
 /// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopic>, DatabaseError> {
-    let mut topics: Vec<LiveTopic> = streams(conn, name)?
+    let (served, streams) = pinned(conn, name, |conn, name| {
+        QueryResult::Ok((served(conn, name)?, streams(conn, name)?))
+    })?;
+    let mut topics: Vec<LiveTopic> = streams
         .into_iter()
-        .map(|found| LiveTopic {
-            topic: found.stream.topic.topic,
-            destination: found.stream.topic.destination,
+        .map(|found| {
+            let Topic { topic, destination } = found.stream.topic;
+            let by = served.by(&topic, &destination).map(str::to_owned);
+            LiveTopic {
+                served_by: by.collect(),
+                topic,
+                destination,
+            }
         })
         .collect();
     topics.sort();
@@ -289,7 +381,7 @@ pub fn wake_up(conn: &mut PgConnection, config: &Config) -> Result<WakeUp, Datab
     if !config.listener {
         return Ok(WakeUp::Off);
     }
-    if !inspect::has_trigger(conn, &config.table)? {
+    if !pinned(conn, &config.table, inspect::has_trigger)? {
         return Ok(WakeUp::NoTrigger);
     }
     let Some(url) = config

@@ -1,5 +1,7 @@
 //! Domain events that an aggregate collects, to be enqueued when it is saved.
 
+use std::time::SystemTime;
+
 use crate::event::IntoMessage;
 use crate::message::{MessageError, NewMessage};
 
@@ -36,6 +38,22 @@ impl Events {
     /// serialised, saving the aggregate fails.
     pub fn record(&mut self, event: impl IntoMessage) {
         self.recorded.push(event.into_message());
+    }
+
+    /// Adds one that occurred at `time`: receivers see it as `ce-time`.
+    ///
+    /// ```
+    /// use diesel_outbox::{Events, NewMessage};
+    /// use std::time::SystemTime;
+    ///
+    /// let mut events = Events::new();
+    /// events.record_at(SystemTime::now(), NewMessage::new("order.paid", &7)?);
+    /// # Ok::<(), diesel_outbox::MessageError>(())
+    /// ```
+    pub fn record_at(&mut self, time: SystemTime, event: impl IntoMessage) {
+        let message = event.into_message();
+        self.recorded
+            .push(message.map(|message| message.occurred_at(time)));
     }
 
     /// How many there are.

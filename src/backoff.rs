@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The delay between attempts: exponential with jitter, or a table.
 ///
-/// Written `exponential(5s, 1h)` or `5s,10s,20s,40s`.
+/// Written `exponential(5s, 1h)`, `exponential(5s, 1h, jitter 20%)` or `5s,10s,20s,40s`.
 ///
 /// ```
 /// use diesel_outbox::Backoff;
@@ -15,35 +15,66 @@ use std::time::Duration;
 /// let backoff: Backoff = "5s,10s,20s".parse()?;
 /// assert_eq!(backoff.delay(2, 0.0), Duration::from_secs(10));
 /// assert_eq!(backoff.delay(9, 0.0), Duration::from_secs(20));
+///
+/// let backoff = Backoff::exponential(Duration::from_secs(5), Duration::from_secs(3600)).jitter(20);
+/// assert_eq!(backoff.to_string(), "exponential(5s, 1h, jitter 20%)");
+/// assert_eq!(backoff.delay(2, 0.0), Duration::from_secs(8));
+/// assert_eq!(backoff.delay(2, 1.0), Duration::from_secs(10));
 /// # Ok::<(), diesel_outbox::BadBackoff>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backoff {
-    /// `base` doubled with each attempt up to `cap`, then "equal jitter": half of it is certain,
-    /// the other half is random, so that messages that failed together do not return together.
+    /// `base` doubled with each attempt up to `cap`, of which a share is random, so that messages that
+    /// failed together do not return together.
     /// (Marc Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.)
     Exponential {
         /// Before jitter, the delay after the first failed attempt.
         base: Duration,
         /// The longest delay.
         cap: Duration,
+        /// The share of the delay that is random, in percent: 0 to 100. Defaults to 50 ("equal jitter").
+        jitter: u8,
     },
     /// One delay for each attempt, exactly as written; the last one is used from then on.
     Table(Vec<Duration>),
 }
 
+/// Percent.
+const DEFAULT_JITTER: u8 = 50;
+
 impl Backoff {
+    /// `base` doubled with each attempt up to `cap`, half of it random.
+    pub fn exponential(base: Duration, cap: Duration) -> Self {
+        Self::Exponential {
+            base,
+            cap,
+            jitter: DEFAULT_JITTER,
+        }
+    }
+
+    /// The share of an exponential delay that is random, in percent: 0 is none, 100 all of it. More than
+    /// 100 counts as 100. A table has no jitter.
+    #[must_use]
+    pub fn jitter(mut self, percent: u8) -> Self {
+        if let Self::Exponential { jitter, .. } = &mut self {
+            *jitter = percent.min(100);
+        }
+        self
+    }
+
     /// The delay after the `attempts`-th failed attempt (1, 2, …).
     ///
     /// Pure: `random`, from 0.0 up to 1.0, is the only source of chance.
     pub fn delay(&self, attempts: u32, random: f64) -> Duration {
         let earlier = attempts.saturating_sub(1);
         match self {
-            Self::Exponential { base, cap } => {
+            Self::Exponential { base, cap, jitter } => {
                 let doubled = base.saturating_mul(2_u32.saturating_pow(earlier));
-                let half = doubled.min(*cap) / 2;
-                half + half.mul_f64(random.clamp(0.0, 1.0))
+                let step = doubled.min(*cap);
+                let most = step / 100 * u32::from(*jitter).min(100);
+                let less = most.mul_f64(1.0 - random.clamp(0.0, 1.0)).min(most);
+                step - less
             }
             Self::Table(delays) => {
                 let last = delays.len().saturating_sub(1);
@@ -57,10 +88,7 @@ impl Backoff {
 impl Default for Backoff {
     /// `exponential(5s, 1h)`.
     fn default() -> Self {
-        Self::Exponential {
-            base: Duration::from_secs(5),
-            cap: Duration::from_secs(3600),
-        }
+        Self::exponential(Duration::from_secs(5), Duration::from_secs(3600))
     }
 }
 
@@ -74,19 +102,24 @@ impl FromStr for Backoff {
                 .map_err(|error| BadBackoff(format!("{:?}: {error}", part.trim())))
         };
         if let Some(arguments) = text.strip_prefix("exponential") {
-            let (base, cap) = arguments
+            let expected = || BadBackoff("expected exponential(base, cap)".to_owned());
+            let (base, rest) = arguments
                 .trim()
                 .strip_prefix('(')
                 .and_then(|rest| rest.strip_suffix(')'))
                 .and_then(|inner| inner.split_once(','))
-                .ok_or_else(|| BadBackoff("expected exponential(base, cap)".to_owned()))?;
+                .ok_or_else(expected)?;
+            let (cap, jitter) = match rest.split_once(',') {
+                Some((cap, jitter)) => (cap, percent(jitter)?),
+                None => (rest, DEFAULT_JITTER),
+            };
             let (base, cap) = (duration(base)?, duration(cap)?);
             if base.is_zero() || cap < base {
                 return Err(BadBackoff(
                     "the base has to be longer than zero and no longer than the cap".to_owned(),
                 ));
             }
-            return Ok(Self::Exponential { base, cap });
+            return Ok(Self::exponential(base, cap).jitter(jitter));
         }
         let delays = text
             .split(',')
@@ -96,15 +129,30 @@ impl FromStr for Backoff {
     }
 }
 
+/// `jitter 20%`
+fn percent(text: &str) -> Result<u8, BadBackoff> {
+    text.trim()
+        .strip_prefix("jitter")
+        .and_then(|rest| rest.trim().strip_suffix('%'))
+        .and_then(|number| number.trim_end().parse().ok())
+        .filter(|percent| *percent <= 100)
+        .ok_or_else(|| BadBackoff(format!("{:?} is not jitter 0% to jitter 100%", text.trim())))
+}
+
 impl fmt::Display for Backoff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exponential { base, cap } => write!(
-                f,
-                "exponential({}, {})",
-                humantime::format_duration(*base),
-                humantime::format_duration(*cap)
-            ),
+            Self::Exponential { base, cap, jitter } => {
+                let (base, cap) = (
+                    humantime::format_duration(*base),
+                    humantime::format_duration(*cap),
+                );
+                write!(f, "exponential({base}, {cap}")?;
+                if *jitter != DEFAULT_JITTER {
+                    write!(f, ", jitter {jitter}%")?;
+                }
+                f.write_str(")")
+            }
             Self::Table(delays) => {
                 for (index, delay) in delays.iter().enumerate() {
                     let comma = if index == 0 { "" } else { "," };
@@ -118,14 +166,14 @@ impl fmt::Display for Backoff {
 
 /// A backoff that cannot be understood, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("bad backoff: {0} (write exponential(5s, 1h) or 5s,10s,20s)")]
+#[error(
+    "bad backoff: {0} (write exponential(5s, 1h), exponential(5s, 1h, jitter 20%) or 5s,10s,20s)"
+)]
 pub struct BadBackoff(String);
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{
-        Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
-    };
+    use proptest::prelude::{Just, Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
     use super::*;
 
@@ -135,32 +183,54 @@ mod tests {
 
     fn backoffs() -> impl Strategy<Value = Backoff> {
         prop_oneof![
-            (durations(), durations()).prop_map(|(a, b)| Backoff::Exponential {
-                base: a.min(b),
-                cap: a.max(b)
-            }),
+            (durations(), durations(), 0..=100_u8).prop_map(|(a, b, jitter)| Backoff::exponential(
+                a.min(b),
+                a.max(b)
+            )
+            .jitter(jitter)),
             proptest::collection::vec(durations(), 1..8).prop_map(Backoff::Table),
             Just(Backoff::default()),
         ]
     }
 
+    /// But for what is rounded.
+    fn is_close(a: Duration, b: Duration) -> bool {
+        a.abs_diff(b) <= Duration::from_micros(1).max(b / 1_000_000)
+    }
+
     proptest! {
+        /// R21, R41
         #[test]
-        fn an_exponential_delay_stays_between_half_the_step_and_the_cap(
-            base in durations(), cap in durations(), attempts in any::<u32>(), random in 0.0..1.0,
+        fn the_jitter_takes_its_share_of_the_step_and_no_more(
+            base in durations(), jitter in 0..=100_u8, attempts in 1_u32..8, random in 0.0..1.0,
         ) {
-            let (base, cap) = (base.min(cap), base.max(cap));
-            let delay = Backoff::Exponential { base, cap }.delay(attempts, random);
-            prop_assert!(delay >= base / 2 - Duration::from_nanos(1));
-            prop_assert!(delay <= cap);
+            // No step comes as far as the cap.
+            let backoff = Backoff::exponential(base, base * 1000).jitter(jitter);
+            let step = base * 2_u32.pow(attempts - 1);
+            let certain = step.mul_f64(1.0 - f64::from(jitter) / 100.0);
+            prop_assert!(is_close(backoff.delay(attempts, 0.0), certain));
+            prop_assert_eq!(backoff.delay(attempts, 1.0), step);
+            let expected = certain + step.saturating_sub(certain).mul_f64(random);
+            prop_assert!(is_close(backoff.delay(attempts, random), expected));
+            prop_assert!(backoff.delay(attempts, random) <= step);
         }
 
+        /// R21
         #[test]
-        fn without_chance_a_delay_never_shrinks_with_attempts(
-            base in durations(), cap in durations(), attempts in 1_u32..100, random in 0.0..1.0,
+        fn each_step_is_twice_the_one_before_until_the_cap(
+            base in durations(), doublings in 0_u32..20, jitter in 0..=100_u8, random in 0.0..1.0,
         ) {
-            let backoff = Backoff::Exponential { base: base.min(cap), cap: base.max(cap) };
-            prop_assert!(backoff.delay(attempts + 1, random) >= backoff.delay(attempts, random));
+            let cap = base * 2_u32.pow(doublings);
+            let backoff = Backoff::exponential(base, cap).jitter(jitter);
+            for attempts in 1..=doublings {
+                let (this, next) = (backoff.delay(attempts, random), backoff.delay(attempts + 1, random));
+                prop_assert!(is_close(next, this * 2), "{this:?} {next:?}");
+            }
+            let last = backoff.delay(doublings + 1, random);
+            for attempts in [doublings + 2, doublings + 40, u32::MAX] {
+                prop_assert_eq!(backoff.delay(attempts, random), last);
+                prop_assert_eq!(backoff.delay(attempts, 1.0), cap);
+            }
         }
 
         #[test]
@@ -182,6 +252,29 @@ mod tests {
         }
     }
 
+    /// R41
+    #[test]
+    fn the_share_of_jitter_is_read_from_text() {
+        let backoff = |text: &str| text.parse::<Backoff>().expect(text);
+        let (base, cap) = (Duration::from_secs(5), Duration::from_secs(3600));
+        let half = Backoff::exponential(base, cap);
+        assert_eq!(backoff("exponential(5s, 1h)"), half);
+        assert_eq!(backoff("exponential(5s, 1h, jitter 50%)"), half);
+        assert_eq!(
+            backoff("exponential(5s,1h,jitter 20 %)"),
+            half.clone().jitter(20)
+        );
+        assert_eq!(
+            backoff("exponential(5s, 1h, jitter 0%)").delay(1, 0.0),
+            base
+        );
+        assert_eq!(
+            backoff("exponential(5s, 1h, jitter 100%)").delay(1, 0.0),
+            Duration::ZERO
+        );
+        assert_eq!(half.delay(1, 0.0), base / 2);
+    }
+
     #[test]
     fn a_bad_backoff_is_an_error_that_shows_the_forms() {
         for text in [
@@ -192,6 +285,13 @@ mod tests {
             "exponential(5s)",
             "exponential(1h, 5s)",
             "exponential(0s, 5s)",
+            "exponential(5s, 1h, 20%)",
+            "exponential(5s, 1h, jitter)",
+            "exponential(5s, 1h, jitter 20)",
+            "exponential(5s, 1h, jitter 101%)",
+            "exponential(5s, 1h, jitter -1%)",
+            "exponential(5s, 1h, jitter 20%, 3)",
+            "exponential(5s, 1h,)",
         ] {
             let error = text.parse::<Backoff>().expect_err(text).to_string();
             assert!(error.contains("exponential(5s, 1h)"), "{error}");

@@ -7,6 +7,8 @@
 mod admin;
 mod destination;
 mod environment;
+#[cfg(feature = "file")]
+mod file;
 mod no_proxy;
 mod route;
 mod secret;
@@ -80,7 +82,7 @@ pub enum LogFormat {
 pub struct Config {
     /// The database. `None` until set.
     pub database_url: Option<SecretString>,
-    /// Path of `outbox.toml`. Read by the binary.
+    /// Path of `outbox.toml`. [`from_env`] and the binary read it.
     pub config: Option<String>,
     /// Whether messages are claimed and sent.
     pub enabled: bool,
@@ -146,14 +148,23 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// Destinations inside the process.
     pub(crate) in_process: Vec<InProcess>,
+    /// The application's own dispatcher sends whatever no destination serves.
+    pub(crate) takes_rest: bool,
+    /// The only topics that the relay takes messages of, as patterns; empty: all.
+    pub(crate) only: Vec<String>,
 }
 
 /// A destination inside the process. What is `None` is as the setting of the same name says.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct InProcess {
     pub(crate) name: String,
+    /// The topics that it has handlers for.
+    pub(crate) topics: Vec<String>,
     pub(crate) concurrency: Option<usize>,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) max_attempts: Option<u32>,
+    pub(crate) backoff: Option<Backoff>,
+    pub(crate) rate: Option<Rate>,
 }
 
 impl Default for Config {
@@ -194,6 +205,8 @@ impl Default for Config {
             destinations: Vec::new(),
             routes: Vec::new(),
             in_process: Vec::new(),
+            takes_rest: false,
+            only: Vec::new(),
         };
         for setting in SETTINGS {
             if !setting.default.is_empty() {
@@ -208,7 +221,7 @@ impl Default for Config {
 
 impl Config {
     /// Sets one setting by its variable, or from a file by `DATABASE_URL_FILE`,
-    /// `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE` or `OUTBOX_ADMIN_TOKEN_FILE`. Line ends at the end of the file do not count.
+    /// `OUTBOX_URL_FILE`, `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE` or `OUTBOX_ADMIN_TOKEN_FILE`. Line ends at the end of the file do not count.
     ///
     /// ```no_run
     /// use diesel_outbox::Config;
@@ -226,6 +239,7 @@ impl Config {
             "DATABASE_URL_FILE" => "DATABASE_URL",
             "OUTBOX_LISTENER_URL_FILE" => "OUTBOX_LISTENER_URL",
             "OUTBOX_SECRET_FILE" => "OUTBOX_SECRET",
+            "OUTBOX_URL_FILE" => "OUTBOX_URL",
             "OUTBOX_ADMIN_TOKEN_FILE" => "OUTBOX_ADMIN_TOKEN",
             _ => return self.set(variable, value),
         };
@@ -318,11 +332,11 @@ impl Config {
         self.destinations.iter().cloned().chain(default).collect()
     }
 
-    /// The limit of the slowest destination.
+    /// The limit of the slowest destination. Handlers do not count: a message is not started again here
+    /// while its handler runs, and what fences it elsewhere is the lease's id.
     pub(crate) fn longest_send(&self) -> Duration {
-        let urls = self.destinations.iter().filter_map(|one| one.timeout);
-        let locals = self.in_process.iter().filter_map(|one| one.timeout);
-        urls.chain(locals).fold(self.send_timeout, Duration::max)
+        let timeouts = self.destinations.iter().filter_map(|one| one.timeout);
+        timeouts.fold(self.send_timeout, Duration::max)
     }
 
     /// The database, where one is set.

@@ -92,7 +92,7 @@ pub enum Outcome {
     /// It failed and may go well another time. After the last attempt the message is dead.
     Retry(Failure),
     /// Nothing came as far as the receiver, and not for the message's sake: it waits, and no attempt
-    /// is counted.
+    /// is counted. It waits for the failure's `retry_after` where that is given, else as the backoff says.
     Wait(Failure),
     /// It failed and always will: the message is dead.
     Dead(Failure),

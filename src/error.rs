@@ -108,14 +108,18 @@ impl DatabaseError {
         }
     }
 
-    /// Whether a statement or a lock took longer than its limit.
-    pub(crate) fn is_timeout(&self) -> bool {
+    /// Whether the server refused the values, and not for want of a server that can write.
+    pub(crate) fn is_refusal(&self) -> bool {
+        use diesel::result::{DatabaseErrorKind, Error};
         match self {
-            Self::Statement(error) => {
-                let text = error.to_string();
-                text.contains("statement timeout") || text.contains("lock timeout")
+            Self::Statement(Error::DatabaseError(
+                DatabaseErrorKind::ReadOnlyTransaction | DatabaseErrorKind::SerializationFailure,
+                _,
+            )) => false,
+            Self::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_)) => {
+                !self.is_without_answer()
             }
-            Self::Connect(_) | Self::Schema(_) => false,
+            _ => false,
         }
     }
 }

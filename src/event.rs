@@ -1,6 +1,7 @@
 //! Messages as types: what a payload's type says about its topic, version and keys.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -93,6 +94,31 @@ pub trait Event: Serialize {
         None
     }
 
+    /// When it occurred, as receivers see it in `ce-time`. Defaults to when it is enqueued.
+    ///
+    /// ```
+    /// use diesel_outbox::Event;
+    /// use std::time::SystemTime;
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct TemperatureMeasured {
+    ///     degrees: f64,
+    ///     #[serde(skip)]
+    ///     at: SystemTime,
+    /// }
+    ///
+    /// impl Event for TemperatureMeasured {
+    ///     const TOPIC: &'static str = "temperature.measured";
+    ///
+    ///     fn occurred_at(&self) -> Option<SystemTime> {
+    ///         Some(self.at)
+    ///     }
+    /// }
+    /// ```
+    fn occurred_at(&self) -> Option<SystemTime> {
+        None
+    }
+
     /// Reads a payload that was written as `version`. Defaults to [`decode_current`].
     ///
     /// # Errors
@@ -115,6 +141,10 @@ impl<E: Event> Event for &E {
 
     fn idempotency_key(&self) -> Option<String> {
         (**self).idempotency_key()
+    }
+
+    fn occurred_at(&self) -> Option<SystemTime> {
+        (**self).occurred_at()
     }
 }
 
@@ -216,7 +246,7 @@ pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
 }
 
 impl NewMessage {
-    /// The message of an event: its topic, keys and version, and the event as the payload.
+    /// The message of an event: its topic, keys, time and version, and the event as the payload.
     ///
     /// # Errors
     /// [`MessageError::Payload`] when the event cannot be serialised.
@@ -238,6 +268,7 @@ impl NewMessage {
         let mut message = Self::new(E::TOPIC, event)?;
         message.ordering_key = event.ordering_key();
         message.idempotency_key = event.idempotency_key();
+        message.occurred_at = event.occurred_at();
         if E::VERSION != 1 {
             message = message.header(VERSION_HEADER, E::VERSION.to_string());
         }

@@ -18,6 +18,10 @@ pub mod deploying {}
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
+/// What to check before an outbox goes live, and a record of such a check.
+#[doc = include_str!("../docs/readiness.md")]
+pub mod readiness {}
+
 /// One relay or several, destinations beside each other, several outboxes.
 #[doc = include_str!("../docs/scaling.md")]
 pub mod scaling {}

@@ -6,7 +6,7 @@
 
 mod context;
 mod error;
-mod worker;
+mod group;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-pub use self::context::{Connection, Context};
-pub(crate) use self::context::{Connections, Pool};
+pub use self::context::{Connection, Context, PooledContext};
+pub(crate) use self::context::{Connections, Pool, Pooled};
 pub use self::error::HandlerError;
-pub(crate) use self::worker::HandlerDispatcher;
+pub(crate) use self::group::{Group, MOST_LATE};
 
+use crate::backoff::Backoff;
+use crate::config::Rate;
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::event::{DecodeError, Event};
 use crate::message::Message;
@@ -35,8 +37,21 @@ use crate::status::ReasonCode;
 ///
 /// A handler says what came of a message: `Ok(())` is done; an error from `?` is a failed attempt,
 /// tried again later; [`HandlerError`] says when, or that it never will be. A panic is a failed attempt.
-/// A handler can be called twice for a message, as any receiver can; [`Context::once`] makes its work
+/// A handler can be called twice for a message, as any receiver can; [`PooledContext::once`] makes its work
 /// in the database happen once.
+///
+/// # How long a handler may run
+/// Ten minutes, unless the group says otherwise ([`timeout`](Self::timeout)). While a call runs, also past
+/// that limit, this process starts no second call of its message. No other relay does, either, as long as
+/// this relay renews its lease, which needs only the database. Where the lease is lost meanwhile (the
+/// database was away for longer than the lease), the call goes on and another relay may start the message
+/// as well. Then the lease's id fences the result: that of the relay that holds the message counts. What
+/// both do in [`PooledContext::once`] is done once; what a handler does elsewhere, such as sending a mail, may
+/// be done twice.
+///
+/// A shutdown waits for running handlers until its deadline. A handler that runs longer keeps its message
+/// claimed: its result still counts if the process lives on and it returns before the lease expires. After
+/// that another relay takes the message over, as after a crash, which costs one attempt (`ABANDONED`).
 ///
 /// ```no_run
 /// use diesel::prelude::*;
@@ -54,11 +69,13 @@ use crate::status::ReasonCode;
 /// # fn send_mail(_: i64) -> std::io::Result<()> { Ok(()) }
 /// let mailer = Handlers::new()
 ///     .concurrency(4)
-///     .timeout(Duration::from_secs(10))
+///     .timeout(Duration::from_secs(60))
+///     .max_attempts(5)
 ///     .on::<MemberJoined>(|event, context| {
-///         if context.attempt() > 5 {
-///             return Err(HandlerError::dead("the mail server took it five times and lost it"));
+///         if event.member_id == 0 {
+///             return Err(HandlerError::dead("nobody has this number"));
 ///         }
+///         println!("attempt {}", context.attempt());
 ///         send_mail(event.member_id)?;
 ///         Ok(())
 ///     });
@@ -73,11 +90,19 @@ pub struct Handlers {
     by_topic: BTreeMap<String, Arc<Handler>>,
     /// Topics that were given a second handler.
     repeated: Vec<String>,
+    /// Some handler wants connections.
+    pub(crate) wants_pool: bool,
     pub(crate) concurrency: Option<usize>,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) max_attempts: Option<u32>,
+    pub(crate) backoff: Option<Backoff>,
+    pub(crate) rate: Option<Rate>,
 }
 
-type Handler = dyn Fn(&Message, &Context<'_>) -> Result<(), Refusal> + Send + Sync;
+/// The limit of a call, where a group says nothing else.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+type Handler = dyn Fn(&Message, &PooledContext<'_>) -> Result<(), Refusal> + Send + Sync;
 
 /// Why a handler did not do its work.
 enum Refusal {
@@ -100,6 +125,44 @@ impl Handlers {
         self,
         handler: impl Fn(E, &Context<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
     ) -> Self {
+        self.insert(
+            E::TOPIC.to_owned(),
+            Arc::new(move |message, context| {
+                let event = message.decode::<E>().map_err(Refusal::Undecodable)?;
+                handler(event, context).map_err(Refusal::Handler)
+            }),
+        )
+    }
+
+    /// [`on`](Self::on), for a handler that works in the database: its context has
+    /// [`once`](PooledContext::once) and [`connection`](PooledContext::connection). A relay with such a
+    /// handler does not start unless it is told where to take connections
+    /// ([`RelayBuilder::connections`](crate::RelayBuilder::connections)).
+    ///
+    /// ```
+    /// use diesel::RunQueryDsl;
+    /// use diesel_outbox::{Event, Handlers};
+    ///
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct MemberJoined;
+    /// impl Event for MemberJoined {
+    ///     const TOPIC: &'static str = "member.joined";
+    /// }
+    ///
+    /// let handlers = Handlers::new().on_pooled::<MemberJoined>(|_, context| {
+    ///     context.once(|conn| {
+    ///         diesel::sql_query("UPDATE clubs SET members = members + 1").execute(conn)?;
+    ///         Ok(())
+    ///     })?;
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn on_pooled<E: Event + DeserializeOwned>(
+        mut self,
+        handler: impl Fn(E, &PooledContext<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.wants_pool = true;
         self.insert(
             E::TOPIC.to_owned(),
             Arc::new(move |message, context| {
@@ -133,6 +196,39 @@ impl Handlers {
         )
     }
 
+    /// [`on_topic`](Self::on_topic), for a handler that works in the database: see
+    /// [`on_pooled`](Self::on_pooled).
+    ///
+    /// ```
+    /// use diesel::RunQueryDsl;
+    /// use diesel_outbox::Handlers;
+    ///
+    /// let handlers = Handlers::new().on_topic_pooled("audit.entry", |message, context| {
+    ///     context.once(|conn| {
+    ///         diesel::sql_query("INSERT INTO audit VALUES ($1)")
+    ///             .bind::<diesel::sql_types::Text, _>(&message.payload)
+    ///             .execute(conn)?;
+    ///         Ok(())
+    ///     })?;
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn on_topic_pooled(
+        mut self,
+        topic: impl Into<String>,
+        handler: impl Fn(&Message, &PooledContext<'_>) -> Result<(), HandlerError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.wants_pool = true;
+        self.insert(
+            topic.into(),
+            Arc::new(move |message, context| handler(message, context).map_err(Refusal::Handler)),
+        )
+    }
+
     fn insert(mut self, topic: String, handler: Arc<Handler>) -> Self {
         if self.by_topic.insert(topic.clone(), handler).is_some() {
             self.repeated.push(topic);
@@ -147,13 +243,53 @@ impl Handlers {
         self
     }
 
-    /// The time of one handler. Defaults to `OUTBOX_SEND_TIMEOUT`. One that takes longer is reported
-    /// (`event=handler_stuck`) and left alone: its message is tried again as after any failed attempt,
-    /// and what it says later does not count. Twice this time, and a little more, has to fit into the
-    /// [lease](crate::RelayBuilder::lease).
+    /// The limit of one call. Defaults to 10 minutes, and has nothing to do with the
+    /// [lease](crate::RelayBuilder::lease): the relay renews the lease while handlers run.
+    ///
+    /// A thread cannot be killed, so the limit ends no call. A call that runs longer is reported
+    /// (`event=handler_stuck`) and gives its place among the group's threads to the next message. The
+    /// message stays claimed and is not started again while the call runs; the result counts when the
+    /// call returns, however late. While 64 calls of a group run past the limit, the group starts no more:
+    /// its messages wait, and no attempt is counted.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Failed attempts after which a message of the group is dead: 1 or more. Defaults to
+    /// `OUTBOX_MAX_ATTEMPTS`.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = Some(attempts);
+        self
+    }
+
+    /// The delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+    ///
+    /// ```
+    /// use diesel_outbox::{Backoff, Handlers};
+    /// use std::time::Duration;
+    ///
+    /// let second = Duration::from_secs(1);
+    /// let handlers = Handlers::new().backoff(Backoff::exponential(second, 60 * second));
+    /// ```
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = Some(backoff);
+        self
+    }
+
+    /// How many calls begin in a second. Defaults to no limit. Each relay counts for itself.
+    ///
+    /// ```
+    /// use diesel_outbox::{Handlers, config::Rate};
+    ///
+    /// let mailer = Handlers::new().rate(Rate::per_second(5.0)).max_attempts(3);
+    /// ```
+    #[must_use]
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.rate = Some(rate);
         self
     }
 
@@ -185,7 +321,7 @@ pub(crate) fn inbox_of(outbox: &OutboxName, group: &str) -> String {
     format!("{outbox}/{group}")
 }
 
-fn run(handler: &Handler, message: &Message, context: &Context<'_>) -> Outcome {
+fn run(handler: &Handler, message: &Message, context: &PooledContext<'_>) -> Outcome {
     match crate::dispatch::caught(message, || handler(message, context)) {
         Ok(Ok(())) => Outcome::Delivered(Response::default()),
         Ok(Err(Refusal::Handler(error))) => error.into_outcome(),

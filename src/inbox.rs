@@ -200,7 +200,7 @@ fn check(field: &'static str, value: &str) -> Result<(), BadKey> {
 pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
     let mut removed = 0;
     loop {
-        let rows = inbox::remove_old_rows(conn, age, CLEAN_BATCH)?;
+        let rows = inbox::remove_old_rows(conn, inbox::TABLE, age, CLEAN_BATCH)?;
         removed += rows;
         if rows == 0 {
             return Ok(removed);

@@ -40,6 +40,7 @@
 //! | for | see |
 //! |---|---|
 //! | enqueueing | [`Outbox`], [`Event`], [`NewMessage`]; [`Aggregate`] for domain events |
+//! | cancelling, rescheduling | [`Outbox::cancel`], [`Outbox::reschedule`] |
 //! | delivering | [`Relay`], [`Destination`], [`config`]; [`handlers`] inside the process; [`Observer`] |
 //! | receiving | [`receive`] verifies and reads requests, [`inbox`] handles each message once |
 //! | testing an application | [`testing`] |
@@ -88,7 +89,7 @@ pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Pause, R
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
 pub use crate::handlers::{HandlerError, Handlers};
-pub use crate::message::{MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
+pub use crate::message::{Due, MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
 pub use crate::relay::{
@@ -96,6 +97,7 @@ pub use crate::relay::{
     Settled, ShutdownError, StartError, Stats,
 };
 pub use crate::status::{ReasonCode, Status, UnknownWord};
+pub use crate::store::waiting::{Answer, Changed, MessageRef, Part, PartState};
 
 /// The README's examples are tests.
 #[cfg(doctest)]

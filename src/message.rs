@@ -16,7 +16,7 @@ pub use self::claimed::Message;
 pub(crate) use self::claimed::hashed_key;
 pub use self::error::MessageError;
 
-use self::error::{check_name, not_json};
+use self::error::{check_name, check_ordering_key, not_json};
 use crate::header::check_header;
 
 /// Bytes that a payload may have. The table has the same limit.
@@ -37,18 +37,30 @@ impl fmt::Display for Sequence {
 }
 
 /// When a message may be sent first.
+///
+/// ```
+/// use diesel_outbox::Due;
+/// use std::time::Duration;
+///
+/// let tomorrow = Due::After(Duration::from_secs(24 * 3600));
+/// # let _ = tomorrow;
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Due {
+pub enum Due {
+    /// At once.
     Now,
+    /// So long from now on, by the database's clock.
     After(Duration),
+    /// At this time.
     At(SystemTime),
 }
 
 /// A message to be enqueued, by [`Outbox::enqueue`](crate::Outbox::enqueue).
 ///
-/// A topic, a destination and a key have 1 to 255 bytes and no control characters, a topic no white space
-/// either; a payload has [`MAX_PAYLOAD_BYTES`] at most, and all headers together 16 KiB. What does not
-/// keep to it is told when it is enqueued, before anything is sent to the database.
+/// A topic, a destination and an idempotency key have 1 to 255 bytes, an ordering key 1 to 1024. None has
+/// control characters, and a topic has no white space. A payload has at most [`MAX_PAYLOAD_BYTES`], all
+/// headers together at most 16 KiB. A message beyond these limits is refused when it is enqueued, before
+/// anything is sent to the database.
 ///
 /// ```
 /// use diesel_outbox::NewMessage;
@@ -87,6 +99,7 @@ pub struct NewMessage {
     pub(crate) tenant_id: Option<Uuid>,
     pub(crate) due: Due,
     pub(crate) expiry: Option<Due>,
+    pub(crate) occurred_at: Option<SystemTime>,
 }
 
 impl NewMessage {
@@ -133,6 +146,7 @@ impl NewMessage {
             tenant_id: None,
             due: Due::Now,
             expiry: None,
+            occurred_at: None,
         }
     }
 
@@ -239,6 +253,23 @@ impl NewMessage {
         self
     }
 
+    /// When the event occurred, where that was before it is enqueued. Receivers see it as `ce-time`, to the
+    /// microsecond; a time before 1970 is sent as 1970. Defaults to the start of the transaction.
+    ///
+    /// ```
+    /// use diesel_outbox::NewMessage;
+    /// use std::time::SystemTime;
+    ///
+    /// fn measured(degrees: f64, at: SystemTime) -> Result<NewMessage, diesel_outbox::MessageError> {
+    ///     Ok(NewMessage::new("temperature.measured", &degrees)?.occurred_at(at))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn occurred_at(mut self, time: SystemTime) -> Self {
+        self.occurred_at = Some(time);
+        self
+    }
+
     /// The W3C trace context in which the message is enqueued. Each attempt continues it as a step
     /// of its own: with the same trace id, and a new parent id. What is not valid is not passed on.
     #[must_use]
@@ -284,7 +315,7 @@ impl NewMessage {
             check_name("idempotency_key", key)?;
         }
         if let Some(key) = &self.ordering_key {
-            check_name("ordering_key", key)?;
+            check_ordering_key(key)?;
         }
         if self.payload.len() > MAX_PAYLOAD_BYTES {
             return Err(MessageError::PayloadTooLarge {

@@ -42,7 +42,7 @@ names! {
         "Messages whose outcome was written down, by outcome: delivered, deduplicated, retried, dead, split, released.";
     counter RETRIES = "diesel_outbox_retries_total", Count,
         "Attempts that failed and will be repeated, by the number of the attempt that failed.";
-    counter DEAD = "diesel_outbox_dead_total", Count, "Messages that died, by reason.";
+    counter DEAD = "diesel_outbox_dead_total", Count, "Messages that died, by reason and topic.";
     counter TAKEN_OVER = "diesel_outbox_taken_over_total", Count,
         "Messages taken over from relays that died.";
     counter LEASES_LOST = "diesel_outbox_leases_lost_total", Count, "Leases lost.";
@@ -59,6 +59,8 @@ names! {
     histogram QUEUE_WAIT_SECONDS = "diesel_outbox_queue_wait_seconds", Seconds,
         "Time from the claim of a message to the begin of its send.";
     histogram SEND_SECONDS = "diesel_outbox_send_seconds", Seconds, "Time of a send.";
+    histogram DISPATCH_SECONDS = "diesel_outbox_dispatch_seconds", Seconds,
+        "Time of the send that a message was in, by topic and result: delivered, retry, wait, dead.";
     histogram SETTLE_SECONDS = "diesel_outbox_settle_seconds", Seconds,
         "Time of a statement that writes down what became of messages.";
     histogram DELIVERY_SECONDS = "diesel_outbox_delivery_seconds", Seconds,
@@ -77,6 +79,7 @@ names! {
         "Connections of the application's pool that handlers hold.";
     gauge BREAKER_OPEN = "diesel_outbox_breaker_open", Count, "1: the circuit breaker is open.";
     gauge PAUSED = "diesel_outbox_paused", Count, "1: the destination is paused.";
+    gauge TOPIC_PAUSED = "diesel_outbox_topic_paused", Count, "1: the topic is paused.";
     gauge LEASE_SECONDS_LEFT = "diesel_outbox_lease_seconds_left", Seconds,
         "How long sends may begin without another renewal of the lease.";
     gauge LISTENER_CONNECTED = "diesel_outbox_listener_connected", Count,

@@ -24,6 +24,8 @@ const MAX_PART_BYTES: usize = 48;
 pub struct OutboxName {
     schema: Option<String>,
     table: String,
+    /// Where it was found by the search path. Shown nowhere but in SQL.
+    found_in: Option<String>,
 }
 
 impl OutboxName {
@@ -62,10 +64,21 @@ impl OutboxName {
         self.quoted(suffix)
     }
 
-    /// Quoting by doubling is not needed: a valid part holds no quote.
+    /// The same outbox, in this schema.
+    pub(crate) fn found_in(&self, schema: &str) -> Self {
+        Self {
+            found_in: Some(schema.to_owned()),
+            ..self.clone()
+        }
+    }
+
+    /// A valid part holds no quote; the schema that an outbox was found in may.
     fn quoted(&self, suffix: &str) -> String {
-        match &self.schema {
-            Some(schema) => format!("\"{schema}\".\"{}{suffix}\"", self.table),
+        match self.found_in.as_ref().or(self.schema.as_ref()) {
+            Some(schema) => {
+                let schema = schema.replace('"', "\"\"");
+                format!("\"{schema}\".\"{}{suffix}\"", self.table)
+            }
             None => format!("\"{}{suffix}\"", self.table),
         }
     }
@@ -77,6 +90,7 @@ impl Default for OutboxName {
         Self {
             schema: None,
             table: "outbox".to_owned(),
+            found_in: None,
         }
     }
 }
@@ -99,6 +113,7 @@ impl FromStr for OutboxName {
         Ok(Self {
             schema: schema.map(str::to_owned),
             table: table.to_owned(),
+            found_in: None,
         })
     }
 }

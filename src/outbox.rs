@@ -1,11 +1,13 @@
 //! Enqueueing: what an application calls inside its own transaction.
 
 mod bulk;
+mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
 
 use diesel::{Connection, PgConnection};
+use uuid::Uuid;
 
 use self::bulk::Bulk;
 use crate::aggregate::Aggregate;
@@ -63,6 +65,8 @@ impl fmt::Debug for Outbox {
 pub struct Enqueued {
     /// Its place in the outbox; of a repeated key: the first message's.
     pub sequence: Sequence,
+    /// The id that receivers see; of a repeated key: the first message's.
+    pub message_id: Uuid,
     /// `false`: the same message, by its idempotency key, was in the outbox already.
     pub is_new: bool,
 }
@@ -392,6 +396,7 @@ fn outcome(row: &Row, stored: Stored) -> Result<Enqueued, EnqueueError> {
     }
     Ok(Enqueued {
         sequence,
+        message_id: stored.message_id,
         is_new: stored.is_new,
     })
 }

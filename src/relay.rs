@@ -25,8 +25,10 @@ mod listener;
 mod metrics;
 mod monitor;
 mod observer;
+mod patrol;
 mod pauses;
 mod progress;
+mod ranges;
 mod sender;
 mod session;
 mod settlement;
@@ -35,11 +37,14 @@ mod shared;
 mod sleep;
 mod spans;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod threads;
+mod unrouted;
 mod walk;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -54,14 +59,16 @@ pub use self::stats::Stats;
 
 use self::bulkhead::Bulkhead;
 use self::ending::held;
-use self::lease_clock::LeaseClock;
+use self::lease_clock::{BootTime, LeaseClock};
 use self::observer::Observers;
 use self::shared::{Shared, Signals};
 use self::sleep::Sleep;
 use self::threads::{Exit, Running, Told};
 use crate::config::Config;
 use crate::error::DatabaseError;
-use crate::store::connection::{Plans, connect};
+use crate::routes::Serves;
+use crate::store::connection::{Limits, Plans, connect};
+use crate::store::pinned::{located, pinned};
 use crate::store::{lease, rights};
 
 /// The limit of each statement at the start.
@@ -105,33 +112,47 @@ pub struct RelayHandle {
 
 impl RelayHandle {
     fn start(
-        config: Config,
+        mut config: Config,
         bulkheads: Vec<Bulkhead>,
         observers: Observers,
         limit: Option<u64>,
+        claim_limit: Duration,
     ) -> Result<Self, StartError> {
         let database_url = config.database_url()?.clone();
-        let mut conn = connect(&database_url, "start", START_TIMEOUT, Plans::Any)?.conn;
-        rights::check_relay(&mut conn, &config.table)?;
+        let mut conn = connect(
+            &database_url,
+            "start",
+            Limits::of_relay(START_TIMEOUT, Plans::Any),
+        )?
+        .conn;
+        // From here on tables are named with their schema.
+        config.table = located(&mut conn, &config.table).map_err(DatabaseError::from)?;
+        pinned(&mut conn, &config.table, rights::check_relay)?;
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::new(config.lease, config.longest_send());
-        let asked = Instant::now();
-        let lease_id = lease::register(
-            &mut conn,
-            &config.table,
-            &relay_name,
-            config.lease,
-            config.single_active,
-        )
+        let asked = BootTime::now();
+        let serves = serves(&config);
+        let lease_id = pinned(&mut conn, &config.table, |conn, name| {
+            let (lease, single_active) = (config.lease, config.single_active);
+            lease::register(
+                conn,
+                name,
+                &relay_name,
+                lease,
+                single_active,
+                serves.as_deref(),
+            )
+        })
         .map_err(DatabaseError::from)?;
-        clock.renewed(lease_id, asked);
+        clock.registered(lease_id, asked);
         drop(conn);
 
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let (doorbell, ring) = bounded(1);
         let (pulse, beat) = bounded(1);
-        let shared = Arc::new(Shared::new(
+        let (count, count_now) = bounded(1);
+        let mut shared = Shared::new(
             config,
             database_url,
             bulkheads,
@@ -143,9 +164,12 @@ impl RelayHandle {
                 abandon: abandon_signal,
                 doorbell,
                 pulse,
+                count,
                 sleep: Sleep::new()?,
             },
-        ));
+        );
+        shared.claim_limit = claim_limit;
+        let shared = Arc::new(shared);
         let (ending, ending_signal) = bounded(1);
         let (exit, exits) = bounded(shared.senders() + 8);
         let mut running = Running {
@@ -160,6 +184,7 @@ impl RelayHandle {
             ending: ending_signal,
             ring,
             pulse: beat,
+            count: count_now,
         };
         if let Err(error) = running.spawn_all(&shared, &exit, &relay_name, lease_id, told) {
             drop(exit);
@@ -204,7 +229,8 @@ impl RelayHandle {
         monitor::health(&self.shared)
     }
 
-    /// How each destination stands, with the groups of handlers; the last one is for what nothing serves.
+    /// How each destination stands, with the groups of handlers. One without a name is the application's own
+    /// dispatcher.
     ///
     /// ```
     /// # fn example(relay: &diesel_outbox::RelayHandle) {
@@ -259,7 +285,22 @@ impl RelayHandle {
         self.shared.stats.read()
     }
 
-    /// Waits until nothing is due and nothing is on its way. `false`: the time was over first.
+    /// Whether an older relay with `OUTBOX_SINGLE_ACTIVE` does the work, and this one stands by. Known after the
+    /// relay's first look.
+    ///
+    /// ```
+    /// # fn example(relay: &diesel_outbox::RelayHandle) {
+    /// if relay.stands_by() {
+    ///     println!("another relay is active");
+    /// }
+    /// # }
+    /// ```
+    pub fn stands_by(&self) -> bool {
+        self.shared.progress.stands_by()
+    }
+
+    /// Waits until nothing is due and nothing is on its way. `false`: the time was over first, as it always
+    /// is where the relay [stands by](Self::stands_by).
     ///
     /// It does not wait for messages that are delayed or wait for their next attempt, nor for those of
     /// paused destinations and topics.
@@ -274,6 +315,11 @@ impl std::fmt::Debug for RelayHandle {
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }
+}
+
+/// What a relay of these settings takes, for its lease.
+fn serves(config: &Config) -> Option<String> {
+    config.enabled.then(|| Serves::new(config).to_json())
 }
 
 /// For people who look at leases; not used to tell relays apart.

@@ -4,66 +4,110 @@ use std::collections::HashMap;
 
 use crate::config::{Config, DEFAULT_DESTINATION, Route};
 
+mod serves;
+
+pub(crate) use self::serves::Serves;
+
 /// Patterns and what they lead to, the most particular first: an exact topic, then the longest
 /// text before the first `*`, then the longest pattern.
 #[derive(Debug)]
 pub(crate) struct Routes {
     patterns: Vec<(String, Vec<usize>)>,
     by_name: HashMap<String, usize>,
+    /// The topics of a group of handlers, by the group's number.
+    handled: HashMap<usize, Vec<String>>,
+    /// Where everything else goes.
+    rest: Option<usize>,
+    /// The only topics that are taken, as patterns; empty: all.
+    only: Vec<String>,
 }
 
 /// Where a message goes. Destinations are numbered as in [`Config::all_destinations`], and on as in
-/// `Config::in_process`.
+/// `Config::in_process`; the application's own dispatcher has the number behind them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way<'a> {
     /// To one destination.
     To(usize),
     /// To each of these, as a message of its own.
     Split(&'a [usize]),
-    /// No route serves its topic.
+    /// No route serves its topic, or the group that it goes to has no handler for it.
     NoRoute,
     /// It names a destination that is not there.
     UnknownDestination,
+    /// The relay takes other topics only.
+    NotTaken,
 }
 
 impl Routes {
     /// The routes of settings that are valid.
     pub(crate) fn new(config: &Config) -> Self {
-        let by_name: HashMap<String, usize> = config
-            .destination_names()
+        Self::of(Serves::new(config))
+    }
+
+    /// The routes of a relay, by what it has said.
+    pub(crate) fn of(serves: Serves) -> Self {
+        let Serves {
+            routes,
+            destinations,
+            handlers,
+            rest,
+            only,
+        } = serves;
+        let names = destinations.iter();
+        let names = names.chain(handlers.iter().map(|(name, _)| name));
+        let by_name: HashMap<String, usize> = names
             .enumerate()
-            .map(|(number, name)| (name, number))
+            .map(|(number, name)| (name.clone(), number))
             .collect();
-        let patterns = config
-            .all_routes()
+        let patterns = routes
             .into_iter()
-            .map(|route| {
-                let numbers = route.to.iter().filter_map(|name| by_name.get(name));
-                let numbers = numbers.copied().collect();
-                (route.topic, numbers)
+            .map(|(topic, to)| {
+                let numbers = to.iter().filter_map(|name| by_name.get(name));
+                (topic, numbers.copied().collect())
             })
             .collect();
-        Self { patterns, by_name }
+        let numbered = handlers.into_iter();
+        let handled = numbered.filter_map(|(name, topics)| Some((*by_name.get(&name)?, topics)));
+        Self {
+            patterns,
+            handled: handled.collect(),
+            rest: rest.then_some(by_name.len()),
+            by_name,
+            only,
+        }
     }
 
     /// The way of a message of this topic, to the destination that it names or, if that is empty,
     /// as the most particular pattern says.
     pub(crate) fn find(&self, topic: &str, destination: &str) -> Way<'_> {
-        if !destination.is_empty() {
-            return self
-                .by_name
-                .get(destination)
-                .map_or(Way::UnknownDestination, |number| Way::To(*number));
+        if !self.only.is_empty() && !matches_any(&self.only, topic) {
+            return Way::NotTaken;
         }
-        let found = self
-            .patterns
-            .iter()
-            .find(|(pattern, _)| matches(pattern, topic));
-        match found.map(|(_, to)| to.as_slice()) {
-            Some([number]) => Way::To(*number),
-            Some([]) | None => Way::NoRoute,
+        let (numbers, otherwise) = if destination.is_empty() {
+            let patterns = &mut self.patterns.iter();
+            let found = patterns.find(|(pattern, _)| matches(pattern, topic));
+            (found.map(|(_, to)| to.as_slice()), Way::NoRoute)
+        } else {
+            let number = self.by_name.get(destination);
+            (number.map(std::slice::from_ref), Way::UnknownDestination)
+        };
+        match numbers {
+            Some([number]) if self.is_handled(*number, topic) => Way::To(*number),
+            Some([_]) => Way::NoRoute,
+            Some([]) | None => self.rest.map_or(otherwise, Way::To),
             Some(numbers) => Way::Split(numbers),
         }
+    }
+
+    /// Whether messages of this topic, for the destination that they name, go anywhere.
+    pub(crate) fn serve(&self, topic: &str, destination: &str) -> bool {
+        matches!(self.find(topic, destination), Way::To(_) | Way::Split(_))
+    }
+
+    /// Only a group of handlers serves some topics and no others.
+    fn is_handled(&self, number: usize, topic: &str) -> bool {
+        let topics = self.handled.get(&number);
+        topics.is_none_or(|topics| topics.iter().any(|one| one == topic))
     }
 }
 
@@ -99,6 +143,11 @@ impl Config {
         });
         routes
     }
+}
+
+/// Whether a topic matches one of these patterns, as in routes.
+pub(crate) fn matches_any(patterns: &[String], topic: &str) -> bool {
+    patterns.iter().any(|pattern| matches(pattern, topic))
 }
 
 /// `*` stands for any characters, or none.
@@ -190,6 +239,49 @@ mod tests {
             Way::To(2),
             "OUTBOX_URL serves the rest"
         );
+    }
+
+    /// R16, R44.
+    #[test]
+    fn a_group_of_handlers_serves_its_own_topics_only() {
+        let mut config = Config::default();
+        config.in_process.push(crate::config::InProcess {
+            name: "mailer".to_owned(),
+            topics: vec!["order.paid".to_owned()],
+            ..crate::config::InProcess::default()
+        });
+        config.routes.push(Route::new("order.*", "mailer"));
+        let routes = Routes::new(&config);
+        for destination in ["", "mailer"] {
+            assert_eq!(routes.find("order.paid", destination), Way::To(0));
+            assert_eq!(routes.find("order.sent", destination), Way::NoRoute);
+        }
+        config.takes_rest = true;
+        let routes = Routes::new(&config);
+        assert_eq!(routes.find("invoice.sent", ""), Way::To(1));
+        assert_eq!(routes.find("order.sent", "no such"), Way::To(1));
+        assert_eq!(routes.find("order.sent", "mailer"), Way::NoRoute);
+    }
+
+    /// R40.
+    #[test]
+    fn a_relay_for_some_topics_takes_no_others() {
+        let mut config = Config::default();
+        config.set("OUTBOX_URL", "http://a.example").expect("a URL");
+        config.only = vec!["order.*".to_owned(), "mail".to_owned()];
+        let routes = Routes::new(&config);
+        for (topic, destination, expected) in [
+            ("order.paid", "", Way::To(0)),
+            ("mail", "default", Way::To(0)),
+            ("mail.sent", "default", Way::NotTaken),
+            ("mail", "no such", Way::UnknownDestination),
+        ] {
+            assert_eq!(routes.find(topic, destination), expected, "{topic}");
+            assert_eq!(
+                routes.serve(topic, destination),
+                matches!(expected, Way::To(_))
+            );
+        }
     }
 
     proptest! {

@@ -130,7 +130,7 @@ reason_codes! {
     Rejected = "REJECTED",
     /// 410.
     Gone = "GONE",
-    /// No route and no default destination serves the message's topic.
+    /// No relay at work serves the message's topic, or has the destination that it names. The message waits.
     NoRoute = "NO_ROUTE",
     /// The message names a destination that is not configured.
     UnknownDestination = "UNKNOWN_DESTINATION",
@@ -152,6 +152,12 @@ reason_codes! {
     Panic = "PANIC",
     /// The payload is not of the shape that its handler reads.
     Undecodable = "UNDECODABLE",
+    /// The handler asked to be called again later. No attempt is counted.
+    Snoozed = "SNOOZED",
+    /// It was cancelled while it waited, by the application or by an operator.
+    Cancelled = "CANCELLED",
+    /// An operator said that it was delivered.
+    ByHand = "BY_HAND",
     /// Any other failure of a dispatcher or a handler.
     Failed = "FAILED",
 }

@@ -1,7 +1,8 @@
 //! Every statement. Free functions, the connection first, one short transaction each.
 //!
 //! Invariants of all of them: a change of a claimed message names the lease that holds it
-//! (`locked_by = $lease`), so a relay whose messages were taken over changes nothing; rows are
+//! (`locked_by = $lease`) and the time of the claim (`locked_at`), so a relay whose messages were taken
+//! over changes nothing, and nor does one whose sequences were given to other messages; rows are
 //! locked in the order of their sequence (a sorted `= ANY(array)` on the primary key); only the
 //! database's clock decides what is due and which lease is over.
 
@@ -15,6 +16,7 @@ pub(crate) mod dead;
 pub(crate) mod depths;
 pub(crate) mod doctor;
 pub(crate) mod enqueue;
+pub(crate) mod holders;
 pub(crate) mod inbox;
 pub(crate) mod inspect;
 pub(crate) mod lease;
@@ -24,19 +26,25 @@ pub(crate) mod looking;
 pub(crate) mod messages;
 pub(crate) mod migrate;
 #[cfg(test)]
-mod model;
+pub(crate) mod model;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
+pub(crate) mod patrol;
 pub(crate) mod pause;
+pub(crate) mod pinned;
 pub(crate) mod place;
+pub(crate) mod range;
 pub(crate) mod replay;
 pub(crate) mod rights;
 pub(crate) mod searched;
+pub(crate) mod served;
 pub(crate) mod settle;
 pub(crate) mod split;
 pub(crate) mod statement;
 pub(crate) mod streams;
 pub(crate) mod troubles;
+pub(crate) mod unserved;
+pub(crate) mod waiting;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;
@@ -52,7 +60,9 @@ pub(crate) struct SequenceRow {
 /// The digest of a row's content: plain inserts give none. As `message::digest` makes it.
 pub(crate) fn digest_of(row: &str) -> String {
     format!(
-        "coalesce({row}.digest, sha256(convert_to({row}.topic || E'\\n' || {row}.payload::text, 'UTF8')))"
+        "coalesce({row}.digest, pg_catalog.sha256(pg_catalog.convert_to(
+            {row}.topic OPERATOR(pg_catalog.||) E'\\n' OPERATOR(pg_catalog.||) {row}.payload::pg_catalog.text,
+            'UTF8')))"
     )
 }
 

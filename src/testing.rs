@@ -242,7 +242,7 @@ pub fn advance(conn: &mut PgConnection, outbox: &Outbox, duration: Duration) -> 
 ///
 /// It is made from what the application gives its real relay: routes, handlers and dispatchers are the
 /// same, and so is what becomes of a message. Handlers run on the test's thread, and
-/// [`Context::connection`](crate::handlers::Context::connection) is the test's connection.
+/// [`PooledContext::connection`](crate::handlers::PooledContext::connection) is the test's connection.
 ///
 /// What it does not do: it takes no message that another relay holds, has no time limit for handlers,
 /// does not look at pauses, rates and circuit breakers, and sends batches one by one. A destination with
@@ -288,6 +288,8 @@ pub struct Drained {
     pub retried: Vec<NotDelivered>,
     /// Those that are dead, and why.
     pub dead: Vec<NotDelivered>,
+    /// Those that no route, handler or destination serves: they wait, and no attempt was counted.
+    pub unrouted: Vec<NotDelivered>,
 }
 
 /// A message that was not delivered.
@@ -315,8 +317,13 @@ impl Drained {
                 drained.delivered.push(message);
                 continue;
             };
+            let is_unrouted = matches!(
+                failure.code,
+                ReasonCode::NoRoute | ReasonCode::UnknownDestination
+            );
             let list = match status {
                 Status::Dead => &mut drained.dead,
+                Status::Pending if is_unrouted => &mut drained.unrouted,
                 _ => &mut drained.retried,
             };
             list.push(NotDelivered {
@@ -334,7 +341,7 @@ impl Drained {
     /// When one was not: it says which and why.
     #[track_caller]
     pub fn assert_all_delivered(&self) {
-        let failed = self.retried.iter().chain(&self.dead);
+        let failed = self.retried.iter().chain(&self.dead).chain(&self.unrouted);
         let failed = failed.fold(String::new(), |text, one| {
             format!(
                 "{text}\n  {} {}: {} {}",

@@ -62,8 +62,12 @@ impl Page {
         command
             .env("OUTBOX_ADMIN_ADDR", "127.0.0.1:0")
             .env("OUTBOX_LOG_FORMAT", "json");
-        let process = Running::start(command);
-        process.wait_for_log("\"admin_started\"");
+        Self::of(Running::start(command))
+    }
+
+    /// The page of a process that has just begun.
+    pub fn of(process: Running) -> Self {
+        process.wait_for_log("the admin page is at");
         let log = process.log();
         let address = log
             .split("the admin page is at http://")

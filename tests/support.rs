@@ -519,6 +519,20 @@ impl Running {
         assert!(status.success(), "kill -{name} failed");
     }
 
+    /// Stops the process, and returns once each of its threads has stopped: the signal is only the beginning
+    /// of that.
+    pub fn stop(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.pid());
+        eventually("all threads have stopped", || {
+            std::fs::read_dir(&tasks)
+                .expect("the process is there")
+                .flatten()
+                .filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok())
+                .all(|status| status.contains("\nState:\tT"))
+        });
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -6,8 +6,12 @@
 -- 'Order-Events'. It is taken as written (upper case stays upper case) and is quoted
 -- wherever it is used. A part has ASCII letters, digits, '_', '-' or '$', begins with a letter or
 -- '_', and has 48 bytes at most, so that every derived name stays below PostgreSQL's 63.
+--
+-- Returns the schema, or NULL where none is given, and the table.
+--
+-- No function here runs anything that others have created in a schema of the caller's search path.
 CREATE FUNCTION outbox_name_parts(name text) RETURNS text[]
-LANGUAGE plpgsql STABLE STRICT AS $function$
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     parts text[] := string_to_array(name, '.');
     part text;
@@ -23,7 +27,7 @@ BEGIN
         END IF;
     END LOOP;
     IF cardinality(parts) = 1 THEN
-        parts := ARRAY[current_schema()::text, parts[1]];
+        parts := ARRAY[NULL, parts[1]];
     END IF;
     RETURN parts;
 END
@@ -34,7 +38,7 @@ $function$;
 -- the lock, shared with other inserts, every relay will look after this transaction's end. An
 -- unconditional NOTIFY would make all commits wait for one another.
 CREATE FUNCTION outbox_wake() RETURNS trigger
-LANGUAGE plpgsql AS $function$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 BEGIN
     -- The table's oid, which has 32 bits, as a signed number.
     IF NOT pg_catalog.pg_try_advisory_xact_lock_shared(TG_RELID::bigint::bit(32)::integer, 1) THEN
@@ -44,13 +48,18 @@ BEGIN
 END
 $function$;
 
+-- The caller's search path says in which schema an outbox without one is made, and where the other
+-- functions are: so it is read first, and set to pg_catalog only after that.
 CREATE FUNCTION outbox_create(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
-    parts text[] := outbox_name_parts(name);
-    s text := parts[1];
-    t text := parts[2];
+    path pg_catalog.text := pg_catalog.current_setting('search_path');
+    parts pg_catalog.text[] := outbox_name_parts(name);
+    s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
+    t pg_catalog.text := parts[2];
+    wake pg_catalog.regproc := pg_catalog.to_regproc('outbox_wake');
 BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF s IS NULL OR to_regnamespace(quote_ident(s)) IS NULL THEN
         RAISE EXCEPTION 'cannot create outbox %: there is no schema %; CREATE SCHEMA first', name, coalesce(s, 'in the search path')
             USING ERRCODE = 'invalid_schema_name';
@@ -82,6 +91,7 @@ BEGIN
             available_at    timestamptz NOT NULL DEFAULT now(),
             expires_at      timestamptz,
             created_at      timestamptz NOT NULL DEFAULT now(),
+            occurred_at     timestamptz,
             attempts        integer NOT NULL DEFAULT 0,
             locked_by       bigint,
             locked_at       timestamptz,
@@ -91,6 +101,8 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (sequence),
             CONSTRAINT %4$I UNIQUE (idempotency_key, destination),
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
+            CONSTRAINT outbox_destination_is_at_most_255_bytes CHECK (octet_length(destination) <= 255),
+            CONSTRAINT outbox_ordering_key_is_at_most_1_kib CHECK (octet_length(ordering_key) <= 1024),
             CONSTRAINT outbox_key_is_not_empty CHECK (idempotency_key <> '' AND octet_length(idempotency_key) <= 255),
             CONSTRAINT outbox_headers_is_an_object CHECK (json_typeof(headers) = 'object'),
             CONSTRAINT outbox_headers_are_at_most_64_kib CHECK (octet_length(headers::text) <= 65536),
@@ -117,8 +129,12 @@ BEGIN
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id) WHERE tenant_id IS NOT NULL',
         s, t, t || '_tenant');
 
-    EXECUTE format('CREATE TRIGGER outbox_wake AFTER INSERT ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION outbox_wake()',
-        s, t);
+    -- The parts of a message that was split: whoever enqueued it knows the sequence of the whole.
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (split_from) WHERE split_from IS NOT NULL',
+        s, t, t || '_parts');
+
+    EXECUTE format('CREATE TRIGGER outbox_wake AFTER INSERT ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t, wake);
 
     -- What became of each (idempotency key, destination): the truth about what was delivered.
     -- Append-only, so BRIN finds the old rows for the cleaner at nearly no cost.
@@ -140,6 +156,7 @@ BEGIN
             attempts        integer NOT NULL,
             payload         json,
             created_at      timestamptz NOT NULL,
+            occurred_at     timestamptz,
             settled_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
             CONSTRAINT %3$I PRIMARY KEY (idempotency_key, destination)
         )$sql$, s, t || '_ledger', t || '_ledger_pkey');
@@ -162,6 +179,7 @@ BEGIN
             available_at    timestamptz NOT NULL,
             expires_at      timestamptz,
             created_at      timestamptz NOT NULL,
+            occurred_at     timestamptz,
             attempts        integer NOT NULL,
             reason          text NOT NULL,
             last_error      text,
@@ -177,16 +195,21 @@ BEGIN
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key) WHERE blocks_key',
         s, t || '_dead', t || '_dead_blocks');
 
-    -- One row per relay incarnation. Its id is the fencing token; ids are never used again. Of those
-    -- that are single_active, the one with the lowest id works and the others stand by.
+    -- One row per relay incarnation. Its id is the fencing token. The id is the time of the registration in
+    -- microseconds: a new primary that lacks the last rows of the old one, or an emptied table, gives no
+    -- id again. Of the leases that are single_active, the one with the lowest id works and the others stand
+    -- by. ended: some relay has seen the lease expired; the lease never comes back.
+    -- serves: which topics and destinations the relay takes messages of; null: it takes none.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            id            bigint GENERATED ALWAYS AS IDENTITY,
+            id            bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
             relay         text NOT NULL,
             started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
             renewed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
             expires_at    timestamptz NOT NULL,
             single_active boolean NOT NULL DEFAULT false,
+            ended         boolean NOT NULL DEFAULT false,
+            serves        json,
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
@@ -203,41 +226,46 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
-    -- Every message with its status: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
+    -- Every message with its status, and those that were cancelled as dead: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
     EXECUTE format($sql$
         CREATE VIEW %1$I.%2$I AS
         SELECT sequence, message_id, topic, destination,
                CASE WHEN locked_by IS NOT NULL THEN 'sending'
                     WHEN attempts > 0 THEN 'retrying'
                     ELSE 'pending' END AS status,
-               ordering_key, idempotency_key, tenant_id, created_at, available_at, expires_at,
+               ordering_key, idempotency_key, tenant_id, created_at, occurred_at, available_at, expires_at,
                attempts, locked_by, locked_at, last_error_code, last_error,
                NULL::integer AS http_status, NULL::timestamptz AS settled_at
           FROM %1$I.%3$I
         UNION ALL
         SELECT sequence, message_id, topic, destination, 'dead',
-               ordering_key, idempotency_key, tenant_id, created_at, available_at, expires_at,
+               ordering_key, idempotency_key, tenant_id, created_at, occurred_at, available_at, expires_at,
                attempts, NULL, NULL, reason, last_error, http_status, died_at
           FROM %1$I.%4$I
         UNION ALL
-        SELECT sequence, message_id, topic, destination, 'delivered',
-               ordering_key, idempotency_key, tenant_id, created_at, NULL, NULL,
-               attempts, NULL, NULL, NULL, NULL, http_status, settled_at
+        SELECT sequence, message_id, topic, destination, status,
+               ordering_key, idempotency_key, tenant_id, created_at, occurred_at, NULL, NULL,
+               attempts, NULL, NULL, reason, error, http_status, settled_at
           FROM %1$I.%5$I
-         WHERE status = 'delivered'$sql$,
+         WHERE status = 'delivered' OR reason = 'CANCELLED'$sql$,
         s, t || '_messages', t, t || '_dead', t || '_ledger');
+    PERFORM set_config('search_path', path, true);
 END
 $function$;
 
 CREATE FUNCTION outbox_drop(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
-    parts text[] := outbox_name_parts(name);
-    suffix text;
+    path pg_catalog.text := pg_catalog.current_setting('search_path');
+    parts pg_catalog.text[] := outbox_name_parts(name);
+    s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
+    suffix pg_catalog.text;
 BEGIN
-    EXECUTE format('DROP VIEW IF EXISTS %I.%I', parts[1], parts[2] || '_messages');
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     FOREACH suffix IN ARRAY ARRAY['_pause', '_lease', '_dead', '_ledger', ''] LOOP
-        EXECUTE format('DROP TABLE IF EXISTS %I.%I', parts[1], parts[2] || suffix);
+        EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
+    PERFORM set_config('search_path', path, true);
 END
 $function$;

@@ -5,6 +5,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::dead::{self, DeadFilter, DeadGroup, DeadLetter};
+use crate::store::pinned::pinned;
 
 /// Dead letters moved by one statement.
 const BATCH: usize = 1000;
@@ -33,7 +34,9 @@ pub fn dead_letters(
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, DatabaseError> {
-    Ok(dead::list(conn, name, filter, limit)?)
+    Ok(pinned(conn, name, |conn, name| {
+        dead::list(conn, name, filter, limit)
+    })?)
 }
 
 /// What dead letters died of, by reason, topic and destination: the most frequent first, `limit` groups at
@@ -60,7 +63,9 @@ pub fn dead_groups(
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadGroup>, DatabaseError> {
-    Ok(dead::groups(conn, name, filter, limit)?)
+    Ok(pinned(conn, name, |conn, name| {
+        dead::groups(conn, name, filter, limit)
+    })?)
 }
 
 /// One dead letter, by its sequence, with its payload and headers. `None`: there is none.
@@ -83,7 +88,9 @@ pub fn dead_letter(
     name: &OutboxName,
     sequence: i64,
 ) -> Result<Option<DeadLetter>, DatabaseError> {
-    Ok(dead::find(conn, name, sequence)?)
+    Ok(pinned(conn, name, |conn, name| {
+        dead::find(conn, name, sequence)
+    })?)
 }
 
 /// The dead letters of a message, by its id, with payloads and headers: one for each destination that
@@ -109,7 +116,9 @@ pub fn dead_letters_of(
     name: &OutboxName,
     message_id: uuid::Uuid,
 ) -> Result<Vec<DeadLetter>, DatabaseError> {
-    Ok(dead::find_by_message_id(conn, name, message_id)?)
+    Ok(pinned(conn, name, |conn, name| {
+        dead::find_by_message_id(conn, name, message_id)
+    })?)
 }
 
 /// The sequences of the dead letters that match, the oldest first.
@@ -134,7 +143,9 @@ pub fn matching_dead_letters(
     name: &OutboxName,
     filter: &DeadFilter,
 ) -> Result<Vec<i64>, DatabaseError> {
-    Ok(dead::matching(conn, name, filter)?)
+    Ok(pinned(conn, name, |conn, name| {
+        dead::matching(conn, name, filter)
+    })?)
 }
 
 /// Puts dead letters back into the outbox, due at once, with no attempts and, where their time was
@@ -161,7 +172,7 @@ pub fn requeue(
 ) -> Result<usize, DatabaseError> {
     let mut requeued = 0;
     for batch in sequences.chunks(BATCH) {
-        requeued += dead::requeue(conn, name, batch)?;
+        requeued += pinned(conn, name, |conn, name| dead::requeue(conn, name, batch))?;
     }
     Ok(requeued)
 }
@@ -187,7 +198,7 @@ pub fn discard(
 ) -> Result<usize, DatabaseError> {
     let mut discarded = 0;
     for batch in sequences.chunks(BATCH) {
-        discarded += dead::discard(conn, name, batch)?;
+        discarded += pinned(conn, name, |conn, name| dead::discard(conn, name, batch))?;
     }
     Ok(discarded)
 }

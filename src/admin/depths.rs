@@ -6,6 +6,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::activity::{self, Activity};
 use crate::store::depths::{self, Depths};
+use crate::store::pinned::pinned;
 
 /// How many messages wait and how many are dead, by topic and destination, at a cost that does not grow
 /// with their number: for metrics and pages that are looked at every few seconds. Small outboxes are
@@ -26,7 +27,7 @@ use crate::store::depths::{self, Depths};
 /// # Errors
 /// A [`DatabaseError`].
 pub fn depths(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, DatabaseError> {
-    Ok(depths::depths(conn, name)?)
+    Ok(pinned(conn, name, depths::depths)?)
 }
 
 /// The same by counting every message, however many there are: seconds where there are millions.
@@ -42,7 +43,7 @@ pub fn depths(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, Data
 /// # Errors
 /// A [`DatabaseError`].
 pub fn count_all(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, DatabaseError> {
-    Ok(depths::exact_depths(conn, name)?)
+    Ok(pinned(conn, name, depths::exact_depths)?)
 }
 
 /// What has gone through the outbox since the database's statistics began, without reading a table: two
@@ -61,5 +62,5 @@ pub fn count_all(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, D
 /// # Errors
 /// A [`DatabaseError`].
 pub fn activity(conn: &mut PgConnection, name: &OutboxName) -> Result<Activity, DatabaseError> {
-    Ok(activity::activity(conn, name)?)
+    Ok(pinned(conn, name, activity::activity)?)
 }

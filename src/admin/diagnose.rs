@@ -11,6 +11,7 @@ use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 
 use crate::config::Config;
 use crate::error::DatabaseError;
+use crate::store::pinned::pinned;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,8 +99,8 @@ impl Findings {
 }
 
 /// Looks at everything that has been seen to go wrong around an outbox: its schema and indexes, vacuum and
-/// who keeps it from working, clocks, sequences and transaction ids, connections, settings of the role, a
-/// pooler, leases, and what is kept too long. What cannot be looked at for lack of rights is said, and no
+/// who keeps it from working, clocks, sequences and transaction ids, connections, settings of the role, who can
+/// create in its search path, a pooler, leases, and what is kept too long. What cannot be looked at for lack of rights is said, and no
 /// error. Nothing is changed: for comparing the schema an outbox is made in a transaction that is rolled
 /// back, where the role may do that.
 ///
@@ -122,7 +123,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
     super::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
     type Check = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
-    let checks: [(&'static str, Check); 12] = [
+    let checks: [(&'static str, Check); 13] = [
         ("drift", schema::drift),
         ("indexes", schema::indexes),
         ("vacuum", health::vacuum),
@@ -135,9 +136,20 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
         ("wraparound", server::wraparound),
         ("connections", server::connections),
         ("settings", server::settings),
+        ("search_path", server::search_path),
     ];
     for (check, look) in checks {
-        match look(conn, config) {
+        let looked = pinned(conn, &config.table, |conn, name| {
+            let table = name.clone();
+            look(
+                conn,
+                &Config {
+                    table,
+                    ..config.clone()
+                },
+            )
+        });
+        match looked {
             Ok(found) => findings.extend(found),
             Err(error) if is_lost(&error) => return Err(error.into()),
             Err(error) => {

@@ -6,6 +6,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::blocked::{self, BlockedKey};
 use crate::store::inspect::{self, LeaseRow};
+use crate::store::pinned::pinned;
 
 /// Ordering keys whose messages wait for a retry, for a delayed message or for an operator: those with
 /// the most messages first, `limit` at most. Fast, however many wait: at most 2,000 of the messages that
@@ -30,7 +31,9 @@ pub fn blocked_keys(
     name: &OutboxName,
     limit: i64,
 ) -> Result<Vec<BlockedKey>, DatabaseError> {
-    Ok(blocked::blocked_keys(conn, name, limit)?)
+    Ok(pinned(conn, name, |conn, name| {
+        blocked::blocked_keys(conn, name, limit)
+    })?)
 }
 
 /// The relays that are, or were, at work: by their leases, the oldest first.
@@ -46,5 +49,5 @@ pub fn blocked_keys(
 /// # Errors
 /// A [`DatabaseError`].
 pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow>, DatabaseError> {
-    Ok(inspect::leases(conn, name)?)
+    Ok(pinned(conn, name, inspect::leases)?)
 }

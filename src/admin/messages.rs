@@ -6,6 +6,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::ledger::{self, LedgerFilter, LedgerRow};
 use crate::store::messages::{self, MessageKey, MessageRecord};
+use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
 
 /// Everything that the outbox has of a message: live, dead and in the ledger, at each destination, with
@@ -36,7 +37,9 @@ pub fn message(
     name: &OutboxName,
     key: &MessageKey,
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
-    Ok(messages::find(conn, name, key)?)
+    Ok(pinned(conn, name, |conn, name| {
+        messages::find(conn, name, key)
+    })?)
 }
 
 /// The live messages and the dead letters of an ordering key, in their order, without payloads and
@@ -61,7 +64,9 @@ pub fn key_messages(
     ordering_key: &str,
     limit: i64,
 ) -> Result<Vec<MessageRecord>, DatabaseError> {
-    Ok(messages::of_ordering_key(conn, name, ordering_key, limit)?)
+    Ok(pinned(conn, name, |conn, name| {
+        messages::of_ordering_key(conn, name, ordering_key, limit)
+    })?)
 }
 
 /// What the ledger remembers, the latest first, `limit` rows at most. A search for something rare in a
@@ -94,5 +99,7 @@ pub fn ledger(
     filter: &LedgerFilter,
     limit: i64,
 ) -> Result<Searched<LedgerRow>, DatabaseError> {
-    Ok(ledger::ledger(conn, name, filter, limit)?)
+    Ok(pinned(conn, name, |conn, name| {
+        ledger::ledger(conn, name, filter, limit)
+    })?)
 }

@@ -5,6 +5,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::migrate::{self as migrations, Direction};
+use crate::store::pinned::pinned;
 use crate::store::{inspect, rights};
 
 /// Brings the database up to date and creates the outbox where it is missing. Safe to run again,
@@ -101,7 +102,7 @@ pub fn missing_rights(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> Result<Vec<String>, DatabaseError> {
-    rights::missing(conn, name)
+    pinned(conn, name, rights::missing)
 }
 
 /// Whether the outbox is there and as this version needs it.
@@ -126,5 +127,5 @@ pub fn missing_rights(
 /// # Errors
 /// [`DatabaseError::Schema`] says what is missing and what to do.
 pub fn check_schema(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
-    inspect::check(conn, name)
+    pinned(conn, name, inspect::check)
 }

@@ -7,6 +7,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pause::{self, Pausable};
+use crate::store::pinned::pinned;
 
 /// A destination or a topic whose messages wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub struct Pause {
 pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, DatabaseError> {
     let is_on =
         |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
-    Ok(pause::all(conn, name)?
+    Ok(pinned(conn, name, pause::all)?
         .into_iter()
         .filter(is_on)
         .map(|row| Pause {
@@ -82,7 +83,9 @@ pub fn pause(
     reason: &str,
     duration: Option<Duration>,
 ) -> Result<(), DatabaseError> {
-    Ok(pause::pause(conn, name, kind, which, reason, duration, 0)?)
+    Ok(pinned(conn, name, |conn, name| {
+        pause::pause(conn, name, kind, which, reason, duration, 0)
+    })?)
 }
 
 /// Ends a pause, whatever its reason. `false`: there was none.
@@ -107,5 +110,7 @@ pub fn resume(
     kind: Pausable,
     which: &str,
 ) -> Result<bool, DatabaseError> {
-    Ok(pause::resume(conn, name, kind, which)?)
+    Ok(pinned(conn, name, |conn, name| {
+        pause::resume(conn, name, kind, which)
+    })?)
 }

@@ -5,6 +5,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::status::UnknownWord;
+use crate::store::pinned::pinned;
 use crate::store::replay::{self, ReplayFilter, ReplayIds, Replayed};
 
 /// The name of a run of [`replay`]: it stands in the idempotency keys of the messages that the run makes,
@@ -65,8 +66,10 @@ pub fn count_replayable(
     name: &OutboxName,
     filter: &ReplayFilter,
 ) -> Result<Replayed, DatabaseError> {
-    let walk = replay::begin(conn, name, filter, None)?;
-    Ok(replay::count(conn, name, filter, &walk)?)
+    Ok(pinned(conn, name, |conn, name| {
+        let walk = replay::begin(conn, name, filter, None)?;
+        replay::count(conn, name, filter, &walk)
+    })?)
 }
 
 /// Enqueues delivered messages again, in the order in which they were delivered, a thousand in each
@@ -112,9 +115,13 @@ pub fn replay(
     mut progress: impl FnMut(&str, &Replayed) -> bool,
 ) -> Result<Replayed, DatabaseError> {
     let run = run.map(|run| run.0.as_str());
-    let mut walk = replay::begin(conn, name, filter, run)?;
+    let mut walk = pinned(conn, name, |conn, name| {
+        replay::begin(conn, name, filter, run)
+    })?;
     let mut sum = Replayed::default();
-    while let Some(step) = replay::step(conn, name, filter, ids, &mut walk)? {
+    while let Some(step) = pinned(conn, name, |conn, name| {
+        replay::step(conn, name, filter, ids, &mut walk)
+    })? {
         sum.replayed += step.replayed;
         sum.without_payload += step.without_payload;
         sum.skipped += step.skipped;

@@ -8,8 +8,9 @@ use secrecy::SecretString;
 use super::settings::{ConfigError, bad, unknown};
 use super::text::parse_bool;
 
-/// A shorter token could be guessed.
-const SHORTEST_TOKEN: usize = 16;
+/// A token of so many characters is one that was made by a program. A shorter one may be a word of
+/// somebody's, which can be guessed: the page takes the right token at any time, after however many wrong ones.
+const SHORTEST_TOKEN: usize = 32;
 const ADDR: &str = "OUTBOX_ADMIN_ADDR";
 const TOKEN: &str = "OUTBOX_ADMIN_TOKEN";
 const HOSTS: &str = "OUTBOX_ADMIN_HOSTS";
@@ -23,7 +24,7 @@ const HOSTS: &str = "OUTBOX_ADMIN_HOSTS";
 /// config.set("OUTBOX_ADMIN_ADDR", "0.0.0.0:8687")?;
 /// // Whoever reaches the machine would reach the page.
 /// assert_eq!(config.validate().map_err(|error| error.key().to_owned()), Err("OUTBOX_ADMIN_ADDR".to_owned()));
-/// config.set("OUTBOX_ADMIN_TOKEN", "9f1c6e0f7a2b4d58")?;
+/// config.set("OUTBOX_ADMIN_TOKEN", "9f1c6e0f7a2b4d58b1d3c5e7f9a0b2c4")?;
 /// config.validate()?;
 /// assert!(!config.summary().contains("9f1c"));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
@@ -123,7 +124,7 @@ fn parse_token(value: &str) -> Result<&str, ConfigError> {
         return Err(bad(
             TOKEN,
             &format!(
-                "it has {} characters, and {SHORTEST_TOKEN} is the least: `openssl rand -hex 32` makes a good one",
+                "it has {} characters; the least is {SHORTEST_TOKEN}. `openssl rand -hex 32` makes a token",
                 value.len()
             ),
         ));
@@ -202,14 +203,16 @@ mod tests {
 
     #[test]
     fn a_token_is_long_and_can_stand_in_a_header() {
-        assert!(set(TOKEN, "0123456789abcdef").is_ok());
-        for bad in [
-            "",
-            "0123456789abcde",
-            "0123456789 abcdef",
-            "0123456789abcdef\u{e9}",
+        assert!(set(TOKEN, "0123456789abcdef0123456789abcdef").is_ok());
+        for (bad, reason) in [
+            ("", "the least is 32"),
+            ("0123456789abcdef", "it has 16 characters; the least is 32"),
+            ("0123456789abcdef0123456789abcde", "the least is 32"),
+            ("0123456789abcdef 0123456789abcdef", "no spaces"),
+            ("0123456789abcdef0123456789abcd\u{e9}", "no spaces"),
         ] {
             let error = set(TOKEN, bad).expect_err("it is refused");
+            assert!(error.contains(reason), "{error}");
             assert!(bad.is_empty() || !error.contains(bad), "{error}");
         }
     }

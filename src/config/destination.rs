@@ -28,11 +28,45 @@ use crate::backoff::Backoff;
 /// use diesel_outbox::{Destination, config::Mode};
 /// use std::time::Duration;
 ///
-/// let mut billing = Destination::new("billing", "https://billing.example/events")?;
-/// billing.mode = Some(Mode::Structured);
-/// billing.secrets = vec!["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwDWMPr4sFQxs=".parse()?];
-/// billing.timeout = Some(Duration::from_secs(5));
+/// let billing = Destination::new("billing", "https://billing.example/events")?
+///     .mode(Mode::Structured)
+///     .secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwDWMPr4sFQxs=".parse()?)
+///     .timeout(Duration::from_secs(5))
+///     .concurrency(8);
+///
+/// // Each setting is a field as well.
+/// assert_eq!(billing.concurrency, Some(8));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+///
+/// What a destination can be told beside:
+///
+/// ```
+/// use diesel_outbox::config::{Breaker, Classes, OnDead, Proxy, Rate, RequestBatch, Tls};
+/// use diesel_outbox::{Backoff, Destination};
+/// use std::time::Duration;
+///
+/// let partner = Destination::new("partner", "https://partner.example/events")?
+///     // How it is sent.
+///     .header("x-team", "billing")
+///     .request_batch(RequestBatch::default())
+///     .max_payload_bytes(65_536)
+///     .tls(Tls::default())
+///     .proxy(Proxy::Direct)
+///     // Where it may lead.
+///     .https_only(true)
+///     .internal(false)
+///     .allow("10.1.0.0/16".parse()?)
+///     // How often, and what an answer means.
+///     .rate(Rate::per_second(50.0))
+///     .max_attempts(10)
+///     .backoff(Backoff::exponential(Duration::from_secs(1), Duration::from_secs(600)))
+///     .retry_after_cap(Duration::from_secs(3600))
+///     .breaker(Breaker::default())
+///     .classes(Classes::default())
+///     .on_dead(OnDead::Block);
+/// assert_eq!(partner.max_attempts, Some(10));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
@@ -95,13 +129,14 @@ impl Destination {
         Ok(Self::at(name, url))
     }
 
-    /// Its URL without password, token and query, for people's eyes.
+    /// The URL for people's eyes: scheme, host, port and the first segment of the path. User, password, the
+    /// rest of the path and the query are masked, as each may be a token.
     ///
     /// ```
     /// use diesel_outbox::Destination;
     ///
-    /// let billing = Destination::new("billing", "https://shop:hunter2@billing.example/?token=7")?;
-    /// assert_eq!(billing.shown_url(), "https://shop:***@billing.example/?***");
+    /// let slack = Destination::new("slack", "https://hooks.slack.com/services/T024/B9A1/XXXX")?;
+    /// assert_eq!(slack.shown_url(), "https://hooks.slack.com/services/***");
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
     pub fn shown_url(&self) -> String {
@@ -135,6 +170,144 @@ impl Destination {
     }
 }
 
+/// Settings, one after the other. What cannot be used is told when the relay starts.
+impl Destination {
+    /// How requests look. Defaults to `OUTBOX_MODE`.
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    /// How many messages one request of batched mode takes, and how long it waits for them.
+    #[must_use]
+    pub fn request_batch(mut self, batch: RequestBatch) -> Self {
+        self.request_batch = batch;
+        self
+    }
+
+    /// Adds a secret that requests are signed with: the newest first. Defaults to `OUTBOX_SECRET`.
+    #[must_use]
+    pub fn secret(mut self, secret: SigningSecret) -> Self {
+        self.secrets.push(secret);
+        self
+    }
+
+    /// Adds a header to every request. Messages cannot replace it, and its value is not shown.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<SecretString>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// The limit for one send. Defaults to `OUTBOX_SEND_TIMEOUT`.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Threads that send to it, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
+    #[must_use]
+    pub fn concurrency(mut self, threads: usize) -> Self {
+        self.concurrency = Some(threads);
+        self
+    }
+
+    /// How many requests it gets in a second. Defaults to no limit. Each relay counts for itself.
+    #[must_use]
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.rate = Some(rate);
+        self
+    }
+
+    /// Failed attempts after which a message is dead: 1 or more. Defaults to `OUTBOX_MAX_ATTEMPTS`.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = Some(attempts);
+        self
+    }
+
+    /// The delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = Some(backoff);
+        self
+    }
+
+    /// What the death of a message means for those behind it that have its ordering key. Defaults to
+    /// `OUTBOX_ON_DEAD`.
+    #[must_use]
+    pub fn on_dead(mut self, on_dead: OnDead) -> Self {
+        self.on_dead = Some(on_dead);
+        self
+    }
+
+    /// The longest wait that its `Retry-After` can ask for. Defaults to an hour.
+    #[must_use]
+    pub fn retry_after_cap(mut self, cap: Duration) -> Self {
+        self.retry_after_cap = cap;
+        self
+    }
+
+    /// When it is left alone because it fails; `None`: never. Defaults to [`Breaker::default`].
+    #[must_use]
+    pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
+        self.breaker = breaker.into();
+        self
+    }
+
+    /// What its 4xx answers mean for a message.
+    #[must_use]
+    pub fn classes(mut self, classes: Classes) -> Self {
+        self.classes = classes;
+        self
+    }
+
+    /// Bytes that a payload for it may have; a larger one is dead. Defaults to what the table takes.
+    #[must_use]
+    pub fn max_payload_bytes(mut self, bytes: usize) -> Self {
+        self.max_payload_bytes = Some(bytes);
+        self
+    }
+
+    /// `true`: its name may resolve to any address. `false`: to public ones only. Defaults to
+    /// `OUTBOX_PUBLIC_ONLY`.
+    #[must_use]
+    pub fn internal(mut self, internal: bool) -> Self {
+        self.internal = Some(internal);
+        self
+    }
+
+    /// Adds a network that its name may resolve to beside the public ones. With this, others are refused.
+    #[must_use]
+    pub fn allow(mut self, network: IpNet) -> Self {
+        self.allow.push(network);
+        self
+    }
+
+    /// Whether a URL without TLS is refused. Defaults to `OUTBOX_HTTPS_ONLY`.
+    #[must_use]
+    pub fn https_only(mut self, https_only: bool) -> Self {
+        self.https_only = Some(https_only);
+        self
+    }
+
+    /// How TLS is spoken.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// Whether an HTTP proxy stands between. Defaults to `OUTBOX_PROXY`.
+    #[must_use]
+    pub fn proxy(mut self, proxy: Proxy) -> Self {
+        self.proxy = Some(proxy);
+        self
+    }
+}
+
 impl Destination {
     /// Whether each value can be used. The key of the one that cannot, and why.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
@@ -156,14 +329,8 @@ impl Destination {
         if self.max_attempts == Some(0) {
             return wrong("max_attempts", "it has to be 1 or more");
         }
-        if let Some(rate) = self.rate {
-            let is_rate = rate.per_second > 0.0 && rate.per_second < 1e6;
-            if !is_rate || rate.burst == 0 {
-                return wrong(
-                    "rate",
-                    "it has to be above 0 and below 1000000, with a burst of 1 or more",
-                );
-            }
+        if self.rate.is_some_and(|rate| !rate.is_possible()) {
+            return wrong("rate", Rate::BOUNDS);
         }
         if let Some(breaker) = self.breaker {
             if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
@@ -273,7 +440,114 @@ impl std::str::FromStr for Mode {
 
 #[cfg(test)]
 mod tests {
+    use secrecy::ExposeSecret;
+
     use super::*;
+
+    #[test]
+    fn each_setter_sets_its_field_and_no_other() {
+        let seconds = Duration::from_secs;
+        let secret = || {
+            let text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+            text.parse::<SigningSecret>().expect("a secret")
+        };
+        let batch = RequestBatch {
+            size: 7,
+            ..RequestBatch::default()
+        };
+        let classes = Classes::default();
+        let tls = Tls {
+            roots: Some(Roots::System),
+            ..Tls::default()
+        };
+        let breaker = Breaker {
+            min_sends: 9,
+            ..Breaker::default()
+        };
+        let network: IpNet = "10.0.0.0/8".parse().expect("a network");
+        let url = "https://billing.test/";
+        let chained = Destination::new("billing", url)
+            .expect("a URL")
+            .mode(Mode::Batched)
+            .request_batch(batch)
+            .secret(secret())
+            .secret(secret())
+            .header("authorization", "hunter2")
+            .timeout(seconds(1))
+            .concurrency(2)
+            .rate(Rate::per_second(3.0))
+            .max_attempts(4)
+            .backoff(Backoff::Table(vec![seconds(5)]))
+            .on_dead(OnDead::Block)
+            .retry_after_cap(seconds(6))
+            .breaker(breaker)
+            .classes(classes.clone())
+            .max_payload_bytes(7)
+            .internal(false)
+            .allow(network)
+            .https_only(true)
+            .tls(tls.clone())
+            .proxy(Proxy::Direct);
+        let mut written = Destination::new("billing", url).expect("a URL");
+        written.mode = Some(Mode::Batched);
+        written.request_batch = batch;
+        written.secrets = vec![secret(), secret()];
+        written.headers = vec![("authorization".to_owned(), "hunter2".into())];
+        written.timeout = Some(seconds(1));
+        written.concurrency = Some(2);
+        written.rate = Some(Rate::per_second(3.0));
+        written.max_attempts = Some(4);
+        written.backoff = Some(Backoff::Table(vec![seconds(5)]));
+        written.on_dead = Some(OnDead::Block);
+        written.retry_after_cap = seconds(6);
+        written.breaker = Some(breaker);
+        written.classes = classes;
+        written.max_payload_bytes = Some(7);
+        written.internal = Some(false);
+        written.allow = vec![network];
+        written.https_only = Some(true);
+        written.tls = tls;
+        written.proxy = Some(Proxy::Direct);
+        assert_eq!(all_of(&chained), all_of(&written));
+        assert!(chained.clone().breaker(None).breaker.is_none());
+    }
+
+    /// Every field: a new one does not compile without a place here.
+    fn all_of(destination: &Destination) -> String {
+        let Destination {
+            name,
+            url,
+            mode,
+            request_batch,
+            secrets,
+            headers,
+            timeout,
+            concurrency,
+            rate,
+            max_attempts,
+            backoff,
+            on_dead,
+            retry_after_cap,
+            breaker,
+            classes,
+            max_payload_bytes,
+            internal,
+            allow,
+            https_only,
+            tls,
+            proxy,
+        } = destination;
+        let keys: Vec<&[u8]> = secrets.iter().map(SigningSecret::key).collect();
+        let headers: Vec<(&str, &str)> = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.expose_secret()))
+            .collect();
+        format!(
+            "{name} {url} {mode:?} {request_batch:?} {keys:?} {headers:?} {timeout:?} {concurrency:?} {rate:?} \
+             {max_attempts:?} {backoff:?} {on_dead:?} {retry_after_cap:?} {breaker:?} {classes:?} \
+             {max_payload_bytes:?} {internal:?} {allow:?} {https_only:?} {tls:?} {proxy:?}"
+        )
+    }
 
     #[test]
     fn debug_shows_no_secret() {

@@ -3,7 +3,7 @@
 use super::Config;
 use super::settings::{ConfigError, bad};
 
-/// Reads the settings from the environment of this process.
+/// Reads the settings from the environment of this process, over those of the file at `OUTBOX_CONFIG`.
 ///
 /// ```no_run
 /// let config = diesel_outbox::config::from_env()?;
@@ -13,18 +13,45 @@ use super::settings::{ConfigError, bad};
 /// # Errors
 /// A [`ConfigError`] that names the variable: unknown, unparsable, or contradicting another.
 pub fn from_env() -> Result<Config, ConfigError> {
+    of(&relevant_variables()?)
+}
+
+pub(super) fn of(variables: &[(String, String)]) -> Result<Config, ConfigError> {
     let mut config = Config::default();
-    for (variable, value) in relevant_variables()? {
-        config.set_variable(&variable, &value)?;
+    let path = variables.iter().find(|(name, _)| name == "OUTBOX_CONFIG");
+    if let Some((_, path)) = path {
+        read(&mut config, path)?;
     }
-    if config.config.is_some() {
-        return Err(bad(
-            "OUTBOX_CONFIG",
-            "the library reads no file: set destinations and routes by Relay::builder, or unset it",
-        ));
+    for (variable, value) in variables {
+        config.set_variable(variable, value)?;
     }
     config.validate()?;
+    if let Some(unused) = unused_in_library(&config) {
+        log::warn!(event = "setting_unused"; "{unused}");
+    }
     Ok(config)
+}
+
+/// What is set and does nothing in an application. It is no error: the binary's admin page may stand beside
+/// the application and share its environment.
+fn unused_in_library(config: &Config) -> Option<&'static str> {
+    let has_page = config.admin.addr.is_some();
+    has_page.then_some(
+        "OUTBOX_ADMIN_ADDR has no effect in an application: the admin page is the binary's (run diesel-outbox admin beside the application)",
+    )
+}
+
+#[cfg(feature = "file")]
+fn read(config: &mut Config, path: &str) -> Result<(), ConfigError> {
+    config.read_file(path)
+}
+
+#[cfg(not(feature = "file"))]
+fn read(_: &mut Config, _: &str) -> Result<(), ConfigError> {
+    Err(bad(
+        "OUTBOX_CONFIG",
+        "this program was built without the feature `file` of diesel-outbox: it reads no file",
+    ))
 }
 
 /// The variables of this process's environment that concern the outbox.
@@ -63,6 +90,7 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         ("DATABASE_URL", "DATABASE_URL_FILE"),
         ("OUTBOX_LISTENER_URL", "OUTBOX_LISTENER_URL_FILE"),
         ("OUTBOX_SECRET", "OUTBOX_SECRET_FILE"),
+        ("OUTBOX_URL", "OUTBOX_URL_FILE"),
         ("OUTBOX_ADMIN_TOKEN", "OUTBOX_ADMIN_TOKEN_FILE"),
     ] {
         if is_set(name) && is_set(file) {
@@ -81,4 +109,20 @@ pub(super) fn is_relevant(variable: &str) -> bool {
         || variable.starts_with("OUTBOX_PORT_");
     matches!(variable, "DATABASE_URL" | "DATABASE_URL_FILE")
         || (variable.starts_with("OUTBOX_") && !service_link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_page_that_the_library_does_not_have_is_told_of() {
+        let mut config = Config::default();
+        assert_eq!(unused_in_library(&config), None);
+        config
+            .set("OUTBOX_ADMIN_ADDR", "127.0.0.1:8687")
+            .expect("an address");
+        let told = unused_in_library(&config).expect("a warning");
+        assert!(told.starts_with("OUTBOX_ADMIN_ADDR "), "{told}");
+    }
 }

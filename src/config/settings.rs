@@ -45,7 +45,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "OUTBOX_URL",
         "",
-        "The destination of every topic that no route serves",
+        "The destination of every topic that no route serves; or OUTBOX_URL_FILE",
     ),
     setting(
         "OUTBOX_SECRET",
@@ -120,7 +120,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "OUTBOX_BACKOFF",
         "exponential(5s, 1h)",
-        "Delay between attempts: exponential(base, cap) or a table 5s,10s,20s",
+        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%) (the share that is random; 50% if not said), or a table 5s,10s,20s",
     ),
     setting(
         "OUTBOX_SHUTDOWN_TIMEOUT",
@@ -176,7 +176,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "OUTBOX_ADMIN_TOKEN",
         "",
-        "What the admin page asks for; needed beyond the loopback; or OUTBOX_ADMIN_TOKEN_FILE",
+        "What the admin page asks for (32 characters or more); needed beyond the loopback; or OUTBOX_ADMIN_TOKEN_FILE",
     ),
     setting(
         "OUTBOX_ADMIN_HOSTS",

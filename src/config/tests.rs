@@ -1,6 +1,6 @@
 //! Reading settings, one by one and from all places.
 
-use super::environment::is_relevant;
+use super::environment::{is_relevant, of};
 use super::*;
 
 #[test]
@@ -145,4 +145,31 @@ fn a_clusters_service_links_are_no_settings() {
     assert!(!is_relevant("OUTBOX_PORT_8080_TCP_ADDR"));
     assert!(!is_relevant("OUTBOX_SERVICE_HOST"));
     assert!(is_relevant("OUTBOX_POLL_INTERVAL"));
+}
+
+/// The library reads what the binary reads, and the environment wins.
+#[cfg(feature = "file")]
+#[test]
+fn the_environment_wins_over_the_file_that_it_names() {
+    let unique = uuid::Uuid::now_v7().simple();
+    let path = std::env::temp_dir().join(format!("outbox-{unique}.toml"));
+    let text = "batch = 7\nconcurrency = 3\n[destinations.a]\nurl = 'http://a.example/'\n\
+                [[routes]]\ntopic = 't'\nto = 'a'";
+    std::fs::write(&path, text).expect("a file");
+    let pairs = |batch: &str| {
+        let file = path.display().to_string();
+        [("OUTBOX_BATCH", batch.to_owned()), ("OUTBOX_CONFIG", file)]
+            .map(|(name, value)| (name.to_owned(), value))
+    };
+    let config = of(&pairs("9")).expect("settings");
+    assert_eq!((config.batch, config.concurrency), (9, 3));
+    assert_eq!(config.destinations[0].name, "a");
+    assert_eq!(Config::from_file(&path).expect("settings").batch, 7);
+    // What contradicts is told, also where each place alone is right.
+    std::fs::write(&path, "[[routes]]\ntopic = 't'\nto = 'b'").expect("a file");
+    let error = Config::from_file(&path).expect_err("no such destination");
+    assert!(error.to_string().contains('b'), "{error}");
+    std::fs::remove_file(&path).expect("removed");
+    let error = of(&pairs("9")).expect_err("no file");
+    assert!(error.to_string().contains("cannot read"), "{error}");
 }

@@ -152,34 +152,206 @@ pub(super) fn written(duration: Duration) -> String {
         .replace(' ', "")
 }
 
-/// A URL without password and query, for people's eyes.
+/// A longer first segment of a path is not shown: it may be a token.
+const LONGEST_SEGMENT: usize = 24;
+/// What stands for a secret, and for what may be one.
+const MASK: &str = "***";
+
+/// A URL for people's eyes: scheme, host, port and the first segment of the path. Receivers such as
+/// Slack and Discord put tokens into the path, so the rest of the path is masked like a password.
 pub(super) fn shown_url(url: &Url) -> String {
-    let mut shown = url.clone();
-    // Neither can fail: a URL with a user has a host.
-    if shown.password().is_some() {
-        let _ = shown.set_password(Some("***"));
-    } else if !shown.username().is_empty() && matches!(shown.scheme(), "http" | "https") {
-        // A user without a password is a token.
-        let _ = shown.set_username("***");
-    }
-    if shown.query().is_some() {
-        shown.set_query(Some("***"));
-    }
-    shown.to_string()
+    let user = match url.username().is_empty() && url.password().is_none() {
+        true => String::new(),
+        false => format!("{MASK}@"),
+    };
+    let port = url
+        .port()
+        .map_or_else(String::new, |port| format!(":{port}"));
+    let (first, rest) = match url.path().trim_start_matches('/').split_once('/') {
+        Some((first, rest)) => (first, Some(rest)),
+        None => (url.path().trim_start_matches('/'), None),
+    };
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let is_shown = first.len() <= LONGEST_SEGMENT && first.bytes().all(is_word);
+    let first = if is_shown { first } else { MASK };
+    let rest = match rest {
+        None => String::new(),
+        Some("") => "/".to_owned(),
+        Some(_) => format!("/{MASK}"),
+    };
+    let query = match url.query() {
+        None => String::new(),
+        Some(_) => format!("?{MASK}"),
+    };
+    format!(
+        "{}://{user}{}{port}/{first}{rest}{query}",
+        url.scheme(),
+        url.host_str().unwrap_or_default(),
+    )
 }
 
-/// A database URL or key=value string for people's eyes: host and name, nothing else.
+/// A database URL or key=value string for people's eyes: host, port, database, and the user of a
+/// key=value string.
 pub(super) fn shown_database(database_url: &SecretString) -> String {
     let text = database_url.expose_secret();
-    if let Ok(url) = Url::parse(text) {
-        return shown_url(&url);
+    let url = text.split_once("://");
+    match url.filter(|(scheme, _)| matches!(*scheme, "postgres" | "postgresql")) {
+        Some((scheme, rest)) => shown_database_url(scheme, rest),
+        None => shown_pairs(text),
     }
-    text.split_whitespace()
-        .filter(|pair| {
-            ["host=", "hostaddr=", "port=", "dbname=", "user="]
-                .iter()
-                .any(|key| pair.starts_with(key))
+}
+
+/// All between the scheme and the last `@` may be a password that is not encoded as it should be.
+fn shown_database_url(scheme: &str, rest: &str) -> String {
+    let (place, query) = match rest.split_once('?') {
+        Some((place, query)) => (place, Some(query)),
+        None => (rest, None),
+    };
+    // Either the password has a question mark, or a parameter an at sign: nobody knows which.
+    if query.is_some_and(|query| query.contains('@')) {
+        return format!("{scheme}://{MASK}");
+    }
+    let (user, place) = match place.rsplit_once('@') {
+        Some((_, place)) => (format!("{MASK}@"), place),
+        None => (String::new(), place),
+    };
+    let (hosts, database) = match place.split_once('/') {
+        Some((hosts, database)) => (hosts, format!("/{database}")),
+        None => (place, String::new()),
+    };
+    let hosts: Vec<&str> = hosts
+        .split(',')
+        .map(|host| {
+            let after_address = host.rsplit(']').next().unwrap_or(host);
+            let port = after_address.split_once(':').map_or("", |(_, port)| port);
+            let is_port = port.bytes().all(|b| b.is_ascii_digit());
+            if is_port { host } else { MASK }
         })
-        .collect::<Vec<_>>()
-        .join(" ")
+        .collect();
+    let query = query.map_or_else(String::new, |_| format!("?{MASK}"));
+    format!("{scheme}://{user}{}{database}{query}", hosts.join(","))
+}
+
+fn shown_pairs(text: &str) -> String {
+    let Some(pairs) = pairs(text) else {
+        return MASK.to_owned();
+    };
+    let shown = pairs.into_iter().filter_map(|(key, value)| {
+        // A database can be named by a whole string of its own.
+        let is_plain = !value.contains("://") && !value.contains('=');
+        let value = if is_plain { value.as_str() } else { MASK };
+        let is_shown = matches!(key, "host" | "hostaddr" | "port" | "dbname" | "user");
+        is_shown.then(|| match value.contains([' ', '\'']) {
+            true => format!("{key}={value:?}"),
+            false => format!("{key}={value}"),
+        })
+    });
+    shown.collect::<Vec<_>>().join(" ")
+}
+
+/// The pairs of a string as libpq reads them: values may stand in single quotes, a backslash takes the
+/// next character as it is, and there may be spaces around the equals sign. `None`: libpq refuses it.
+fn pairs(text: &str) -> Option<Vec<(&str, String)>> {
+    let mut pairs = Vec::new();
+    let mut rest = text.trim_ascii_start();
+    while !rest.is_empty() {
+        let (key, value) = rest.split_once('=')?;
+        let key = key.trim_ascii_end();
+        if key.is_empty() || key.contains(|c: char| c.is_ascii_whitespace()) {
+            return None;
+        }
+        let value = value.trim_ascii_start();
+        let is_quoted = value.starts_with('\'');
+        let mut characters = value.char_indices().skip(usize::from(is_quoted));
+        let mut read = String::new();
+        let end = loop {
+            match characters.next() {
+                Some((_, '\\')) => read.extend(characters.next().map(|(_, c)| c)),
+                Some((at, '\'')) if is_quoted => break at + 1,
+                None if is_quoted => return None,
+                Some((at, c)) if !is_quoted && c.is_ascii_whitespace() => break at,
+                None => break value.len(),
+                Some((_, c)) => read.push(c),
+            }
+        };
+        pairs.push((key, read));
+        rest = value[end..].trim_ascii_start();
+    }
+    Some(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_url_no_more_than_the_first_segment_is_shown() {
+        for (url, shown) in [
+            ("https://a.example", "https://a.example/"),
+            (
+                "https://a.example:8443/events",
+                "https://a.example:8443/events",
+            ),
+            ("https://a.example/events/", "https://a.example/events/"),
+            (
+                "https://hooks.slack.com/services/T0SECRET/B0SECRET/SECRET",
+                "https://hooks.slack.com/services/***",
+            ),
+            (
+                "https://discord.com/api/webhooks/1/SECRET?wait=SECRET#SECRET",
+                "https://discord.com/api/***?***",
+            ),
+            (
+                "https://api.telegram.org/bot1:SECRET/sendMessage",
+                "https://api.telegram.org/***/***",
+            ),
+            (
+                "https://webhook.site/01234567-89ab-cdef-0123-SECRET",
+                "https://webhook.site/***",
+            ),
+            ("https://SECRET@a.example/x", "https://***@a.example/x"),
+            (
+                "https://u:SECRET@[::1]:1/x//SECRET",
+                "https://***@[::1]:1/x/***",
+            ),
+            (
+                "https://a.example//events/SECRET",
+                "https://a.example/events/***",
+            ),
+        ] {
+            let url = Url::parse(url).expect("a URL");
+            assert_eq!(shown_url(&url), shown);
+        }
+    }
+
+    #[test]
+    fn of_a_database_no_password_is_shown_however_it_is_written() {
+        for (given, shown) in [
+            ("postgres://db/x", "postgres://db/x"),
+            ("postgres://u:SECRET@db:5432/x", "postgres://***@db:5432/x"),
+            ("postgres://u:123/SECRET@db/x", "postgres://***@db/x"),
+            (
+                "postgres://u:SE@CR/ET@[::1]:1/x",
+                "postgres://***@[::1]:1/x",
+            ),
+            ("postgres://u:SECRET?SECRET@db/x", "postgres://***"),
+            ("postgres://db/x?password=SE@CRET", "postgres://***"),
+            ("postgres://db/x?password=SECRET", "postgres://db/x?***"),
+            ("postgres://u:SECRET/x", "postgres://***/x"),
+            ("postgresql://a:1,b:2/x", "postgresql://a:1,b:2/x"),
+            ("host=db user=u password=SECRET", "host=db user=u"),
+            ("password='x user=SECRET' dbname=shop", "dbname=shop"),
+            (r"password=x\ user=SECRET host = db", "host=db"),
+            (r"password='\' user=SECRET' host='db'", "host=db"),
+            ("password=SECRET://SECRET@db", ""),
+            ("passfile=/x dbname = 'a b' user=u", "dbname=\"a b\" user=u"),
+            ("dbname=postgres://u:SECRET@db/x", "dbname=***"),
+            ("dbname='password=SECRET'", "dbname=***"),
+            ("password='x user=SECRET", "***"),
+            ("host=db SECRET user=u", "***"),
+            ("host=db SECRET", "***"),
+        ] {
+            assert_eq!(shown_database(&SecretString::from(given)), shown);
+        }
+    }
 }

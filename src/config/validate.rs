@@ -6,7 +6,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::settings::{ConfigError, bad};
-use super::{Config, DEFAULT_DESTINATION};
+use super::{Config, DEFAULT_DESTINATION, Rate};
 use crate::header::check_header;
 
 /// Threads that send, of all destinations together.
@@ -66,7 +66,7 @@ impl Config {
             return Err(bad(
                 "OUTBOX_LEASE",
                 &format!(
-                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination or of a group of handlers) and {} for its settle have to fit into half of it",
+                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) and {} for its settle have to fit into half of it",
                     humantime::format_duration(self.lease),
                     humantime::format_duration(longest_send),
                     humantime::format_duration(SETTLE_TIME),
@@ -139,6 +139,15 @@ impl Config {
                     &format!("handlers.{name}.timeout"),
                     "it has to be 1ms or longer",
                 ));
+            }
+            if local.max_attempts == Some(0) {
+                return Err(bad(
+                    &format!("handlers.{name}.max_attempts"),
+                    "it has to be 1 or more",
+                ));
+            }
+            if local.rate.is_some_and(|rate| !rate.is_possible()) {
+                return Err(bad(&format!("handlers.{name}.rate"), Rate::BOUNDS));
             }
         }
         let urls = all.iter().map(|destination| destination.concurrency);

@@ -46,7 +46,7 @@ impl Envelope {
         let _ = write!(
             text,
             r#"","time":"{}","sequence":"{}""#,
-            humantime::format_rfc3339_micros(message.created_at),
+            humantime::format_rfc3339_micros(message.time()),
             message.sequence
         );
         push_attribute(text, "type", &message.topic);

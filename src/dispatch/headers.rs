@@ -71,7 +71,7 @@ pub(super) fn add_attributes(
     message: &Message,
     stored: &Stored,
 ) -> Result<(), InvalidHeaderValue> {
-    let time = humantime::format_rfc3339_micros(message.created_at).to_string();
+    let time = humantime::format_rfc3339_micros(message.time()).to_string();
     headers.insert(CE_ID, id_value(message.message_id)?);
     headers.insert(CE_TYPE, attribute(&message.topic)?);
     headers.insert(CE_TIME, HeaderValue::try_from(time)?);

@@ -1,9 +1,8 @@
 //! Blocking HTTP: messages to the destinations that their topics are routed to.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::form::{Checked, Form, Request};
@@ -29,8 +28,6 @@ use crate::status::ReasonCode;
 pub struct HttpDispatcher {
     routes: Routes,
     places: Vec<Place>,
-    /// Topics that were logged as having no route.
-    unrouted: Mutex<HashSet<String>>,
 }
 
 /// A destination, and the form of its requests.
@@ -39,9 +36,6 @@ struct Place {
     target: Target,
     form: Form,
 }
-
-/// Topics without a route that are remembered as logged.
-const MOST_UNROUTED: usize = 1000;
 
 impl HttpDispatcher {
     /// A dispatcher for the destinations, the routes and the default URL of `config`.
@@ -109,7 +103,6 @@ impl HttpDispatcher {
         Ok(Self {
             routes: Routes::new(config),
             places: destinations.map(place).collect::<Result<_, _>>()?,
-            unrouted: Mutex::default(),
         })
     }
 
@@ -137,7 +130,7 @@ impl HttpDispatcher {
         match self.routes.find(topic, destination) {
             Way::To(number) => name(&number).into_iter().collect(),
             Way::Split(numbers) => numbers.iter().filter_map(name).collect(),
-            Way::NoRoute | Way::UnknownDestination => Vec::new(),
+            Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Vec::new(),
         }
     }
 
@@ -145,8 +138,7 @@ impl HttpDispatcher {
     fn number_of(&self, message: &Message) -> Result<usize, Failure> {
         match self.routes.find(&message.topic, &message.destination) {
             Way::To(number) if number < self.places.len() => Ok(number),
-            Way::NoRoute => {
-                self.log_unrouted(&message.topic);
+            Way::NoRoute | Way::NotTaken => {
                 let error = format!(
                     "no route, no handler and no default URL serves the topic {:?}",
                     message.topic
@@ -166,14 +158,6 @@ impl HttpDispatcher {
                 ReasonCode::NoRoute,
                 "its topic is routed to several destinations: a relay makes a message for each",
             )),
-        }
-    }
-
-    /// Once for each topic: every message of it has its own line as a retry.
-    fn log_unrouted(&self, topic: &str) {
-        let mut unrouted = self.unrouted.lock().unwrap_or_else(PoisonError::into_inner);
-        if unrouted.len() < MOST_UNROUTED && unrouted.insert(topic.to_owned()) {
-            log::error!(event = "no_route", topic = topic; "no route, no handler and no default URL serves this topic: its messages wait and will die");
         }
     }
 }

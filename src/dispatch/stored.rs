@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use ::http::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
 
 use super::Failure;
 use super::trace::continued;
@@ -40,12 +41,18 @@ pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failu
     let Some(json) = json else {
         return Ok(stored);
     };
-    let parsed: BTreeMap<String, String> = serde_json::from_str(json).map_err(|error| {
-        invalid(format!(
-            "the stored headers are no object of strings: {error}"
-        ))
-    })?;
+    // The error of serde_json shows the value, which may be a secret.
+    let parsed: BTreeMap<String, Value> = serde_json::from_str(json)
+        .map_err(|_| invalid("the stored headers are no JSON object".to_owned()))?;
     for (mut name, value) in parsed {
+        let value = match value {
+            Value::String(value) => value,
+            other => {
+                let kind = kind_of(&other);
+                let reason = format!("stored header {name:?}: the value is {kind}, not a string");
+                return Err(invalid(reason));
+            }
+        };
         check_header(&name, &value)
             .map_err(|reason| invalid(format!("stored header {name:?}: {reason}")))?;
         name.make_ascii_lowercase();
@@ -70,6 +77,17 @@ pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failu
     }
     stored.trace = take_trace(&mut stored.attributes, fixed);
     Ok(stored)
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
 }
 
 /// The stored context, continued. A state without a parent says nothing, and neither does one
@@ -126,12 +144,24 @@ mod tests {
             (r#"{"ce-a-b": "1"}"#, "ce-a-b"),
             (r#"{"ce-a": "1\n2"}"#, "ce-a"),
             (r#"{"x a": "1"}"#, "x a"),
-            (r#"{"x-a": 1}"#, "no object of strings"),
-            ("[1]", "no object of strings"),
+            (r#"{"x-a": 70177}"#, "\"x-a\": the value is a number"),
+            (r#"{"x-a": -7.0177}"#, "a number"),
+            (r#"{"x-a": false}"#, "a boolean"),
+            (r#"{"x-a": null}"#, "null"),
+            (r#"{"x-a": [70177]}"#, "an array"),
+            (r#"{"x-a": {"b": 70177}}"#, "an object"),
+            (r#"{"x-a": 70177"#, "no JSON object"),
+            ("[70177]", "no JSON object"),
+            ("\"70177\"", "no JSON object"),
+            ("70177", "no JSON object"),
         ] {
             let failure = read(Some(json), &[]).expect_err(json);
             assert_eq!(failure.code, ReasonCode::InvalidHeader);
             assert!(failure.error.contains(named), "{}", failure.error);
+            // The value may be a secret.
+            for part in ["70177", "7.0177", "false"] {
+                assert!(!failure.error.contains(part), "{}", failure.error);
+            }
         }
     }
 

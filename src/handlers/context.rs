@@ -16,7 +16,7 @@ use crate::message::Message;
 /// Gives connections to handlers, from where the application takes them.
 pub(crate) type Pool = dyn Fn() -> Result<Pooled, HandlerError> + Send + Sync;
 
-type Pooled = Box<dyn DerefMut<Target = PgConnection>>;
+pub(crate) type Pooled = Box<dyn DerefMut<Target = PgConnection>>;
 
 /// The same, counted.
 pub(crate) struct Connections {
@@ -55,19 +55,37 @@ pub(super) type Lent<'a> = RefCell<&'a mut PgConnection>;
 /// Where connections come from.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
-    Nowhere,
     Application(&'a Connections),
     Test(&'a Lent<'a>),
 }
 
-/// What a handler knows of its message, and where its connections come from.
+/// What a handler knows of its message. Handlers that work in the database get a [`PooledContext`].
+///
+/// ```
+/// use diesel_outbox::{HandlerError, Handlers};
+///
+/// let handlers = Handlers::new().on_topic("report.wanted", |_, context| {
+///     println!("{}, attempt {}", context.message().message_id, context.attempt());
+///     if context.remaining().as_secs() < 60 {
+///         return Err(HandlerError::retry("too little time is left"));
+///     }
+///     Ok(())
+/// });
+/// ```
+pub struct Context<'a> {
+    message: &'a Message,
+    deadline: Option<Instant>,
+}
+
+/// A [`Context`] with connections, for handlers that are registered by
+/// [`Handlers::on_pooled`](super::Handlers::on_pooled).
 ///
 /// ```
 /// use diesel::prelude::*;
 /// use diesel_outbox::{HandlerError, Handlers};
 /// use std::time::Duration;
 ///
-/// let reports = Handlers::new().on_topic("year.ended", |_, context| {
+/// let reports = Handlers::new().on_topic_pooled("year.ended", |_, context| {
 ///     for month in 1..=12 {
 ///         if context.remaining() < Duration::from_secs(1) {
 ///             return Err(HandlerError::retry("no time is left for the whole year"));
@@ -81,28 +99,29 @@ pub(super) enum Source<'a> {
 ///     Ok(())
 /// });
 /// ```
-pub struct Context<'a> {
-    message: &'a Message,
+pub struct PooledContext<'a> {
+    context: Context<'a>,
     /// Whose messages its inbox has: the outbox and the group.
     inbox: &'a str,
-    deadline: Option<Instant>,
     source: Source<'a>,
     /// [`once`](Self::once) has come to a good end.
     is_done: Cell<bool>,
 }
 
-impl<'a> Context<'a> {
+impl<'a> PooledContext<'a> {
     pub(super) fn new(
         message: &'a Message,
         inbox: &'a str,
         deadline: Instant,
-        connections: Option<&'a Arc<Connections>>,
+        connections: &'a Connections,
     ) -> Self {
         Self {
-            message,
+            context: Context {
+                message,
+                deadline: Some(deadline),
+            },
             inbox,
-            deadline: Some(deadline),
-            source: connections.map_or(Source::Nowhere, |all| Source::Application(all)),
+            source: Source::Application(connections),
             is_done: Cell::new(false),
         }
     }
@@ -110,14 +129,18 @@ impl<'a> Context<'a> {
     /// One for a test, which lends its own connection and sets no limit.
     pub(super) fn lent(message: &'a Message, inbox: &'a str, conn: &'a Lent<'a>) -> Self {
         Self {
-            message,
+            context: Context {
+                message,
+                deadline: None,
+            },
             inbox,
-            deadline: None,
             source: Source::Test(conn),
             is_done: Cell::new(false),
         }
     }
+}
 
+impl Context<'_> {
     /// The message: its ids, keys, headers and payload.
     pub fn message(&self) -> &Message {
         self.message
@@ -128,26 +151,33 @@ impl<'a> Context<'a> {
         self.message.attempts.saturating_add(1)
     }
 
-    /// What is left of the handler's time; zero: it is over. After it the message is tried again whatever
-    /// the handler says. In tests there is no limit: it is [`Duration::MAX`].
+    /// What is left until the group's limit; zero: the limit is over. Nothing cuts the handler off then, and
+    /// its result counts all the same: it is for handlers that would rather return an error than run on. In
+    /// tests there is no limit: it is [`Duration::MAX`].
     pub fn remaining(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| {
             deadline.saturating_duration_since(Instant::now())
         })
     }
+}
 
+impl<'a> Deref for PooledContext<'a> {
+    type Target = Context<'a>;
+
+    fn deref(&self) -> &Context<'a> {
+        &self.context
+    }
+}
+
+impl<'a> PooledContext<'a> {
     /// A connection for the handler's own work, from where
     /// [`RelayBuilder::connections`](crate::RelayBuilder::connections) takes them. In tests
     /// ([`testing`](crate::testing)) it is the test's own connection.
     ///
     /// # Errors
-    /// A [`HandlerError`], which tries again, when the pool gives none or the relay has none. In tests
-    /// also when the last one has not been given back yet: there is only one.
+    /// A [`HandlerError`], which tries again, when the pool gives none. In tests also when the last one has not been given back yet: there is only one.
     pub fn connection(&self) -> Result<Connection<'a>, HandlerError> {
         match self.source {
-            Source::Nowhere => Err(HandlerError::retry(
-                "no connections: tell the relay where to take them (RelayBuilder::connections)",
-            )),
             Source::Application(all) => Ok(Connection(Inner::Own(all.get()?))),
             Source::Test(lent) => match lent.try_borrow_mut() {
                 Ok(conn) => Ok(Connection(Inner::Lent(conn))),
@@ -162,9 +192,9 @@ impl<'a> Context<'a> {
     /// it does in the database is done once, also where the handler is called again. The table
     /// `outbox_inbox` remembers it.
     ///
-    /// It does not commit after the handler's time: then the message is another call's already. Nor does it
-    /// wait for a lock for longer, so a call that finds an earlier one still at work gives its connection
-    /// back.
+    /// Where the relay has lost its lease, another relay's call may be at work on the same message. One of
+    /// the two commits; the other one is a duplicate. `once` waits for a lock no longer than until the
+    /// handler's limit, and then gives its connection back.
     ///
     /// All that a handler does once stands in one `once`: what it did is remembered as a whole, so a second
     /// one in the same call would be taken for done, and is an error.
@@ -175,7 +205,7 @@ impl<'a> Context<'a> {
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct MemberJoined { member_id: i64 }
     /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }
-    /// let handlers = Handlers::new().on::<MemberJoined>(|event, context| {
+    /// let handlers = Handlers::new().on_pooled::<MemberJoined>(|event, context| {
     ///     context.once(|conn| {
     ///         diesel::sql_query("UPDATE clubs SET members = members + 1").execute(conn)?;
     ///         Ok(())
@@ -185,8 +215,7 @@ impl<'a> Context<'a> {
     /// ```
     ///
     /// # Errors
-    /// That of `handle`, which is rolled back; or a [`HandlerError`] of the database, or of a handler
-    /// that took too long.
+    /// That of `handle`, which is rolled back; or a [`HandlerError`] of the database.
     pub fn once<T>(
         &self,
         handle: impl FnOnce(&mut PgConnection) -> Result<T, HandlerError>,
@@ -197,19 +226,20 @@ impl<'a> Context<'a> {
             ));
         }
         let mut conn = self.connection()?;
-        let patience = self.deadline.map(|_| self.remaining());
-        let id = self.message.message_id;
-        let once = inbox::once_within(&mut conn, self.inbox, id, patience, |conn| {
-            let value = handle(conn)?;
-            if self.remaining().is_zero() {
-                return Err(HandlerError::retry(
-                    "the handler's time was over: what it did was rolled back",
-                ));
-            }
-            Ok(value)
-        })?;
+        let patience = self.context.deadline.map(|_| self.remaining());
+        let id = self.context.message.message_id;
+        let once = inbox::once_within(&mut conn, self.inbox, id, patience, handle)?;
         self.is_done.set(true);
         Ok(once)
+    }
+}
+
+impl fmt::Debug for PooledContext<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PooledContext")
+            .field("message", &self.message)
+            .field("attempt", &self.attempt())
+            .finish_non_exhaustive()
     }
 }
 

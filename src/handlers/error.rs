@@ -44,6 +44,11 @@ pub enum HandlerError {
         /// Not before this; the backoff counts, too. `None`: as the backoff says.
         after: Option<Duration>,
     },
+    /// Nothing went wrong, but it is too early: the message waits, and no attempt is counted.
+    Snooze {
+        /// For how long.
+        after: Duration,
+    },
     /// The message is dead: it would fail each time.
     Dead {
         /// Why.
@@ -68,6 +73,26 @@ impl HandlerError {
         }
     }
 
+    /// Call again after `after`, without counting an attempt: the shop has not opened yet, the report is not
+    /// complete. It never ends by itself: give the message an expiry, or look at its age
+    /// ([`Message::created_at`](crate::Message::created_at)) where the wait has to end some day.
+    ///
+    /// ```
+    /// use diesel_outbox::{HandlerError, Handlers};
+    /// use std::time::Duration;
+    ///
+    /// # fn is_open() -> bool { false }
+    /// let handlers = Handlers::new().on_topic("order.paid", |_, _| {
+    ///     if !is_open() {
+    ///         return Err(HandlerError::snooze(Duration::from_secs(600)));
+    ///     }
+    ///     Ok(())
+    /// });
+    /// ```
+    pub fn snooze(after: Duration) -> Self {
+        Self::Snooze { after }
+    }
+
     /// Never try again: the message is dead.
     pub fn dead(error: impl fmt::Display) -> Self {
         Self::Dead {
@@ -81,6 +106,17 @@ impl HandlerError {
                 let mut failure = Failure::new(ReasonCode::Failed, error);
                 failure.retry_after = after;
                 Outcome::Retry(failure)
+            }
+            Self::Snooze { after } => {
+                let rounded =
+                    Duration::from_millis(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+                let error = format!(
+                    "the handler asked for {}",
+                    humantime::format_duration(rounded)
+                );
+                let mut failure = Failure::new(ReasonCode::Snoozed, error);
+                failure.retry_after = Some(after);
+                Outcome::Wait(failure)
             }
             Self::Dead { error } => Outcome::Dead(Failure::new(ReasonCode::Failed, error)),
         }

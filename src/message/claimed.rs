@@ -52,6 +52,8 @@ pub struct Message {
     pub tenant_id: Option<Uuid>,
     /// When it was enqueued, by the database's clock.
     pub created_at: SystemTime,
+    /// When the event occurred, where who enqueued it has said so.
+    pub occurred_at: Option<SystemTime>,
     /// Attempts before this one.
     pub attempts: u32,
     /// When it must not be sent any more, on this process's monotonic clock.
@@ -69,6 +71,20 @@ pub struct Message {
 }
 
 impl Message {
+    /// When the event occurred: what receivers see as `ce-time`. Defaults to when it was enqueued.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").on_topic("audit.entry", |message, _| {
+    ///     println!("{} s old", message.time().elapsed()?.as_secs());
+    ///     Ok(())
+    /// });
+    /// ```
+    pub fn time(&self) -> SystemTime {
+        self.occurred_at.unwrap_or(self.created_at)
+    }
+
     /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
     pub fn hashed_key(&self) -> String {
         hashed_key(&self.idempotency_key)

@@ -2,8 +2,10 @@
 
 use super::{MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES};
 
-/// Bytes that a topic or an idempotency key may have.
+/// Bytes that a topic, a destination or an idempotency key may have. The table has the same limit.
 const MAX_NAME_BYTES: usize = 255;
+/// Bytes that an ordering key may have. The table has the same limit.
+const MAX_ORDERING_KEY_BYTES: usize = 1024;
 
 /// Why a message cannot be enqueued. Nothing was sent to the database.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,10 +55,24 @@ pub(super) fn not_json(error: serde_json::Error) -> MessageError {
 }
 
 pub(super) fn check_name(field: &'static str, value: &str) -> Result<(), MessageError> {
+    check_text(field, value, MAX_NAME_BYTES, "it is longer than 255 bytes")
+}
+
+pub(super) fn check_ordering_key(value: &str) -> Result<(), MessageError> {
+    let too_long = "it is longer than 1024 bytes";
+    check_text("ordering_key", value, MAX_ORDERING_KEY_BYTES, too_long)
+}
+
+fn check_text(
+    field: &'static str,
+    value: &str,
+    max_bytes: usize,
+    too_long: &'static str,
+) -> Result<(), MessageError> {
     let reason = if value.is_empty() {
         "it is empty"
-    } else if value.len() > MAX_NAME_BYTES {
-        "it is longer than 255 bytes"
+    } else if value.len() > max_bytes {
+        too_long
     } else if value.contains(char::is_control) {
         "it holds a control character"
     } else {

@@ -1,23 +1,27 @@
 //! Setting a relay up.
 
 mod assembly;
+mod in_code;
 mod settings;
 
 use std::ops::DerefMut;
 use std::sync::Arc;
+use std::time::Duration;
 
 use diesel::PgConnection;
 use serde::de::DeserializeOwned;
 
 pub(super) use self::assembly::Assembled;
+use self::in_code::InCode;
 use super::bulkhead::{Bulkhead, Dispatchers};
 use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
+use super::shared::CLAIM_LIMIT;
 use super::{RelayHandle, StartError};
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::Dispatcher;
 use crate::event::Event;
-use crate::handlers::{Context, HandlerError, Handlers, Pool};
+use crate::handlers::{Context, HandlerError, Handlers, Pool, PooledContext};
 use crate::message::Message;
 
 /// Where setting up a relay begins. What runs is a [`RelayHandle`].
@@ -40,7 +44,7 @@ pub struct Relay;
 impl Relay {
     /// A relay for the outbox `outbox` in this database, with default settings.
     pub fn builder(database_url: impl Into<String>) -> RelayBuilder {
-        let mut builder = Self::from_config(Config::default());
+        let mut builder = Self::in_test();
         builder.set("DATABASE_URL", &database_url.into());
         builder
     }
@@ -57,7 +61,9 @@ impl Relay {
     /// # Ok::<(), diesel_outbox::StartError>(())
     /// ```
     pub fn in_test() -> RelayBuilder {
-        Self::from_config(Config::default())
+        let mut builder = Self::from_config(Config::default());
+        builder.in_code = InCode::All;
+        builder
     }
 
     /// A relay with these settings, for example those of [`config::from_env`](crate::config::from_env).
@@ -77,6 +83,8 @@ impl Relay {
             connections: None,
             observers: Observers::default(),
             limit: None,
+            in_code: InCode::Some(Vec::new()),
+            claim_limit: CLAIM_LIMIT,
             error: None,
         }
     }
@@ -126,12 +134,22 @@ pub struct RelayBuilder {
     connections: Option<Arc<Pool>>,
     observers: Observers,
     limit: Option<u64>,
+    in_code: InCode,
+    claim_limit: Duration,
     /// The first setting that could not be used.
     error: Option<ConfigError>,
 }
 
 impl RelayBuilder {
-    fn set(&mut self, variable: &str, value: &str) {
+    /// A server that needs longer than this for a claim is as slow as a huge table.
+    #[cfg(test)]
+    pub(in crate::relay) fn claim_limit(mut self, limit: Duration) -> Self {
+        self.claim_limit = limit;
+        self
+    }
+
+    fn set(&mut self, variable: &'static str, value: &str) {
+        self.in_code.add(variable);
         if let Err(error) = self.config.set(variable, value) {
             self.error.get_or_insert(error);
         }
@@ -144,7 +162,7 @@ impl RelayBuilder {
         self
     }
 
-    /// Where messages go that no route serves. Defaults to nowhere.
+    /// Where messages go that no route serves. By default such messages wait for another relay.
     #[must_use]
     pub fn url(mut self, url: &str) -> Self {
         self.set("OUTBOX_URL", url);
@@ -206,6 +224,66 @@ impl RelayBuilder {
         self.in_default_group(|group| group.on::<E>(handler))
     }
 
+    /// [`on`](Self::on), for a handler that works in the database: its context has `once` and `connection`.
+    /// [`start`](Self::start) fails without [`connections`](Self::connections).
+    ///
+    /// ```no_run
+    /// # use diesel::prelude::*;
+    /// # use diesel::r2d2::{ConnectionManager, Pool};
+    /// # use diesel_outbox::{Event, Relay};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct MemberJoined { member_id: i64 }
+    /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }
+    /// # let pool = Pool::new(ConnectionManager::<PgConnection>::new("postgres://localhost/club"))?;
+    /// let relay = Relay::builder("postgres://localhost/club")
+    ///     .connections(move || pool.get())
+    ///     .on_pooled::<MemberJoined>(|event, context| {
+    ///         context.once(|conn| {
+    ///             diesel::sql_query("UPDATE clubs SET members = members + 1").execute(conn)?;
+    ///             Ok(())
+    ///         })?;
+    ///         Ok(())
+    ///     })
+    ///     .start()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn on_pooled<E: Event + DeserializeOwned>(
+        self,
+        handler: impl Fn(E, &PooledContext<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.in_default_group(|group| group.on_pooled::<E>(handler))
+    }
+
+    /// [`on_topic`](Self::on_topic), for a handler that works in the database: see
+    /// [`on_pooled`](Self::on_pooled).
+    ///
+    /// ```
+    /// use diesel::RunQueryDsl;
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").on_topic_pooled("audit.entry", |message, context| {
+    ///     context.once(|conn| {
+    ///         diesel::sql_query("INSERT INTO audit VALUES ($1)")
+    ///             .bind::<diesel::sql_types::Text, _>(&message.payload)
+    ///             .execute(conn)?;
+    ///         Ok(())
+    ///     })?;
+    ///     Ok(())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn on_topic_pooled(
+        self,
+        topic: impl Into<String>,
+        handler: impl Fn(&Message, &PooledContext<'_>) -> Result<(), HandlerError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.in_default_group(|group| group.on_topic_pooled(topic, handler))
+    }
+
     /// Handles the messages of a topic as they are, in the group `handlers`.
     ///
     /// ```
@@ -241,7 +319,7 @@ impl RelayBuilder {
     /// A group without a handler, and a name that is there twice, are errors of [`start`](Self::start).
     ///
     /// The names of groups are kept in the outbox while such messages are under way, and in the inbox of
-    /// [`Context::once`]: keep them as they are.
+    /// [`PooledContext::once`]: keep them as they are.
     ///
     /// ```
     /// use diesel_outbox::{Handlers, Relay};
@@ -258,7 +336,7 @@ impl RelayBuilder {
         self
     }
 
-    /// Where handlers get their connections from: the application's pool, as a rule. The relay's own
+    /// Where handlers ([`on_pooled`](Self::on_pooled)) get their connections from: the application's pool, as a rule. The relay's own
     /// connections are not for them. A pool should give up sooner than a handler's time is over: r2d2 waits
     /// for 30 s if it is told nothing else.
     ///
@@ -309,7 +387,8 @@ impl RelayBuilder {
         self
     }
 
-    /// Sends with this instead of HTTP what no handler serves.
+    /// Sends with this instead of HTTP: to the destinations with a URL or, where there are none, everything that
+    /// no handler serves.
     ///
     /// ```no_run
     /// use diesel_outbox::{Dispatcher, HttpDispatcher, Message, Outcome, Relay, config};
@@ -348,6 +427,14 @@ impl RelayBuilder {
     /// A [`StartError`]: a bad setting, no database, no outbox in it or one of another version, a role
     /// that may not do all that a relay does, or no thread. Nothing is left running.
     pub fn start(self) -> Result<RelayHandle, StartError> {
+        let wanting = self.handlers.iter().find(|(_, group)| group.wants_pool);
+        if let (Some((name, _)), None) = (wanting, &self.connections) {
+            return Err(ConfigError::new(
+                format!("handlers.{name}"),
+                "a handler wants connections (on_pooled): say where to take them (RelayBuilder::connections)",
+            )
+            .into());
+        }
         let Assembled {
             config,
             common,
@@ -355,14 +442,14 @@ impl RelayBuilder {
             groups,
             observers,
             limit,
+            claim_limit,
         } = self.assemble()?;
-        let in_process = groups.into_iter().map(|group| group as Arc<dyn Dispatcher>);
         let dispatchers = Dispatchers {
             common,
             own_threads,
-            in_process: in_process.collect(),
+            groups,
         };
         let bulkheads = Bulkhead::all(&config, dispatchers);
-        RelayHandle::start(config, bulkheads, observers, limit)
+        RelayHandle::start(config, bulkheads, observers, limit, claim_limit)
     }
 }

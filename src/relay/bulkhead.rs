@@ -8,8 +8,9 @@ use std::time::Duration;
 use super::gate::Gate;
 use super::lanes::MOST_LANES;
 use crate::backoff::Backoff;
-use crate::config::{Config, Destination, InProcess, Mode, OnDead, RequestBatch};
+use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
 use crate::dispatch::Dispatcher;
+use crate::handlers::Group;
 
 /// Payload bytes that may wait in the queues of all destinations together.
 const QUEUE_BYTES: usize = 16 * 1024 * 1024;
@@ -19,7 +20,7 @@ const PREFETCH: Duration = Duration::from_millis(250);
 /// Messages of a claim before it is known how large they are, or how long a send takes; or as many as
 /// can be sent at once.
 pub(super) const FIRST_BATCH: usize = 32;
-/// What goes where nothing serves it: a thread that says so.
+/// Where the application's own dispatcher takes the rest; without one no message is sent there.
 const NOWHERE: &str = "";
 
 /// What the relay knows of one destination.
@@ -28,8 +29,7 @@ pub(crate) struct Bulkhead {
     /// Its place among them.
     pub(crate) number: usize,
     pub(crate) gate: Gate,
-    /// What its messages are sent with.
-    pub(crate) dispatcher: Arc<dyn Dispatcher>,
+    pub(crate) serves: Serves,
     /// Threads that send to it.
     pub(crate) concurrency: usize,
     /// In batched mode.
@@ -40,7 +40,7 @@ pub(crate) struct Bulkhead {
     pub(crate) batch: usize,
     /// Payload bytes in its queue.
     pub(crate) queue_bytes: usize,
-    /// The limit of one send.
+    /// The limit of one send, or of one call of a handler.
     pub(crate) send_timeout: Duration,
     /// Microseconds that a send has taken lately; 0: none was made.
     send_micros: AtomicU64,
@@ -48,6 +48,12 @@ pub(crate) struct Bulkhead {
     pub(crate) wants_room: AtomicBool,
     /// Its messages that are claimed and not settled.
     pub(crate) in_flight: AtomicUsize,
+}
+
+/// What takes a destination's messages.
+pub(crate) enum Serves {
+    Dispatcher(Arc<dyn Dispatcher>),
+    Group(Arc<Group>),
 }
 
 /// How often and when a message is tried again.
@@ -61,39 +67,44 @@ pub(crate) struct Retries {
 pub(super) struct Dispatchers {
     /// To the destinations with a URL, and to those that nothing serves.
     pub(super) common: Arc<dyn Dispatcher>,
-    /// The threads of a dispatcher that is the application's own, for what nothing else serves.
+    /// The threads of a dispatcher that is the application's own, and takes what nothing else serves.
     pub(super) own_threads: Option<usize>,
-    /// To those inside the process, in their order.
-    pub(super) in_process: Vec<Arc<dyn Dispatcher>>,
+    /// Those inside the process, in their order.
+    pub(super) groups: Vec<Arc<Group>>,
 }
 
 impl Bulkhead {
     /// One for each destination, in their order: those with a URL, those inside the process, and a
-    /// last one for messages that no destination serves.
+    /// last one for the rest, and for messages that are settled without a send.
     pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> Vec<Self> {
         let Dispatchers {
             common,
             own_threads,
-            in_process,
+            groups,
         } = dispatchers;
         let destinations = config.all_destinations();
-        let count = destinations.len() + in_process.len();
+        let count = destinations.len() + groups.len();
         let queue_bytes = QUEUE_BYTES / (count + 1);
         let urls = destinations
             .iter()
             .map(|destination| Self::of(destination, config, queue_bytes, common.clone()));
-        let locals = config.in_process.iter().zip(in_process);
-        let locals = locals.map(|(local, dispatcher)| {
+        let locals = config.in_process.iter().zip(groups);
+        let locals = locals.map(|(local, group)| {
             let local = local.clone();
-            Self::plain(local, config, queue_bytes, dispatcher)
+            Self::plain(local, config, queue_bytes, Serves::Group(group))
         });
         let nowhere = InProcess {
             name: NOWHERE.to_owned(),
-            concurrency: Some(own_threads.unwrap_or(1)),
+            topics: Vec::new(),
+            concurrency: Some(own_threads.unwrap_or(0)),
             timeout: None,
+            max_attempts: None,
+            backoff: None,
+            rate: None,
         };
         let last_bytes = if count == 0 { QUEUE_BYTES } else { queue_bytes };
-        let last = Self::plain(nowhere, config, last_bytes, common.clone());
+        let serves = Serves::Dispatcher(common.clone());
+        let last = Self::plain(nowhere, config, last_bytes, serves);
         let mut all: Vec<Self> = urls.chain(locals).chain([last]).collect();
         for (number, bulkhead) in all.iter_mut().enumerate() {
             bulkhead.number = number;
@@ -101,26 +112,23 @@ impl Bulkhead {
         all
     }
 
-    /// One without limits of its own.
-    fn plain(
-        local: InProcess,
-        config: &Config,
-        queue_bytes: usize,
-        dispatcher: Arc<dyn Dispatcher>,
-    ) -> Self {
+    /// One without a URL.
+    fn plain(local: InProcess, config: &Config, queue_bytes: usize, serves: Serves) -> Self {
         Self {
-            gate: Gate::open(&local.name),
+            gate: Gate::open(&local.name, local.rate),
             name: local.name.into(),
             number: 0,
-            dispatcher,
+            serves,
             concurrency: local.concurrency.unwrap_or(config.concurrency),
             request_batch: None,
             retries: Retries {
-                max_attempts: config.max_attempts,
-                backoff: config.backoff.clone(),
+                max_attempts: local.max_attempts.unwrap_or(config.max_attempts),
+                backoff: local.backoff.unwrap_or_else(|| config.backoff.clone()),
             },
             on_dead: config.on_dead,
-            batch: config.batch,
+            batch: local
+                .rate
+                .map_or(config.batch, |rate| of_a_second(rate, 1, config.batch)),
             queue_bytes,
             send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
@@ -138,12 +146,8 @@ impl Bulkhead {
         let mode = destination.mode.unwrap_or(config.mode);
         let request_batch = (mode == Mode::Batched).then_some(destination.request_batch);
         let per_request = request_batch.map_or(1, |batch| batch.size);
-        // No more than it takes in a second: the rest can go to other relays.
         let batch = match destination.rate {
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            Some(rate) => (rate.per_second.ceil() as usize)
-                .saturating_mul(per_request)
-                .clamp(1, config.batch),
+            Some(rate) => of_a_second(rate, per_request, config.batch),
             // Its senders are done with a batch in no time: larger statements cost less for each.
             None if request_batch.is_some() => 2 * config.batch,
             None => config.batch,
@@ -152,7 +156,7 @@ impl Bulkhead {
             name: destination.name.as_str().into(),
             number: 0,
             gate: Gate::new(destination),
-            dispatcher,
+            serves: Serves::Dispatcher(dispatcher),
             concurrency: destination.concurrency.unwrap_or(config.concurrency),
             request_batch,
             retries: Retries {
@@ -210,4 +214,13 @@ impl Bulkhead {
     pub(crate) fn queue(&self) -> usize {
         2 * self.batch + self.batch / 4 + MOST_LANES
     }
+}
+
+/// Messages of a claim where a rate is set: no more than are sent in a second, for the rest can go to other
+/// relays.
+fn of_a_second(rate: Rate, per_request: usize, batch: usize) -> usize {
+    // In range: a rate is above zero and below a million.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let requests = rate.per_second.ceil() as usize;
+    requests.saturating_mul(per_request).clamp(1, batch)
 }

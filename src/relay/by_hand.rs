@@ -2,7 +2,6 @@
 //! other, and ends when nothing is due.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use diesel::connection::{AnsiTransactionManager, TransactionManager};
@@ -11,19 +10,19 @@ use diesel::{Connection, PgConnection};
 
 use super::StartError;
 use super::builder::{Assembled, RelayBuilder};
-use super::bulkhead::{Bulkhead, Dispatchers};
+use super::bulkhead::{Bulkhead, Dispatchers, Serves};
 use super::lanes::To;
 use super::observer::Observers;
 use super::settlement::{Settlement, Verdict};
 use super::settler::write_down;
 use crate::config::Config;
-use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
-use crate::handlers::HandlerDispatcher;
+use crate::dispatch::{Failure, Outcome, caught};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
 use crate::store::claim::{Claimed, Known};
 use crate::store::lease::LeaseId;
+use crate::store::range::Range;
 use crate::store::{lease, look, ordered, settle};
 
 /// How many transactions are open, one inside the other.
@@ -81,8 +80,6 @@ pub(crate) struct ByHand {
     config: Config,
     routes: Routes,
     bulkheads: Vec<Bulkhead>,
-    /// The bulkheads before the last one.
-    groups: Vec<Arc<HandlerDispatcher>>,
     observers: Observers,
 }
 
@@ -96,19 +93,15 @@ impl ByHand {
             observers,
             ..
         } = builder.assemble()?;
-        let in_process = groups
-            .iter()
-            .map(|one| Arc::clone(one) as Arc<dyn Dispatcher>);
         let dispatchers = Dispatchers {
             common,
             own_threads,
-            in_process: in_process.collect(),
+            groups,
         };
         Ok(Self {
             routes: Routes::new(&config),
             bulkheads: Bulkhead::all(&config, dispatchers),
             config,
-            groups,
             observers,
         })
     }
@@ -117,11 +110,11 @@ impl ByHand {
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
         look::without_jit(conn, |conn| {
             let name = &self.config.table;
-            let lease = lease::register(conn, name, "test", LEASE, false)?;
+            let lease = lease::register(conn, name, "test", LEASE, false, None)?;
             let ended = self.take_each(conn, lease);
             if ended.is_err() {
                 // In a test's transaction this fails as well, and nothing of it stays.
-                let _ = settle::release_all(conn, name, lease, &[]);
+                let _ = settle::release_unknown(conn, name, lease, &[], Range::ALL);
                 let _ = lease::end(conn, name, lease);
             }
             ended
@@ -136,6 +129,7 @@ impl ByHand {
             seen.push(claimed.message.sequence.0);
             let message = claimed.message.clone();
             let (verdict, bulkhead) = self.verdict(claimed, conn);
+            let unrouted = matches!(verdict, Verdict::Released).then(|| self.unrouted(&message));
             let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
             let (config, kind) = (&self.config, settlement.kind());
             let group = std::slice::from_ref(&settlement);
@@ -144,7 +138,13 @@ impl ByHand {
                 true => settlement,
                 false => settlement.in_conflict(),
             };
-            if let Some(settled) = settlement.told() {
+            if let Some(failure) = unrouted {
+                ended.push(Ended {
+                    message: settlement.message,
+                    status: Status::Pending,
+                    failure: Some(failure),
+                });
+            } else if let Some(settled) = settlement.told() {
                 let message = &settlement.message;
                 self.observers.tell(message, |one| one.settled(&settled));
                 ended.push(Ended {
@@ -160,13 +160,16 @@ impl ByHand {
 
     fn verdict(&self, claimed: Claimed, conn: &mut PgConnection) -> (Verdict, &Bulkhead) {
         let Claimed { message, known, .. } = claimed;
-        let nowhere = self.bulkheads.len() - 1;
-        let number = match To::of(&self.routes, &message.topic, &message.destination, nowhere) {
+        let last = &self.bulkheads[self.bulkheads.len() - 1];
+        let is_expired = message.expires.is_some_and(|end| Instant::now() >= end);
+        let number = match To::of(&self.routes, &message.topic, &message.destination) {
             To::Bulkhead(number) => number,
             To::Split => {
                 let parts = self.parts(&message);
-                return (Verdict::Split(parts), &self.bulkheads[nowhere]);
+                return (Verdict::Split(parts), last);
             }
+            To::Nowhere if is_expired => return (Verdict::expired(), last),
+            To::Nowhere => return (Verdict::Released, last),
         };
         let bulkhead = &self.bulkheads[number];
         let verdict = match known {
@@ -175,10 +178,7 @@ impl ByHand {
                 let error = "the key was delivered before, with another topic or payload";
                 Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
             }
-            Known::No if message.expires.is_some_and(|end| Instant::now() >= end) => {
-                let error = "its time was over before it was sent";
-                Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
-            }
+            Known::No if is_expired => Verdict::expired(),
             Known::No => {
                 let outcome = self.send(number, &message, conn);
                 Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries)
@@ -187,18 +187,34 @@ impl ByHand {
         (verdict, bulkhead)
     }
 
+    /// Why nothing becomes of it.
+    fn unrouted(&self, message: &Message) -> Failure {
+        let Message {
+            topic, destination, ..
+        } = message;
+        let (code, error) = match self.routes.find(topic, destination) {
+            Way::UnknownDestination => (
+                ReasonCode::UnknownDestination,
+                format!("no destination is called {destination:?}"),
+            ),
+            _ => (
+                ReasonCode::NoRoute,
+                format!("no route, no handler and no default URL serves the topic {topic:?}"),
+            ),
+        };
+        Failure::new(code, error)
+    }
+
     fn send(&self, number: usize, message: &Message, conn: &mut PgConnection) -> Outcome {
         let bulkhead = &self.bulkheads[number];
         let (began, name) = (Instant::now(), &*bulkhead.name);
         self.observers
             .tell(message, |one| one.sending(message, name));
-        // Groups stand between the destinations with a URL and the last one.
-        let urls = self.bulkheads.len() - 1 - self.groups.len();
-        let group = number.checked_sub(urls).and_then(|at| self.groups.get(at));
-        let outcome = match group {
-            Some(group) => in_savepoint(conn, |conn| group.handle_here(message, conn)),
-            None => caught(message, || bulkhead.dispatcher.dispatch(message))
-                .unwrap_or_else(Outcome::Retry),
+        let outcome = match &bulkhead.serves {
+            Serves::Group(group) => in_savepoint(conn, |conn| group.handle_here(message, conn)),
+            Serves::Dispatcher(dispatcher) => {
+                caught(message, || dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
+            }
         };
         let took = began.elapsed();
         self.observers
@@ -212,7 +228,7 @@ impl ByHand {
                 .iter()
                 .map(|number| self.bulkheads[*number].name.to_string())
                 .collect(),
-            Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
+            Way::To(_) | Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Vec::new(),
         }
     }
 }

@@ -1,22 +1,28 @@
 //! The claim thread: takes due messages and hands them to the senders.
 
+mod contention;
 mod doubts;
+mod expiry;
 mod hand_over;
 mod keyed;
+mod patrolling;
 mod survey;
 mod waiting;
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use self::contention::Contention;
+use self::doubts::Undoing;
+use self::expiry::Expiry;
 use self::survey::{Look, Looks};
 use super::database_clock::DatabaseClock;
 use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
 use super::lanes::{Harvest, Lanes, To};
+use super::patrol::Patrol;
 use super::pauses;
 use super::session::Session;
 use super::settlement::{Outcomes, Settlement, Verdict};
@@ -28,14 +34,9 @@ use crate::store::claim::{self, Claimed, Lane, Position, Stream};
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
 
-/// While another relay claims messages with ordering keys.
-const CONTENTION: Duration = Duration::from_millis(1);
 /// How often, at least, lanes are asked while a walk over many keys goes on: nobody rings a relay that is
 /// awake.
 const GLANCE: Duration = Duration::from_millis(20);
-/// A claim that takes longer than this is given up and tried again.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-
 pub(crate) struct Claimer<'a> {
     shared: &'a Shared,
     session: Session,
@@ -49,6 +50,9 @@ pub(crate) struct Claimer<'a> {
     continued: Receiver<Continued>,
     lanes: Lanes,
     walk: Walk,
+    /// How keyed claims of other relays keep this one's waiting.
+    contention: Contention,
+    patrol: Patrol,
     /// The walk's turn comes after each claim of lanes.
     is_walks_turn: bool,
     /// When the lanes were last opened in the middle of a walk.
@@ -56,13 +60,16 @@ pub(crate) struct Claimer<'a> {
     clock: DatabaseClock,
     /// No other relay has to do the work.
     is_active: bool,
-    /// Leases that are over, as far as they were seen. A lease that is over stays so.
-    known_expired: Vec<i64>,
+    /// Leases that have ended, as the last survey has seen them.
+    ended: Vec<i64>,
     /// Leases of others whose messages may be taken.
     expired: Vec<i64>,
     surveyed: Option<Instant>,
     looks: Looks,
     look: Look,
+    /// What a claim without an answer took is given back.
+    undoing: Option<Undoing>,
+    expiry: Expiry,
 }
 
 impl<'a> Claimer<'a> {
@@ -75,7 +82,7 @@ impl<'a> Claimer<'a> {
     ) -> Self {
         Self {
             shared,
-            session: shared.session(&shared.progress.claimer, STATEMENT_TIMEOUT, Plans::ByIndex),
+            session: shared.session(&shared.progress.claimer, shared.claim_limit, Plans::ByIndex),
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,
@@ -83,11 +90,13 @@ impl<'a> Claimer<'a> {
             continued,
             lanes: Lanes::default(),
             walk: Walk::default(),
+            contention: Contention::default(),
+            patrol: Patrol::default(),
             is_walks_turn: false,
             glanced: Instant::now(),
             clock: DatabaseClock::default(),
             is_active: true,
-            known_expired: Vec::new(),
+            ended: Vec::new(),
             expired: Vec::new(),
             surveyed: None,
             looks: Looks::default(),
@@ -97,12 +106,15 @@ impl<'a> Claimer<'a> {
                 nothing_in_flight: false,
                 found_nothing: false,
             },
+            undoing: None,
+            expiry: Expiry::new(),
         }
     }
 
     /// Claims until the relay stops. A full claim is followed at once by another.
     pub(crate) fn run(mut self) {
         self.claim_until_stop();
+        self.finish_undoing();
         // The senders may be busy for long: what waits for them goes back now.
         for (intake, bulkhead) in self.intakes.iter_mut().zip(&self.shared.bulkheads) {
             for Job { message, lease } in intake.take_back() {
@@ -134,13 +146,18 @@ impl<'a> Claimer<'a> {
             {
                 continue;
             }
-            match self.claim_once(lease) {
+            let next = self.undo_a_part().and_then(|()| self.claim_once(lease));
+            match next {
                 Ok(Next::Again) => {}
+                Ok(Next::WaitForRoom | Next::WaitForWork) if self.undoing.is_some() => {
+                    self.want_room(false);
+                    self.begin_look();
+                }
                 Ok(Next::AgainSoon) => {
-                    self.wait(CONTENTION);
+                    self.wait(self.contention.left());
                 }
                 Ok(Next::WaitForRoom) => {
-                    self.wait(self.until_next_look());
+                    self.wait_for_room();
                     self.want_room(false);
                     self.begin_look();
                 }
@@ -171,16 +188,30 @@ impl<'a> Claimer<'a> {
             self.surveyed = None;
         }
         self.survey(lease)?;
-        if self.known_expired.contains(&lease.0) || !self.is_active {
-            // The heartbeat is about to find out; or another relay does the work.
+        if self.ended.contains(&lease.0) {
+            // Others may take what it holds.
+            self.shared.lose_lease(lease);
+            self.shared.beat_now();
+            return Ok(Next::AgainSoon);
+        }
+        if !self.is_active {
             return Ok(Next::WaitForWork);
+        }
+        if self.lanes.hold(self.shared.held_topics()) {
+            // The walk has passed over their keys.
+            self.walk.restart();
         }
         let limit = self.left_to_claim();
         if limit == Some(0) {
-            if self.shared.in_flight.load(Ordering::Acquire) == 0 {
+            if self.shared.is_nothing_in_flight() && self.undoing.is_none() {
                 self.shared.idle().answer(self.look.question);
             }
             return Ok(Next::WaitForWork);
+        }
+        if limit.is_none()
+            && let Some(next) = self.expire_unserved(lease)?
+        {
+            return Ok(next);
         }
         let Returned { topics, keys } = self.shared.take_returned();
         self.lanes.go_back(&topics);
@@ -191,10 +222,20 @@ impl<'a> Claimer<'a> {
         }
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
         let is_asked = self.is_asked();
-        let asked = self.lanes.allot(|to| rooms.of(to), is_asked);
-        let has_keyed = self.lanes.has_keyed(|to| rooms.of(to) > 0);
+        let mut asked = self.lanes.allot(|to| rooms.of(to), is_asked);
+        let mut has_keyed = self.lanes.has_keyed(|to| rooms.of(to) > 0);
+        if has_keyed && !self.contention.left().is_zero() {
+            asked.retain(|lane| !lane.stream.is_keyed);
+            if asked.is_empty() {
+                return Ok(Next::AgainSoon);
+            }
+            has_keyed = false;
+        }
         if has_keyed && let Some(keys) = self.walk.next_freed() {
             return self.look_at(lease, keys, limit, &rooms);
+        }
+        if let Some(range) = self.patrol.next(asked.is_empty()) {
+            return self.patrol(lease, range, limit, &rooms);
         }
         self.is_walks_turn = !self.is_walks_turn;
         if (self.is_walks_turn || asked.is_empty())
@@ -248,7 +289,14 @@ impl<'a> Claimer<'a> {
         let began = Instant::now();
         let claimed = self.claiming(lease, |conn, claimant| {
             claim::claim(conn, name, claimant, asked, room)
-        })?;
+        });
+        let claimed = match claimed {
+            Err(error) if self.took_too_long(&error, began) => {
+                self.leave_to_patrol(asked, began.elapsed());
+                return Ok(0);
+            }
+            claimed => claimed?,
+        };
         let count = claimed.len();
         let reached = HashMap::new();
         self.learn_and_take(lease, room, asked, (claimed, reached), began.elapsed());
@@ -276,14 +324,14 @@ impl<'a> Claimer<'a> {
     }
 
     fn way(&self, topic: &str, destination: &str) -> To {
-        let nowhere = self.shared.bulkheads.len() - 1;
-        To::of(&self.shared.routes, topic, destination, nowhere)
+        To::of(&self.shared.routes, topic, destination)
     }
 
     fn is_open(&self, to: To) -> bool {
         match to {
             To::Bulkhead(number) => self.shared.bulkheads[number].gate.room() != Room::Closed,
             To::Split => true,
+            To::Nowhere => false,
         }
     }
 
@@ -327,7 +375,9 @@ impl<'a> Claimer<'a> {
         }
         let has_keyed = self.lanes.has_keyed(|to| self.is_open(to));
         let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
-        if self.look.found_nothing && self.look.nothing_in_flight && is_walked {
+        let is_all_seen =
+            is_walked && self.undoing.is_none() && self.patrol.is_done_since(self.look.began);
+        if self.look.found_nothing && self.look.nothing_in_flight && is_all_seen {
             self.shared.idle().answer(self.look.question);
         }
         Next::WaitForWork

@@ -9,7 +9,9 @@ pub use self::gauges::DepthGauges;
 use super::monitor;
 use super::session::Session;
 use super::shared::Shared;
+use super::unrouted::{Told, Unrouted};
 use crate::error::DatabaseError;
+use crate::routes::Way;
 use crate::store::claimable::is_claimable;
 use crate::store::depths::{self, Depths, LaneDepth};
 
@@ -24,9 +26,12 @@ const MOST_PROBED: usize = 10;
 pub(super) struct Counting<'a> {
     shared: &'a Shared,
     next: Instant,
+    /// It may count from then on.
+    earliest: Instant,
     /// What had been claimed and settled when it last counted.
     moves: u64,
     gauges: DepthGauges,
+    told: Told,
 }
 
 impl<'a> Counting<'a> {
@@ -34,12 +39,19 @@ impl<'a> Counting<'a> {
         Self {
             shared,
             next: Instant::now(),
+            earliest: Instant::now(),
             moves: 0,
             gauges: DepthGauges::new(
                 &shared.config.table,
                 shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name),
             ),
+            told: Told::default(),
         }
+    }
+
+    /// It counts as soon as it may.
+    pub(super) fn hurry(&mut self) {
+        self.next = self.next.min(self.earliest);
     }
 
     /// When it counts next.
@@ -55,11 +67,27 @@ impl<'a> Counting<'a> {
         }
         let name = &self.shared.config.table;
         let depths = session.run(|conn| depths::depths(conn, name))?;
-        self.next = Instant::now() + INTERVAL.max(SHARE * began.elapsed());
+        self.earliest = Instant::now() + SHARE * began.elapsed();
+        self.next = self.earliest.max(Instant::now() + INTERVAL);
         self.gauges.show(&depths);
+        self.look_for_unrouted(&depths);
         let is_left = self.is_left(session, &depths)?;
         self.shared.monitor.set_left(self.shared, is_left);
         Ok(())
+    }
+
+    /// What no relay serves, but for topics that this one is to leave alone.
+    fn look_for_unrouted(&mut self, depths: &Depths) {
+        if !self.shared.config.enabled {
+            return;
+        }
+        let mut unrouted = Unrouted::all(depths);
+        unrouted.retain(|Unrouted { topic, .. }| {
+            let way = self.shared.routes.find(&topic.topic, &topic.destination);
+            way != Way::NotTaken
+        });
+        self.told.tell(&unrouted);
+        self.shared.set_unrouted(unrouted);
     }
 
     /// Whether messages lie there that this relay should have claimed long ago, while it has moved none.

@@ -16,7 +16,7 @@ pub(crate) use self::standing::Standing;
 
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
-use crate::config::{Breaker, Destination};
+use crate::config::{Breaker, Destination, Rate};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::status::ReasonCode;
 
@@ -120,10 +120,11 @@ impl Gate {
     }
 
     /// One that only an operator closes.
-    pub(crate) fn open(name: &str) -> Self {
+    pub(crate) fn open(name: &str, rate: Option<Rate>) -> Self {
+        let now = Instant::now();
         let state = State {
             phase: Phase::Flowing,
-            bucket: None,
+            bucket: rate.map(|rate| Bucket::new(rate, now)),
             window: None,
             openings: 0,
             may_probe_until: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::{Config, ConfigError, InProcess, Route};
-use crate::handlers::Handlers;
+use crate::handlers::{DEFAULT_TIMEOUT, Handlers};
 
 /// The group of single handlers.
 pub(super) const HANDLERS: &str = "handlers";
@@ -38,8 +38,12 @@ pub(super) fn add_groups(
         }
         config.in_process.push(InProcess {
             name: name.clone(),
+            topics: handlers.topics().map(str::to_owned).collect(),
             concurrency: handlers.concurrency,
-            timeout: handlers.timeout,
+            timeout: Some(handlers.timeout.unwrap_or(DEFAULT_TIMEOUT)),
+            max_attempts: handlers.max_attempts,
+            backoff: handlers.backoff.clone(),
+            rate: handlers.rate,
         });
     }
     for (topic, names) in by_topic {

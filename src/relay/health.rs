@@ -107,6 +107,11 @@ problem_kinds! {
     Stopping = "stopping", Readiness;
     /// Some threads of a destination send for far longer than a send may take; others work.
     SomeSendersStuck = "some_senders_stuck", Nothing;
+    /// The database refuses to record what became of the messages of a topic, so the relay claims no more
+    /// of them.
+    SettlesRefused = "settles_refused", Nothing;
+    /// Messages wait that no relay at work has a route, a handler or a destination for. They use no attempts.
+    NoRoute = "no_route", Nothing;
     /// The relay does not hear of new messages: it finds them by polling.
     ListenerDown = "listener_down", Nothing;
     /// `OUTBOX_ENABLED` is false: nothing is claimed or sent.
@@ -171,7 +176,7 @@ impl fmt::Display for Problem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DestinationState {
-    /// Its name; empty: what no destination serves.
+    /// Its name; empty: the application's own dispatcher.
     pub name: String,
     /// Threads that send to it.
     pub threads: usize,

@@ -1,11 +1,11 @@
 //! The heartbeat thread: one UPDATE per beat keeps every claimed message of the relay.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
+use super::lease_clock::BootTime;
 use super::shared::Shared;
-use super::stats::add;
 use crate::store::connection::Plans;
 use crate::store::lease::{self, LeaseId};
 
@@ -17,6 +17,10 @@ pub(crate) enum Ending {
     /// Something is left: the lease ends by time, and then others take it.
     LeaveLease,
 }
+
+/// How often the lease is looked at, at least. It can end in the database before its time: by a step of the
+/// clock there, or by hand. Then others may take its messages at once.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Beats until it is told how to end. A relay that dies otherwise leaves its lease to expire.
 pub(crate) fn run(
@@ -30,9 +34,12 @@ pub(crate) fn run(
     let beat = lease / 3;
     let name = &shared.config.table;
     let single_active = shared.config.single_active;
+    let serves = super::serves(&shared.config);
     let mut session = shared.session(&shared.progress.heartbeat, beat, Plans::Any);
     let mut current = Some(first);
-    let mut wait = beat;
+    let mut next = BootTime::now().after(beat);
+    let look = LOOK.min(beat);
+    let mut wait = look;
     loop {
         let told = select! {
             recv(ending) -> told => told.map_err(|_| RecvTimeoutError::Disconnected),
@@ -42,8 +49,10 @@ pub(crate) fn run(
         match told {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(Ending::Clean) => {
+                // Twice: the connection may have died since the last beat.
+                let mut end = |id| session.run(|conn| lease::end(conn, name, id));
                 if let Some(id) = current
-                    && let Err(error) = session.run(|conn| lease::end(conn, name, id))
+                    && let Err(error) = end(id).or_else(|_| end(id))
                 {
                     log::warn!(event = "lease_left", lease = id.0, error:% = error; "the lease could not be ended and will expire");
                 }
@@ -51,28 +60,34 @@ pub(crate) fn run(
             }
             Ok(Ending::LeaveLease) | Err(RecvTimeoutError::Disconnected) => return,
         }
-        let asked = Instant::now();
+        let asked = BootTime::now();
+        // The claimer may have given it up.
+        current = current.filter(|id| shared.lease.is(*id));
+        let is_looking = asked < next;
         let result = session.run(|conn| match current {
+            Some(id) if is_looking => Ok(lease::is_there(conn, name, id)?.then_some(id)),
             Some(id) => Ok(lease::renew(conn, name, id, lease)?.then_some(id)),
-            None => lease::register(conn, name, relay_name, lease, single_active).map(Some),
+            None => {
+                let serves = serves.as_deref();
+                lease::register(conn, name, relay_name, lease, single_active, serves).map(Some)
+            }
         });
         wait = match result {
+            Ok(Some(_)) if is_looking && current.is_some() => look,
             Ok(Some(id)) => {
                 if current.is_none() {
                     log::info!(event = "lease_registered", lease = id.0; "the relay has a lease again");
+                    shared.lease.registered(id, asked);
+                } else {
+                    shared.lease.renewed(id, asked);
                 }
                 current = Some(id);
-                shared.lease.renewed(id, asked);
-                beat.saturating_sub(asked.elapsed())
+                next = asked.after(beat);
+                look
             }
             Ok(None) => {
-                let lost = current.take().unwrap_or(first);
-                // Otherwise the claimer gave it up.
-                if shared.lease.is(lost) {
-                    shared.lease.lost();
-                    add(&shared.stats.leases_lost, 1);
-                    shared.metrics.leases_lost.increment(1);
-                    log::error!(event = "lease_lost", lease = lost.0; "the lease was over before it was renewed: nothing is sent under it any more");
+                if let Some(lost) = current.take() {
+                    shared.lose_lease(lost);
                 }
                 Duration::ZERO
             }

@@ -1,7 +1,6 @@
 //! How much may be claimed: what the queues, the memory and the settler can take.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
@@ -102,8 +101,7 @@ impl Rooms {
         // still when settles do, and for nothing else: what a destination holds is its own affair.
         let queued: usize = intakes.iter().map(Intake::len).sum();
         let settling = shared
-            .in_flight
-            .load(Ordering::Acquire)
+            .in_flight_beside_handlers()
             .saturating_sub(queued + shared.most_sending());
         if settling > 2 * shared.batch() {
             return Self::default();
@@ -136,6 +134,7 @@ impl Rooms {
         match to {
             To::Bulkhead(number) => self.of_bulkheads.get(number).copied().unwrap_or(0),
             To::Split => self.of_split,
+            To::Nowhere => 0,
         }
     }
 }

@@ -5,7 +5,7 @@ mod leases;
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{Receiver, select};
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
@@ -24,17 +24,18 @@ const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 const CLEAN_BATCH: i64 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Keeps house until the relay stops.
-pub(crate) fn run(shared: &Shared) {
+/// Keeps house until the relay stops. `count`: what waits is to be counted soon.
+pub(crate) fn run(shared: &Shared, count: &Receiver<()>) {
     let mut janitor = Janitor::new(shared);
     loop {
         let wait = match janitor.work() {
             Ok(()) => janitor.until_next(),
             Err(_) => janitor.session.wait(),
         };
-        match shared.stop_signal().recv_timeout(wait) {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+        select! {
+            recv(shared.stop_signal()) -> _ => return,
+            recv(count) -> _ => janitor.depths.hurry(),
+            default(wait) => {}
         }
     }
 }
@@ -47,7 +48,8 @@ struct Janitor<'a> {
     interval: Duration,
     next_cleaning: Instant,
     leases: Leases,
-    cleaning: Cleaning,
+    /// What was found of the inbox last.
+    cleaning: Option<Cleaning>,
 }
 
 impl<'a> Janitor<'a> {
@@ -65,17 +67,23 @@ impl<'a> Janitor<'a> {
             interval,
             next_cleaning: Instant::now(),
             leases: Leases::new(),
-            cleaning: Cleaning::Possible,
+            cleaning: None,
         }
     }
 
     /// Whatever it is time for.
     fn work(&mut self) -> Result<(), DatabaseError> {
+        self.look()?;
         if Instant::now() >= self.next_cleaning {
             self.clean_ledger()?;
             self.clean_inbox()?;
             self.next_cleaning = Instant::now() + self.interval;
         }
+        Ok(())
+    }
+
+    /// What must not wait behind a day's cleaning.
+    fn look(&mut self) -> Result<(), DatabaseError> {
         self.leases.look(self.shared, &mut self.session)?;
         self.depths.count(&mut self.session)
     }
@@ -106,22 +114,21 @@ impl<'a> Janitor<'a> {
             return Ok(());
         };
         let cleaning = self.session.run(inbox::cleaning)?;
-        let before = std::mem::replace(&mut self.cleaning, cleaning);
-        let why = match cleaning {
-            Cleaning::Possible => None,
-            Cleaning::NoTable => {
-                Some("there is no table outbox_inbox: `diesel-outbox migrate` makes it")
-            }
-            Cleaning::NoRight => Some("the relay's role needs SELECT and DELETE on outbox_inbox"),
+        let before = self.cleaning.replace(cleaning.clone());
+        let why = match &cleaning {
+            Cleaning::Possible(table) => return self.clean_inbox_in(table, retention),
+            Cleaning::NoTable => "there is no table outbox_inbox: `diesel-outbox migrate` makes it",
+            Cleaning::NoRight => "the relay's role needs SELECT and DELETE on outbox_inbox",
         };
-        if let Some(why) = why {
-            if cleaning != before {
-                log::warn!(event = "inbox_not_cleaned"; "OUTBOX_INBOX_RETENTION is set, and the inbox is not cleaned: {why}");
-            }
-            return Ok(());
+        if before != Some(cleaning) {
+            log::warn!(event = "inbox_not_cleaned"; "OUTBOX_INBOX_RETENTION is set, and the inbox is not cleaned: {why}");
         }
+        Ok(())
+    }
+
+    fn clean_inbox_in(&mut self, table: &str, retention: Duration) -> Result<(), DatabaseError> {
         let removed =
-            self.remove_all(|conn| inbox::remove_old_rows(conn, retention, CLEAN_BATCH))?;
+            self.remove_all(|conn| inbox::remove_old_rows(conn, table, retention, CLEAN_BATCH))?;
         if removed > 0 {
             log::info!(event = "inbox_cleaned", rows = removed; "old rows of the inbox were removed");
         }
@@ -140,8 +147,7 @@ impl<'a> Janitor<'a> {
             if rows == 0 {
                 break;
             }
-            // There may be a day's work.
-            self.depths.count(&mut self.session)?;
+            self.look()?;
         }
         Ok(removed)
     }

@@ -35,15 +35,17 @@ pub(crate) enum To {
     Bulkhead(usize),
     /// Apart: each becomes a message for each of its destinations.
     Split,
+    /// Nowhere: this relay does not take them.
+    Nowhere,
 }
 
 impl To {
-    /// Where a message goes; `nowhere` is the bulkhead of those that nothing serves.
-    pub(super) fn of(routes: &Routes, topic: &str, destination: &str, nowhere: usize) -> Self {
+    /// Where a message goes.
+    pub(super) fn of(routes: &Routes, topic: &str, destination: &str) -> Self {
         match routes.find(topic, destination) {
             Way::To(number) => Self::Bulkhead(number),
             Way::Split(_) => Self::Split,
-            Way::NoRoute | Way::UnknownDestination => Self::Bulkhead(nowhere),
+            Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Self::Nowhere,
         }
     }
 }
@@ -95,6 +97,13 @@ pub(super) struct Seen {
     /// How long it took, where that is too long: dead entries stand before the first live ones, and
     /// a sweep would only read them once more.
     pub(super) slow: Option<Duration>,
+}
+
+/// Whether some stream was found for the first time that this relay does not take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    Nowhere,
+    No,
 }
 
 /// What a claim of some lanes has brought.
@@ -186,13 +195,7 @@ impl Lanes {
     ///
     /// Where the look was slow, those that have nothing any more are kept: the next look beside the known
     /// ones would else read what is dead of them, and be slow, too.
-    pub(super) fn take_over(
-        &mut self,
-        seen: Seen,
-        routes: &Routes,
-        nowhere: usize,
-        clock: &DatabaseClock,
-    ) {
+    pub(super) fn take_over(&mut self, seen: Seen, routes: &Routes, clock: &DatabaseClock) -> News {
         let Seen {
             found,
             is_all,
@@ -207,23 +210,47 @@ impl Lanes {
         let new = found
             .into_iter()
             .filter(|found| known.insert(found.stream.clone()));
+        let before = self.lanes.len();
         self.lanes.extend(new.map(|found| {
             let Topic { topic, destination } = &found.stream.topic;
             Known {
-                to: To::of(routes, topic, destination, nowhere),
+                to: To::of(routes, topic, destination),
                 state: State::new(&found, clock, slow),
                 stream: found.stream,
             }
         }));
+        match self.lanes[before..]
+            .iter()
+            .any(|lane| lane.to == To::Nowhere)
+        {
+            true => News::Nowhere,
+            false => News::No,
+        }
+    }
+
+    /// The topics of messages that name no destination and that this relay does not take.
+    pub(super) fn nowhere(&self) -> impl Iterator<Item = String> {
+        let is_it =
+            |lane: &&Known| lane.to == To::Nowhere && lane.stream.topic.destination.is_empty();
+        let nowhere = self.lanes.iter().filter(is_it);
+        nowhere.map(|lane| lane.stream.topic.topic.clone())
     }
 
     pub(super) fn streams(&self) -> Vec<Stream> {
         self.lanes.iter().map(|lane| lane.stream.clone()).collect()
     }
 
-    /// What nobody is to be asked for.
+    /// What nobody is to be asked for, beside what is held.
     pub(super) fn keep_back(&mut self, kept_back: KeptBack) {
-        self.kept_back = kept_back;
+        let held = std::mem::take(&mut self.kept_back.held);
+        self.kept_back = KeptBack { held, ..kept_back };
+    }
+
+    /// The topics whose settles the database refuses. `true`: some are not among them any more.
+    pub(super) fn hold(&mut self, held: HashSet<Topic>) -> bool {
+        let is_freed = self.kept_back.held.iter().any(|one| !held.contains(one));
+        self.kept_back.held = held;
+        is_freed
     }
 
     pub(super) fn kept_back(&self) -> &KeptBack {
@@ -250,6 +277,28 @@ impl Lanes {
         for lane in &mut self.lanes {
             lane.state.swept = None;
             lane.state.is_done = false;
+        }
+    }
+
+    /// A claim of these took too long. Where it was a sweep, there is none for a while; otherwise too much
+    /// is dead behind the place: what stands there is left to the patrol.
+    pub(super) fn were_too_slow(&mut self, asked: &[Lane], took: Duration, clock: &DatabaseClock) {
+        let asked: HashMap<&Stream, &Lane> =
+            asked.iter().map(|lane| (&lane.stream, lane)).collect();
+        for known in &mut self.lanes {
+            let Some(lane) = asked.get(&known.stream) else {
+                continue;
+            };
+            let state = &mut known.state;
+            state.swept = Some((Instant::now(), took));
+            state.is_swept_in_look = true;
+            if lane.after > Position::START {
+                let overlap = match known.stream.is_keyed {
+                    true => KEYED_OVERLAP,
+                    false => OVERLAP,
+                };
+                state.floor = state.floor.max(recently(clock, overlap));
+            }
         }
     }
 

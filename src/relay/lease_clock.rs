@@ -1,46 +1,82 @@
 //! How long a lease is good for, as this process sees it.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::store::lease::LeaseId;
 
-/// The lease as this process sees it, on its own monotonic clock.
+/// Linux's monotonic clock, which is `std`'s `Instant`, stands still while the machine is suspended. The
+/// database's does not, and there leases end.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+/// On macOS this one goes on meanwhile, other than `std`'s.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+/// Since the machine was started, while it was suspended, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BootTime(Duration);
+
+impl BootTime {
+    pub(crate) fn now() -> Self {
+        let now = clock_gettime(CLOCK);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);
+        Self(Duration::new(seconds, nanos))
+    }
+
+    pub(super) fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
+    }
+
+    fn micros_after(self, duration: Duration) -> u64 {
+        let micros = self.0.saturating_add(duration).as_micros();
+        u64::try_from(micros).unwrap_or(u64::MAX)
+    }
+}
+
+/// The lease as this process sees it, on a clock of its own that never goes back.
 ///
 /// Sending is allowed until the last good renewal + lease - the longest send: then a send that
 /// begins now is over before another relay can take its message.
 pub(crate) struct LeaseClock {
-    origin: Instant,
     /// How long a renewal is good for.
     valid_for: Duration,
     /// 0: none.
     id: AtomicI64,
-    /// Microseconds after `origin`.
+    /// Microseconds, as [`BootTime`] counts.
     valid_until: AtomicU64,
 }
 
 impl LeaseClock {
     pub(crate) fn new(lease: Duration, longest_send: Duration) -> Self {
         Self {
-            origin: Instant::now(),
             valid_for: lease.saturating_sub(longest_send),
             id: AtomicI64::new(0),
             valid_until: AtomicU64::new(0),
         }
     }
 
-    fn micros(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.origin);
-        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    /// A lease was registered by a statement that began at `asked`.
+    pub(crate) fn registered(&self, id: LeaseId, asked: BootTime) {
+        // In this order nobody sees the new id with an old time that is later than its own: a
+        // new lease is only registered when the old one is lost.
+        self.good_since(asked);
+        self.id.store(id.0, Ordering::Release);
     }
 
-    /// A lease was registered or renewed by a statement that began at `asked`.
-    pub(crate) fn renewed(&self, id: LeaseId, asked: Instant) {
-        // In this order nobody sees the new id with an old time that is later than its own: a
-        // new lease is only registered when the time of the old one is over or taken back.
+    /// The lease was renewed by a statement that began at `asked`, unless it was lost meanwhile.
+    pub(crate) fn renewed(&self, id: LeaseId, asked: BootTime) {
+        if self.is(id) {
+            self.good_since(asked);
+        }
+    }
+
+    fn good_since(&self, asked: BootTime) {
         self.valid_until
-            .store(self.micros(asked + self.valid_for), Ordering::Release);
-        self.id.store(id.0, Ordering::Release);
+            .store(asked.micros_after(self.valid_for), Ordering::Release);
     }
 
     /// Whether this is the lease, with time left or without.
@@ -48,10 +84,11 @@ impl LeaseClock {
         self.id.load(Ordering::Acquire) == id.0
     }
 
-    /// The lease is gone.
-    pub(crate) fn lost(&self) {
-        self.id.store(0, Ordering::Release);
-        self.valid_until.store(0, Ordering::Release);
+    /// The lease is gone. `false`: it was not this one's any more.
+    pub(crate) fn lost(&self, id: LeaseId) -> bool {
+        self.id
+            .compare_exchange(id.0, 0, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
     /// The lease to claim under, if there is one with time left.
@@ -62,14 +99,20 @@ impl LeaseClock {
 
     /// How long sends may begin without another renewal.
     pub(crate) fn left(&self) -> Duration {
+        if self.current().is_none() {
+            return Duration::ZERO;
+        }
         let until = self.valid_until.load(Ordering::Acquire);
-        Duration::from_micros(until.saturating_sub(self.micros(Instant::now())))
+        Duration::from_micros(until.saturating_sub(BootTime::now().micros_after(Duration::ZERO)))
     }
 
     /// Whether a send of a message that was claimed under `id` may begin now.
     pub(crate) fn may_send(&self, id: LeaseId) -> bool {
-        self.id.load(Ordering::Acquire) == id.0
-            && self.micros(Instant::now()) < self.valid_until.load(Ordering::Acquire)
+        self.may_send_at(id, BootTime::now())
+    }
+
+    fn may_send_at(&self, id: LeaseId, now: BootTime) -> bool {
+        self.is(id) && now.micros_after(Duration::ZERO) < self.valid_until.load(Ordering::Acquire)
     }
 }
 
@@ -77,23 +120,47 @@ impl LeaseClock {
 mod tests {
     use super::*;
 
+    /// R14.
     #[test]
     fn no_send_begins_when_the_rest_of_the_lease_is_too_short_for_it() {
         let clock = LeaseClock::new(Duration::from_secs(10), Duration::from_secs(4));
         assert_eq!(clock.current(), None);
-        let now = Instant::now();
-        clock.renewed(LeaseId(1), now);
-        assert!(clock.may_send(LeaseId(1)));
-        assert!(!clock.may_send(LeaseId(2)));
-        clock.renewed(
-            LeaseId(1),
-            now.checked_sub(Duration::from_secs(7)).unwrap_or(now),
-        );
-        // Where the machine booted less than seven seconds ago there is no such time.
-        if now.checked_sub(Duration::from_secs(7)).is_some() {
-            assert!(!clock.may_send(LeaseId(1)) || clock.micros(now) < 7_000_000);
-        }
-        clock.lost();
-        assert_eq!(clock.current(), None);
+        let (mine, others) = (LeaseId(1), LeaseId(2));
+        let at = |millis: u64| BootTime(Duration::from_millis(100_000 + millis));
+        clock.registered(mine, at(0));
+        assert!(clock.may_send_at(mine, at(5_999)));
+        assert!(!clock.may_send_at(mine, at(6_000)));
+        assert!(!clock.may_send_at(others, at(0)));
+        // The next renewal was asked for two seconds later, however late its answer came.
+        clock.renewed(mine, at(2_000));
+        assert!(clock.may_send_at(mine, at(7_999)));
+        assert!(!clock.may_send_at(mine, at(8_000)));
+        assert!(!clock.lost(others), "that is not this one's");
+        assert!(clock.may_send_at(mine, at(7_999)));
+        assert!(clock.lost(mine));
+        clock.renewed(mine, at(2_000));
+        assert!(!clock.may_send_at(mine, at(2_000)), "it is over for good");
+        assert!(!clock.lost(mine), "it is lost once");
+    }
+
+    /// R14. What a machine sleeps counts: the kernel's own count of its uptime does so, too.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_clock_counts_as_the_uptime_does() {
+        let uptime = std::fs::read_to_string("/proc/uptime").expect("Linux says so");
+        let first = uptime.split(' ').next().expect("a number");
+        let seconds: f64 = first.parse().expect("seconds");
+        let now = BootTime::now().0.as_secs_f64();
+        assert!((seconds - 0.1..seconds + 30.0).contains(&now), "{now}");
+    }
+
+    #[test]
+    fn a_new_lease_is_current_until_it_is_lost() {
+        let clock = LeaseClock::new(Duration::from_secs(60), Duration::from_secs(1));
+        clock.registered(LeaseId(7), BootTime::now());
+        assert_eq!(clock.current(), Some(LeaseId(7)));
+        assert!(clock.left() > Duration::from_secs(50));
+        assert!(clock.lost(LeaseId(7)));
+        assert_eq!((clock.current(), clock.left()), (None, Duration::ZERO));
     }
 }

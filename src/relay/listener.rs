@@ -1,9 +1,9 @@
 //! The listener thread: rings the claimer when something was committed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::progress::MARGIN;
-use super::session::LISTENER;
+use super::session::{Cause, LISTENER};
 use super::shared::Shared;
 use crate::error::DatabaseError;
 use crate::store::notifications::{Listener, Lock};
@@ -16,6 +16,8 @@ const LONGEST_STAY: Duration = STATEMENT_TIMEOUT.saturating_add(MARGIN);
 /// twice as long, and so on.
 const FIRST_TRY: Duration = Duration::from_millis(2);
 const LONGEST_TRY: Duration = Duration::from_millis(25);
+/// How often, while an insert is under way, topics are looked for that had nothing.
+const LOOK_WHILE_INSERTING: Duration = Duration::from_millis(100);
 /// While another relay has the lock for all: it gives it back without a word when it finds work in
 /// another way, or ends.
 const TRY_AFTER_ANOTHER: Duration = Duration::from_secs(1);
@@ -52,7 +54,7 @@ pub(crate) fn run(shared: &Shared) {
             Ok(()) => return,
             Err(error) => {
                 post.errors.increment(1);
-                shared.outage.noticed(LISTENER, &error, None);
+                shared.outage.noticed(LISTENER, &error, Cause::Other);
                 // What is committed from now on is not heard.
                 shared.look();
                 shared.pause(RECONNECT);
@@ -70,6 +72,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
     let sleep = shared.sleep();
     let mut has_lock = false;
     let mut next_try: Option<Duration> = None;
+    let mut looked = Instant::now();
     while !shared.is_stopping() {
         listener.wait(sleep.descriptor(), next_try)?;
         sleep.drain();
@@ -92,7 +95,13 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             (false, false) => match post.asking(LONGEST_STAY, || listener.try_lock())? {
                 Lock::Insert => {
                     // It may be committed by now, and others with it.
-                    shared.ring();
+                    if looked.elapsed() >= LOOK_WHILE_INSERTING {
+                        // Also where there was nothing before.
+                        shared.look();
+                        looked = Instant::now();
+                    } else {
+                        shared.ring();
+                    }
                     let wait = next_try.map_or(FIRST_TRY, |wait| wait * 2);
                     Some(wait.min(LONGEST_TRY))
                 }

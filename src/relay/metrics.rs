@@ -1,14 +1,16 @@
 //! The metrics of one relay: handles that are made once, when it starts, so that counting a message
 //! costs an addition.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::bulkhead::Bulkhead;
 use super::health::ProblemKind;
 use super::settlement::{Kind, Settlement};
+use crate::dispatch::Outcome;
 use crate::metrics as names;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -36,6 +38,8 @@ pub(crate) struct Metrics {
     pub(super) ready: Gauge,
     /// In the order of [`ProblemKind::ALL`].
     pub(super) problems: Vec<Gauge>,
+    /// Topics that were ever paused, as labels.
+    topics: Mutex<HashMap<Arc<str>, Gauge>>,
 }
 
 /// Those of one destination.
@@ -45,7 +49,6 @@ pub(crate) struct OfDestination {
     settled: [Counter; Kind::ALL.len()],
     /// Made when they are needed: most never are.
     retries: [OnceLock<Counter>; ATTEMPTS.len()],
-    dead: [OnceLock<Counter>; ReasonCode::ALL.len()],
     pub(super) breaker_opened: Counter,
     pub(super) queue_wait_seconds: Histogram,
     pub(super) send_seconds: Histogram,
@@ -87,7 +90,23 @@ impl Metrics {
                 .iter()
                 .map(|kind| gauge!(names::PROBLEM, "outbox" => label(), "problem" => kind.as_str()))
                 .collect(),
+            topics: Mutex::default(),
             outbox,
+        }
+    }
+
+    /// These topics are paused, and no others.
+    pub(super) fn set_paused(&self, topics: &[String]) {
+        let mut gauges = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = |topic: &String| names::topic_label(&self.outbox, topic);
+        let paused: HashSet<Arc<str>> = topics.iter().map(label).collect();
+        for topic in &paused {
+            gauges.entry(Arc::clone(topic)).or_insert_with(|| {
+                gauge!(names::TOPIC_PAUSED, "outbox" => Arc::clone(&self.outbox), "topic" => Arc::clone(topic))
+            });
+        }
+        for (topic, gauge) in &*gauges {
+            gauge.set(f64::from(u8::from(paused.contains(topic))));
         }
     }
 
@@ -110,7 +129,6 @@ impl OfDestination {
         Self {
             settled: Kind::ALL.map(settled),
             retries: Default::default(),
-            dead: [const { OnceLock::new() }; ReasonCode::ALL.len()],
             breaker_opened: counter!(names::BREAKER_OPENED, labels()),
             queue_wait_seconds: histogram!(names::QUEUE_WAIT_SECONDS, labels()),
             send_seconds: histogram!(names::SEND_SECONDS, labels()),
@@ -145,7 +163,7 @@ impl OfDestination {
             Kind::Retry => self.retried(settlement.failed_attempt()),
             Kind::Dead => {
                 if let Some(failure) = settlement.failure() {
-                    self.died(failure.code);
+                    self.died(failure.code, &settlement.message.topic);
                 }
             }
             Kind::Deduplicated | Kind::Split | Kind::Released => {}
@@ -164,10 +182,62 @@ impl OfDestination {
         counter.increment(1);
     }
 
-    fn died(&self, reason: ReasonCode) {
-        let counter = self.dead[reason as usize].get_or_init(|| {
-            counter!(names::DEAD, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "reason" => reason.as_str())
-        });
-        counter.increment(1);
+    /// Rare enough for a counter that is looked up each time.
+    fn died(&self, reason: ReasonCode, topic: &str) {
+        let topic = names::topic_label(&self.outbox, topic);
+        counter!(names::DEAD, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "reason" => reason.as_str(), "topic" => topic).increment(1);
+    }
+}
+
+/// How long sends took, by topic and result: the handles of one sender thread, which nobody else uses.
+pub(super) struct Dispatches {
+    outbox: Arc<str>,
+    /// As many as there are labels.
+    of_topics: HashMap<Box<str>, OfTopic>,
+    /// Of topics without a label of their own.
+    of_others: OfTopic,
+}
+
+/// By result, made when they are needed.
+type OfTopic = [Option<Histogram>; RESULTS.len()];
+
+/// What a dispatcher can say of a message, in the order of [`result_of`].
+const RESULTS: [&str; 4] = ["delivered", "retry", "wait", "dead"];
+
+fn result_of(outcome: &Outcome) -> usize {
+    match outcome {
+        Outcome::Delivered(_) => 0,
+        Outcome::Retry(_) => 1,
+        Outcome::Wait(_) => 2,
+        Outcome::Dead(_) => 3,
+    }
+}
+
+impl Dispatches {
+    pub(super) fn new(outbox: &Arc<str>) -> Self {
+        Self {
+            outbox: Arc::clone(outbox),
+            of_topics: HashMap::new(),
+            of_others: OfTopic::default(),
+        }
+    }
+
+    /// A message of this topic was in a send.
+    pub(super) fn sent(&mut self, topic: &str, outcome: &Outcome, took: Duration) {
+        let result = result_of(outcome);
+        let of_topic = match self.of_topics.get_mut(topic) {
+            Some(of_topic) => of_topic,
+            None => match names::topic_label(&self.outbox, topic) {
+                other if *other == *names::OTHER => &mut self.of_others,
+                _ => self.of_topics.entry(topic.into()).or_default(),
+            },
+        };
+        let outbox = &self.outbox;
+        of_topic[result]
+            .get_or_insert_with(|| {
+                let topic = names::topic_label(outbox, topic);
+                histogram!(names::DISPATCH_SECONDS, "outbox" => Arc::clone(outbox), "topic" => topic, "result" => RESULTS[result])
+            })
+            .record(took.as_secs_f64());
     }
 }

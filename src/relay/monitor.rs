@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
 
-use super::bulkhead::Bulkhead;
+use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Standing;
 use super::health::{DestinationState, Health, Problem, ProblemKind};
 use super::lanes::To;
 use super::progress::{MARGIN, Stay, millis, now};
 use super::shared::Shared;
+use crate::handlers::MOST_LATE;
+use crate::store::claim::Topic;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -112,7 +114,7 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
     shared.config.enabled
         && shared.limit.is_none()
         && !shared.progress.stands_by()
-        && shared.in_flight.load(Ordering::Acquire) == 0
+        && shared.in_flight_beside_handlers() == 0
         && shared.lease.current().is_some()
         && shared.doubt().is_none()
         && shared.outage.troubles().is_empty()
@@ -120,16 +122,18 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
 
 /// Whether what is due there may be claimed and sent at once.
 pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
-    if shared.paused_topics().iter().any(|paused| paused == topic) {
+    if shared.closed_topics().iter().any(|closed| closed == topic) {
         return false;
     }
-    let nowhere = shared.bulkheads.len() - 1;
-    let is_known = shared.bulkheads.iter().any(|one| *one.name == *destination);
-    is_known
-        && match To::of(&shared.routes, topic, destination, nowhere) {
-            To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
-            To::Split => true,
-        }
+    let held = |held: &Topic| held.topic == topic && held.destination == destination;
+    if shared.held_topics().iter().any(held) {
+        return false;
+    }
+    match To::of(&shared.routes, topic, destination) {
+        To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
+        To::Split => true,
+        To::Nowhere => false,
+    }
 }
 
 /// Whether messages are on their way here that nobody sends, and that nothing keeps.
@@ -141,7 +145,7 @@ fn is_stalled(shared: &Shared) -> bool {
     let is_held = |bulkhead: &Bulkhead| {
         bulkhead.in_flight.load(Ordering::Relaxed) > 0 && bulkhead.gate.is_limited()
     };
-    shared.in_flight.load(Ordering::Acquire) > 0
+    shared.in_flight_beside_handlers() > 0
         && !is_busy
         && !shared.bulkheads.iter().any(is_held)
         && shared.outage.troubles().is_empty()
@@ -195,9 +199,15 @@ pub(crate) fn health(shared: &Shared) -> Health {
             };
             found(kind, stuck_sending(bulkhead, count, senders.len(), longest));
         }
+        if let Serves::Group(group) = &bulkhead.serves
+            && group.late() > 0
+        {
+            let (kind, what) = stuck_handlers(bulkhead, group.late());
+            found(kind, what);
+        }
     }
     if let Some(stayed) = shared.monitor.stalled.overdue(now, awake) {
-        let count = shared.in_flight.load(Ordering::Acquire);
+        let count = shared.in_flight_beside_handlers();
         found(
             ProblemKind::NoProgress,
             format!(
@@ -216,6 +226,28 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
     }
     database(shared, &mut found);
+    for (Topic { topic, .. }, count) in shared.held_counts() {
+        found(
+            ProblemKind::SettlesRefused,
+            format!(
+                "the database refuses to record what became of {count} messages of {topic}; no more of them are claimed until it does. The log has the database's error"
+            ),
+        );
+    }
+    let unrouted = shared.unrouted();
+    if let Some(first) = unrouted.first() {
+        let more = match unrouted.len() - 1 {
+            0 => String::new(),
+            count => format!(" (and {count} more such topics)"),
+        };
+        found(
+            ProblemKind::NoRoute,
+            format!(
+                "{}{more}. Add a route, or start the relay that has the handler",
+                first.what()
+            ),
+        );
+    }
     if shared.monitor.deaf.overdue(now, awake).is_some() {
         found(
             ProblemKind::ListenerDown,
@@ -279,6 +311,23 @@ fn stuck_in_database(thread: &str, stayed: Duration) -> String {
     )
 }
 
+fn stuck_handlers(bulkhead: &Bulkhead, late: usize) -> (ProblemKind, String) {
+    let (kind, then) = if late < MOST_LATE {
+        (ProblemKind::SomeSendersStuck, "the group goes on")
+    } else {
+        (
+            ProblemKind::SendersStuck,
+            "the group starts no more. Restart the relay",
+        )
+    };
+    let what = format!(
+        "{late} handlers of {:?} have been running for longer than their limit of {}: their messages wait for them, and {then}",
+        bulkhead.name,
+        humantime::format_duration(bulkhead.send_timeout)
+    );
+    (kind, what)
+}
+
 fn stuck_sending(bulkhead: &Bulkhead, count: usize, of: usize, longest: Duration) -> String {
     format!(
         "{count} of {of} threads that send to {:?} have been at it for up to {}, and the limit is {}: a dispatcher or an observer that does not return. Restart the relay",
@@ -302,7 +351,9 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
         in_flight: bulkhead.in_flight.load(Ordering::Relaxed),
         state: bulkhead.gate.standing().as_str(),
     };
-    shared.bulkheads.iter().map(state).collect()
+    // The last one has no threads where there is no such dispatcher.
+    let sends = |bulkhead: &&Bulkhead| bulkhead.concurrency > 0;
+    shared.bulkheads.iter().filter(sends).map(state).collect()
 }
 
 /// Sets the gauges of what is in memory.
@@ -323,6 +374,7 @@ pub(crate) fn record(shared: &Shared) {
             .set(flag(standing == Standing::BreakerOpen));
         metrics.paused.set(flag(standing == Standing::Paused));
     }
+    metrics.set_paused(&shared.paused_topics());
     let connected = progress.needed().chain([&*progress.listener]);
     let connections = connected.filter(|post| post.is_connected()).count();
     metrics.connections.set(number(connections));
@@ -366,6 +418,7 @@ pub(crate) fn record_end(shared: &Shared) {
     ];
     let all = of_destinations.chain(own).chain(&metrics.problems);
     all.for_each(|gauge| gauge.set(0));
+    metrics.set_paused(&[]);
 }
 
 #[allow(

@@ -117,11 +117,14 @@ pub(super) struct KeptBack {
     pub(super) topics: HashSet<String>,
     /// Destinations that the settings do not have.
     pub(super) destinations: HashSet<String>,
+    /// Those whose settles the database refuses.
+    pub(super) held: HashSet<Topic>,
 }
 
 impl KeptBack {
     pub(super) fn has(&self, topic: &Topic) -> bool {
         self.topics.contains(&topic.topic)
+            || self.held.contains(topic)
             || (!topic.destination.is_empty() && self.destinations.contains(&topic.destination))
     }
 }
@@ -150,5 +153,6 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
             .filter(|row| !has_gate(row))
             .map(|row| row.name.clone())
             .collect(),
+        held: HashSet::new(),
     }
 }

@@ -71,6 +71,12 @@ impl Stay {
         (since > 0).then_some(since)
     }
 
+    /// How long it has been inside, since its last step.
+    pub(super) fn stayed(&self) -> Duration {
+        let since = self.since().unwrap_or_else(now);
+        Duration::from_millis(now().saturating_sub(since))
+    }
+
     pub(super) fn is_inside(&self) -> bool {
         self.since().is_some()
     }

@@ -1,20 +1,22 @@
 //! A sender thread: sends to one destination, never touches the database.
 
+use std::cell::RefCell;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
-use super::bulkhead::Bulkhead;
+use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Pass;
-use super::metrics::OfDestination;
+use super::metrics::{Dispatches, OfDestination};
 use super::progress::{MARGIN, Stay, Within};
 use super::settlement::{NobodyListens, Outcomes, Settlement, Verdict};
 use super::shared::{Job, Shared};
-use super::spans::Spans;
+use super::spans::{Span, Spans};
 use crate::config::RequestBatch;
-use crate::dispatch::{Failure, Outcome, caught};
+use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
+use crate::handlers::Group;
 use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::lease::LeaseId;
@@ -27,25 +29,37 @@ const REQUEST_BYTES: usize = 1024 * 1024;
 ///
 /// In batched mode one thread of the destination gathers at a time, holding `gathering`, so that
 /// few messages are not spread over many requests.
+///
+/// `place`: the number of its bulkhead, and its own among that one's senders.
 pub(crate) fn run(
-    shared: &Shared,
-    bulkhead: &Bulkhead,
+    shared: &Arc<Shared>,
+    place: (usize, usize),
     jobs: &Receiver<Job>,
     gathering: &Mutex<()>,
-    sending: &Stay,
     outcomes: &Outcomes,
 ) {
-    let sender = SenderThread {
+    let (bulkhead, number) = place;
+    let sending = &shared.progress.senders[bulkhead][number];
+    let bulkhead = &shared.bulkheads[bulkhead];
+    let desk = Desk {
         shared,
         bulkhead,
         metrics: &shared.metrics.destinations[bulkhead.number],
-        jobs,
-        sending,
+        dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
         outcomes,
     };
-    let end = match bulkhead.request_batch {
-        None => sender.send_single(),
-        Some(limits) => sender.send_batched(limits, gathering),
+    let sender = SenderThread {
+        shared,
+        bulkhead,
+        desk,
+        jobs,
+        sending,
+    };
+    let end = match (&bulkhead.serves, bulkhead.request_batch) {
+        (Serves::Dispatcher(dispatcher), Some(limits)) => {
+            sender.send_batched(&**dispatcher, limits, gathering)
+        }
+        _ => sender.send_single(),
     };
     if end.is_err() {
         // The settler is gone: the relay has given up, and its lease leads to a takeover.
@@ -54,12 +68,21 @@ pub(crate) fn run(
 }
 
 struct SenderThread<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     bulkhead: &'a Bulkhead,
-    metrics: &'a OfDestination,
+    desk: Desk<'a>,
     jobs: &'a Receiver<Job>,
     /// What others know of it.
     sending: &'a Stay,
+}
+
+/// Where is told what came of a send.
+struct Desk<'a> {
+    shared: &'a Shared,
+    bulkhead: &'a Bulkhead,
+    metrics: &'a OfDestination,
+    /// This thread's own.
+    dispatches: RefCell<Dispatches>,
     outcomes: &'a Outcomes,
 }
 
@@ -74,6 +97,7 @@ impl SenderThread<'_> {
 
     fn send_batched(
         &self,
+        dispatcher: &dyn Dispatcher,
         limits: RequestBatch,
         gathering: &Mutex<()>,
     ) -> Result<(), NobodyListens> {
@@ -85,7 +109,7 @@ impl SenderThread<'_> {
             let (together, alone) = self.gather(first, limits);
             drop(turn);
             self.ring_for_room();
-            self.send_together(together)?;
+            self.send_together(dispatcher, together)?;
             for job in alone {
                 self.send_alone(job)?;
             }
@@ -125,41 +149,80 @@ impl SenderThread<'_> {
 
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
         let Job { message, lease } = job;
+        let desk = &self.desk;
         let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(lease)) else {
-            return self.settle(message, lease, Verdict::Released, Duration::ZERO);
+            return desk.settle(message, lease, Verdict::Released, Duration::ZERO);
         };
         let sending = self.begin(1);
         self.tell_sending(&message);
         // An observer may have taken its time.
         if !self.may_send(lease) {
             self.bulkhead.gate.give_back(&pass);
-            return self.settle(message, lease, Verdict::Released, Duration::ZERO);
+            return desk.settle(message, lease, Verdict::Released, Duration::ZERO);
         }
         let began = Instant::now();
         if message.expires.is_some_and(|end| began >= end) {
             self.bulkhead.gate.give_back(&pass);
-            return self.settle(message, lease, expired(), Duration::ZERO);
+            return desk.settle(message, lease, Verdict::expired(), Duration::ZERO);
         }
-        self.metrics.waited(message.claimed, began);
+        desk.metrics.waited(message.claimed, began);
         let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
-        let outcome = spans.within(|| dispatch_one(self.bulkhead, &message));
-        let took = began.elapsed();
-        self.learn(took);
-        self.tell_sent(&message, &outcome, took);
-        spans.end(std::slice::from_ref(&outcome));
-        self.record(&pass, &outcome);
-        drop(sending);
-        let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
-        self.settle(message, lease, verdict, took)
+        let sent = Sent {
+            message,
+            lease,
+            pass,
+            spans,
+            began,
+        };
+        match &self.bulkhead.serves {
+            Serves::Dispatcher(dispatcher) => {
+                let dispatch = || dispatcher.dispatch(&sent.message);
+                let outcome = sent.spans.within(|| caught(&sent.message, dispatch));
+                drop(sending);
+                desk.conclude(sent, outcome.unwrap_or_else(Outcome::Retry))
+            }
+            Serves::Group(group) => {
+                self.hand_to(group, sent);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has a handler called. Its end may come when this thread has gone on to other messages.
+    fn hand_to(&self, group: &Group, sent: Sent) {
+        let (message, lease) = (sent.message.clone(), sent.lease);
+        let (shared, number) = (Arc::clone(self.shared), self.bulkhead.number);
+        let outcomes = self.desk.outcomes.clone();
+        shared.begin_handling(lease, message.sequence.0);
+        let span = sent.spans.within(Span::current);
+        let conclude = move |outcome| {
+            shared.end_handling(lease, sent.message.sequence.0);
+            let desk = Desk {
+                shared: &shared,
+                bulkhead: &shared.bulkheads[number],
+                metrics: &shared.metrics.destinations[number],
+                dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
+                outcomes: &outcomes,
+            };
+            if desk.conclude(sent, outcome).is_err() {
+                log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "nobody takes outcomes any more: the message is left to the lease");
+            }
+        };
+        group.call(message, span, Box::new(conclude));
     }
 
     /// Sends several messages by one request.
-    fn send_together(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
+    fn send_together(
+        &self,
+        dispatcher: &dyn Dispatcher,
+        jobs: Vec<Job>,
+    ) -> Result<(), NobodyListens> {
         let gate = &self.bulkhead.gate;
         let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
         let Some(pass) = gate.admit(is_wanted) else {
             for Job { message, lease } in jobs {
-                self.settle(message, lease, Verdict::Released, Duration::ZERO)?;
+                self.desk
+                    .settle(message, lease, Verdict::Released, Duration::ZERO)?;
             }
             return Ok(());
         };
@@ -171,30 +234,30 @@ impl SenderThread<'_> {
             let verdict = if !self.may_send(lease) {
                 Verdict::Released
             } else if message.expires.is_some_and(|end| began >= end) {
-                expired()
+                Verdict::expired()
             } else {
-                self.metrics.waited(message.claimed, began);
+                self.desk.metrics.waited(message.claimed, began);
                 messages.push(message);
                 leases.push(lease);
                 continue;
             };
-            self.settle(message, lease, verdict, Duration::ZERO)?;
+            self.desk.settle(message, lease, verdict, Duration::ZERO)?;
         }
         if messages.is_empty() {
             gate.give_back(&pass);
             return Ok(());
         }
         let spans = Spans::of(&messages, &self.bulkhead.name);
-        let outcomes = spans.within(|| dispatch_batch(self.bulkhead, &messages));
+        let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();
-        self.learn(latency);
+        self.desk.learn(latency);
         for (message, outcome) in messages.iter().zip(&outcomes) {
-            self.tell_sent(message, outcome, latency);
+            self.desk.tell_sent(message, outcome, latency);
         }
         // Of one request all outcomes say the same; where they do not, the worst one counts.
         match outcomes.iter().max_by_key(|outcome| weight(outcome)) {
-            Some(telling) => self.record(&pass, telling),
+            Some(telling) => self.desk.record(&pass, telling),
             None => gate.give_back(&pass),
         }
         drop(sending);
@@ -206,7 +269,7 @@ impl SenderThread<'_> {
                 continue;
             }
             let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
-            self.settle(message, lease, verdict, latency)?;
+            self.desk.settle(message, lease, verdict, latency)?;
         }
         // It may be one of them that the receiver does not want.
         for job in refused {
@@ -222,25 +285,57 @@ impl SenderThread<'_> {
         self.sending.within(longest.saturating_add(MARGIN))
     }
 
-    fn learn(&self, took: Duration) {
-        self.bulkhead.learn(took);
-        self.metrics.send_seconds.record(took.as_secs_f64());
-    }
-
     fn tell_sending(&self, message: &Message) {
         let observers = &self.shared.observers;
         observers.tell(message, |one| one.sending(message, &self.bulkhead.name));
     }
 
+    fn may_send(&self, lease: LeaseId) -> bool {
+        !self.shared.is_stopping() && self.shared.lease.may_send(lease)
+    }
+}
+
+/// A message that is being sent.
+struct Sent {
+    message: Message,
+    lease: LeaseId,
+    pass: Pass,
+    spans: Spans,
+    began: Instant,
+}
+
+impl Desk<'_> {
+    /// The send has come to its end.
+    fn conclude(&self, sent: Sent, outcome: Outcome) -> Result<(), NobodyListens> {
+        let Sent {
+            message,
+            lease,
+            pass,
+            spans,
+            began,
+        } = sent;
+        let took = began.elapsed();
+        self.learn(took);
+        self.tell_sent(&message, &outcome, took);
+        spans.end(std::slice::from_ref(&outcome));
+        self.record(&pass, &outcome);
+        let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
+        self.settle(message, lease, verdict, took)
+    }
+
+    fn learn(&self, took: Duration) {
+        self.bulkhead.learn(took);
+        self.metrics.send_seconds.record(took.as_secs_f64());
+    }
+
     fn tell_sent(&self, message: &Message, outcome: &Outcome, took: Duration) {
+        let mut dispatches = self.dispatches.borrow_mut();
+        dispatches.sent(&message.topic, outcome, took);
+        drop(dispatches);
         let observers = &self.shared.observers;
         observers.tell(message, |one| {
             one.sent(message, &self.bulkhead.name, outcome, took);
         });
-    }
-
-    fn may_send(&self, lease: LeaseId) -> bool {
-        !self.shared.is_stopping() && self.shared.lease.may_send(lease)
     }
 
     fn record(&self, pass: &Pass, outcome: &Outcome) {
@@ -264,11 +359,6 @@ impl SenderThread<'_> {
     }
 }
 
-fn expired() -> Verdict {
-    let error = "its time was over before it was sent";
-    Verdict::Dead(Failure::new(ReasonCode::Expired, error), 0)
-}
-
 /// The receiver has refused the request for what is in it.
 fn is_refusal(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Dead(failure) if failure.response.status.is_some())
@@ -286,14 +376,8 @@ fn weight(outcome: &Outcome) -> u8 {
     }
 }
 
-fn dispatch_one(bulkhead: &Bulkhead, message: &Message) -> Outcome {
-    caught(message, || bulkhead.dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
-}
-
-fn dispatch_batch(bulkhead: &Bulkhead, messages: &[Message]) -> Vec<Outcome> {
-    let outcomes = match caught(&messages[0], || {
-        bulkhead.dispatcher.dispatch_batch(messages)
-    }) {
+fn dispatch_batch(dispatcher: &dyn Dispatcher, messages: &[Message]) -> Vec<Outcome> {
+    let outcomes = match caught(&messages[0], || dispatcher.dispatch_batch(messages)) {
         Ok(outcomes) => outcomes,
         Err(failure) => vec![Outcome::Retry(failure); messages.len()],
     };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use diesel::connection::{AnsiTransactionManager, TransactionManager};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 use secrecy::SecretString;
@@ -11,7 +12,8 @@ use secrecy::SecretString;
 use super::progress::{MARGIN, Post, each_statement};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::connection::{Connected, Plans, backend, connect};
+use crate::store::connection::{Connected, Limits, Plans, backend, connect, lock_limit};
+use crate::store::pinned::{pin, pinned};
 use crate::store::rights;
 
 /// How long a pooler lets a client wait for its turn: the default of PgBouncer's `query_wait_timeout`.
@@ -25,9 +27,17 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 const LONGEST_CONNECT: Duration = Duration::from_secs(120);
 /// The thread that the relay can do without.
 pub(super) const LISTENER: &str = "listener";
-/// An outage shorter than this after the last one is the same one to the log. Longer than what is refused
-/// is put aside for.
+/// An outage shorter than this after the last one is the same one to the log.
 const QUIET: Duration = Duration::from_secs(15);
+
+/// What becomes of a connection on which a statement was refused for its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterRefusal {
+    /// It is given up: a new one may know better, for example after a change of the tables.
+    Reconnect,
+    /// It is kept, and the database counts as there: the refusal was to be expected.
+    Keep,
+}
 
 /// A connection that is made when it is needed, and given up after any error.
 pub(crate) struct Session {
@@ -41,6 +51,8 @@ pub(crate) struct Session {
     backend: Option<i32>,
     outage: Arc<Outage>,
     failures: u32,
+    /// The last error came from what is wrong with the outbox.
+    is_missing: bool,
 }
 
 impl Session {
@@ -62,12 +74,22 @@ impl Session {
             backend: None,
             outage: Arc::clone(outage),
             failures: 0,
+            is_missing: false,
         }
     }
 
     /// Runs statements. After an error the connection is gone, and the next call makes a new one.
     pub(crate) fn run<T>(
         &mut self,
+        statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+    ) -> Result<T, DatabaseError> {
+        self.run_with(AfterRefusal::Reconnect, statements)
+    }
+
+    /// The same, where `after` says what a refusal means.
+    pub(crate) fn run_with<T>(
+        &mut self,
+        after: AfterRefusal,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
         let post = Arc::clone(&self.post);
@@ -80,19 +102,45 @@ impl Session {
         match &result {
             Ok(_) => {
                 self.failures = 0;
+                self.is_missing = false;
                 self.outage.over(post.thread);
             }
+            Err(error)
+                if after == AfterRefusal::Keep && error.is_refusal() && self.is_outside() =>
+            {
+                post.errors.increment(1);
+            }
             Err(error) => {
-                let missing = self.missing(error);
+                let limit = lock_limit(self.statement_timeout);
+                let cause = if is_timeout(error, post.in_database.stayed(), limit) {
+                    Cause::TimeOut
+                } else {
+                    self.missing(error).map_or(Cause::Other, Cause::Missing)
+                };
+                self.is_missing = matches!(cause, Cause::Missing(_));
                 self.conn = None;
                 self.failures = self.failures.saturating_add(1);
                 post.errors.increment(1);
-                self.outage.noticed(post.thread, error, missing);
+                self.outage.noticed(post.thread, error, cause);
             }
         }
         drop(stay);
         post.set_connected(self.conn.is_some());
         result
+    }
+
+    /// Whether there is a connection and no transaction is open on it.
+    fn is_outside(&mut self) -> bool {
+        self.conn.as_mut().is_some_and(|connected| {
+            let status =
+                AnsiTransactionManager::transaction_manager_status_mut(&mut connected.conn);
+            matches!(status.transaction_depth(), Ok(None))
+        })
+    }
+
+    /// Whether something is wrong with the outbox: then everything is refused.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.is_missing
     }
 
     /// What has failed was refused for its values: the database is there.
@@ -119,8 +167,8 @@ impl Session {
         else {
             return None;
         };
-        let Connected { conn, .. } = self.conn.as_mut().filter(|_| !error.is_timeout())?;
-        match rights::check_relay(conn, &self.outbox) {
+        let Connected { conn, .. } = self.conn.as_mut()?;
+        match pinned(conn, &self.outbox, rights::check_relay) {
             Err(DatabaseError::Schema(what)) => Some(what),
             Ok(()) | Err(_) => None,
         }
@@ -135,16 +183,15 @@ impl Session {
         let Connected { conn, pooled } = match &mut self.conn {
             Some(connected) => connected,
             none => {
-                let mut connected = connect(
-                    &self.database_url,
-                    self.post.thread,
-                    self.statement_timeout,
-                    self.plans,
-                )?;
+                let limits = Limits::of_relay(self.statement_timeout, self.plans);
+                let mut connected = connect(&self.database_url, self.post.thread, limits)?;
                 let longest = match connected.pooled {
                     None => of_ours,
                     Some(_) => of_pooled,
                 };
+                if connected.pooled.is_none() {
+                    pin(&mut connected.conn)?;
+                }
                 self.post.in_database.begin(longest);
                 self.backend = match connected.pooled {
                     None => Some(backend(&mut connected.conn)?),
@@ -177,6 +224,29 @@ impl Session {
     }
 }
 
+/// Why a statement has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// It, or a lock that it waited for, took longer than its limit.
+    TimeOut,
+    /// Something is wrong with the outbox.
+    Missing(String),
+    Other,
+}
+
+/// What both clocks round away.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+/// Whether a statement, which failed after `took`, was ended by its limits: `limit` is the shorter one. Known by
+/// its time, as a server says it in its own language and Diesel does not give its SQLSTATE away.
+fn is_timeout(error: &DatabaseError, took: Duration, limit: Duration) -> bool {
+    let of_no_kind = matches!(
+        error,
+        DatabaseError::Statement(Error::DatabaseError(DatabaseErrorKind::Unknown, _))
+    );
+    of_no_kind && took.saturating_add(ROUNDING) >= limit
+}
+
 /// Which threads have no database just now. Says so once, and once when all have it again.
 #[derive(Debug, Default)]
 pub(crate) struct Outage {
@@ -201,12 +271,7 @@ pub(crate) struct Trouble {
 }
 
 impl Outage {
-    pub(super) fn noticed(
-        &self,
-        purpose: &'static str,
-        error: &DatabaseError,
-        missing: Option<String>,
-    ) {
+    pub(super) fn noticed(&self, purpose: &'static str, error: &DatabaseError, cause: Cause) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = state.without.is_empty();
         let trouble = state.without.entry(purpose).or_insert_with(|| Trouble {
@@ -215,7 +280,14 @@ impl Outage {
             missing: None,
         });
         trouble.error = error.to_string();
-        trouble.missing = missing;
+        let event = match &cause {
+            Cause::TimeOut => "db_timeout",
+            Cause::Missing(_) | Cause::Other => "db_error",
+        };
+        trouble.missing = match cause {
+            Cause::Missing(what) => Some(what),
+            Cause::TimeOut | Cause::Other => None,
+        };
         if first {
             state.began = Some(Instant::now());
             state.logged = state.ended.is_none_or(|ended| ended.elapsed() > QUIET);
@@ -224,11 +296,6 @@ impl Outage {
             log::Level::Error
         } else {
             log::Level::Debug
-        };
-        let event = if error.is_timeout() {
-            "db_timeout"
-        } else {
-            "db_error"
         };
         log::log!(level, event = event, thread = purpose, error:% = error; "the database failed; trying again until it is back");
     }
@@ -260,5 +327,30 @@ impl Outage {
         needed
             .map(|(thread, trouble)| (*thread, trouble.clone()))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// R30: a server says it in the language of `lc_messages`, and a trigger of a user's may say anything.
+    #[test]
+    fn a_timeout_is_known_by_its_time_and_not_by_words() {
+        let unknown = |text: &str| {
+            let text = Box::new(text.to_owned());
+            DatabaseError::Statement(Error::DatabaseError(DatabaseErrorKind::Unknown, text))
+        };
+        let limit = Duration::from_secs(5);
+        let german = unknown("storniere Anfrage wegen Zeitüberschreitung der Sperre");
+        assert!(is_timeout(&german, limit, limit));
+        assert!(is_timeout(&german, limit - Duration::from_millis(1), limit));
+        let forged = unknown("canceling statement due to statement timeout");
+        assert!(!is_timeout(&forged, Duration::from_millis(3), limit));
+        let gone = Box::new("server closed the connection".to_owned());
+        let gone = Error::DatabaseError(DatabaseErrorKind::ClosedConnection, gone);
+        assert!(!is_timeout(&gone.into(), limit * 4, limit));
+        let refused = DatabaseError::Connect("timeout expired".to_owned());
+        assert!(!is_timeout(&refused, limit * 4, limit));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-pub(super) use self::told::log_settled;
+pub(super) use self::told::{log_conflict, log_settled};
 
 use super::bulkhead::{Bulkhead, Retries};
 use crate::dispatch::{Failure, Outcome, Pause, Response};
@@ -16,7 +16,7 @@ use crate::status::ReasonCode;
 use crate::store::claim::Topic;
 use crate::store::lease::LeaseId;
 use crate::store::ordered::Key;
-use crate::store::settle::{Delivered, Failed};
+use crate::store::settle::{Claim, Delivered, Failed};
 
 /// A hundred years: more is none of the database's intervals.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -66,11 +66,20 @@ impl Verdict {
             Outcome::Delivered(response) => Self::Delivered(response),
             Outcome::Retry(failure) => Self::of_failure(failure, attempts, retries),
             Outcome::Wait(failure) => {
-                let delay = delay(&failure, attempts.saturating_add(1), retries);
+                let made = attempts.saturating_add(1);
+                let delay = failure
+                    .retry_after
+                    .unwrap_or_else(|| delay(&failure, made, retries));
                 Self::Retry(failure, delay, 0)
             }
             Outcome::Dead(failure) => Self::Dead(failure, 1),
         }
+    }
+
+    /// Its time is over, and it was not sent.
+    pub(super) fn expired() -> Self {
+        let error = "its time was over before it was sent";
+        Self::Dead(Failure::new(ReasonCode::Expired, error), 0)
     }
 
     /// After a failed attempt: another one later, or the end. `attempts` were made before it.
@@ -137,6 +146,13 @@ impl Settlement {
 
     pub(super) fn sequence(&self) -> i64 {
         self.message.sequence.0
+    }
+
+    pub(super) fn claim(&self) -> Claim {
+        Claim {
+            sequence: self.sequence(),
+            at: self.message.claimed_at,
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {
@@ -253,21 +269,29 @@ impl Settlement {
         Key::of(&self.message)
     }
 
-    /// Leaves only ASCII in its texts, which every encoding can store.
-    pub(super) fn make_ascii(&mut self) {
+    /// Its topic, and the destination that it names, as claims tell messages apart.
+    pub(super) fn topic(&self) -> Topic {
+        Topic {
+            topic: self.message.topic.clone(),
+            destination: self.message.destination.clone(),
+        }
+    }
+
+    /// Leaves only ASCII in its texts, which every encoding can store. `true`: there was something else.
+    pub(super) fn make_ascii(&mut self) -> bool {
         match &mut self.verdict {
-            Verdict::Delivered(response) => make_ascii(&mut response.body),
+            Verdict::Delivered(response) => response.body.as_mut().is_some_and(make_ascii),
             Verdict::Retry(failure, ..) | Verdict::Dead(failure, _) => {
-                failure.error = ascii(&failure.error);
-                make_ascii(&mut failure.response.body);
+                let of_body = failure.response.body.as_mut().is_some_and(make_ascii);
+                make_ascii(&mut failure.error) | of_body
             }
-            Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => {}
+            Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => false,
         }
     }
 }
 
 /// What one statement can settle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Kind {
     Delivered,
     Deduplicated,
@@ -301,16 +325,15 @@ impl Kind {
     }
 }
 
-fn ascii(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_ascii() { c } else { '?' })
-        .collect()
-}
-
-fn make_ascii(text: &mut Option<String>) {
-    if let Some(text) = text {
-        *text = ascii(text);
+fn make_ascii(text: &mut String) -> bool {
+    if text.is_ascii() {
+        return false;
     }
+    *text = text
+        .chars()
+        .map(|c| if c.is_ascii() { c } else { '?' })
+        .collect();
+    true
 }
 
 pub(super) fn delivered(settlement: &Settlement) -> Option<Delivered> {
@@ -318,7 +341,7 @@ pub(super) fn delivered(settlement: &Settlement) -> Option<Delivered> {
         return None;
     };
     Some(Delivered {
-        sequence: settlement.sequence(),
+        claim: settlement.claim(),
         http_status: response.status.map(i32::from),
         response: response.body.as_deref().map(storable),
     })
@@ -333,7 +356,7 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
         }
     };
     Some(Failed {
-        sequence: settlement.sequence(),
+        claim: settlement.claim(),
         code: failure.code,
         error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
         http_status: failure.response.status.map(i32::from),
@@ -341,7 +364,6 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
         delay: delay.min(LONGEST_DELAY),
         before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,
-        claimed_at: settlement.message.claimed_at,
         blocks_key: false,
     })
 }
@@ -358,4 +380,34 @@ fn storable(text: &str) -> String {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::backoff::Backoff;
+
+    /// R21
+    #[test]
+    fn messages_that_failed_together_do_not_return_together() {
+        let retries = Retries {
+            max_attempts: 20,
+            backoff: Backoff::default(),
+        };
+        let delays: HashSet<Duration> = (0..50)
+            .map(|_| {
+                let failure = Failure::new(ReasonCode::Connect, "");
+                match Verdict::of_failure(failure, 3, &retries) {
+                    Verdict::Retry(_, delay, 1) => delay,
+                    other => panic!("{other:?}"),
+                }
+            })
+            .collect();
+        assert!(delays.len() > 25, "{delays:?}");
+        for delay in delays {
+            assert!(delay >= Duration::from_secs(20) && delay <= Duration::from_secs(40));
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! The settle threads: they write down what became of messages, many at a time.
 
+mod conflicts;
 mod next;
+mod refused;
 mod written;
 
 use std::collections::{BTreeMap, HashSet};
@@ -9,21 +11,24 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use diesel::result::{DatabaseErrorKind, Error};
+use diesel::PgConnection;
+use diesel::result::QueryResult;
 
 pub(super) use self::written::write_down;
 
 use self::next::{Settled, look_at_the_next};
+use self::refused::Refused;
 use super::pauses;
 use super::progress::Post;
-use super::session::Session;
+use super::session::{AfterRefusal, Session};
 use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::{Continued, Shared};
 use super::stats::add;
 use crate::error::DatabaseError;
+use crate::store::claim::Topic;
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
-use crate::store::settle;
+use crate::store::settle::{self, Trace};
 
 /// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
 /// whether the senders have run out of work.
@@ -34,18 +39,14 @@ const GLANCE: Duration = Duration::from_millis(1);
 const KEYED_WORK: usize = 3;
 /// A batch of no more than this is of a relay with little to do: it settles at once.
 const LIGHT: usize = 16;
-/// How long a message waits whose settle was refused.
-const ASIDE: Duration = Duration::from_secs(10);
-/// Messages that one try puts aside.
-const MOST_REFUSED: usize = 3;
 /// A settle that takes longer than this is given up and tried again.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Settles messages without ordering keys until all senders and the claimer are gone and everything is
 /// written down, or until the relay gives up at its deadline.
 ///
-/// What the database refuses for its values is put aside and tried again now and then, so that it
-/// holds nothing else.
+/// What the database refuses for its values is kept apart (`refused`) and tried again now and then: it holds
+/// nothing else, and what is not refused always comes first.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let mut settler = Settler::new(shared, &shared.progress.settler, None);
     if settler.run(outcomes).is_ok() {
@@ -82,6 +83,13 @@ struct Settler<'a> {
     session: Session,
     /// Where keys go on.
     continued: Option<&'a Sender<Continued>>,
+    /// The last batch was a large one.
+    is_busy: bool,
+    refused: Refused,
+    /// What a refusal means to the statement under way.
+    after_refusal: AfterRefusal,
+    /// The topic of the statement under way, where its messages were put aside.
+    topic_aside: Option<Topic>,
 }
 
 impl<'a> Settler<'a> {
@@ -90,64 +98,50 @@ impl<'a> Settler<'a> {
             shared,
             session: shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex),
             continued,
+            is_busy: false,
+            refused: Refused::default(),
+            after_refusal: AfterRefusal::Reconnect,
+            topic_aside: None,
         }
     }
 
     fn run(&mut self, outcomes: &Receiver<Settlement>) -> Result<(), GivenUp> {
-        let shared = self.shared;
-        let mut aside: Vec<Settlement> = Vec::new();
-        let mut aside_until = Instant::now();
-        let mut is_busy = false;
-        let batch_size = shared.batch();
+        let batch_size = self.shared.batch();
         loop {
-            let next = if aside.is_empty() {
-                outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else if Instant::now() >= aside_until {
-                // Asked here: a channel that is never empty would not let the time run out.
-                Err(RecvTimeoutError::Timeout)
-            } else {
-                outcomes.recv_deadline(aside_until)
+            let next = match self.refused.next_try(Instant::now()) {
+                None => outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => outcomes.recv_deadline(at),
             };
-            let is_last = matches!(next, Err(RecvTimeoutError::Disconnected));
-            let is_again = next.is_err();
-            let mut batch = match next {
+            match next {
                 Ok(first) => {
-                    if is_busy {
+                    if self.is_busy {
                         self.linger(outcomes, batch_size);
                     }
-                    gather(first, outcomes, batch_size)
+                    let batch = gather(first, outcomes, batch_size);
+                    self.is_busy = batch.len() > LIGHT;
+                    self.settle_all(batch)?;
                 }
-                Err(_) => {
-                    shared.take_up_aside(aside.iter().map(Settlement::sequence));
-                    std::mem::take(&mut aside)
-                }
-            };
-            is_busy = batch.len() > LIGHT;
-            let mut isolate = is_again;
-            while !batch.is_empty() {
-                let unsettled = self.settle(batch, isolate);
-                if !unsettled.refused.is_empty() {
-                    if unsettled.failed.is_empty() {
-                        self.session.was_only_refused();
-                    }
-                    shared.put_aside(unsettled.refused.iter().map(Settlement::sequence));
-                    aside.extend(unsettled.refused);
-                    aside_until = Instant::now() + ASIDE;
-                }
-                batch = unsettled.failed;
-                if shared.is_abandoned() && !batch.is_empty() {
+                Err(RecvTimeoutError::Timeout) => self.is_busy = false,
+                Err(RecvTimeoutError::Disconnected) => return self.try_the_rest(),
+            }
+            // Asked here: a channel that is never empty would not let the time run out.
+            self.try_next();
+        }
+    }
+
+    /// Until everything is written down or put aside.
+    fn settle_all(&mut self, batch: Vec<Settlement>) -> Result<(), GivenUp> {
+        let mut left = self.set_suspects_apart(batch);
+        while !left.is_empty() {
+            left = self.settle(left);
+            if !left.is_empty() {
+                if self.shared.is_abandoned() {
                     return Err(GivenUp);
                 }
-                if !batch.is_empty() {
-                    shared.pause(self.session.wait());
-                }
-                // A statement that failed by itself fails again: find out whose fault it is.
-                isolate = true;
-            }
-            if is_last {
-                return Ok(());
+                self.shared.pause(self.session.wait());
             }
         }
+        Ok(())
     }
 
     /// Waits for more outcomes while the senders have work; where messages have ordering keys, while
@@ -173,8 +167,9 @@ impl<'a> Settler<'a> {
         }
     }
 
-    /// Settles a batch, one statement for each lease and kind.
-    fn settle(&mut self, batch: Vec<Settlement>, isolate: bool) -> Unsettled {
+    /// Settles a batch, one statement for each lease and kind. Returns what could not be written down for want
+    /// of a server: it is tried again at once.
+    fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
         let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
         for settlement in batch {
             groups
@@ -182,57 +177,20 @@ impl<'a> Settler<'a> {
                 .or_default()
                 .push(settlement);
         }
-        let mut unsettled = Unsettled::default();
-        for ((lease, kind), mut group) in groups {
-            group.sort_unstable_by_key(Settlement::sequence);
-            match self.settle_group(lease, kind, &group) {
-                Ok(()) => {}
-                Err(error) if isolate && is_of_the_data(&error) => {
-                    self.settle_singly(lease, kind, group, &mut unsettled);
-                }
-                Err(_) => unsettled.failed.extend(group),
+        let mut left = Vec::new();
+        for ((lease, kind), mut group) in groups.into_iter().flat_map(each_once) {
+            let result = self.settle_group(lease, kind, &group);
+            let Err(error) = result else {
+                continue;
+            };
+            group.iter_mut().for_each(|one| one.repeated = true);
+            if error.is_refusal() && !self.session.is_missing() {
+                left.extend(self.isolate(lease, kind, group));
+            } else {
+                left.extend(group);
             }
         }
-        let Unsettled { failed, refused } = &mut unsettled;
-        for settlement in failed.iter_mut().chain(refused) {
-            settlement.repeated = true;
-        }
-        unsettled
-    }
-
-    /// One after the other, with texts in plain ASCII, which every encoding can store: so one
-    /// message that cannot be written down does not hold the others.
-    ///
-    /// After a few refusals the rest is left to the next try: a server that refuses everything, with
-    /// a full disk for example, is not told by each message.
-    fn settle_singly(
-        &mut self,
-        lease: LeaseId,
-        kind: Kind,
-        group: Vec<Settlement>,
-        unsettled: &mut Unsettled,
-    ) {
-        let mut group = group.into_iter();
-        while let Some(mut settlement) = group.next() {
-            settlement.make_ascii();
-            let one = std::slice::from_ref(&settlement);
-            match self.settle_group(lease, kind, one) {
-                Ok(()) => {}
-                Err(error)
-                    if is_of_the_data(&error)
-                        && unsettled.refused.len() < MOST_REFUSED
-                        && !self.shared.is_abandoned() =>
-                {
-                    log::error!(event = "settle_failed", sequence = settlement.sequence(), error:% = error; "a message cannot be settled; it is put aside and tried again");
-                    unsettled.refused.push(settlement);
-                }
-                Err(_) => {
-                    unsettled.failed.push(settlement);
-                    unsettled.failed.extend(group);
-                    return;
-                }
-            }
-        }
+        left
     }
 
     fn settle_group(
@@ -260,6 +218,7 @@ impl<'a> Settler<'a> {
         let settled_before = self.settled_before(&missed)?;
         add(&shared.stats.settles, 1);
         let mut counted = 0;
+        let mut conflicts = Vec::new();
         for settlement in group {
             let bulkhead = &shared.bulkheads[settlement.bulkhead];
             bulkhead.in_flight.fetch_sub(1, Ordering::Relaxed);
@@ -273,9 +232,10 @@ impl<'a> Settler<'a> {
             } else {
                 add(&shared.stats.conflicts, 1);
                 shared.metrics.conflicts.increment(1);
-                log::warn!(event = "conflict", sequence = settlement.sequence(), topic = settlement.message.topic, lease = lease.0; "another relay has the message: its settle changed nothing");
+                conflicts.push(settlement);
             }
         }
+        self.tell_conflicts(lease, &conflicts);
         let counter = match kind {
             Kind::Delivered => &shared.stats.delivered,
             Kind::Deduplicated => &shared.stats.deduplicated,
@@ -296,20 +256,33 @@ impl<'a> Settler<'a> {
             // What it became is to be claimed.
             shared.look();
         }
-        shared.finished(lease, group.len());
+        match &self.topic_aside {
+            None => shared.finished(lease, group.len()),
+            Some(topic) => {
+                shared.finished_aside(lease, topic, group.iter().map(Settlement::claim));
+            }
+        }
         Ok(())
+    }
+
+    /// Runs statements; what they lose by a refusal depends on what is under way.
+    fn run_statements<T>(
+        &mut self,
+        statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+    ) -> Result<T, DatabaseError> {
+        self.session.run_with(self.after_refusal, statements)
     }
 
     /// Of messages that a repeated settle did not find: those that the first one had settled.
     fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
-        let keys: Vec<(String, String)> = missed
+        let traces: Vec<Trace<'_>> = missed
             .iter()
             .filter(|s| s.repeated && matches!(s.kind(), Kind::Delivered | Kind::Dead))
-            .map(|s| {
-                (
-                    s.message.idempotency_key.clone(),
-                    s.message.destination.clone(),
-                )
+            .map(|s| Trace {
+                sequence: s.sequence(),
+                message_id: s.message.message_id,
+                idempotency_key: &s.message.idempotency_key,
+                destination: &s.message.destination,
             })
             .collect();
         // A retry or a release that worked before leaves nothing to be told by; nor does it matter.
@@ -324,24 +297,36 @@ impl<'a> Settler<'a> {
             })
             .map(|s| s.sequence())
             .collect();
-        if !keys.is_empty() {
+        if !traces.is_empty() {
             let name = &self.shared.config.table;
-            before.extend(
-                self.session
-                    .run(|conn| settle::settled(conn, name, &keys))?,
-            );
+            before.extend(self.run_statements(|conn| settle::settled(conn, name, &traces))?);
         }
         Ok(before)
     }
 }
 
-/// What could not be written down.
-#[derive(Default)]
-struct Unsettled {
-    /// For want of a server: tried again at once, with everything else waiting.
-    failed: Vec<Settlement>,
-    /// Refused by itself.
-    refused: Vec<Settlement>,
+type Group = ((LeaseId, Kind), Vec<Settlement>);
+
+/// Groups in the order of their sequences, each sequence once: a new primary that lacks the last inserts
+/// gives some of them out again.
+fn each_once((of, mut group): Group) -> Vec<Group> {
+    group.sort_unstable_by_key(Settlement::claim);
+    let mut again = Vec::new();
+    let mut last = None;
+    let first = group.into_iter().filter_map(|one| {
+        let is_new = last.replace(one.sequence()) != Some(one.sequence());
+        if is_new {
+            return Some(one);
+        }
+        again.push(one);
+        None
+    });
+    let first = first.collect();
+    let again = match again.is_empty() {
+        true => Vec::new(),
+        false => each_once((of, again)),
+    };
+    std::iter::once((of, first)).chain(again).collect()
 }
 
 /// The first outcome and those that wait behind it, up to a batch.
@@ -350,20 +335,6 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
         .chain(outcomes.try_iter())
         .take(most)
         .collect()
-}
-
-/// The server refused the values, and not for want of a server that can write.
-fn is_of_the_data(error: &DatabaseError) -> bool {
-    match error {
-        DatabaseError::Statement(Error::DatabaseError(
-            DatabaseErrorKind::ReadOnlyTransaction | DatabaseErrorKind::SerializationFailure,
-            _,
-        )) => false,
-        DatabaseError::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_)) => {
-            !error.is_without_answer()
-        }
-        _ => false,
-    }
 }
 
 /// Tells the log, the metrics and the observers what is written down.

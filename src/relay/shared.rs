@@ -10,6 +10,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use secrecy::SecretString;
 
+use self::in_flight::Aside;
 use super::bulkhead::Bulkhead;
 use super::doubt::Doubt;
 use super::idle::Idle;
@@ -17,11 +18,11 @@ use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::monitor::Monitor;
 use super::observer::Observers;
-use super::pauses::KeptBack;
 use super::progress::{Post, Progress};
 use super::session::{Outage, Session};
 use super::sleep::Sleep;
-use super::stats::Counters;
+use super::stats::{Counters, add};
+use super::unrouted::Unrouted;
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
@@ -29,6 +30,11 @@ use crate::store::claim::{Claimed, Topic};
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
 use crate::store::ordered::Key;
+
+/// A claim that takes longer than this is given up and tried again.
+pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
+/// No claim waits for longer than this for something else.
+const MOMENT: Duration = Duration::from_millis(250);
 
 /// A claimed message on its way to a sender.
 pub(crate) struct Job {
@@ -69,6 +75,8 @@ pub(crate) struct Shared {
     pub(crate) bulkheads: Vec<Bulkhead>,
     /// Messages to claim at most.
     pub(crate) limit: Option<u64>,
+    /// A claim that takes longer than this is given up and tried again.
+    pub(crate) claim_limit: Duration,
     pub(crate) lease: LeaseClock,
     pub(crate) outage: Arc<Outage>,
     pub(crate) stats: Counters,
@@ -79,18 +87,22 @@ pub(crate) struct Shared {
     ended: Mutex<Vec<String>>,
     /// Claimed and not settled yet, but for what is put aside.
     pub(crate) in_flight: AtomicUsize,
-    /// Sequences whose settle the database refuses.
-    aside: Mutex<Vec<i64>>,
+    /// Messages whose settles the database refuses.
+    aside: Mutex<Aside>,
     /// How many messages of each lease are not settled.
     held: Mutex<HashMap<LeaseId, usize>>,
+    /// Messages whose handlers run, and their leases. They count as in flight, and may be so for long.
+    handled: Mutex<HashSet<(LeaseId, i64)>>,
     /// A claim without an answer: it may have worked, or be at work still.
     doubt: Mutex<Option<Doubt>>,
     /// Where messages are to be looked for.
     returned: Mutex<Returned>,
-    /// Topics that an operator has paused.
-    paused_topics: Mutex<Vec<String>>,
+    /// Topics that an operator has paused, and those that this relay does not take.
+    closed_topics: Mutex<(Vec<String>, Vec<String>)>,
     /// Begins and ends of looks at keyed lanes.
     keyed_looks: AtomicU64,
+    /// What no relay serves, when the janitor looked last.
+    unrouted: Mutex<Vec<Unrouted>>,
     /// Some keyed messages name a destination.
     has_parts: AtomicBool,
     /// The claimer waits until nothing is in flight.
@@ -115,6 +127,8 @@ pub(crate) struct Signals {
     pub(crate) doorbell: Sender<()>,
     /// Makes the heartbeat beat now.
     pub(crate) pulse: Sender<()>,
+    /// Makes the janitor count what waits.
+    pub(crate) count: Sender<()>,
     /// Between the claimer and the listener.
     pub(crate) sleep: Sleep,
 }
@@ -141,16 +155,19 @@ impl Shared {
             config,
             database_url,
             limit,
+            claim_limit: CLAIM_LIMIT,
             lease,
             outage: Arc::default(),
             stats: Counters::default(),
             in_flight: AtomicUsize::new(0),
             aside: Mutex::default(),
             held: Mutex::default(),
+            handled: Mutex::default(),
             doubt: Mutex::default(),
             returned: Mutex::default(),
-            paused_topics: Mutex::default(),
+            closed_topics: Mutex::default(),
             keyed_looks: AtomicU64::new(0),
+            unrouted: Mutex::default(),
             has_parts: AtomicBool::new(false),
             ring_when_settled: AtomicBool::new(false),
             vanished: Mutex::default(),
@@ -201,6 +218,11 @@ impl Shared {
     pub(crate) fn is_room_wanted(&self) -> bool {
         let is_wanted = |bulkhead: &Bulkhead| bulkhead.wants_room.load(Ordering::Acquire);
         self.bulkheads.iter().any(is_wanted)
+    }
+
+    /// What reads more than it returns gives way to claims after this long.
+    pub(crate) fn moment(&self) -> Duration {
+        MOMENT.min(self.claim_limit / 2)
     }
 
     /// The thread count of all senders.
@@ -296,20 +318,38 @@ impl Shared {
         std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn set_paused_topics(&self, kept_back: &KeptBack) {
-        let mut paused = self
-            .paused_topics
+    pub(crate) fn set_closed_topics(
+        &self,
+        paused: impl Iterator<Item = String>,
+        not_taken: impl Iterator<Item = String>,
+    ) {
+        let mut closed = self
+            .closed_topics
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        paused.clear();
-        paused.extend(kept_back.topics.iter().cloned());
+        *closed = (paused.collect(), not_taken.collect());
     }
 
     pub(crate) fn paused_topics(&self) -> Vec<String> {
-        self.paused_topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        let closed = self.closed_topics.lock();
+        closed.unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Topics of which nothing is to be claimed.
+    pub(crate) fn closed_topics(&self) -> Vec<String> {
+        let closed = self.closed_topics.lock();
+        let (paused, not_taken) = &*closed.unwrap_or_else(PoisonError::into_inner);
+        [paused.as_slice(), not_taken].concat()
+    }
+
+    pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
+        *self.unrouted.lock().unwrap_or_else(PoisonError::into_inner) = unrouted;
+    }
+
+    /// What no relay serves, those with the most messages first.
+    pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
+        let unrouted = self.unrouted.lock().unwrap_or_else(PoisonError::into_inner);
+        unrouted.clone()
     }
 
     pub(crate) fn keyed_looks(&self) -> KeyedLooks {
@@ -369,9 +409,24 @@ impl Shared {
         )
     }
 
+    /// The lease is over, and not by this relay's will. Nothing is sent under it any more.
+    pub(crate) fn lose_lease(&self, lease: LeaseId) {
+        if self.lease.lost(lease) {
+            add(&self.stats.leases_lost, 1);
+            self.metrics.leases_lost.increment(1);
+            log::error!(event = "lease_lost", lease = lease.0; "the lease was over before it was renewed: nothing is sent under it any more");
+        }
+    }
+
     /// The heartbeat looks at its lease now.
     pub(crate) fn beat_now(&self) {
         // Full: it is about to.
         let _ = self.signals.pulse.try_send(());
+    }
+
+    /// The janitor counts what waits, as soon as it may.
+    pub(crate) fn count_now(&self) {
+        // Full: it is about to.
+        let _ = self.signals.count.try_send(());
     }
 }

@@ -82,6 +82,7 @@ mod on {
             messaging.destination.name = message.topic,
             messaging.message.id = %message.message_id,
             outbox.destination = &**destination,
+            outbox.tenant_id = message.tenant_id.map(tracing::field::display),
             outbox.sequence = message.sequence.0,
             outbox.attempt = message.attempts.saturating_add(1),
             outcome = tracing::field::Empty,

@@ -32,6 +32,8 @@ pub(super) struct Told {
     pub(super) ring: Receiver<()>,
     /// The heartbeat, to beat.
     pub(super) pulse: Receiver<()>,
+    /// What waits is to be counted.
+    pub(super) count: Receiver<()>,
 }
 
 /// What is needed to end the relay, given up bit by bit.
@@ -74,6 +76,7 @@ impl Running {
             ending,
             ring,
             pulse,
+            count,
         } = told;
         let name = relay_name.to_owned();
         self.spawn(shared, HEARTBEAT, exit, move |shared| {
@@ -110,17 +113,20 @@ impl Running {
                     &format!("relay-send-{number}"),
                     exit,
                     move |shared| {
-                        let sending = &shared.progress.senders[bulkhead][sender];
-                        let bulkhead = &shared.bulkheads[bulkhead];
-                        sender::run(shared, bulkhead, &queue, &gathering, sending, &outcomes);
+                        let stay = (bulkhead, sender);
+                        sender::run(shared, stay, &queue, &gathering, &outcomes);
                     },
                 )?;
             }
         }
-        self.spawn(shared, "relay-janitor", exit, janitor::run)?;
-        self.spawn(shared, "relay-monitor", exit, monitor::run)?;
+        self.spawn(shared, "relay-janitor", exit, move |shared| {
+            janitor::run(shared, &count);
+        })?;
+        self.spawn(shared, "relay-monitor", exit, |shared| monitor::run(shared))?;
         if shared.config.listener && shared.config.enabled {
-            self.spawn(shared, "relay-listener", exit, listener::run)?;
+            self.spawn(shared, "relay-listener", exit, |shared| {
+                listener::run(shared)
+            })?;
         }
         self.spawn(shared, "relay-claimer", exit, move |shared| {
             Claimer::new(shared, queues, outcomes, ring, continued_queue).run();
@@ -132,7 +138,7 @@ impl Running {
         shared: &Arc<Shared>,
         name: &str,
         exit: &Sender<Exit>,
-        work: impl FnOnce(&Shared) + Send + 'static,
+        work: impl FnOnce(&Arc<Shared>) + Send + 'static,
     ) -> Result<(), StartError> {
         let guard = ExitGuard {
             shared: Arc::clone(shared),

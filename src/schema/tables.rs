@@ -49,6 +49,8 @@ macro_rules! __outbox_tables {
                 expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// When it was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
+                /// When the event occurred; null: when it was enqueued.
+                occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Outcomes of sends.
                 attempts -> diesel::sql_types::Integer,
                 /// The lease that holds it; the relay's.
@@ -99,6 +101,8 @@ macro_rules! __outbox_tables {
                 payload -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// When it was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
+                /// When the event occurred; null: when it was enqueued.
+                occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// When it was settled.
                 settled_at -> diesel::sql_types::Timestamptz,
             }
@@ -133,6 +137,8 @@ macro_rules! __outbox_tables {
                 expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// When it was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
+                /// When the event occurred; null: when it was enqueued.
+                occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Outcomes of sends.
                 attempts -> diesel::sql_types::Integer,
                 /// Why it died: a reason code.
@@ -167,6 +173,10 @@ macro_rules! __outbox_tables {
                 expires_at -> diesel::sql_types::Timestamptz,
                 /// Whether the relay works only while no older one does.
                 single_active -> diesel::sql_types::Bool,
+                /// Some relay has seen the lease expired: it never comes back.
+                ended -> diesel::sql_types::Bool,
+                /// The topics and destinations that the relay takes messages of; null: it takes none.
+                serves -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
             }
         }
 
@@ -209,6 +219,8 @@ macro_rules! __outbox_tables {
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
                 /// When it was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
+                /// When the event occurred; null: when it was enqueued.
+                occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Not sent before; of a live or dead one.
                 available_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Not sent after; of a live or dead one.

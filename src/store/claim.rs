@@ -115,6 +115,8 @@ pub(super) struct ClaimedRow {
     tenant_id: Option<Uuid>,
     #[diesel(sql_type = Timestamptz)]
     created_at: PgTimestamp,
+    #[diesel(sql_type = Nullable<Timestamptz>)]
+    occurred_at: Option<PgTimestamp>,
     #[diesel(sql_type = Timestamptz)]
     available_at: PgTimestamp,
     #[diesel(sql_type = Timestamptz)]
@@ -190,6 +192,37 @@ pub(crate) fn claim(
         .map(|rows| claimed(rows, before))
 }
 
+/// Claims those of these messages that have no ordering key and are free.
+pub(crate) fn claim_chosen(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claimant: Claimant<'_>,
+    sequences: &[i64],
+) -> QueryResult<Vec<Claimed>> {
+    let candidates = format!(
+        "WITH candidate AS MATERIALIZED (
+            SELECT o.sequence, {taken_over} AS taken_over
+              FROM {outbox} o
+             WHERE o.sequence = ANY($4) AND {is_live}
+               AND o.ordering_key IS NULL AND o.available_at <= now()
+               AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
+             ORDER BY o.sequence
+               FOR NO KEY UPDATE SKIP LOCKED
+        )",
+        taken_over = taken_over(),
+        outbox = name.outbox(),
+        is_live = is_live(name),
+    );
+    let before = Instant::now();
+    statement(claim_statement(name, &candidates))
+        .bind::<BigInt, _>(claimant.lease.0)
+        .bind::<Array<BigInt>, _>(claimant.expired)
+        .bind::<Integer, _>(most(claimant))
+        .bind::<Array<BigInt>, _>(sequences)
+        .load::<ClaimedRow>(conn)
+        .map(|rows| claimed(rows, before))
+}
+
 /// Lanes as parameters.
 pub(super) struct Lanes<'a> {
     pub(super) topics: Vec<&'a str>,
@@ -217,15 +250,14 @@ impl<'a> Lanes<'a> {
 }
 
 /// Whether the lease $1 is not over. Of several that are to be the only one at work, it has to be
-/// the oldest.
+/// the oldest that has not ended: one that has expired may be about to be renewed.
 pub(super) fn is_live(name: &OutboxName) -> String {
     format!(
         "EXISTS (SELECT FROM {lease} l
-                  WHERE l.id = $1 AND l.expires_at > clock_timestamp()
+                  WHERE l.id = $1 AND NOT l.ended AND l.expires_at > clock_timestamp()
                     AND NOT (l.single_active AND EXISTS (
                             SELECT FROM {lease} e
-                             WHERE e.single_active AND e.id < l.id
-                               AND e.expires_at > clock_timestamp())))",
+                             WHERE e.single_active AND e.id < l.id AND NOT e.ended)))",
         lease = name.lease()
     )
 }
@@ -260,7 +292,7 @@ pub(super) fn claim_statement(name: &OutboxName, candidates: &str) -> String {
         )
         SELECT o.sequence, o.message_id, o.topic, o.destination, o.payload::text AS payload,
                o.headers::text AS headers, o.ordering_key, o.idempotency_key, o.tenant_id,
-               o.created_at, o.available_at, o.locked_at, o.attempts, c.taken_over,
+               o.created_at, o.occurred_at, o.available_at, o.locked_at, o.attempts, c.taken_over,
                CASE WHEN isfinite(o.expires_at)
                     THEN extract(epoch FROM o.expires_at - clock_timestamp())::float8
                     WHEN o.expires_at = '-infinity' THEN -1::float8 END AS expires_in,
@@ -319,6 +351,7 @@ impl ClaimedRow {
                 idempotency_key: self.idempotency_key,
                 tenant_id: self.tenant_id,
                 created_at: system_time(self.created_at),
+                occurred_at: self.occurred_at.map(system_time),
                 age: between(self.created_at, self.locked_at),
                 claimed: before,
                 attempts: u32::try_from(self.attempts).unwrap_or(0),

@@ -21,6 +21,10 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("tcp_user_timeout", "20000"),
 ];
 
+/// How long a transaction of a relay may wait for its next statement. A relay that is stopped or cut off in
+/// the middle of a transaction holds rows and the lock of keyed claims until then, and no longer.
+const LONGEST_IDLE: Duration = Duration::from_secs(2);
+
 /// A connection, and what stands before its server.
 pub(crate) struct Connected {
     pub(crate) conn: PgConnection,
@@ -33,6 +37,8 @@ pub(crate) struct Connected {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     statement_timeout: Duration,
+    /// How long a transaction may wait for its next statement.
+    longest_idle: Duration,
     plans: Plans,
 }
 
@@ -47,7 +53,30 @@ pub(crate) enum Plans {
     ByIndex,
 }
 
+/// How long a statement with this limit may wait for a lock.
+pub(crate) fn lock_limit(statement_timeout: Duration) -> Duration {
+    statement_timeout / 2
+}
+
 impl Limits {
+    /// Those of a relay's threads.
+    pub(crate) fn of_relay(statement_timeout: Duration, plans: Plans) -> Self {
+        Self {
+            statement_timeout,
+            longest_idle: LONGEST_IDLE,
+            plans,
+        }
+    }
+
+    /// Those of a connection whose transactions are somebody else's.
+    pub(crate) fn of_caller(statement_timeout: Duration) -> Self {
+        Self {
+            statement_timeout,
+            longest_idle: statement_timeout.saturating_add(Duration::from_secs(10)),
+            plans: Plans::Any,
+        }
+    }
+
     /// Without merge joins: they would read the primary key from the first to the last of a few
     /// scattered sequences. Without compiling: it would take seconds for a claim of milliseconds, whose
     /// cost the planner overestimates. A policy that would hide rows is an error, not an empty outbox.
@@ -57,12 +86,13 @@ impl Limits {
             Plans::ByIndex => ("off", "force_generic_plan"),
         };
         let timeout = super::millis(self.statement_timeout).max(1);
+        let lock_timeout = super::millis(lock_limit(self.statement_timeout)).max(1);
         [
             ("statement_timeout", timeout.to_string()),
-            ("lock_timeout", (timeout / 2).max(1).to_string()),
+            ("lock_timeout", lock_timeout.to_string()),
             (
                 "idle_in_transaction_session_timeout",
-                timeout.saturating_add(10_000).to_string(),
+                super::millis(self.longest_idle).to_string(),
             ),
             ("enable_mergejoin", "off".to_owned()),
             ("enable_bitmapscan", other_plans.to_owned()),
@@ -79,27 +109,23 @@ impl Limits {
         let set = |(name, value)| format!("SET LOCAL {name} = {value};");
         let settings: String = self.settings().into_iter().map(set).collect();
         conn.batch_execute(&format!(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {settings}"
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = {}; {settings}",
+            super::pinned::PATH
         ))
     }
 }
 
-/// Connects. `purpose` shows in `pg_stat_activity`; no statement runs longer than
-/// `statement_timeout`, or waits for a lock longer than a half of it.
+/// Connects. `purpose` shows in `pg_stat_activity`; no statement runs longer than its limit
+/// says, or waits for a lock longer than a half of it.
 ///
 /// Behind a pooler in transaction mode nothing is set, because others would have it, too; and nothing
 /// is prepared by name.
 pub(crate) fn connect(
     database_url: &SecretString,
     purpose: &str,
-    statement_timeout: Duration,
-    plans: Plans,
+    limits: Limits,
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
-    let limits = Limits {
-        statement_timeout,
-        plans,
-    };
     if url.contains("options=") {
         // Only one of two is used: theirs. No pooler that knows options gives transactions away.
         let mut conn = establish(url, &[])?;
@@ -124,7 +150,7 @@ pub(crate) fn connect(
         }
         Err(error) => return Err(error),
     };
-    if !are_set(&mut conn, statement_timeout)? {
+    if !are_set(&mut conn, limits.statement_timeout)? {
         return Ok(behind_pooler(conn, limits));
     }
     Ok(Connected { conn, pooled: None })
@@ -139,9 +165,12 @@ fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
 /// Whether the server has what was asked for when the connection was made.
 fn are_set(conn: &mut PgConnection, statement_timeout: Duration) -> QueryResult<bool> {
     let timeout = super::millis(statement_timeout).max(1);
-    sql_query("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'")
-        .get_result::<SettingRow>(conn)
-        .map(|row| row.setting == timeout.to_string())
+    sql_query(
+        "SELECT setting FROM pg_catalog.pg_settings
+          WHERE name OPERATOR(pg_catalog.=) 'statement_timeout'",
+    )
+    .get_result::<SettingRow>(conn)
+    .map(|row| row.setting == timeout.to_string())
 }
 
 #[derive(diesel::QueryableByName)]
@@ -170,7 +199,7 @@ struct PidRow {
 
 /// The process that serves a connection.
 pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<i32> {
-    sql_query("SELECT pg_backend_pid() AS pid")
+    sql_query("SELECT pg_catalog.pg_backend_pid() AS pid")
         .get_result::<PidRow>(conn)
         .map(|row| row.pid)
 }
@@ -239,10 +268,16 @@ pub(super) fn without_password(error: &str, database_url: &str) -> String {
         .join("\"")
 }
 
-/// Where the password stands, or more: of a URL from the user's end to the last `@`, of pairs
-/// from `password` to the end, of anything else all.
+/// Where the password stands, or more: of a URL from the user's end to the last `@`, of parameters and
+/// pairs from `password` to the end, of anything else all.
 fn password_of(database_url: &str) -> std::ops::Range<usize> {
-    if let Some((scheme, rest)) = database_url.split_once("://") {
+    if let Some((scheme, rest)) = database_url.split_once("://")
+        && !scheme.contains('=')
+    {
+        if let Some(parameter) = rest.find("password=") {
+            let user = rest.find(':').unwrap_or(rest.len()).min(parameter);
+            return database_url.len() - rest.len() + user..database_url.len();
+        }
         let begin = scheme.len() + "://".len();
         let user = rest.find(':').unwrap_or(rest.len());
         let at = rest.rfind('@').unwrap_or(0);

@@ -72,6 +72,9 @@ pub struct DeadLetter {
     /// When it was enqueued, RFC 3339.
     #[diesel(sql_type = Text)]
     pub created_at: String,
+    /// When the event occurred, RFC 3339, where who enqueued it has said so.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub occurred_at: Option<String>,
     /// When it died, RFC 3339.
     #[diesel(sql_type = Text)]
     pub died_at: String,
@@ -140,9 +143,10 @@ fn columns(headers: &str, payload: &str) -> String {
     format!(
         "d.sequence, d.message_id, d.topic, d.destination, d.idempotency_key, d.ordering_key,
          d.reason, d.last_error, d.http_status, d.response, d.attempts,
-         {} AS created_at, {} AS died_at, {} AS died_at_micros,
+         {} AS created_at, {} AS occurred_at, {} AS died_at, {} AS died_at_micros,
          {headers} AS headers, {payload} AS payload",
         rfc3339("d.created_at"),
+        rfc3339("d.occurred_at"),
         rfc3339("d.died_at"),
         micros("d.died_at"),
     )
@@ -241,11 +245,13 @@ pub(crate) fn requeue(
                AND l.message_id = g.message_id AND l.status = 'dead'
         )
         INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
-            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, split_from)
+            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
+            split_from)
         OVERRIDING SYSTEM VALUE
         SELECT sequence, message_id, topic, destination, payload, headers, ordering_key,
                idempotency_key, digest, tenant_id,
-               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at, split_from
+               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
+               occurred_at, split_from
           FROM gone",
         dead = name.dead(),
         ledger = name.ledger(),

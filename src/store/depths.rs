@@ -17,6 +17,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::looking::{looking, looking_briefly};
+use super::served::served;
 use super::streams::{Found, streams};
 use crate::name::OutboxName;
 
@@ -61,6 +62,8 @@ pub struct LaneDepth {
     pub oldest_due_seconds: Option<f64>,
     /// The numbers are estimates: the lane is long.
     pub is_estimate: bool,
+    /// `NO_ROUTE`: relays are at work, and none of them serves these messages. They wait, and use no attempts.
+    pub no_route: bool,
 }
 
 /// How many dead letters a topic has of a destination.
@@ -120,6 +123,23 @@ impl Depths {
     /// ```
     pub fn dead_letters(&self) -> i64 {
         self.dead.iter().map(|lane| lane.count).sum()
+    }
+
+    /// The lanes whose messages wait because no relay at work serves them.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// fn say(depths: &Depths) {
+    ///     for lane in depths.unrouted() {
+    ///         println!("{} {}: {} wait", lane.topic, lane.destination, lane.pending + lane.retrying);
+    ///     }
+    /// }
+    /// # say(&Depths::default());
+    /// ```
+    pub fn unrouted(&self) -> impl Iterator<Item = &LaneDepth> {
+        let waits = |lane: &&LaneDepth| lane.no_route && lane.pending + lane.retrying > 0;
+        self.lanes.iter().filter(waits)
     }
 
     /// Seconds since the oldest unclaimed due message of all became due; `None`: none is due.
@@ -190,10 +210,11 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         let (rows, factor) = sample::lanes(conn, name, pages)?;
         Ok((rows, Some(factor), dead))
     })?;
-    let lanes = match factor {
+    let mut lanes = match factor {
         None => rows.into_iter().map(exact).collect(),
         Some(factor) => of_large(conn, name, rows, factor)?,
     };
+    find_unrouted(conn, name, &mut lanes)?;
     let is_estimate = lanes.iter().any(|lane| lane.is_estimate)
         || dead.iter().any(|lane: &DeadDepth| lane.is_estimate);
     Ok(Depths {
@@ -206,12 +227,29 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 /// Every message counted, however many there are.
 pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
     looking(conn, None, |conn| {
+        let mut lanes: Vec<LaneDepth> = counted(conn, name)?.into_iter().map(exact).collect();
+        find_unrouted(conn, name, &mut lanes)?;
         Ok(Depths {
-            lanes: counted(conn, name)?.into_iter().map(exact).collect(),
+            lanes,
             dead: dead::counted(conn, name)?,
             is_estimate: false,
         })
     })
+}
+
+fn find_unrouted(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lanes: &mut [LaneDepth],
+) -> QueryResult<()> {
+    if lanes.is_empty() {
+        return Ok(());
+    }
+    let served = served(conn, name)?;
+    for lane in lanes {
+        lane.no_route = served.has_no_route(&lane.topic, &lane.destination);
+    }
+    Ok(())
 }
 
 fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
@@ -232,6 +270,7 @@ fn exact(row: LaneRow) -> LaneDepth {
         retrying: row.retrying,
         oldest_due_seconds: row.oldest_due_seconds,
         is_estimate: false,
+        no_route: false,
     }
 }
 
@@ -370,5 +409,6 @@ fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
             (a, b) => a.or(b),
         },
         is_estimate: true,
+        no_route: false,
     }
 }

@@ -3,12 +3,18 @@
 use std::collections::HashMap;
 
 use diesel::pg::Pg;
+use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
-use diesel::sql_types::{Array, BigInt, Binary, Bool, Nullable, Text, Uuid as SqlUuid};
+use diesel::sql_types::{
+    Array, BigInt, Binary, Bool, Interval, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
+use uuid::Uuid;
+
 use super::digest_of;
+use super::place::from_micros;
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
 
@@ -52,6 +58,7 @@ impl Row {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stored {
     pub(crate) sequence: i64,
+    pub(crate) message_id: Uuid,
     /// It is this message, written just now.
     pub(crate) is_new: bool,
     /// It has this message's topic and payload.
@@ -62,6 +69,8 @@ pub(crate) struct Stored {
 struct FoundRow {
     #[diesel(sql_type = BigInt)]
     sequence: i64,
+    #[diesel(sql_type = SqlUuid)]
+    message_id: Uuid,
     #[diesel(sql_type = Text)]
     idempotency_key: String,
     #[diesel(sql_type = Text)]
@@ -134,7 +143,8 @@ fn with_digests(
         return Ok(rows);
     }
     let digests: HashMap<i64, Vec<u8>> = sql_query(format!(
-        "SELECT o.sequence, {digest} AS digest FROM {outbox} o WHERE o.sequence = ANY($1)",
+        "SELECT o.sequence, {digest} AS digest FROM {outbox} o
+          WHERE o.sequence OPERATOR(pg_catalog.=) ANY($1)",
         digest = digest_of("o"),
         outbox = name.outbox(),
     ))
@@ -170,6 +180,7 @@ fn stored(
         let digest = found.digest.as_ref().unwrap_or(&rows[first].digest);
         Some(Stored {
             sequence: found.sequence,
+            message_id: found.message_id,
             is_new: found.is_new && first == index,
             is_same: *digest == row.digest,
         })
@@ -204,19 +215,20 @@ fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Bound<'a
         "WITH inserted AS (
             {insert}
             ON CONFLICT (idempotency_key, destination) DO NOTHING
-            RETURNING sequence, idempotency_key, destination
+            RETURNING sequence, message_id, idempotency_key, destination
         )
-        SELECT sequence, idempotency_key, destination, NULL::bytea AS digest, true AS is_new
+        SELECT sequence, message_id, idempotency_key, destination, NULL::pg_catalog.bytea AS digest, true AS is_new
           FROM inserted
         UNION ALL
-        SELECT found.sequence, given.key, given.destination, found.digest, false
+        SELECT found.sequence, found.message_id, given.key, given.destination, found.digest, false
           FROM (SELECT {key} AS key, {destination} AS destination) AS given
          CROSS JOIN LATERAL (
-            SELECT o.sequence, o.digest FROM {outbox} o
-             WHERE o.idempotency_key = given.key AND o.destination = given.destination
+            SELECT o.sequence, o.message_id, o.digest FROM {outbox} o
+             WHERE o.idempotency_key OPERATOR(pg_catalog.=) given.key
+               AND o.destination OPERATOR(pg_catalog.=) given.destination
              LIMIT 1
          ) AS found
-         WHERE (SELECT count(*) FROM inserted) < {count}",
+         WHERE (SELECT pg_catalog.count(*) FROM inserted) OPERATOR(pg_catalog.<) {count}",
         insert = insert(name, element),
         key = element(7),
         destination = element(3),
@@ -237,7 +249,7 @@ fn alone(parameter: usize) -> String {
 
 /// The parameter's elements, one for each row. An array that is NULL gives NULL to each.
 fn in_array(parameter: usize) -> String {
-    format!("unnest(${parameter})")
+    format!("pg_catalog.unnest(${parameter})")
 }
 
 /// Rows are inserted in the order of the arrays: unnest in a list of SELECT gives them one by one,
@@ -257,6 +269,7 @@ fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
         "due_at",
         "expires_in",
         "expires_at",
+        "occurred_at",
     ];
     let given: Vec<String> = (1..)
         .zip(given)
@@ -264,13 +277,13 @@ fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
         .collect();
     format!(
         "INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
-                               idempotency_key, digest, tenant_id, available_at, expires_at)
-         SELECT message_id, topic, destination, payload::json, headers::json, ordering_key,
+                               idempotency_key, digest, tenant_id, available_at, expires_at, occurred_at)
+         SELECT message_id, topic, destination, payload::pg_catalog.json, headers::pg_catalog.json,
+                ordering_key,
                 idempotency_key, digest, tenant_id,
-                coalesce('epoch'::timestamptz + due_at * interval '1 microsecond',
-                         now() + due_in * interval '1 microsecond', now()),
-                coalesce('epoch'::timestamptz + expires_at * interval '1 microsecond',
-                         now() + expires_in * interval '1 microsecond')
+                coalesce(due_at, pg_catalog.now() OPERATOR(pg_catalog.+) due_in, pg_catalog.now()),
+                coalesce(expires_at, pg_catalog.now() OPERATOR(pg_catalog.+) expires_in),
+                occurred_at
            FROM (SELECT {given}) AS given",
         outbox = name.outbox(),
         given = given.join(", "),
@@ -289,10 +302,11 @@ fn bind_one<'a>(statement: Bound<'a>, row: &'a Row) -> Bound<'a> {
         .bind::<Text, _>(&row.key)
         .bind::<Binary, _>(&row.digest)
         .bind::<Nullable<SqlUuid>, _>(message.tenant_id)
-        .bind::<Nullable<BigInt>, _>(relative_micros(message.due))
-        .bind::<Nullable<BigInt>, _>(absolute_micros(message.due))
-        .bind::<Nullable<BigInt>, _>(message.expiry.and_then(relative_micros))
-        .bind::<Nullable<BigInt>, _>(message.expiry.and_then(absolute_micros))
+        .bind::<Nullable<Interval>, _>(relative(message.due))
+        .bind::<Nullable<Timestamptz>, _>(absolute(message.due))
+        .bind::<Nullable<Interval>, _>(message.expiry.and_then(relative))
+        .bind::<Nullable<Timestamptz>, _>(message.expiry.and_then(absolute))
+        .bind::<Nullable<Timestamptz>, _>(occurred_at(row))
 }
 
 fn bind_many<'a>(statement: Bound<'a>, rows: &[&'a Row]) -> Bound<'a> {
@@ -308,18 +322,17 @@ fn bind_many<'a>(statement: Bound<'a>, rows: &[&'a Row]) -> Bound<'a> {
         .bind::<Array<Text>, _>(each(rows, |row| &*row.key))
         .bind::<Array<Binary>, _>(each(rows, |row| &*row.digest))
         .bind::<Nullable<Array<Nullable<SqlUuid>>>, _>(any(rows, |row| row.message.tenant_id))
-        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
-            relative_micros(row.message.due)
+        .bind::<Nullable<Array<Nullable<Interval>>>, _>(any(rows, |row| relative(row.message.due)))
+        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, |row| {
+            absolute(row.message.due)
         }))
-        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
-            absolute_micros(row.message.due)
+        .bind::<Nullable<Array<Nullable<Interval>>>, _>(any(rows, |row| {
+            row.message.expiry.and_then(relative)
         }))
-        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
-            row.message.expiry.and_then(relative_micros)
+        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, |row| {
+            row.message.expiry.and_then(absolute)
         }))
-        .bind::<Nullable<Array<Nullable<BigInt>>>, _>(any(rows, |row| {
-            row.message.expiry.and_then(absolute_micros)
-        }))
+        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, occurred_at))
 }
 
 fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
@@ -344,29 +357,35 @@ fn headers_json(row: &Row) -> Option<String> {
     Some(serde_json::Value::Object(object).to_string())
 }
 
+fn occurred_at(row: &Row) -> Option<PgTimestamp> {
+    absolute(Due::At(row.message.occurred_at?))
+}
+
 /// From 1970 to the end of 9999 and back to the year 1: further away is no timestamp for sure.
 const LAST_MICRO: i64 = 253_402_300_799_000_000;
 const FIRST_MICRO: i64 = 62_135_596_800_000_000;
 /// A hundred years in microseconds: more overflows a timestamp.
 const MOST_MICROS: i64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
-fn relative_micros(due: Due) -> Option<i64> {
+pub(super) fn relative(due: Due) -> Option<PgInterval> {
     match due {
         Due::Now | Due::At(_) => None,
         Due::After(delay) => {
-            Some(i64::try_from(delay.as_micros()).map_or(MOST_MICROS, |us| us.min(MOST_MICROS)))
+            let micros = micros_up_to(delay.as_micros(), MOST_MICROS);
+            Some(PgInterval::from_microseconds(micros))
         }
     }
 }
 
-fn absolute_micros(due: Due) -> Option<i64> {
-    match due {
-        Due::Now | Due::After(_) => None,
-        Due::At(time) => match time.duration_since(std::time::UNIX_EPOCH) {
-            Ok(since) => Some(micros_up_to(since.as_micros(), LAST_MICRO)),
-            Err(before) => Some(-micros_up_to(before.duration().as_micros(), FIRST_MICRO)),
-        },
-    }
+pub(super) fn absolute(due: Due) -> Option<PgTimestamp> {
+    let Due::At(time) = due else {
+        return None;
+    };
+    let micros = match time.duration_since(std::time::UNIX_EPOCH) {
+        Ok(since) => micros_up_to(since.as_micros(), LAST_MICRO),
+        Err(before) => -micros_up_to(before.duration().as_micros(), FIRST_MICRO),
+    };
+    Some(from_micros(micros))
 }
 
 fn micros_up_to(micros: u128, most: i64) -> i64 {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use diesel::pg::data_types::PgInterval;
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Bool, Text};
+use diesel::sql_types::{BigInt, Bool, Interval, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
+use super::pinned::located_by_default;
 use super::statement::statement;
 use super::{LONGEST_AGE, millis};
 
@@ -25,9 +27,11 @@ pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) ->
 /// does anyway.
 pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> QueryResult<()> {
     statement(
-        "SELECT set_config('lock_timeout', $1::bigint::text, true)
-           FROM (SELECT extract(epoch FROM current_setting('lock_timeout')::interval) * 1000) AS own(ms)
-          WHERE own.ms = 0 OR own.ms > $1",
+        "SELECT pg_catalog.set_config('lock_timeout', $1::pg_catalog.int8::pg_catalog.text, true)
+           FROM (SELECT pg_catalog.date_part('epoch', pg_catalog.current_setting('lock_timeout')
+                                                      ::pg_catalog.interval)) AS own(s)
+          WHERE own.s OPERATOR(pg_catalog.=) 0
+             OR own.s OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.>) $1::pg_catalog.float8",
     )
     // 0 is no limit.
     .bind::<BigInt, _>(millis(limit).clamp(1, i32::MAX.into()))
@@ -41,25 +45,30 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
 /// to UPDATE.
 pub(crate) fn remove_old_rows(
     conn: &mut PgConnection,
+    table: &str,
     age: Duration,
     limit: i64,
 ) -> QueryResult<usize> {
-    sql_query(
-        "DELETE FROM outbox_inbox WHERE ctid = ANY(ARRAY(
-            SELECT ctid FROM outbox_inbox
-             WHERE handled_at < now() - $1 * interval '1 millisecond'
+    let age = i64::try_from(age.min(LONGEST_AGE).as_micros()).unwrap_or(i64::MAX);
+    sql_query(format!(
+        "DELETE FROM {table} WHERE ctid OPERATOR(pg_catalog.=) ANY(ARRAY(
+            SELECT ctid FROM {table}
+             WHERE handled_at OPERATOR(pg_catalog.<) (pg_catalog.now() OPERATOR(pg_catalog.-) $1)
              LIMIT $2))",
-    )
-    .bind::<BigInt, _>(millis(age.min(LONGEST_AGE)))
+    ))
+    .bind::<Interval, _>(PgInterval::from_microseconds(age))
     .bind::<BigInt, _>(limit)
     .execute(conn)
 }
 
+/// The inbox, by the connection's search path.
+pub(crate) const TABLE: &str = "outbox_inbox";
+
 /// Whether a connection can clean the inbox.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cleaning {
-    /// It can.
-    Possible,
+    /// It can: this table.
+    Possible(String),
     /// There is no inbox.
     NoTable,
     /// Its role must not.
@@ -74,20 +83,24 @@ struct CleaningRow {
     allowed: bool,
 }
 
-/// Whether the inbox can be cleaned on this connection.
+/// Whether the inbox can be cleaned on this connection of a relay's.
 pub(crate) fn cleaning(conn: &mut PgConnection) -> QueryResult<Cleaning> {
+    let Some(table) = located_by_default(conn, TABLE)? else {
+        return Ok(Cleaning::NoTable);
+    };
     let row: CleaningRow = sql_query(
         "SELECT inbox IS NOT NULL AS found,
                 coalesce(has_table_privilege(inbox, 'SELECT')
                      AND has_table_privilege(inbox, 'DELETE'), false) AS allowed
            FROM (SELECT (SELECT attrelid FROM pg_attribute
-                          WHERE attrelid = to_regclass('outbox_inbox')
+                          WHERE attrelid = to_regclass($1)
                             AND attname = 'handled_at' AND NOT attisdropped) AS inbox) AS found",
     )
+    .bind::<Text, _>(&table)
     .get_result(conn)?;
     Ok(match (row.found, row.allowed) {
         (false, _) => Cleaning::NoTable,
         (true, false) => Cleaning::NoRight,
-        (true, true) => Cleaning::Possible,
+        (true, true) => Cleaning::Possible(table),
     })
 }

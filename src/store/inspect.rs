@@ -17,7 +17,7 @@ struct FoundRow {
 }
 
 pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    sql_query("SELECT to_regclass($1) IS NOT NULL AS found")
+    sql_query("SELECT pg_catalog.to_regclass($1) IS NOT NULL AS found")
         .bind::<Text, _>(name.outbox())
         .get_result::<FoundRow>(conn)
         .map(|row| row.found)
@@ -78,8 +78,8 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
                 extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS renewed_seconds_ago,
                 extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds_left,
                 single_active AND EXISTS (
-                    SELECT FROM {lease} e WHERE e.single_active AND e.id < l.id
-                       AND e.expires_at > clock_timestamp()) AS stands_by
+                    SELECT FROM {lease} e
+                     WHERE e.single_active AND e.id < l.id AND NOT e.ended) AS stands_by
            FROM {lease} l ORDER BY id",
         lease = name.lease()
     ))
@@ -101,6 +101,44 @@ pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResu
     .map(|row| row.count)
 }
 
+/// Due messages of a topic that nobody has claimed, for the destination that they name.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+pub(crate) struct DueRow {
+    #[diesel(sql_type = Text)]
+    pub(crate) topic: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) destination: String,
+    #[diesel(sql_type = BigInt)]
+    pub(crate) count: i64,
+    /// Those of them that wait for another one of their ordering key, live or dead.
+    #[diesel(sql_type = BigInt)]
+    pub(crate) behind: i64,
+}
+
+pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DueRow>> {
+    let stands_before = |row: &str| {
+        format!(
+            "{row}.ordering_key = o.ordering_key
+             AND coalesce({row}.split_from, {row}.sequence) < coalesce(o.split_from, o.sequence)
+             AND ({row}.destination = o.destination OR {row}.destination = '' OR o.destination = '')"
+        )
+    };
+    sql_query(format!(
+        "SELECT o.topic, o.destination, count(*) AS count,
+                count(*) FILTER (WHERE o.ordering_key IS NOT NULL AND (
+                    EXISTS (SELECT FROM {outbox} e WHERE {e})
+                    OR EXISTS (SELECT FROM {dead} d WHERE d.blocks_key AND {d}))) AS behind
+           FROM {outbox} o
+          WHERE o.locked_by IS NULL AND o.available_at <= now()
+          GROUP BY 1, 2 ORDER BY 1, 2",
+        outbox = name.outbox(),
+        dead = name.dead(),
+        e = stands_before("e"),
+        d = stands_before("d"),
+    ))
+    .load(conn)
+}
+
 #[derive(diesel::QueryableByName)]
 struct TextRow {
     #[diesel(sql_type = Text)]
@@ -109,7 +147,7 @@ struct TextRow {
 
 /// A setting of the server, such as `server_version`.
 pub(crate) fn setting(conn: &mut PgConnection, name: &str) -> QueryResult<String> {
-    sql_query("SELECT current_setting($1) AS text")
+    sql_query("SELECT pg_catalog.current_setting($1) AS text")
         .bind::<Text, _>(name)
         .get_result::<TextRow>(conn)
         .map(|row| row.text)

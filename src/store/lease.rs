@@ -13,7 +13,8 @@ use super::millis;
 use super::statement::statement;
 use crate::name::OutboxName;
 
-/// The id of a lease, never used twice in one outbox.
+/// The id of a lease: when it was registered, in microseconds. Never used twice in one outbox, not even
+/// by a new primary that lacks the last leases of the old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LeaseId(pub(crate) i64);
 
@@ -30,17 +31,19 @@ struct IdRow {
 }
 
 /// Registers a relay: a new lease, valid for `lease` from now. `single_active`: it is to work only
-/// while no older lease of that kind is alive.
+/// while no older lease of that kind is alive. `serves`: what it takes, as JSON.
 pub(crate) fn register(
     conn: &mut PgConnection,
     name: &OutboxName,
     relay: &str,
     lease: Duration,
     single_active: bool,
+    serves: Option<&str>,
 ) -> QueryResult<LeaseId> {
     conn.transaction(|conn| {
         if single_active {
             // Ids become visible in their order: a lower one that appears later would put two to work.
+            // So would a clock that was set back: hence not below the ids that are there.
             sql_query(format!(
                 "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
                 name.lease()
@@ -48,13 +51,16 @@ pub(crate) fn register(
             .execute(conn)?;
         }
         sql_query(format!(
-            "INSERT INTO {} (relay, expires_at, single_active)
-             VALUES ($1, clock_timestamp() + $2 * interval '1 millisecond', $3) RETURNING id",
-            name.lease()
+            "INSERT INTO {lease} (id, relay, expires_at, single_active, serves)
+             SELECT greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, max(id) + 1),
+                    $1, clock_timestamp() + $2 * interval '1 millisecond', $3, $4::json
+               FROM {lease} RETURNING id",
+            lease = name.lease()
         ))
         .bind::<Text, _>(relay)
         .bind::<BigInt, _>(millis(lease))
         .bind::<Bool, _>(single_active)
+        .bind::<Nullable<Text>, _>(serves)
         .get_result::<IdRow>(conn)
         .map(|row| LeaseId(row.id))
     })
@@ -95,7 +101,7 @@ pub(crate) fn standing(
     })
 }
 
-/// Renews a lease that is not over. `false`: it is over, for ever.
+/// Renews a lease that is not over. `false`: it is over. Where nobody has ended it yet, somebody will.
 pub(crate) fn renew(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -105,13 +111,34 @@ pub(crate) fn renew(
     sql_query(format!(
         "UPDATE {} SET renewed_at = clock_timestamp(),
                        expires_at = clock_timestamp() + $2 * interval '1 millisecond'
-          WHERE id = $1 AND expires_at > clock_timestamp()",
+          WHERE id = $1 AND NOT ended AND expires_at > clock_timestamp()",
         name.lease()
     ))
     .bind::<BigInt, _>(id.0)
     .bind::<BigInt, _>(millis(lease))
     .execute(conn)
     .map(|rows| rows == 1)
+}
+
+#[derive(diesel::QueryableByName)]
+struct ThereRow {
+    #[diesel(sql_type = Bool)]
+    is_there: bool,
+}
+
+/// Whether a lease is not over.
+pub(crate) fn is_there(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<bool> {
+    statement(format!(
+        "SELECT EXISTS (SELECT FROM {} WHERE id = $1 AND NOT ended AND expires_at > clock_timestamp()) AS is_there",
+        name.lease()
+    ))
+    .bind::<BigInt, _>(id.0)
+    .get_result::<ThereRow>(conn)
+    .map(|row| row.is_there)
 }
 
 /// Ends a lease under which nothing is claimed any more.
@@ -121,33 +148,35 @@ pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> Qu
         .execute(conn)
 }
 
-/// The leases that are over and whose messages may be taken, the ones in `known` left out.
+/// Ends the leases that have expired, and returns all that have ended: their messages may be taken.
 ///
-/// An UPDATE, though it changes nothing: it waits for a renewal that is under way, looks again
-/// after it, and makes a later one look again. So a lease that is returned here never comes back.
-pub(crate) fn newly_expired(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    known: &[i64],
-) -> QueryResult<Vec<i64>> {
+/// A lease that has ended never comes back. An UPDATE says so: a renewal that comes later looks at the
+/// new row and changes nothing. A renewal that is under way holds its row: that lease is passed over, and
+/// whoever else holds a row keeps back what this one lease holds, and no claim.
+pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
     statement(format!(
-        "UPDATE {} SET expires_at = expires_at
-          WHERE expires_at <= clock_timestamp() AND id <> ALL($1) RETURNING id",
-        name.lease()
+        "WITH newly AS (
+            UPDATE {lease} SET ended = true
+             WHERE id = ANY(ARRAY(
+                    SELECT id FROM {lease} WHERE NOT ended AND expires_at <= clock_timestamp()
+                       FOR NO KEY UPDATE SKIP LOCKED))
+            RETURNING id
+        )
+        SELECT id FROM newly UNION SELECT id FROM {lease} WHERE ended ORDER BY id",
+        lease = name.lease()
     ))
-    .bind::<Array<BigInt>, _>(known)
     .load::<IdRow>(conn)
     .map(|rows| rows.into_iter().map(|row| row.id).collect())
 }
 
-/// Ends a lease by time, so that what is claimed under it belongs to whoever takes it over.
+/// Ends a lease before its time, so that what is claimed under it belongs to whoever takes it over.
 pub(crate) fn expire(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<usize> {
     sql_query(format!(
-        "UPDATE {} SET expires_at = clock_timestamp() WHERE id = $1",
+        "UPDATE {} SET expires_at = clock_timestamp(), ended = true WHERE id = $1",
         name.lease()
     ))
     .bind::<BigInt, _>(id.0)
@@ -213,15 +242,112 @@ pub(crate) fn forget(
 
 #[cfg(test)]
 mod tests {
+    use diesel::connection::SimpleConnection;
+
     use super::*;
     use crate::store::model::database::Outbox;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn stands_active(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> bool {
+        standing(conn, name, id).expect("an answer").is_active
+    }
+
+    /// An open transaction on a lease's row: a renewal that waits for its commit, or an operator's.
+    fn hold(conn: &mut PgConnection, name: &OutboxName, id: LeaseId, change: &str) {
+        conn.batch_execute(&format!(
+            "BEGIN; UPDATE {} SET {change} WHERE id = {id}",
+            name.lease()
+        ))
+        .expect("the row is free");
+    }
+
+    fn let_expire(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) {
+        conn.batch_execute(&format!(
+            "UPDATE {} SET expires_at = clock_timestamp() WHERE id = {id}",
+            name.lease()
+        ))
+        .expect("the row is free");
+    }
+
+    /// G4
+    #[test]
+    fn whoever_holds_the_row_of_an_expired_lease_keeps_no_other_lease_from_ending() {
+        let outbox = Outbox::new();
+        let (mut conn, mut other, name) = (outbox.connect(), outbox.connect(), &outbox.name);
+        let [held, over] = [Duration::ZERO; 2]
+            .map(|lease| register(&mut conn, name, "test", lease, false, None).expect("a lease"));
+        hold(&mut other, name, held, "relay = 'an operator'");
+        assert_eq!(ended(&mut conn, name).expect("no wait"), [over.0]);
+        other.batch_execute("COMMIT").expect("an end");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [held.0, over.0]);
+        end(&mut conn, name, held).expect("removed");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [over.0]);
+    }
+
+    /// G4: not when the clock is set back either.
+    #[test]
+    fn a_lease_that_has_ended_is_never_renewed() {
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
+        let lease =
+            register(&mut conn, name, "test", Duration::ZERO, false, None).expect("a lease");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
+        hold(&mut conn, name, lease, "expires_at = 'infinity'");
+        conn.batch_execute("COMMIT")
+            .expect("a clock that was set back");
+        assert!(!renew(&mut conn, name, lease, MINUTE).expect("an answer"));
+        assert!(!stands_active(&mut conn, name, lease));
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
+    }
+
+    /// R10: the renewal's commit is slow, so others see the old time, and it is over.
+    #[test]
+    fn another_single_active_relay_waits_for_the_end_of_a_renewal_that_is_under_way() {
+        let outbox = Outbox::new();
+        let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
+        let [first, second] = [MINUTE; 2]
+            .map(|lease| register(&mut conn, name, "test", lease, true, None).expect("a lease"));
+        let expired = "expires_at = clock_timestamp() + interval '1 h'";
+        let_expire(&mut conn, name, first);
+        hold(&mut slow, name, first, expired);
+        assert!(ended(&mut conn, name).expect("no wait").is_empty());
+        assert!(!stands_active(&mut conn, name, second));
+        slow.batch_execute("COMMIT").expect("an answer at last");
+        assert!(stands_active(&mut conn, name, first));
+        assert!(!stands_active(&mut conn, name, second));
+
+        let_expire(&mut conn, name, first);
+        assert!(!stands_active(&mut conn, name, second), "not by itself");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [first.0]);
+        assert!(stands_active(&mut conn, name, second));
+        assert!(!renew(&mut conn, name, first, MINUTE).expect("an answer"));
+    }
+
+    /// G4, R10: after a failover, after TRUNCATE, and where the clock is set back.
+    #[test]
+    fn no_id_is_given_twice_and_none_below_those_that_are_there() {
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
+        let one = |conn: &mut PgConnection| {
+            register(conn, name, "test", MINUTE, true, None).expect("a lease")
+        };
+        let first = one(&mut conn);
+        conn.batch_execute(&format!("TRUNCATE {} RESTART IDENTITY", name.lease()))
+            .expect("emptied");
+        let second = one(&mut conn);
+        assert!(second > first);
+        conn.batch_execute(&format!("UPDATE {} SET id = id + 3600000000", name.lease()))
+            .expect("a clock that was set back");
+        assert_eq!(one(&mut conn).0, second.0 + 3_600_000_001);
+    }
 
     #[test]
     fn holders_are_found_part_by_part_and_forgotten_when_they_hold_nothing() {
         let outbox = Outbox::new();
         let (mut conn, name) = (outbox.connect(), &outbox.name);
         let mut register =
-            |lease| register(&mut conn, name, "test", lease, false).expect("a lease");
+            |lease| register(&mut conn, name, "test", lease, false, None).expect("a lease");
         let [over, idle] = [Duration::ZERO, Duration::ZERO].map(&mut register);
         let live = register(Duration::from_secs(600));
         // A lease that nobody has registered holds every fifth one.

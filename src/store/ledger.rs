@@ -302,23 +302,15 @@ pub(super) fn as_micros(time: SystemTime) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use diesel::Connection;
     use diesel::connection::SimpleConnection;
 
     use super::*;
-    use crate::store::migrate::migrate;
+    use crate::store::model::database::Outbox;
 
     #[test]
     fn the_end_of_the_table_has_the_latest_rows_and_says_that_it_is_not_all() {
-        let url = std::env::var("DATABASE_URL").expect(
-            "DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test --features cli`",
-        );
-        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
-        let schema = format!("end_{}", Uuid::now_v7().simple());
-        let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
-        conn.batch_execute(&format!("CREATE SCHEMA {schema}"))
-            .expect("a schema");
-        migrate(&mut conn, &name).expect("migrated");
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
         conn.batch_execute(&format!(
             "INSERT INTO {} (idempotency_key, destination, sequence, message_id, topic, digest, status,
                     attempts, created_at, settled_at)
@@ -331,7 +323,7 @@ mod tests {
         let filter = LedgerFilter::default();
         let mut end = |pages| {
             let times = (i64::MIN, i64::MAX);
-            at_the_end(&mut conn, &name, &filter, times, 3, pages).expect("found")
+            at_the_end(&mut conn, name, &filter, times, 3, pages).expect("found")
         };
         let latest = |found: &Searched<LedgerRow>| -> Vec<i64> {
             found.rows.iter().map(|row| row.sequence).collect()
@@ -345,7 +337,5 @@ mod tests {
             (latest(&all), all.is_complete),
             (vec![1000, 999, 998], true)
         );
-        conn.batch_execute(&format!("DROP SCHEMA {schema} CASCADE"))
-            .expect("removed");
     }
 }

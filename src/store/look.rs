@@ -16,7 +16,7 @@ pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Ve
     let before = Instant::now();
     let rows: Vec<ClaimedRow> = sql_query(format!(
         "SELECT sequence, message_id, topic, destination, payload::text AS payload,
-                headers::text AS headers, ordering_key, idempotency_key, tenant_id, created_at,
+                headers::text AS headers, ordering_key, idempotency_key, tenant_id, created_at, occurred_at,
                 available_at, clock_timestamp() AS locked_at, attempts, 0 AS taken_over,
                 NULL::float8 AS expires_in, NULL::int AS known
            FROM {} ORDER BY sequence",
@@ -46,11 +46,12 @@ pub(crate) fn advance(
         )
     };
     sql_query(format!(
-        "UPDATE {outbox} SET {available_at}, {expires_at}, {created_at}",
+        "UPDATE {outbox} SET {available_at}, {expires_at}, {created_at}, {occurred_at}",
         outbox = name.outbox(),
         available_at = moved("available_at"),
         expires_at = moved("expires_at"),
         created_at = moved("created_at"),
+        occurred_at = moved("occurred_at"),
     ))
     .bind::<BigInt, _>(millis(duration.min(FURTHEST)))
     .execute(conn)

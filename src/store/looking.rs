@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
-use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use super::millis;
+use super::range::is_over_time;
 
 /// Runs statements that change nothing in a transaction (or a savepoint of the caller's) that is always
 /// rolled back, so what is set for them ends with them. Plans are as the server likes, without compiling
@@ -50,12 +51,7 @@ pub(crate) fn looking_briefly<T>(
     });
     match seen {
         Ok(seen) => Ok(Some(seen)),
-        // Two clocks: the server's may be a little faster.
-        Err(Error::DatabaseError(DatabaseErrorKind::Unknown, _))
-            if began.elapsed() >= timeout.mul_f64(0.9) =>
-        {
-            Ok(None)
-        }
+        Err(error) if is_over_time(&error, began.elapsed(), timeout) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -8,7 +8,7 @@ use diesel::{PgConnection, RunQueryDsl, sql_query};
 use uuid::Uuid;
 
 use super::looking::looking;
-use super::place::rfc3339;
+use super::place::{Place, micros, rfc3339};
 use super::replay::{MARK, after_mark, cut_key};
 use super::searched::{Deadline, Searched};
 use crate::name::OutboxName;
@@ -72,6 +72,9 @@ pub struct MessageRecord {
     /// When it was enqueued, RFC 3339.
     #[diesel(sql_type = Text)]
     pub created_at: String,
+    /// When the event occurred, RFC 3339, where who enqueued it has said so.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub occurred_at: Option<String>,
     /// When it is, or was, due, RFC 3339; the ledger does not keep it.
     #[diesel(sql_type = Nullable<Text>)]
     pub available_at: Option<String>,
@@ -111,9 +114,28 @@ pub struct MessageRecord {
     /// The stored JSON, where it is kept.
     #[diesel(sql_type = Nullable<Text>)]
     pub payload: Option<String>,
+    #[diesel(sql_type = BigInt)]
+    due_micros: i64,
 }
 
 impl MessageRecord {
+    /// Where it stands among what waits: the next page is behind it
+    /// ([`WaitingFilter::after`](crate::admin::WaitingFilter::after)).
+    ///
+    /// ```
+    /// # use diesel_outbox::admin::{MessageRecord, WaitingFilter};
+    /// fn next_page(page: &[MessageRecord]) -> WaitingFilter {
+    ///     let after = page.last().map(MessageRecord::place);
+    ///     WaitingFilter { after, ..WaitingFilter::default() }
+    /// }
+    /// ```
+    pub fn place(&self) -> Place {
+        Place {
+            micros: self.due_micros,
+            sequence: self.sequence,
+        }
+    }
+
     /// The idempotency key of the message that this one is a replay of.
     ///
     /// ```
@@ -135,9 +157,18 @@ fn base_of(key: &str) -> Option<&str> {
     key.rsplit_once(MARK).map(|(base, _)| base)
 }
 
+/// The idempotency keys that lead to what `wanted` names.
+pub(crate) fn keys(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    wanted: &MessageKey,
+) -> QueryResult<Searched<String>> {
+    seek::keys(conn, name, wanted, Deadline::new())
+}
+
 /// Whether the stored JSON is read with the rest.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
+pub(super) enum Content {
     Whole,
     Without,
 }
@@ -151,24 +182,26 @@ impl Content {
     }
 }
 
-fn live(name: &OutboxName, content: Content) -> String {
+pub(super) fn live(name: &OutboxName, content: Content) -> String {
     format!(
         "SELECT 'live' AS kept_in,
                 CASE WHEN locked_by IS NOT NULL THEN 'sending' WHEN attempts > 0 THEN 'retrying'
                      ELSE 'pending' END AS status,
                 sequence, message_id, topic, destination, idempotency_key, ordering_key, tenant_id,
-                attempts, {} AS created_at, {} AS available_at, {} AS expires_at, locked_by,
+                attempts, {} AS created_at, {} AS occurred_at, {} AS available_at, {} AS expires_at, locked_by,
                 {} AS locked_at, NULL::text AS settled_at, last_error_code AS reason, last_error,
                 NULL::integer AS http_status, NULL::text AS response, split_from,
-                false AS blocks_key, {} AS headers, {} AS payload,
+                false AS blocks_key, {} AS headers, {} AS payload, {} AS due_micros,
                 coalesce(split_from, sequence) AS place
            FROM {} m",
         rfc3339("created_at"),
+        rfc3339("occurred_at"),
         rfc3339("available_at"),
         rfc3339("expires_at"),
         rfc3339("locked_at"),
         content.of("headers"),
         content.of("payload"),
+        micros("available_at"),
         name.outbox(),
     )
 }
@@ -176,16 +209,18 @@ fn live(name: &OutboxName, content: Content) -> String {
 fn dead(name: &OutboxName, content: Content) -> String {
     format!(
         "SELECT 'dead', 'dead', sequence, message_id, topic, destination, idempotency_key,
-                ordering_key, tenant_id, attempts, {}, {}, {}, NULL::bigint, NULL::text, {}, reason,
-                last_error, http_status, response, split_from, blocks_key, {}, {},
+                ordering_key, tenant_id, attempts, {}, {}, {}, {}, NULL::bigint, NULL::text, {}, reason,
+                last_error, http_status, response, split_from, blocks_key, {}, {}, {},
                 coalesce(split_from, sequence)
            FROM {} m",
         rfc3339("created_at"),
+        rfc3339("occurred_at"),
         rfc3339("available_at"),
         rfc3339("expires_at"),
         rfc3339("died_at"),
         content.of("headers"),
         content.of("payload"),
+        micros("available_at"),
         name.dead(),
     )
 }
@@ -193,11 +228,12 @@ fn dead(name: &OutboxName, content: Content) -> String {
 fn ledger(name: &OutboxName) -> String {
     format!(
         "SELECT 'ledger', status, sequence, message_id, topic, destination, idempotency_key,
-                ordering_key, tenant_id, attempts, {}, NULL::text, NULL::text, NULL::bigint,
+                ordering_key, tenant_id, attempts, {}, {}, NULL::text, NULL::text, NULL::bigint,
                 NULL::text, {}, reason, error, http_status, response, NULL::bigint, false,
-                NULL::text, payload::text, sequence
+                NULL::text, payload::text, 0::bigint, sequence
            FROM {} m",
         rfc3339("created_at"),
+        rfc3339("occurred_at"),
         rfc3339("settled_at"),
         name.ledger(),
     )
@@ -268,8 +304,9 @@ pub(crate) fn of_ordering_key(
                 UNION ALL
                 (SELECT * FROM ({dead} WHERE ordering_key = $1) d (kept_in, status, sequence,
                     message_id, topic, destination, idempotency_key, ordering_key, tenant_id, attempts,
-                    created_at, available_at, expires_at, locked_by, locked_at, settled_at, reason,
-                    last_error, http_status, response, split_from, blocks_key, headers, payload, place)
+                    created_at, occurred_at, available_at, expires_at, locked_by, locked_at,
+                    settled_at, reason, last_error, http_status, response, split_from, blocks_key, headers,
+                    payload, due_micros, place)
                   ORDER BY place, sequence LIMIT $2)
              ) m ORDER BY place, sequence LIMIT $2",
             live = live(name, Content::Without),

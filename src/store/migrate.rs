@@ -8,6 +8,7 @@ use diesel::sql_types::{Bool, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
 use super::inspect;
+use super::pinned::pinned;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 
@@ -35,14 +36,15 @@ macro_rules! migration {
 pub(crate) const MIGRATIONS: &[Migration] = &[
     migration!(
         "2026-11-20-000001_outbox_functions",
-        "to_regprocedure('outbox_create(text)')"
+        "pg_catalog.to_regprocedure('outbox_create(pg_catalog.text)')"
     ),
     // By a column of its own: an application may have another table of this name, which is not to be
     // taken for ours, nor dropped.
     migration!(
         "2026-11-20-000002_first_outbox",
-        "(SELECT attrelid FROM pg_attribute
-           WHERE attrelid = to_regclass('outbox') AND attname = 'split_from' AND NOT attisdropped)"
+        "(SELECT attrelid FROM pg_catalog.pg_attribute
+           WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox')::pg_catalog.oid
+             AND attname OPERATOR(pg_catalog.=) 'split_from' AND NOT attisdropped)"
     ),
     INBOX,
 ];
@@ -51,8 +53,9 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
 /// (an outbox of this name, say) is in the way, and not taken for it.
 pub(crate) const INBOX: Migration = migration!(
     "2026-11-21-000003_inbox",
-    "(SELECT attrelid FROM pg_attribute
-       WHERE attrelid = to_regclass('outbox_inbox') AND attname = 'handled_at' AND NOT attisdropped)"
+    "(SELECT attrelid FROM pg_catalog.pg_attribute
+       WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox_inbox')::pg_catalog.oid
+         AND attname OPERATOR(pg_catalog.=) 'handled_at' AND NOT attisdropped)"
 );
 
 /// The step that creates the outbox of the default name. Who works with another one needs not
@@ -74,8 +77,8 @@ pub(crate) fn migrate(
         let mut done = Vec::new();
         conn.batch_execute(
             "CREATE TABLE IF NOT EXISTS outbox_migrations (
-                version    text PRIMARY KEY,
-                applied_at timestamptz NOT NULL DEFAULT now()
+                version    pg_catalog.text PRIMARY KEY,
+                applied_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.now()
             )",
         )?;
         let applied: Vec<String> = sql_query("SELECT version FROM outbox_migrations")
@@ -115,6 +118,8 @@ pub(crate) fn migrate(
                 .execute(conn)?;
             done.push(format!("created outbox {name}"));
         }
+        // What is there already may have been damaged since.
+        pinned(conn, name, inspect::check)?;
         Ok(done)
     })
 }
@@ -148,9 +153,11 @@ pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
 /// Lets one process at a time go on, until its transaction's end. A statement of its own: the ones after
 /// it see what the last holder did.
 fn lock(conn: &mut PgConnection) -> QueryResult<()> {
-    sql_query(format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
-        .execute(conn)
-        .map(|_| ())
+    sql_query(format!(
+        "SELECT pg_catalog.pg_advisory_xact_lock({MIGRATION_LOCK})"
+    ))
+    .execute(conn)
+    .map(|_| ())
 }
 
 fn is_there(conn: &mut PgConnection, migration: &Migration) -> QueryResult<bool> {

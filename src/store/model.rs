@@ -2,7 +2,7 @@
 //! each, and do not when the store breaks one of them.
 
 mod broken;
-pub(in crate::store) mod database;
+pub(crate) mod database;
 mod expected;
 mod harness;
 mod history;
@@ -18,7 +18,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use broken::{
     ClaimsKeyed, ClaimsWhatOthersHave, ContinuesLater, CountsReleases, CountsTwice,
     EnqueuesOutside, ForgetsKeys, ForgetsWhatIsDelivered, NeverSweeps, Part, RequeuesCopies,
-    RetriesForFree, SettlesUnfenced, TakesOverForFree, TakesOverFromTheLiving,
+    RetriesForFree, SettlesByLease, SettlesUnfenced, TakesOverForFree, TakesOverFromTheLiving,
 };
 use database::{Connections, Outbox};
 use history::{History, histories};
@@ -150,6 +150,12 @@ fn a_claim_that_never_looks_before_its_place_is_found_out() {
 #[test]
 fn a_requeue_that_leaves_the_dead_letter_is_found_out() {
     assert_broken(&RequeuesCopies, Promise::G2);
+}
+
+/// G2: a new primary gives sequences out again, and the lease has claimed the new messages, too.
+#[test]
+fn a_settle_that_does_not_name_its_claim_is_found_out() {
+    assert_broken(&SettlesByLease, Promise::G2);
 }
 
 /// G3

@@ -62,7 +62,7 @@ impl Listener {
     ) -> Result<Option<Self>, DatabaseError> {
         let mut raw = Raw::connect(url)?;
         // A pooler greets with a process of its own making.
-        let pid = raw.execute("SELECT pg_backend_pid()")?;
+        let pid = raw.execute("SELECT pg_catalog.pg_backend_pid()")?;
         let is_pooled = pid != Some(raw.greeted_by().to_string());
         if is_pooled && !is_direct {
             return Ok(None);
@@ -71,13 +71,15 @@ impl Listener {
         raw.execute(&format!(
             "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}"
         ))?;
-        // A name has no quotes.
-        let table = format!("'{}'", name.outbox());
+        let table = format!("'{}'", name.outbox().replace('\'', "''"));
         let oid = raw
-            .execute(&format!("SELECT to_regclass({table})::oid"))?
+            .execute(&format!(
+                "SELECT pg_catalog.to_regclass({table})::pg_catalog.oid"
+            ))?
             .filter(|oid| !oid.is_empty())
             .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
-        let number = OUTBOX_NUMBER.replace("$1", &table);
+        raw.execute(&format!("SET search_path = {}", super::pinned::PATH))?;
+        let number = OUTBOX_NUMBER.replace("to_regclass($1)", &format!("'{oid}'"));
         let number = raw
             .execute(&format!("SELECT {number}"))?
             .unwrap_or_default();

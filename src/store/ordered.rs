@@ -7,7 +7,8 @@
 //! messages that name one, are an order for each destination: one that hangs does not hold the parts
 //! for another. Each part waits for those before it that name none; and a message that names none
 //! waits for the parts before it at the destination that it goes to. One that is to be split goes
-//! nowhere by itself, and waits for none.
+//! nowhere by itself, and waits for none. A dead letter that keeps its key back does so within the same
+//! order: at its destination, or everywhere where it names none.
 //!
 //! Claims of keyed messages exclude one another by an advisory lock. Otherwise a message that was
 //! committed late could be claimed while another claim, not yet seen, takes one behind it.
@@ -123,18 +124,24 @@ fn is_alone(name: &OutboxName, goes_to: &str) -> String {
              AND e.locked_by IS NOT NULL AND e.locked_by <> ALL($2) LIMIT 1) IS NULL
          AND {not_kept_back}",
         outbox = name.outbox(),
-        not_kept_back = is_not_kept_back(name),
+        not_kept_back = is_not_kept_back(name, GoesTo::Known(goes_to)),
     )
 }
 
-/// Whether no dead letter keeps it back. The first question is answered once for all: mostly there is
-/// none that keeps any key back.
-fn is_not_kept_back(name: &OutboxName) -> String {
+/// Whether no dead letter keeps back `o`, which goes to the destination `goes_to`. The first question is
+/// answered once for all: mostly there is none that keeps any key back.
+fn is_not_kept_back(name: &OutboxName, goes_to: GoesTo<'_>) -> String {
+    let of_others = match goes_to {
+        GoesTo::Known(destination) => {
+            format!("o.destination = '' AND d.destination = {destination}")
+        }
+        GoesTo::Unknown => "o.destination = ''".to_owned(),
+    };
     format!(
         "((SELECT 1 FROM {dead} WHERE blocks_key LIMIT 1) IS NULL
           OR (SELECT 1 FROM {dead} d
                WHERE d.blocks_key AND d.ordering_key = o.ordering_key AND {before} < {here}
-                 AND (d.destination = o.destination OR d.destination = '' OR o.destination = '')
+                 AND (d.destination = o.destination OR d.destination = '' OR ({of_others}))
                LIMIT 1) IS NULL)",
         dead = name.dead(),
         before = place("d"),
@@ -319,7 +326,7 @@ pub(crate) fn claim_one(
         )",
         outbox = name.outbox(),
         is_first = is_first(name, GoesTo::Unknown),
-        is_not_kept_back = is_not_kept_back(name),
+        is_not_kept_back = is_not_kept_back(name, GoesTo::Unknown),
     );
     let before = Instant::now();
     statement(claim_statement(name, &candidates))
@@ -336,14 +343,14 @@ pub(crate) fn claim_one(
 /// For a transaction that has just removed a message of each, held by the same lease: until it
 /// commits, no other claim can find any of these keys free, so this needs no lock. But a part for some
 /// destination may be on its way that was claimed before the removed message, which went elsewhere: the
-/// next one that names none may go there, and waits. Nothing of the topics `paused` is taken. Due is what
+/// next one that names none may go there, and waits. Nothing of the topics `closed` is taken. Due is what
 /// is due now: the next one may have been enqueued since the transaction began.
 pub(crate) fn claim_next(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
     keys: &[Key],
-    paused: &[String],
+    closed: &[String],
 ) -> QueryResult<Vec<Claimed>> {
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
@@ -372,7 +379,7 @@ pub(crate) fn claim_next(
         outbox = name.outbox(),
         place = place("n"),
         is_live = is_live(name),
-        is_not_kept_back = is_not_kept_back(name),
+        is_not_kept_back = is_not_kept_back(name, GoesTo::Unknown),
         none_before = none_before(name, "= ''"),
         before = place("e"),
         here = place("o"),
@@ -388,7 +395,7 @@ pub(crate) fn claim_next(
         .bind::<Integer, _>(most(claimant))
         .bind::<Array<Text>, _>(ordering_keys)
         .bind::<Array<Text>, _>(destinations)
-        .bind::<Array<Text>, _>(paused)
+        .bind::<Array<Text>, _>(closed)
         .load::<ClaimedRow>(conn)
         .map(|rows| claimed(rows, before))
 }

@@ -292,9 +292,9 @@ fn insert(
     };
     sql_query(format!(
         "INSERT INTO {outbox} (message_id, topic, destination, payload, ordering_key,
-            idempotency_key, digest, tenant_id)
+            idempotency_key, digest, tenant_id, occurred_at)
          SELECT coalesce(r.new_id, l.message_id), l.topic, l.destination, l.payload, l.ordering_key,
-                {key}, l.digest, l.tenant_id
+                {key}, l.digest, l.tenant_id, l.occurred_at
            FROM unnest($1::text[], $2::text[], $3::uuid[]) WITH ORDINALITY
                 AS r(idempotency_key, destination, new_id, n)
            JOIN {ledger} l ON l.idempotency_key = r.idempotency_key AND l.destination = r.destination

@@ -62,12 +62,59 @@ const ENQUEUER: Role = Role {
                 "tenant_id",
                 "available_at",
                 "expires_at",
+                "occurred_at",
             ],
         ),
         on_columns(
             "",
             "SELECT",
-            &["sequence", "destination", "idempotency_key", "digest"],
+            &["sequence", "message_id", "destination", "idempotency_key", "digest"],
+        ),
+    ],
+};
+
+const CANCELLER: Role = Role {
+    name: "outbox_canceller",
+    what: "Cancels and reschedules what waits (Outbox::cancel, Outbox::reschedule): GRANT it beside
+-- outbox_enqueuer to an application that does. It can remove any message that waits.",
+    rights: &[
+        right("", "DELETE"),
+        on_columns(
+            "",
+            "SELECT",
+            &[
+                "sequence",
+                "message_id",
+                "topic",
+                "destination",
+                "payload",
+                "ordering_key",
+                "idempotency_key",
+                "digest",
+                "tenant_id",
+                "available_at",
+                "created_at",
+                "occurred_at",
+                "attempts",
+                "locked_by",
+                "split_from",
+            ],
+        ),
+        on_columns("", "UPDATE", &["available_at"]),
+        right("_ledger", "SELECT"),
+        right("_ledger", "INSERT"),
+        right("_ledger", "UPDATE"),
+        on_columns(
+            "_dead",
+            "SELECT",
+            &[
+                "sequence",
+                "message_id",
+                "destination",
+                "idempotency_key",
+                "reason",
+                "split_from",
+            ],
         ),
     ],
 };
@@ -96,6 +143,7 @@ const RELAY: Role = Role {
                 "available_at",
                 "expires_at",
                 "created_at",
+                "occurred_at",
                 "split_from",
             ],
         ),
@@ -150,6 +198,7 @@ const READER: Role = Role {
                 "available_at",
                 "expires_at",
                 "created_at",
+                "occurred_at",
                 "attempts",
                 "locked_by",
                 "locked_at",
@@ -172,6 +221,7 @@ const READER: Role = Role {
                 "available_at",
                 "expires_at",
                 "created_at",
+                "occurred_at",
                 "attempts",
                 "reason",
                 "last_error",
@@ -197,6 +247,7 @@ pub(crate) fn printed(name: &OutboxName) -> String {
 -- one of the relay. Roles belong to the server, not to a database: leave these lines out where they
 -- are there already.
 CREATE ROLE outbox_enqueuer;
+CREATE ROLE outbox_canceller;
 CREATE ROLE outbox_relay;
 CREATE ROLE outbox_reader;
 CREATE ROLE outbox_receiver;
@@ -206,10 +257,10 @@ CREATE ROLE outbox_receiver;
     if let Some(schema) = name.schema() {
         let _ = writeln!(
             sql,
-            "\nGRANT USAGE ON SCHEMA {schema} TO outbox_enqueuer, outbox_relay, outbox_reader;"
+            "\nGRANT USAGE ON SCHEMA {schema} TO outbox_enqueuer, outbox_canceller, outbox_relay, outbox_reader;"
         );
     }
-    for role in [&ENQUEUER, &RELAY, &READER] {
+    for role in [&ENQUEUER, &CANCELLER, &RELAY, &READER] {
         let _ = writeln!(sql, "\n-- {}", role.what);
         for suffix in suffixes(role) {
             let rights = role.rights.iter().filter(|right| right.suffix == suffix);

@@ -1,15 +1,17 @@
 //! One message for several destinations: a message for each of them instead.
 
+use diesel::pg::data_types::PgTimestamp;
 use diesel::result::{Error, QueryResult};
-use diesel::sql_types::{Array, BigInt, Text};
+use diesel::sql_types::{Array, BigInt, Text, Timestamptz};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 
 use super::lease::LeaseId;
+use super::settle::{Claim, of_row};
 use super::{SequenceRow, digest_of};
 use crate::name::OutboxName;
 
 /// A message, and the destinations that it goes to.
-pub(crate) type Split<'a> = (i64, &'a [String]);
+pub(crate) type Split<'a> = (Claim, &'a [String]);
 
 /// What became of messages that were to be split. Those in neither list were not held by the lease
 /// any more.
@@ -32,10 +34,13 @@ pub(crate) fn split(
     lease: LeaseId,
     messages: &[Split<'_>],
 ) -> QueryResult<Done> {
+    let mut messages = messages.to_vec();
+    messages.sort_unstable();
     let mut parts = Parts::default();
-    for (sequence, destinations) in messages {
-        for destination in *destinations {
-            parts.sequences.push(*sequence);
+    for (claim, destinations) in messages {
+        for destination in destinations {
+            parts.sequences.push(claim.sequence);
+            parts.claimed_at.push(PgTimestamp(claim.at));
             parts.destinations.push(destination);
         }
     }
@@ -53,6 +58,7 @@ pub(crate) fn split(
 #[derive(Default)]
 struct Parts<'a> {
     sequences: Vec<i64>,
+    claimed_at: Vec<PgTimestamp>,
     destinations: Vec<&'a str>,
 }
 
@@ -64,8 +70,10 @@ fn try_to_split(
 ) -> QueryResult<Done> {
     let in_conflict: Vec<i64> = sql_query(format!(
         "SELECT DISTINCT g.sequence
-           FROM unnest($1::bigint[], $2::text[]) AS t(sequence, destination)
-           JOIN {outbox} g ON g.sequence = t.sequence AND g.locked_by = $3
+           FROM unnest($1::bigint[], $2::text[], $4::timestamptz[])
+                AS t(sequence, destination, claimed_at)
+           JOIN {outbox} g ON g.sequence = t.sequence
+                          AND g.locked_by = $3 AND g.locked_at = t.claimed_at
            JOIN {outbox} o ON o.idempotency_key = g.idempotency_key
                           AND o.destination = t.destination
           WHERE {other} <> {own}",
@@ -76,15 +84,17 @@ fn try_to_split(
     .bind::<Array<BigInt>, _>(&parts.sequences)
     .bind::<Array<Text>, _>(&parts.destinations)
     .bind::<BigInt, _>(lease.0)
+    .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
     .load::<SequenceRow>(conn)?
     .into_iter()
     .map(|row| row.sequence)
     .collect();
     let rows: Vec<SplitRow> = sql_query(format!(
         "WITH gone AS (
-            DELETE FROM {outbox}
-             WHERE sequence = ANY($1) AND locked_by = $3 AND sequence <> ALL($4)
-            RETURNING *
+            DELETE FROM {outbox} o
+             WHERE o.sequence = ANY($1) AND o.locked_by = $3 AND o.locked_at = {claimed_at}
+               AND o.sequence <> ALL($4)
+            RETURNING o.*
         ), part AS MATERIALIZED (
             SELECT g.*, t.place, t.part_destination
               FROM gone g
@@ -92,9 +102,10 @@ fn try_to_split(
                    AS t(part_sequence, part_destination, place) ON t.part_sequence = g.sequence
         ), inserted AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
-                idempotency_key, digest, tenant_id, available_at, expires_at, created_at, split_from)
+                idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
+                split_from)
             SELECT message_id, topic, part_destination, payload, headers, ordering_key,
-                   idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
+                   idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
                    coalesce(split_from, sequence)
               FROM part ORDER BY sequence, place
             ON CONFLICT (idempotency_key, destination) DO NOTHING
@@ -109,6 +120,7 @@ fn try_to_split(
                               AND o.destination = p.part_destination AND {other} = {own}
          GROUP BY p.sequence",
         outbox = name.outbox(),
+        claimed_at = of_row("$5::timestamptz[]", "$1"),
         other = digest_of("o"),
         own = digest_of("p"),
     ))
@@ -116,6 +128,7 @@ fn try_to_split(
     .bind::<Array<Text>, _>(&parts.destinations)
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<BigInt>, _>(&in_conflict)
+    .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
     .load(conn)?;
     if rows.iter().any(|row| row.parts != row.placed) {
         // A row that was not seen stood in the way: look again.

@@ -13,7 +13,7 @@ use super::streams::streams;
 use crate::name::OutboxName;
 
 /// Troubles that are shown.
-const MOST: usize = 100;
+pub(crate) const MOST: usize = 100;
 
 /// How many messages are in one state.
 #[derive(Debug, Clone)]

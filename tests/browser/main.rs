@@ -20,7 +20,7 @@ use crate::ground::Ground;
 use crate::page::TOKEN;
 use crate::support::{Database, database_url};
 
-/// R30: found by topic and reason, opened, requeued, delivered; and written down.
+/// R25: found by topic and reason, opened, requeued, delivered; and written down.
 #[test]
 fn a_dead_letter_is_requeued_and_delivered() {
     let ground = Ground::new();

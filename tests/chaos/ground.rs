@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 
-use crate::support::{Database, Receiver, Running, eventually, status};
+use crate::support::{Database, Receiver, Running, status};
 
 /// Held by each test while it runs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -69,20 +69,6 @@ impl Gate {
     pub(crate) fn open(self) {
         drop(self.0);
     }
-}
-
-/// Stops a process, and returns once each of its threads has stopped: the signal is only the
-/// beginning of that.
-pub(crate) fn stop(relay: &Running) {
-    relay.signal("STOP");
-    let tasks = format!("/proc/{}/task", relay.pid());
-    eventually("all threads have stopped", || {
-        std::fs::read_dir(&tasks)
-            .expect("the process is there")
-            .flatten()
-            .filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok())
-            .all(|status| status.contains("\nState:\tT"))
-    });
 }
 
 /// How many lines of the log have this text.

@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::ground::{
     all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, held, lines_with,
-    relay, stop,
+    relay,
 };
 use crate::support::{Database, Receiver, Running, eventually};
 
@@ -246,7 +246,7 @@ fn a_claim_whose_answer_was_lost_before_a_shutdown_strands_no_message() {
                 AND state = 'idle'",
         ) == 2
     });
-    stop(&other);
+    other.stop();
 
     let mut first = Running::start(proxy.between(
         &database,

@@ -163,7 +163,11 @@ fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
     all_have_arrived(&database, &[&receiver]);
     assert_eq!(duplicates(&[&receiver]), 0);
     assert!(attempts(&database).values().all(|made| *made == 1));
-    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+    // Where a claim may have been at work in the server still, the relay has ended its own lease and taken another.
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_lease WHERE NOT ended"),
+        0
+    );
 }
 
 /// R23.

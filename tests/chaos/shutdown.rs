@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 
 use crate::ground::{
-    Server, all_are_delivered, all_have_arrived, alone, duplicates, enqueue, held, relay, stop,
+    Server, all_are_delivered, all_have_arrived, alone, duplicates, enqueue, held, relay,
 };
 use crate::support::{Database, Receiver, Running, eventually, status};
 
@@ -287,7 +287,7 @@ fn a_claim_that_outlasts_the_shutdown_does_not_outlast_its_lease() {
                 AND state = 'idle'",
         ) == 2
     });
-    stop(&other);
+    other.stop();
     let mut holder = database.connect();
     holder
         .batch_execute("SELECT pg_advisory_lock(77)")

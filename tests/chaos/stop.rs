@@ -6,7 +6,7 @@ use crossbeam_channel::unbounded;
 
 use crate::ground::{
     all_are_delivered, all_have_arrived, alone, duplicates, enqueue, held, leases_of, let_pass,
-    lines_with, relay, stop,
+    lines_with, relay,
 };
 use crate::support::{Database, Receiver, Running, eventually, status};
 
@@ -34,7 +34,7 @@ fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled()
     enqueue(&database, 1, 30);
     let mut sleeper = Running::start(relay(&database, &first, SETTINGS));
     first.wait_for(4);
-    stop(&sleeper);
+    sleeper.stop();
     assert_eq!(database.count("sending"), 30, "the first claim takes all");
     // The answers come while it sleeps: it will have four deliveries to settle.
     gate.open();
@@ -87,7 +87,7 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
     command.env("OUTBOX_CONCURRENCY", "1");
     let sleeper = Running::start(command);
     first.wait_for(1);
-    stop(&sleeper);
+    sleeper.stop();
     assert_eq!(
         database.count("sending"),
         count,
@@ -126,7 +126,7 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
 
 #[test]
 fn failed_and_unsent_messages_of_a_lease_that_is_over_stay_with_the_relay_that_has_them() {
-    // The send under way ends by its timeout, and the others are not sent.
+    // The send under way was answered while it slept, and the others are not sent.
     leaves_to_the_other(4, SETTINGS, |_| let_pass(LEASE));
 }
 
@@ -158,7 +158,7 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     enqueue(&database, 1, 30);
     let mut sleeper = Running::start(relay(&database, &receiver, SETTINGS));
     receiver.wait_for(4);
-    stop(&sleeper);
+    sleeper.stop();
     assert_eq!(database.count("sending"), 30, "the first claim takes all");
     let old = database.number("SELECT id FROM {o}_lease");
     drop(gate);
@@ -193,6 +193,34 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     // The four whose answers came during the sleep may be sent again, and no other.
     assert!(duplicates(&[&receiver]) <= 4);
     assert!(database.number("SELECT max(attempts) FROM {o}_ledger") <= 2);
+    sleeper.signal("TERM");
+    assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
+}
+
+/// R15, G6: the answers came while the process stood still, and count.
+#[test]
+fn answers_that_came_while_a_relay_was_stopped_count_however_long_it_was() {
+    let _alone = alone();
+    let database = Database::new();
+    let (receiver, gate) = held();
+    enqueue(&database, 1, 16);
+    let settings = [
+        ("OUTBOX_CONCURRENCY", "16"),
+        ("OUTBOX_LEASE", "60s"),
+        ("OUTBOX_SEND_TIMEOUT", "2s"),
+    ];
+    let mut sleeper = Running::start(relay(&database, &receiver, &settings));
+    receiver.wait_for(16);
+    sleeper.stop();
+    gate.open();
+    let_pass(Duration::from_secs(3));
+    sleeper.signal("CONT");
+    eventually("all are settled", || database.count("delivered") == 16);
+    assert_eq!(receiver.count(), 16, "{}", sleeper.log());
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE attempts = 1"),
+        16
+    );
     sleeper.signal("TERM");
     assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
 }

@@ -45,7 +45,6 @@ fn has(relay: &RelayHandle, kind: ProblemKind) -> bool {
     health.problems().iter().any(|problem| problem.kind == kind)
 }
 
-/// R29.
 #[test]
 fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
     let _alone = alone();
@@ -90,7 +89,7 @@ fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
         .expect("a clean end");
 }
 
-/// R29: what a probe, Prometheus and somebody with a browser see of it.
+/// What a probe, Prometheus and somebody with a browser see of it.
 #[test]
 fn the_page_answers_while_the_server_hangs_and_says_so() {
     let _alone = alone();

@@ -1,14 +1,15 @@
 //! The acceptance scenarios W-101 to W-105 and T-1 to T-7, each a test of its name.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use diesel::connection::SimpleConnection;
 use diesel::{Connection, RunQueryDsl, sql_query};
-use diesel_outbox::{Dispatcher, Message, NewMessage, Outcome, Response};
+use diesel_outbox::{Backoff, Dispatcher, Message, NewMessage, Outcome, Response};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 
-use crate::support::{Database, Receiver, Running, eventually, finish};
+use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish};
 
 /// R7, R18, R19.
 #[test]
@@ -53,26 +54,30 @@ fn w_101_pending_then_sending_then_delivered() {
 fn w_102_a_timeout_then_success_on_the_second_attempt() {
     let database = Database::new();
     let calls = AtomicUsize::new(0);
+    let (_silent, never) = crossbeam_channel::bounded::<()>(0);
     let receiver = Receiver::start(move |_, stream| {
         if calls.fetch_add(1, Ordering::SeqCst) == 0 {
-            std::thread::sleep(Duration::from_secs(3));
+            let _ = never.recv();
         }
         std::io::Write::write_all(stream, &crate::support::status(200))
     });
     database.enqueue("order.paid", json!({ "n": 1 }));
     let relay = database
         .relay()
-        .send_timeout(Duration::from_millis(300))
+        .lease(Duration::from_secs(60))
+        .send_timeout(Duration::from_secs(2))
+        .backoff(Backoff::Table(vec![Duration::from_secs(3600)]))
         .url(&receiver.url())
         .start()
         .expect("a relay");
     eventually("the first attempt fails", || {
-        database
-            .text("SELECT max(last_error_code) FROM {o}")
-            .as_deref()
-            == Some("TIMEOUT")
-            || database.count("delivered") == 1
+        database.count("retrying") == 1
     });
+    assert_eq!(
+        database.text("SELECT last_error_code FROM {o}").as_deref(),
+        Some("TIMEOUT")
+    );
+    database.execute("UPDATE {o} SET available_at = now()");
     eventually("it is delivered", || database.count("delivered") == 1);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
     let requests = receiver.requests();
@@ -377,7 +382,12 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
              available_at, created_at, attempts, reason, died_at)
          VALUES (1000000, gen_random_uuid(), 't', '', '1', 'k', now(), now(), 1, 'GONE', now() - interval '2 h')",
     );
-    let relay = database.relay().retention(None).start().expect("a relay");
+    let relay = database
+        .relay()
+        .url("http://127.0.0.1:9/")
+        .retention(None)
+        .start()
+        .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));
     relay.shutdown(Duration::from_secs(5)).expect("a clean end");
     assert_eq!(
@@ -386,9 +396,21 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
         "a cleaner that is off removes nothing"
     );
 
+    // How many rows each statement removes.
+    let schema = database.schema();
+    database.execute(&format!("CREATE TABLE {schema}.removed (rows bigint)"));
+    database.execute(&format!(
+        "CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql
+             AS $$ BEGIN INSERT INTO {schema}.removed SELECT count(*) FROM gone; RETURN NULL; END $$"
+    ));
+    database.execute(&format!(
+        "CREATE TRIGGER note AFTER DELETE ON {{o}}_ledger REFERENCING OLD TABLE AS gone
+             FOR EACH STATEMENT EXECUTE FUNCTION {schema}.note()"
+    ));
     let relay = database
         .relay()
         .retention(Some(Duration::from_secs(3600)))
+        .url("http://127.0.0.1:9/")
         .start()
         .expect("a relay");
     eventually("old rows are removed", || {
@@ -398,6 +420,54 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
     assert_eq!(database.number("SELECT count(*) FROM {o}_ledger"), 100);
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 1);
     assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 1);
+    let removed = |what: &str| database.number(&format!("SELECT {what} FROM {schema}.removed"));
+    assert_eq!(removed("sum(rows)"), 2500);
+    assert_eq!(removed("max(rows)"), 1000, "of one statement");
+}
+
+/// R19: what became of each message, by its key: a key of its own and one that nobody gave, delivered, dead of
+/// a refusal, dead of its time.
+#[test]
+fn the_ledger_says_what_became_of_each_message() {
+    let database = Database::new();
+    let receiver = Receiver::start(|request, stream| {
+        let (status, body) = match request.json()["n"].as_i64() {
+            Some(1) => ("201 Created", "thanks"),
+            _ => ("422 Unprocessable", "never"),
+        };
+        let length = body.len();
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}");
+        std::io::Write::write_all(stream, answer.as_bytes())
+    });
+    let payload = |n: i64| json!({ "n": n });
+    let message = |n: i64| NewMessage::new("order.paid", &payload(n)).expect("JSON");
+    database.enqueue_message(message(1).idempotency_key("one"));
+    database.enqueue_message(message(2).idempotency_key("two"));
+    database.execute(
+        "INSERT INTO {o} (topic, payload, expires_at) VALUES ('order.paid', '{\"n\":3}', now() - interval '1 s')",
+    );
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("all are settled", || {
+        database.number("SELECT count(*) FROM {o}_ledger") == 3
+    });
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    let row = |n: i64| {
+        let digest = Sha256::digest(format!("order.paid\n{}", payload(n)));
+        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        database.text(&format!(
+            "SELECT format('%s|%s|%s|%s|%s', status, http_status, response, reason, attempts)
+               FROM {{o}}_ledger WHERE digest = '\\x{digest}'"
+        ))
+    };
+    assert_eq!(row(1).as_deref(), Some("delivered|201|thanks||1"));
+    assert_eq!(row(2).as_deref(), Some("dead|422|never|REJECTED|1"));
+    assert_eq!(row(3).as_deref(), Some("dead|||EXPIRED|0"));
+    let keys = "SELECT string_agg(idempotency_key, ',' ORDER BY sequence) FROM {o}_ledger WHERE sequence < 3";
+    assert_eq!(database.text(keys).as_deref(), Some("one,two"));
 }
 
 /// R26
@@ -413,6 +483,7 @@ fn a_retention_of_any_length_is_kept() {
     let relay = database
         .relay()
         .retention(Some(Duration::MAX))
+        .url("http://127.0.0.1:9/")
         .start()
         .expect("a relay");
     eventually("the cleaner has worked", || {
@@ -422,37 +493,64 @@ fn a_retention_of_any_length_is_kept() {
 }
 
 /// Claims, and dies before it sends.
-struct Stuck(Arc<AtomicUsize>);
+/// Says when a send begins, and ends it when the test says so.
+struct Stuck {
+    begun: crossbeam_channel::Sender<()>,
+    go: crossbeam_channel::Receiver<()>,
+}
 
 impl Dispatcher for Stuck {
     fn dispatch(&self, _: &Message) -> Outcome {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_secs(5));
+        let _ = self.begun.send(());
+        let _ = self.go.recv();
         Outcome::Delivered(Response::default())
     }
 }
 
+/// The claim waits for a lock of the test's. The process is stopped and then killed before it hears that
+/// the claim has worked.
 #[test]
 fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
     let database = Database::new();
-    database.enqueue("order.paid", json!({ "n": 1 }));
-    // Claimed by a process that was killed between the claim and the send: so much the database
-    // knows of it.
-    database.execute(
-        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() + interval '1 s')",
-    );
-    database
-        .execute("UPDATE {o} SET locked_by = (SELECT max(id) FROM {o}_lease), locked_at = now()");
     let receiver = Receiver::ok();
-    let relay = database
-        .relay()
-        .url(&receiver.url())
-        .start()
-        .expect("a relay");
-    let requests = receiver.wait_for(1);
-    assert_eq!(requests[0].json(), json!({ "n": 1 }));
+    let lock = database.number("SELECT '{o}'::regclass::oid::bigint");
+    let schema = database.schema();
+    database.execute(&format!(
+        "CREATE FUNCTION {schema}.hold() RETURNS trigger LANGUAGE plpgsql
+             AS $$ BEGIN PERFORM pg_advisory_xact_lock({lock}); RETURN NULL; END $$"
+    ));
+    database.execute(&format!(
+        "CREATE TRIGGER hold AFTER UPDATE ON {{o}} FOR EACH STATEMENT EXECUTE FUNCTION {schema}.hold()"
+    ));
+    let mut holder = database.connect();
+    let mut hold = |lock_or_unlock: &str| {
+        holder
+            .batch_execute(&format!("SELECT pg_advisory_{lock_or_unlock}({lock})"))
+            .expect("the lock is ours");
+    };
+    hold("lock");
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let relay = || {
+        let mut relay = database.binary(&["run"]);
+        relay.env("OUTBOX_URL", receiver.url());
+        Running::start(relay)
+    };
+    let crashing = relay();
+    eventually("the claim is under way", || {
+        database.number(&format!(
+            "SELECT count(*) FROM pg_locks
+              WHERE locktype = 'advisory' AND (classid::bigint << 32) + objid::bigint = {lock} AND NOT granted"
+        )) == 1
+    });
+    crashing.stop();
+    hold("unlock");
+    eventually("the claim is committed", || database.count("sending") == 1);
+    crashing.kill();
+    assert_eq!(receiver.count(), 0, "nothing was sent");
+
+    let _restarted = relay();
     eventually("it is delivered", || database.count("delivered") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(receiver.requests()[0].json(), json!({ "n": 1 }));
     assert_eq!(receiver.count(), 1);
 }
 
@@ -461,15 +559,16 @@ fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
 fn t_7_a_stale_relays_settle_changes_nothing() {
     let database = Database::new();
     database.enqueue("order.paid", json!({ "n": 1 }));
-    let calls = Arc::new(AtomicUsize::new(0));
+    let (begun, has_begun) = crossbeam_channel::unbounded();
+    let (end, go) = crossbeam_channel::unbounded();
     let stale = database
         .relay()
-        .dispatcher(Stuck(Arc::clone(&calls)))
+        .dispatcher(Stuck { begun, go })
         .start()
         .expect("a relay");
-    eventually("the stale relay sends", || {
-        calls.load(Ordering::SeqCst) == 1
-    });
+    has_begun
+        .recv_timeout(PATIENCE)
+        .expect("the stale relay sends");
     // Its lease is over, as after a long pause of its process, and another relay takes over.
     database.execute("UPDATE {o}_lease SET expires_at = now() - interval '1 s'");
     let failing = Receiver::answering(|_| 400);
@@ -481,13 +580,16 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
     eventually("the other relay has settled it", || {
         database.count("dead") == 1
     });
+    end.send(()).expect("the stale relay still sends");
     eventually("the stale relay's settle is refused", || {
         stale.stats().conflicts == 1
     });
     assert_eq!(database.count("dead"), 1);
     assert_eq!(database.count("delivered"), 0);
     assert_eq!(stale.stats().delivered, 0);
-    assert_eq!(stale.stats().leases_lost, 1);
+    eventually("the stale relay knows that its lease is lost", || {
+        stale.stats().leases_lost == 1
+    });
     relay.shutdown(Duration::from_secs(5)).expect("a clean end");
     stale.shutdown(Duration::from_secs(5)).expect("a clean end");
 }

@@ -248,6 +248,7 @@ fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
 fn a_pause_for_a_time_ends_by_itself() {
     let database = Database::new();
     let outbox = database.name().parse().expect("a name");
+    let began = Instant::now();
     admin::pause(
         &mut database.connect(),
         &outbox,
@@ -259,14 +260,13 @@ fn a_pause_for_a_time_ends_by_itself() {
     .expect("SQL works");
     let receiver = Receiver::ok();
     enqueue(&database, "order.paid", 1);
-    let began = Instant::now();
     let relay = database
         .relay()
         .url(&receiver.url())
         .start()
         .expect("a relay");
     receiver.wait_for(1);
-    assert!(began.elapsed() > Duration::from_millis(800));
+    assert!(began.elapsed() > Duration::from_secs(1));
     end(&relay);
 }
 
@@ -524,7 +524,7 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     let database = Database::new();
     let (broken, healthy) = (Receiver::answering(|_| 410), Receiver::ok());
     // The same topic: fanned out, it waits for one destination and goes to the other.
-    for (name, count) in [("broken", 50_000), ("healthy", 2000)] {
+    for (name, count) in [("broken", 200_000), ("healthy", 2000)] {
         database.execute(&format!(
             "INSERT INTO {{o}} (topic, destination, payload, available_at)
              SELECT 'order.paid', '{name}', '1', now() - interval '1 h' FROM generate_series(1, {count})"
@@ -545,11 +545,14 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     });
     eventually("the other is paused", || paused(&database).is_some());
     assert!(relay.wait_until_idle(PATIENCE));
+    // Of the index that claims read, and of the table as a whole. The janitor goes by the primary key.
     let read = || {
         let schema = database.schema();
         database.number(&format!(
-            "SELECT coalesce(idx_tup_fetch, 0) + seq_tup_read FROM pg_stat_user_tables
-              WHERE schemaname = '{schema}' AND relname = 'outbox'"
+            "SELECT (SELECT idx_tup_read FROM pg_stat_user_indexes
+                      WHERE schemaname = '{schema}' AND indexrelname = 'outbox_claim')
+                  + (SELECT seq_tup_read FROM pg_stat_user_tables
+                      WHERE schemaname = '{schema}' AND relname = 'outbox')"
         ))
     };
     end(&relay);
@@ -571,12 +574,12 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     healthy.wait_for(2100);
     assert!(relay.wait_until_idle(PATIENCE));
     end(&relay);
-    // The janitor goes through all rows once at its start, and counts them. Each message is read a few
-    // times more: claimed, settled, and by the database's own checks.
-    let rows = read() - before - 2 * 50_000;
+    // The depth gauges read a bounded sample of it, at the relay's start. A single look at what waits for the
+    // closed destination would read four times as much as is allowed here.
+    let rows = read() - before;
     assert!(
-        rows < 10_000,
-        "{rows} rows were read for 100 messages beside 50,000"
+        rows < 50_000,
+        "{rows} rows were read for 100 messages beside 200,000"
     );
 }
 

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::NewMessage;
 use serde_json::{Value, json};
 
@@ -316,6 +317,9 @@ fn a_database_that_cannot_be_reached_is_a_failure_without_the_password() {
         "postgres://shop:sekret/x@127.0.0.1/shop",
         "postgres://shop:x@sekret@127.0.0.1:1/shop",
         "host=127.0.0.1 password=x sekret",
+        "postgres://shop:1/sekret@127.0.0.1/shop",
+        "host=127.0.0.1 port=1 password='x user=sekret'",
+        "postgres://127.0.0.1:1/shop?password=sek%ret",
     ] {
         for arguments in COMMANDS {
             let command = binary(arguments)
@@ -352,28 +356,30 @@ fn a_database_that_does_not_exist_is_named() {
 fn a_topic_without_a_route_is_visible_at_once() {
     let database = Database::new();
     database.enqueue("order.paid", json!(1));
+    let file = File::new(
+        "[destinations.billing]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'invoice.*'\nto = 'billing'\n",
+    );
     // Before any relay has met it.
     let check = finish(database.binary(&["check"])).code(1);
     assert!(check.stdout.contains("NO_ROUTE"), "{}", check.stdout);
     let mut relay = Running::start(
         database
             .binary(&["run"])
-            .with("OUTBOX_BACKOFF", "1h")
+            .with("OUTBOX_CONFIG", file.path())
             .with("OUTBOX_LOG_FORMAT", "json"),
     );
     relay.wait_for_log("\"event\":\"no_route\"");
-    eventually("it waits", || database.count("retrying") == 1);
 
     let shown = finish(database.binary(&["status", "--json"]))
         .code(0)
         .json();
-    assert_eq!(shown["counts"]["retrying"], 1);
+    assert_eq!(shown["counts"]["pending"], 1);
     assert_eq!(shown["troubles"][0]["reason"], "NO_ROUTE");
     assert_eq!(shown["troubles"][0]["topic"], "order.paid");
     assert_eq!(shown["troubles"][0]["count"], 1);
     assert_eq!(shown["relays"][0]["expired"], false);
     let shown = finish(database.binary(&["status"])).code(0).stdout;
-    for part in ["retrying", "NO_ROUTE", "order.paid", "alive"] {
+    for part in ["pending", "NO_ROUTE", "order.paid", "alive"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     relay.signal("TERM");
@@ -449,7 +455,7 @@ fn check_says_what_run_would_do() {
             .contains("order.paid")
     );
 
-    let url = "http://shop:sauce@127.0.0.1:9/?token=sauce";
+    let url = "http://shop:sauce@127.0.0.1:9/services/sauce/sauce?token=sauce";
     let good = finish(check(&["--json"]).with("OUTBOX_URL", url)).code(0);
     assert_eq!(good.json()["ok"], true);
     let text = finish(check(&[]).with("OUTBOX_URL", url)).code(0);
@@ -483,7 +489,7 @@ fn dead_letters(database: &Database) -> [i64; 4] {
             .with("OUTBOX_MAX_ATTEMPTS", "1")
             .with("OUTBOX_URL", &receiver.url()),
     )
-    .code(0);
+    .code(1);
     assert_eq!(database.count("dead"), 4);
     ids
 }
@@ -577,6 +583,28 @@ fn dead_letters_are_requeued_by_id_topic_and_reason() {
         database.number("SELECT count(*) FROM {o} WHERE attempts = 0 AND available_at <= now()"),
         3
     );
+}
+
+/// R25: a misspelled topic or reason does not pass for one that has no dead letters.
+#[test]
+fn a_topic_that_was_never_seen_and_a_reason_that_is_none_are_told() {
+    let database = Database::new();
+    dead_letters(&database);
+    let requeue = |arguments: &[&str]| dead(&database, &[&["requeue"], arguments].concat());
+    let text = requeue(&["--topic", "aa"]).code(0).stdout;
+    assert!(
+        text.starts_with("requeued 0: ") && text.contains("topic aa; is it spelled"),
+        "{text}"
+    );
+    database.enqueue("live", json!(1));
+    let text = requeue(&["--topic", "live"]).code(0).stdout;
+    assert_eq!(text, "requeued 0: no dead letter has the topic live\n");
+    let text = requeue(&["--topic", "a", "--reason", "DNS"]).code(0).stdout;
+    assert!(text.contains("the other filters"), "{text}");
+    let refused = requeue(&["--reason", "SERVER"]).code(2).stderr;
+    for name in ["--reason", "\"SERVER\"", "SERVER_ERROR", "TIMEOUT"] {
+        assert!(refused.contains(name), "{name}: {refused}");
+    }
 }
 
 /// R25.
@@ -756,6 +784,121 @@ fn drain_stops_after_max_messages_and_leaves_the_others() {
     assert_eq!(receiver.count(), 10);
 }
 
+/// R40: a job for some topics takes, counts and reports these only.
+#[test]
+fn drain_of_a_topic_leaves_the_others() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for topic in ["order.paid", "invoice.sent", "invoice.late", "mail"] {
+        database.enqueue(topic, json!(1));
+        database.enqueue_message(
+            NewMessage::new(topic, &2)
+                .expect("JSON")
+                .ordering_key(format!("key of {topic}")),
+        );
+    }
+    let topics = ["--topic", "invoice.*", "--topic", "mail"];
+    let shown = drain(
+        &database,
+        &receiver,
+        &[&topics, ["--json"].as_slice()].concat(),
+    );
+    let shown = shown.code(0).json();
+    assert_eq!(
+        (&shown["processed"], &shown["left_due"]),
+        (&json!(6), &json!(0))
+    );
+    assert_eq!(shown["left"], json!([]));
+    assert_eq!(
+        database.text("SELECT string_agg(topic || attempts, ' ') FROM {o}"),
+        Some("order.paid0 order.paid0".to_owned())
+    );
+    let shown = drain(&database, &receiver, &["--topic", "order.piad"]);
+    assert!(shown.code(0).stdout.starts_with("processed 0, "));
+    refused(database.binary(&["drain", "--topic", ""]), &["--topic"]);
+    let shown = drain(&database, &receiver, &["--json"]).code(0).json();
+    assert_eq!(shown["processed"], 2);
+}
+
+/// R10, R40: it would wait for as long as the other one lives.
+#[test]
+fn drain_beside_an_active_relay_says_so_and_ends() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let single = |arguments: &[&str]| {
+        database
+            .binary(arguments)
+            .with("OUTBOX_URL", &receiver.url())
+            .with("OUTBOX_SINGLE_ACTIVE", "true")
+    };
+    let mut active = Running::start(single(&["run"]));
+    active.wait_for_log("relay started");
+    for arguments in [["drain"].as_slice(), &["drain", "--max-messages", "0"]] {
+        let finished = finish(single(arguments)).code(1);
+        for part in ["another relay", "is active", "nothing was drained"] {
+            assert!(finished.stderr.contains(part), "{}", finished.stderr);
+        }
+    }
+    active.signal("TERM");
+    active.wait();
+    database.enqueue("order.paid", json!(1));
+    let text = finish(single(&["drain"])).code(0).stdout;
+    assert!(text.starts_with("processed 1, "), "{text}");
+}
+
+/// R11: a job that delivered nothing and failed with something has not done its work.
+#[test]
+fn a_drain_of_which_every_send_failed_ends_with_1() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    database.enqueue_many(2);
+    let finished = drain(&database, &receiver, &[]).code(1);
+    assert!(finished.stdout.starts_with("processed 2, failed 2 "));
+    assert!(finished.stderr.contains("no message was delivered"));
+    // None is due any more: nothing has failed in this run.
+    drain(&database, &receiver, &[]).code(0);
+}
+
+/// R11, R16: what it leaves, and why.
+#[test]
+fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    for n in 0..3 {
+        let message = NewMessage::new("order.paid", &n).expect("JSON");
+        database.enqueue_message(message.ordering_key("k"));
+        database.enqueue("member.joined", json!(n));
+    }
+    let file = File::new(&format!(
+        "[destinations.billing]\nurl = '{}'\n[[routes]]\ntopic = 'order.*'\nto = 'billing'\n",
+        receiver.url()
+    ));
+    let drain = |arguments: &[&str]| {
+        finish(
+            database
+                .binary(&[&["drain"], arguments].concat())
+                .with("OUTBOX_CONFIG", file.path())
+                .with("OUTBOX_BACKOFF", "1h"),
+        )
+    };
+    let text = drain(&[]).code(1).stdout;
+    for line in [
+        "5 due messages are left",
+        "3 of member.joined: NO_ROUTE, no relay serves them",
+        "2 wait behind another message of their ordering key",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}: {text}");
+    }
+    let shown = drain(&["--json"]).code(0).json();
+    assert_eq!(
+        shown["left"],
+        json!([
+            { "topic": "member.joined", "destination": "", "due": 3, "behind_their_key": 0, "no_route": true },
+            { "topic": "order.paid", "destination": "", "due": 2, "behind_their_key": 2, "no_route": false },
+        ])
+    );
+}
+
 #[test]
 fn drain_does_not_wait_for_what_is_not_due() {
     let database = Database::new();
@@ -883,7 +1026,7 @@ fn a_shutdown_that_does_not_come_to_its_end_in_time_is_a_failure() {
 
 // --- Logs ---------------------------------------------------------------------------------
 
-/// R30.
+/// R30, R36, R37.
 #[test]
 fn json_logs_carry_the_event_names_and_never_what_is_private() {
     let database = Database::new();
@@ -910,7 +1053,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
     let url = receiver
         .url()
         .replace("http://", "http://shop:sauce-password@")
-        + "?t=sauce-query";
+        + "/services/T0/sauce-path?t=sauce-query";
     let mut relay = Running::start(
         database
             .binary(&["run"])
@@ -926,6 +1069,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
         NewMessage::new("order.paid", &payload)
             .expect("JSON")
             .idempotency_key(key)
+            .tenant_id(uuid::Uuid::from_u128(7))
             .header("x-token", "sauce-header")
     };
     for case in ["delivered", "retry", "dead"] {
@@ -974,6 +1118,16 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
         for key in ["time", "level", "message", "target"] {
             assert!(line[key].is_string(), "{line}");
         }
+        // Other crates' lines have none.
+        let is_ours = line["target"]
+            .as_str()
+            .is_some_and(|target| target.starts_with("diesel_outbox"));
+        let is_event = line["event"].as_str().is_some_and(|event| {
+            event
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        });
+        assert_eq!(is_ours, is_event, "{line}");
     }
     let line = |event: &str| {
         lines
@@ -989,11 +1143,61 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
     assert_eq!(line("retry")["status"], "retrying");
     assert_eq!(line("dead")["reason"], "REJECTED");
     assert_eq!(line("dead")["status"], "dead");
+    // R36.
+    for event in ["delivered", "retry", "dead", "dedup_hit", "conflict"] {
+        let tenant = &line(event)["tenant"];
+        assert_eq!(tenant, "00000000-0000-0000-0000-000000000007", "{event}");
+    }
+    // R37: who has it now.
+    let conflict = line("conflict");
+    for (name, value) in [
+        ("destination", json!("default")),
+        ("outcome", json!("delivered")),
+        ("status", json!("sending")),
+        ("attempts", json!(0)),
+        ("holder", json!("other:1")),
+    ] {
+        assert_eq!(conflict[name], value, "{conflict}");
+    }
+    assert!(conflict["holder_lease"].as_i64() > conflict["lease"].as_i64());
+    assert_eq!(conflict["message_id"].as_str().map(str::len), Some(36));
     let private: Vec<&Value> = lines
         .iter()
         .filter(|line| line.to_string().contains("sauce"))
         .collect();
     assert!(private.is_empty(), "this shows too much: {private:?}");
+}
+
+/// R30. Nobody holds a lock for so long but an operator: the relay says that its statement was too slow.
+#[test]
+fn a_statement_that_takes_too_long_is_a_db_timeout() {
+    let database = Database::new();
+    let relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("OUTBOX_URL", "http://127.0.0.1:9/")
+            .with("RUST_LOG", "diesel_outbox=debug"),
+    );
+    relay.wait_for_log("event=relay_started");
+    let mut conn = database.connect();
+    let lock = format!("BEGIN; LOCK TABLE {}_pause", database.name());
+    conn.batch_execute(&lock).expect("locked");
+    relay.wait_for_log("event=db_timeout");
+    conn.batch_execute("ROLLBACK").expect("unlocked");
+    relay.wait_for_log("event=db_recovered");
+    assert!(!relay.log().contains("event=db_error"), "{}", relay.log());
+    // What a trigger says of timeouts is not one.
+    database.execute(
+        "CREATE FUNCTION {o}_refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE 'canceling statement due to lock timeout'; END $$",
+    );
+    database.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON {o} FOR EACH ROW EXECUTE FUNCTION {o}_refuse()",
+    );
+    let before = relay.log().matches("event=db_timeout").count();
+    database.enqueue("order.paid", json!(1));
+    relay.wait_for_log("event=db_error");
+    assert_eq!(relay.log().matches("event=db_timeout").count(), before);
 }
 
 #[test]
@@ -1027,7 +1231,10 @@ fn the_help_of_each_command_mentions_its_options() {
     for (arguments, options) in [
         (["migrate"].as_slice(), ["--print", "--down"].as_slice()),
         (&["run"], &[]),
-        (&["drain"], &["--max-messages", "--json", "--quiet"]),
+        (
+            &["drain"],
+            &["--topic", "--max-messages", "--json", "--quiet"],
+        ),
         (&["demo"], &[]),
         (&["bench"], &["--json"]),
         (&["status"], &["--json", "--watch", "--exact"]),

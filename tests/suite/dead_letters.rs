@@ -21,7 +21,7 @@ fn fill(db: &Database) {
     );
 }
 
-/// R29: every dead letter is on one page, whatever has come or gone since the page before.
+/// R25: every dead letter is on one page, whatever has come or gone since the page before.
 #[test]
 fn pages_show_each_dead_letter_once() {
     let db = Database::new();
@@ -48,7 +48,7 @@ fn pages_show_each_dead_letter_once() {
     assert_eq!(seen, all);
 }
 
-/// R30: many dead letters are a few groups, the largest first, with an example of each.
+/// R25: many dead letters are a few groups, the largest first, with an example of each.
 #[test]
 fn groups_say_how_many_died_of_what() {
     let db = Database::new();

@@ -66,7 +66,7 @@ fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>)
     finished.code(0);
 }
 
-/// R32: an outbox as it is made has nothing that is wrong with it.
+/// An outbox as it is made has nothing that is wrong with it.
 #[test]
 fn nothing_is_wrong_with_a_new_outbox() {
     let db = Database::new();
@@ -97,7 +97,6 @@ fn nothing_is_wrong_with_a_new_outbox() {
     assert_eq!(schemas, 0, "it leaves nothing behind");
 }
 
-/// R32
 #[test]
 fn a_missing_index_is_told_with_what_makes_it() {
     provoked(
@@ -130,7 +129,6 @@ fn a_missing_index_is_told_with_what_makes_it() {
     );
 }
 
-/// R32
 #[test]
 fn an_invalid_index_is_told() {
     provoked(
@@ -142,7 +140,6 @@ fn an_invalid_index_is_told() {
     );
 }
 
-/// R32
 #[test]
 fn an_index_that_slows_every_claim_is_told() {
     provoked(
@@ -154,7 +151,6 @@ fn an_index_that_slows_every_claim_is_told() {
     );
 }
 
-/// R32
 #[test]
 fn drift_of_tables_is_told() {
     let text = "is UNLOGGED";
@@ -218,8 +214,8 @@ fn drift_of_tables_is_told() {
     );
     provoked(
         "CREATE OR REPLACE VIEW {o}_messages AS SELECT sequence, message_id, topic, destination,
-            'pending'::text AS status, ordering_key, idempotency_key, tenant_id, created_at, available_at,
-            expires_at, attempts, locked_by, locked_at, last_error_code, last_error,
+            'pending'::text AS status, ordering_key, idempotency_key, tenant_id, created_at, occurred_at,
+            available_at, expires_at, attempts, locked_by, locked_at, last_error_code, last_error,
             NULL::integer AS http_status, NULL::timestamptz AS settled_at FROM {o}",
         "drift",
         "the view outbox_messages",
@@ -228,7 +224,6 @@ fn drift_of_tables_is_told() {
     );
 }
 
-/// R32
 #[test]
 fn functions_of_another_version_are_told() {
     let fresh = FreshDatabase::new();
@@ -250,7 +245,6 @@ fn functions_of_another_version_are_told() {
     finished.code(0);
 }
 
-/// R32
 #[test]
 fn autovacuum_that_is_off_or_lags_is_told() {
     let off = "ALTER TABLE {o}_ledger SET (autovacuum_enabled = false)";
@@ -275,7 +269,7 @@ fn autovacuum_that_is_off_or_lags_is_told() {
     });
 }
 
-/// R32: who holds a snapshot is told with what ends it.
+/// Who holds a snapshot is told with what ends it.
 #[test]
 fn a_held_snapshot_is_told_with_its_holder() {
     let db = Database::new();
@@ -309,7 +303,7 @@ fn a_held_snapshot_is_told_with_its_holder() {
     });
 }
 
-/// R32: the identity of an outbox that comes to its end.
+/// The identity of an outbox that comes to its end.
 #[test]
 fn a_sequence_near_its_end_is_told() {
     let set = |share: &str| {
@@ -329,7 +323,6 @@ fn a_sequence_near_its_end_is_told() {
     );
 }
 
-/// R32
 #[test]
 fn an_expired_lease_is_told_when_no_relay_is_alive() {
     provoked(
@@ -343,7 +336,6 @@ fn an_expired_lease_is_told_when_no_relay_is_alive() {
     );
 }
 
-/// R32
 #[test]
 fn a_ledger_that_nobody_cleans_is_told() {
     provoked(
@@ -377,7 +369,7 @@ impl Own {
     }
 }
 
-/// R32: what a role or a database has set for its sessions.
+/// What a role or a database has set for its sessions.
 #[test]
 fn settings_that_surprise_are_told() {
     let own = Own::new();
@@ -418,7 +410,7 @@ fn settings_that_surprise_are_told() {
     }
 }
 
-/// R32: a role that may not look says so, and nothing fails for it; a role with too few connections fails.
+/// A role that may not look says so, and nothing fails for it; a role with too few connections fails.
 #[test]
 fn a_role_with_few_rights_and_connections() {
     let own = Own::new();

@@ -42,6 +42,11 @@ fn the_same_message_again_is_not_new_and_has_the_same_sequence() {
     let again = enqueue(&database, keyed(1, "order-1")).expect("enqueued");
     assert!(!again.is_new);
     assert_eq!(again.sequence, first.sequence);
+    assert_eq!(again.message_id, first.message_id);
+    assert_eq!(
+        database.text("SELECT message_id FROM {o}"),
+        Some(first.message_id.to_string())
+    );
     let other = enqueue(&database, keyed(1, "order-2")).expect("enqueued");
     assert!(other.is_new && other.sequence > first.sequence);
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 2);
@@ -502,7 +507,12 @@ fn a_bad_message_is_refused_and_the_transaction_stays_usable() {
         (keyed(1, ""), "bad idempotency_key"),
         (keyed(1, &long), "bad idempotency_key"),
         (message(1).ordering_key("a\0b"), "bad ordering_key"),
+        (
+            message(1).ordering_key("x".repeat(1025)),
+            "longer than 1024 bytes",
+        ),
         (message(1).destination("a\nb"), "bad destination"),
+        (message(1).destination(&long), "longer than 255 bytes"),
         (
             message(1).header("x-a", "1\r\nx-b: 2"),
             "bad header \"x-a\"",
@@ -557,6 +567,46 @@ fn a_payload_may_have_a_mebibyte_and_no_more() {
     eventually("it is delivered", || database.count("delivered") == 1);
     assert_eq!(receiver.requests()[0].body.len(), MAX_PAYLOAD_BYTES);
     drop(relay);
+}
+
+/// R48.
+#[test]
+fn a_destination_may_have_255_bytes_and_an_ordering_key_1024() {
+    let database = Database::new();
+    let longest = message(1)
+        .destination("d".repeat(255))
+        .ordering_key("k".repeat(1024));
+    enqueue(&database, longest).expect("just short enough");
+    // Bytes, not characters.
+    for (message, bytes) in [
+        (message(2).destination("é".repeat(128)), "255 bytes"),
+        (message(2).ordering_key("é".repeat(513)), "1024 bytes"),
+    ] {
+        let error = enqueue(&database, message).expect_err("too long");
+        assert!(
+            matches!(error, EnqueueError::Message(MessageError::Name { .. })),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(bytes), "{error}");
+    }
+    for (column, bytes, constraint) in [
+        (
+            "destination",
+            256,
+            "outbox_destination_is_at_most_255_bytes",
+        ),
+        ("ordering_key", 1025, "outbox_ordering_key_is_at_most_1_kib"),
+    ] {
+        let insert = |bytes: i32| {
+            format!(
+                "INSERT INTO {{o}} (topic, payload, {column}) VALUES ('t', '1', repeat('x', {bytes}))"
+            )
+        };
+        let error = database.refused(&insert(bytes));
+        assert!(error.contains(constraint), "{column}: {error}");
+        database.execute(&insert(bytes - 1));
+    }
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 3);
 }
 
 #[test]

@@ -1,12 +1,19 @@
 //! Messages as types, and aggregates that collect them.
 
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use diesel::prelude::*;
+use diesel_outbox::admin::{self, DeadFilter, MessageKey};
+use diesel_outbox::config::Mode;
 use diesel_outbox::{
-    Aggregate, DecodeError, EnqueueError, Event, Events, NewMessage, decode_current,
+    Aggregate, DecodeError, Destination, EnqueueError, Event, Events, NewMessage, OutboxName,
+    decode_current,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::support::Database;
+use crate::support::{Database, Receiver, eventually, finish};
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct OrderPaid {
@@ -183,6 +190,172 @@ fn an_older_version_is_read_by_who_knows_it_and_no_error_quotes_a_payload() {
     );
     let error = Cents::decode(2, r#"{"cents":"my secret"}"#).expect_err("a text");
     assert!(!error.to_string().contains("secret"), "{error}");
+}
+
+// --- When an event occurred ---------------------------------------------------------------
+
+/// An event of the past.
+#[derive(Serialize)]
+struct Measured {
+    degrees: i32,
+    #[serde(skip)]
+    at: Option<SystemTime>,
+}
+
+impl Event for Measured {
+    const TOPIC: &'static str = "temperature.measured";
+
+    fn occurred_at(&self) -> Option<SystemTime> {
+        self.at
+    }
+}
+
+/// What `ce-time` is of each message, whatever the mode, by its sequence.
+fn times(receiver: &Receiver) -> BTreeMap<String, String> {
+    let of_document = |event: &Value| {
+        let text = |name: &str| event[name].as_str().expect(name).to_owned();
+        (text("sequence"), text("time"))
+    };
+    let mut times = BTreeMap::new();
+    for request in receiver.requests() {
+        match request.header("content-type") {
+            Some("application/json") => {
+                let header = |name| request.header(name).expect("a header").to_owned();
+                times.insert(header("ce-sequence"), header("ce-time"));
+            }
+            Some("application/cloudevents+json") => times.extend([of_document(&request.json())]),
+            _ => {
+                let events = request.json();
+                times.extend(events.as_array().expect("an array").iter().map(of_document));
+            }
+        }
+    }
+    times
+}
+
+/// R35
+#[test]
+fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqueued() {
+    let at = |seconds: u64| UNIX_EPOCH + Duration::from_micros(seconds * 1_000_000 + 123_456);
+    let measured = |seconds| Measured {
+        degrees: 21,
+        at: Some(at(seconds)),
+    };
+    for mode in [Mode::Binary, Mode::Structured, Mode::Batched] {
+        let database = Database::new();
+        let outbox = database.outbox();
+        let receiver = Receiver::ok();
+        let mut station = Order::new(1);
+        station.events.record(measured(3));
+        station.events.record_at(at(4), measured(0));
+        database
+            .connect()
+            .transaction(|conn| {
+                let plain = NewMessage::new("a", &1).expect("JSON");
+                outbox.enqueue(conn, plain.occurred_at(at(1)))?;
+                outbox.enqueue(conn, measured(2))?;
+                outbox.save(conn, &mut station, |_, _| Ok::<(), EnqueueError>(()))?;
+                outbox.enqueue_batch(conn, [measured(5), measured(6)])?;
+                outbox.enqueue_bulk(conn, [measured(7), measured(8)])?;
+                let now = Measured {
+                    degrees: 22,
+                    at: None,
+                };
+                outbox.enqueue(conn, now)
+            })
+            .expect("enqueued");
+        database.execute(
+            "INSERT INTO {o} (topic, payload, occurred_at) VALUES ('a', '1', '1970-01-01 00:00:10.123456Z'),
+                 ('a', '1', '1955-11-05Z'), ('a', '1', NULL)",
+        );
+        let destination = Destination::new("hook", &receiver.url()).map(|mut destination| {
+            destination.mode = Some(mode);
+            destination
+        });
+        let relay = database
+            .relay()
+            .destination(destination.expect("a URL"))
+            .route("*", "hook")
+            .start()
+            .expect("a relay");
+        eventually("all are delivered", || database.count("delivered") == 12);
+        relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+        let expected = database
+            .text(
+                "SELECT json_object_agg(sequence, to_char(greatest(coalesce(occurred_at, created_at), 'epoch')
+                     AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')) FROM {o}_ledger",
+            )
+            .expect("rows");
+        let expected: BTreeMap<String, String> =
+            serde_json::from_str(&expected).expect("an object");
+        let times = times(&receiver);
+        assert_eq!(times, expected, "{mode}");
+        let past = times.values().filter(|time| time.starts_with("1970-01-01"));
+        let seconds: Vec<&str> = past.map(|time| &time[17..]).collect();
+        let given = [1, 2, 3, 4, 5, 6, 7, 8, 10].map(|n| format!("{n:02}.123456Z"));
+        for second in &given {
+            assert!(
+                seconds.contains(&&**second),
+                "{mode}: {second} of {seconds:?}"
+            );
+        }
+        assert_eq!(seconds.len(), given.len() + 1, "and 1955 is sent as 1970");
+    }
+}
+
+/// R35: split, dead, requeued and replayed, an event has the time at which it occurred.
+#[test]
+fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
+    let database = Database::new();
+    let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
+    let at = UNIX_EPOCH + Duration::from_secs(86_400);
+    let message = NewMessage::new("a", &1).expect("JSON").occurred_at(at);
+    let id = message.message_id();
+    database.enqueue_message(message);
+    let is_kept = |table: &str| {
+        database.number(&format!(
+            "SELECT count(*) FROM {{o}}{table} WHERE occurred_at = '1970-01-02Z'"
+        ))
+    };
+    assert_eq!((is_kept(""), is_kept("_messages")), (1, 1));
+    let relay = database
+        .relay()
+        .max_attempts(1)
+        .destination(Destination::new("good", &good.url()).expect("a URL"))
+        .destination(Destination::new("bad", &bad.url()).expect("a URL"))
+        .route_to_each("*", &["good", "bad"])
+        .start()
+        .expect("a relay");
+    eventually("one part is delivered, the other one dead", || {
+        is_kept("_ledger") == 2 && is_kept("_dead") == 1
+    });
+    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    assert_eq!(is_kept("_messages"), 2);
+
+    let conn = &mut database.connect();
+    let name: OutboxName = database.name().parse().expect("a name");
+    let records = admin::message(conn, &name, &MessageKey::Id(id)).expect("found");
+    assert_eq!(records.rows.len(), 3);
+    for record in &records.rows {
+        assert_eq!(
+            record.occurred_at.as_deref(),
+            Some("1970-01-02T00:00:00.000Z"),
+            "{record:?}"
+        );
+    }
+    let letters = admin::dead_letters(conn, &name, &DeadFilter::default(), 10).expect("a list");
+    assert_eq!(
+        letters[0].occurred_at.as_deref(),
+        Some("1970-01-02T00:00:00.000Z")
+    );
+    assert_eq!(
+        admin::requeue(conn, &name, &[letters[0].sequence]).expect("requeued"),
+        1
+    );
+    assert_eq!(is_kept(""), 1);
+    database.execute("UPDATE {o}_ledger SET payload = '1'");
+    finish(database.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    assert_eq!(is_kept(""), 2);
 }
 
 // --- Aggregates ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use diesel_outbox::config::Mode;
+use diesel_outbox::config::{Mode, OnDead};
 use diesel_outbox::{
     Destination, EnqueueError, NewMessage, Observer, ReasonCode, RelayBuilder, RelayHandle,
     Settled, Status,
@@ -165,7 +165,7 @@ impl Observer for Told {
     }
 }
 
-/// R30
+/// R25
 #[test]
 fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
     let database = Database::new();
@@ -199,6 +199,70 @@ fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
     );
     assert_eq!((billing.count(), audit.count()), (0, 0));
     assert_eq!(database.count("pending"), 1, "the first one waits still");
+}
+
+/// `billing` keeps its keys back where a message dies; `audit` does not.
+fn billing_blocks(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBuilder {
+    let mut of_billing = Destination::new("billing", &billing.url()).expect("a URL");
+    of_billing.on_dead = Some(OnDead::Block);
+    database
+        .relay()
+        .destination(of_billing)
+        .destination(Destination::new("audit", &audit.url()).expect("a URL"))
+        .route_to_each("order.*", &["billing", "audit"])
+}
+
+/// G5: a dead letter at one destination keeps nothing from another, whether the messages behind it were
+/// split before it died or not.
+#[test]
+fn a_dead_letter_that_keeps_its_key_back_does_so_at_its_destination_only() {
+    let database = Database::new();
+    let (billing, audit) = (Receiver::answering(|_| 422), Receiver::ok());
+    let _relay = billing_blocks(&database, &billing, &audit)
+        .start()
+        .expect("a relay");
+    let keyed = |key: &str| order(key, json!(key)).ordering_key("customer-7");
+    database.enqueue_message(keyed("first"));
+    eventually("the first one is dead at billing", || {
+        database.count("dead") == 1
+    });
+    database.enqueue_message(keyed("second"));
+    eventually("audit has both", || audit.count() == 2);
+    eventually("what billing is kept from waits for it", || {
+        database
+            .text("SELECT string_agg(destination || ' ' || idempotency_key, ',') FROM {o}")
+            .as_deref()
+            == Some("billing second")
+    });
+    assert_eq!(billing.count(), 1);
+}
+
+/// G5: it dies for all its destinations at once, and one of them keeps its keys back.
+#[test]
+fn a_message_that_dies_instead_of_being_split_keeps_its_key_back() {
+    let database = Database::new();
+    database.enqueue_message(order("order-7", json!("one")).destination("audit"));
+    database.execute("UPDATE {o} SET available_at = now() + interval '1 h'");
+    let (billing, audit) = (Receiver::ok(), Receiver::ok());
+    let keyed = |key: &str| order(key, json!(key)).ordering_key("customer-7");
+    database.enqueue_message(keyed("order-7"));
+    database.enqueue_message(keyed("order-8"));
+    let relay = billing_blocks(&database, &billing, &audit)
+        .start()
+        .expect("a relay");
+    eventually("it is dead", || database.count("dead") == 1);
+    assert_eq!(
+        database
+            .text("SELECT blocks_key || ' ' || reason FROM {o}_dead")
+            .as_deref(),
+        Some("true IDEMPOTENCY_CONFLICT")
+    );
+    assert!(relay.wait_until_idle(PATIENCE));
+    assert_eq!((billing.count(), audit.count()), (0, 0));
+    database.execute("DELETE FROM {o}_dead");
+    eventually("the one behind it is split", || {
+        (billing.count(), audit.count()) == (1, 1)
+    });
 }
 
 #[test]

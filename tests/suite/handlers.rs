@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use diesel::r2d2::{ConnectionManager, Pool};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::{
-    Destination, Event, HandlerError, Handlers, Message, NewMessage, Observer, Outcome, Settled,
-    StartError,
+    Backoff, Destination, Event, HandlerError, Handlers, Message, NewMessage, Observer, Outcome,
+    Settled, ShutdownError, StartError, config::Rate,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -99,12 +99,12 @@ fn a_topic_without_a_handler_is_a_visible_error_and_no_silent_success() {
         .expect("JSON")
         .destination("handlers");
     database.enqueue_message(named);
-    eventually("both are tried again", || database.count("retrying") == 2);
-    assert_eq!(
-        database.text("SELECT string_agg(DISTINCT last_error_code, ' ') FROM {o}"),
-        Some("NO_ROUTE".to_owned())
-    );
-    assert_eq!(database.count("delivered"), 0);
+    eventually("the relay says so of both", || {
+        let said = relay.health().to_string();
+        said.contains("no_route") && said.contains("and 1 more")
+    });
+    assert_eq!(database.count("pending"), 2);
+    assert_eq!(database.number("SELECT sum(attempts) FROM {o}"), 0);
     stop(relay);
 }
 
@@ -152,6 +152,83 @@ fn what_a_handler_says_decides_done_again_later_or_dead() {
     assert_eq!(counts, [1, 2, 2, 1, 2]);
     let again = of(2);
     assert!(again[1].2.duration_since(again[0].2) >= Duration::from_millis(400));
+    stop(relay);
+}
+
+/// R45, G6
+#[test]
+fn a_snoozed_message_comes_again_when_asked_and_costs_no_attempt() {
+    let database = Database::new();
+    let (heard, hear) = mpsc::channel();
+    let relay = database
+        .relay()
+        .max_attempts(1)
+        // No snooze is as long as that.
+        .backoff(Backoff::Table(vec![Duration::from_secs(3600)]))
+        .on::<MemberJoined>(move |_, context| {
+            heard.send((context.attempt(), Instant::now()))?;
+            if context.message().created_at.elapsed()? < Duration::from_millis(900) {
+                return Err(HandlerError::snooze(Duration::from_millis(300)));
+            }
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("it waits", || {
+        database.text("SELECT last_error_code || ' ' || attempts || ': ' || last_error FROM {o}")
+            == Some("SNOOZED 0: the handler asked for 300ms".to_owned())
+    });
+    eventually("it is delivered", || database.count("delivered") == 1);
+    let calls: Vec<_> = hear.try_iter().collect();
+    assert!(calls.len() > 1);
+    assert!(calls.iter().all(|(attempt, _)| *attempt == 1));
+    for pair in calls.windows(2) {
+        assert!(pair[1].1.duration_since(pair[0].1) >= Duration::from_millis(300));
+    }
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
+    stop(relay);
+}
+
+/// R45
+#[test]
+fn a_group_has_its_own_attempts_backoff_and_rate() {
+    let database = Database::new();
+    let (heard, hear) = mpsc::channel();
+    let failing = |delay| {
+        let handlers = Handlers::new().backoff(Backoff::Table(vec![delay]));
+        handlers.on::<MemberJoined>(|_, _| Err(HandlerError::retry("always")))
+    };
+    let often = failing(Duration::from_millis(10)).max_attempts(4);
+    let never = failing(Duration::from_secs(3600)).max_attempts(2);
+    let limited = Handlers::new()
+        .rate(Rate::per_second(10.0))
+        .on::<MemberLeft>(move |_, _| Ok(heard.send(Instant::now())?));
+    let relay = database
+        .relay()
+        .handlers("often", often)
+        .handlers("never", never)
+        .handlers("limited", limited)
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("one group has given up", || database.count("dead") == 1);
+    assert_eq!(
+        database.text("SELECT destination || ' ' || attempts FROM {o}_dead"),
+        Some("often 4".to_owned())
+    );
+    assert_eq!(
+        database.text("SELECT destination || ' ' || attempts FROM {o}"),
+        Some("never 1".to_owned())
+    );
+    for _ in 0..5 {
+        database.enqueue("member.left", json!({ "member_id": 1 }));
+    }
+    eventually("all are handled", || database.count("delivered") == 5);
+    let calls: Vec<Instant> = hear.try_iter().collect();
+    let took = calls[4].duration_since(calls[0]);
+    // One at once, and then one in a tenth of a second.
+    assert!(took >= Duration::from_millis(390), "{took:?}");
     stop(relay);
 }
 
@@ -248,7 +325,7 @@ fn handlers_work_on_connections_of_the_applications_pool() {
     let relay = database
         .relay()
         .connections(move || pool.get())
-        .on::<MemberJoined>(move |_, context| {
+        .on_pooled::<MemberJoined>(move |_, context| {
             sql_query(&insert).execute(&mut *context.connection()?)?;
             Ok(())
         })
@@ -264,19 +341,23 @@ fn handlers_work_on_connections_of_the_applications_pool() {
 }
 
 #[test]
-fn without_a_pool_a_handler_that_wants_one_is_told_so() {
+fn without_a_pool_a_relay_with_a_handler_that_wants_one_does_not_start() {
     let database = Database::new();
-    let relay = database
+    let single = database
         .relay()
-        .on::<MemberJoined>(|_, context| context.connection().map(drop))
-        .start()
-        .expect("a relay");
-    join(&database, 1);
-    eventually("it is told", || {
-        let error = database.text("SELECT max(last_error) FROM {o}");
-        error.is_some_and(|error| error.contains("RelayBuilder::connections"))
+        .on_pooled::<MemberJoined>(|_, context| context.connection().map(drop));
+    let group = Handlers::new().on_topic_pooled("a", |_, context| {
+        context.once(|_| Ok(()))?;
+        Ok(())
     });
-    stop(relay);
+    for (relay, name) in [
+        (single, "handlers.handlers"),
+        (database.relay().handlers("club", group), "handlers.club"),
+    ] {
+        let error = relay.start().expect_err(name).to_string();
+        assert!(error.contains(name), "{error}");
+        assert!(error.contains("RelayBuilder::connections"), "{error}");
+    }
 }
 
 #[test]
@@ -386,16 +467,16 @@ fn groups_that_cannot_be_meant_are_refused_at_the_start() {
             "handlers.a.timeout",
         ),
         (
-            database
-                .relay()
-                .handlers("a", group().timeout(Duration::from_secs(2))),
-            "OUTBOX_LEASE",
+            database.relay().handlers("a", group().max_attempts(0)),
+            "handlers.a.max_attempts",
         ),
         (
-            database
-                .relay()
-                .handlers("a", group().timeout(Duration::MAX)),
-            "OUTBOX_LEASE",
+            database.relay().handlers("a", {
+                let mut rate = Rate::per_second(1.0);
+                rate.burst = 0;
+                group().rate(rate)
+            }),
+            "handlers.a.rate",
         ),
     ] {
         let error = relay.start().expect_err(named);

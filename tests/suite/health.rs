@@ -95,7 +95,7 @@ fn set(database: &Database, settings: &[(&str, &str)]) -> RelayHandle {
     Relay::from_config(config).start().expect("a relay")
 }
 
-/// R29: one that works, that stands by, that is switched off, and that ends.
+/// One that works, that stands by, that is switched off, and that ends.
 #[test]
 fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
     let database = Database::new();
@@ -121,7 +121,7 @@ fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
     }
 }
 
-/// R29: a message that a trigger or a constraint lets nobody settle is no outage of the database.
+/// A message that a trigger or a constraint lets nobody settle is no outage of the database.
 #[test]
 fn a_relay_whose_settle_is_refused_has_its_database() {
     let database = Database::new();
@@ -147,7 +147,7 @@ fn a_relay_whose_settle_is_refused_has_its_database() {
     assert_eq!((receiver.count(), database.count("delivered")), (1, 1));
 }
 
-/// R29: senders that do not come back are told from others, and touch no other destination.
+/// Senders that do not come back are told from others, and touch no other destination.
 #[test]
 fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     let (database, half) = (Database::new(), Database::new());
@@ -188,7 +188,7 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     }
 }
 
-/// R29: messages whose outcomes nobody writes down.
+/// Messages whose outcomes nobody writes down.
 #[test]
 fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     let database = Database::new();
@@ -206,7 +206,7 @@ fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     end(&relay);
 }
 
-/// R29: without its listener a relay works, and says so.
+/// Without its listener a relay works, and says so.
 #[test]
 fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     let database = Database::new();
@@ -250,7 +250,7 @@ fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     database.execute(&format!("DROP ROLE {role}"));
 }
 
-/// R29: a database that is away is no reason to restart.
+/// A database that is away is no reason to restart.
 #[test]
 fn without_its_database_a_relay_is_live_and_not_ready() {
     let fresh = FreshDatabase::new();
@@ -278,7 +278,7 @@ fn without_its_database_a_relay_is_live_and_not_ready() {
     end(&relay);
 }
 
-/// R29: a database without the outbox is told from none.
+/// A database without the outbox is told from none.
 #[test]
 fn without_its_tables_a_relay_is_live_and_not_ready_and_says_what_is_missing() {
     let database = Database::new();

@@ -1,7 +1,7 @@
 //! Tests against a real PostgreSQL and real sockets. Each module is a part of the contract.
 //!
-//! A line such as `R6` above a test names the requirement that it shows, `G4` the promise. The
-//! scenarios W-101 to W-105 and T-1 to T-7 are the names of tests in `acceptance`.
+//! A line such as `R6` above a test names the requirement of `tests/requirements.md` that the test shows,
+//! `G4` the promise. The scenarios W-101 to W-105 and T-1 to T-7 are the names of tests in `acceptance`.
 
 #[path = "../page.rs"]
 mod page;
@@ -24,15 +24,18 @@ mod edges;
 mod egress;
 mod enqueue;
 mod events;
+mod failover;
 mod fan_out;
 mod fresh;
 mod guide;
 mod handle;
 mod handlers;
 mod health;
+mod hostile;
 mod inbox;
 mod messages;
 mod metrics;
+mod no_route;
 mod odd_rows;
 mod operators;
 mod ordering;
@@ -42,6 +45,7 @@ mod pooler;
 mod prometheus;
 mod proxy;
 mod receivers;
+mod refusals;
 mod replay;
 mod roles;
 mod schema;
@@ -54,6 +58,7 @@ mod topics;
 #[cfg(feature = "tracing")]
 mod traces;
 mod typed_queries;
+mod waiting;
 mod wake;
 mod watch;
 mod wire;

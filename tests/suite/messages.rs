@@ -67,7 +67,7 @@ const ALL: [&str; 5] = [
     "live pending a",
 ];
 
-/// R29: whatever a receiver or a log says of a message leads to all of it.
+/// R42: whatever a receiver or a log says of a message leads to all of it.
 #[test]
 fn a_message_is_found_by_sequence_id_and_key_with_all_its_parts_and_replays() {
     let db = Database::new();
@@ -129,7 +129,7 @@ fn what_is_not_there_is_not_found() {
     }
 }
 
-/// R29: looking for one message among many does not read all of them.
+/// R32: looking for one message among many does not read all of them.
 #[test]
 fn an_id_of_the_librarys_is_found_among_many() {
     let db = Database::new();
@@ -152,7 +152,7 @@ fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRo
     admin::ledger(&mut db.connect(), &name(db), filter, limit).expect("the ledger")
 }
 
-/// R29: the ledger by pages, the latest first, whatever the distance in time between its rows.
+/// R32: the ledger by pages, the latest first, whatever the distance in time between its rows.
 #[test]
 fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
     let db = Database::new();
@@ -292,7 +292,7 @@ fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
     assert_eq!(of(2), [dead, pending(1)]);
 }
 
-/// R29: keys that wait are found from what they wait for, and what waits behind is counted to an end.
+/// R32: keys that wait are found from what they wait for, and what waits behind is counted to an end.
 #[test]
 fn blocked_keys_are_found_among_many_that_are_not_blocked() {
     let db = Database::new();

@@ -85,7 +85,7 @@ fn with_key(topic: &str, key: &str) -> NewMessage {
         .idempotency_key(key)
 }
 
-/// R29: each message is counted where it stands, once.
+/// R29, R38: each message is counted where it stands, once.
 #[test]
 fn counters_and_histograms_say_what_became_of_each_message() {
     let database = Database::new();
@@ -152,6 +152,20 @@ fn counters_and_histograms_say_what_became_of_each_message() {
     let dead = [("destination", "moody"), ("reason", "REJECTED")];
     assert_eq!(metrics.value("diesel_outbox_dead_total", &dead), 1.0);
     assert_eq!(metrics.value("diesel_outbox_dead_total", &[]), 1.0);
+    let dead = [("topic", "moody"), ("reason", "REJECTED")];
+    assert_eq!(metrics.value("diesel_outbox_dead_total", &dead), 1.0);
+    // R38.
+    let dispatched = |topic, result| {
+        let labels = [("topic", topic), ("result", result)];
+        metrics.value("diesel_outbox_dispatch_seconds_count", &labels)
+    };
+    assert_eq!(dispatched("moody", "delivered"), 1.0);
+    assert_eq!(dispatched("moody", "retry"), 2.0);
+    assert_eq!(dispatched("moody", "dead"), 1.0);
+    assert_eq!(dispatched("order.paid", "delivered"), 11.0);
+    assert_eq!(dispatched("both", "delivered"), 2.0);
+    let all = metrics.value("diesel_outbox_dispatch_seconds_count", &[]);
+    assert_eq!(all, 17.0);
     let stats = relay.stats();
     assert_eq!(
         metrics.value("diesel_outbox_claimed_total", &[]),
@@ -318,6 +332,11 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
         let labels = [("topic", topic), ("status", status)];
         metrics.find("diesel_outbox_messages", &labels)
     };
+    let is_paused = || {
+        relay.record_metrics();
+        metrics.find("diesel_outbox_topic_paused", &[("topic", "waits")])
+    };
+    eventually("the topic shows as paused", || is_paused() == Some(1.0));
     eventually("the gauges show what there is", || {
         messages("waits", "pending") == Some(4.0)
             && messages("fails", "retrying") == Some(1.0)
@@ -419,7 +438,7 @@ fn connections_of_the_handlers_pool_are_counted() {
     let relay = database
         .relay()
         .connections(move || PgConnection::establish(&url).map(Box::new))
-        .on_topic("t", move |_, context| {
+        .on_topic_pooled("t", move |_, context| {
             let _conn = context.connection()?;
             // Nothing is ever sent: this ends when the gate is dropped.
             let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();

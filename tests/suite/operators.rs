@@ -20,12 +20,12 @@ fn fill(db: &Database) {
            FROM generate_series(1, 3) g",
     );
     db.execute(
-        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/1', now() + interval '1 min'),
-            ('host/2', now() - interval '1 min')",
+        "INSERT INTO {o}_lease (id, relay, expires_at) VALUES (1, 'host/1', now() + interval '1 min'),
+            (2, 'host/2', now() - interval '1 min')",
     );
 }
 
-/// R29: a message by what is known of it, with its payload and what has happened to it.
+/// R42: a message by what is known of it, with its payload and what has happened to it.
 #[test]
 fn message_show_has_the_payload_and_a_timeline() {
     let db = Database::new();
@@ -55,7 +55,7 @@ fn message_show_has_the_payload_and_a_timeline() {
     assert!(none.stderr.contains("nobody"), "{}", none.stderr);
 }
 
-/// R29: keys that wait, and what is in one.
+/// R32: keys that wait, and what is in one.
 #[test]
 fn keys_show_what_waits_and_for_what() {
     let db = Database::new();
@@ -103,12 +103,12 @@ fn leases_show_who_is_alive() {
     assert_eq!(leases[1]["expired"], json!(true));
     let text = finish(db.binary(&["leases"])).code(0).stdout;
     assert!(
-        text.contains("alive, ") && text.contains("expired 60 s ago"),
+        text.contains("alive, ") && text.contains("expired 6") && text.contains(" s ago"),
         "{text}"
     );
 }
 
-/// R30: dead letters by what they died of, and by pages.
+/// R25: dead letters by what they died of, and by pages.
 #[test]
 fn dead_groups_and_pages_of_dead_list() {
     let db = Database::new();
@@ -144,7 +144,7 @@ fn dead_groups_and_pages_of_dead_list() {
     finish(db.binary(&["dead", "list", "--before", "nowhere"])).code(2);
 }
 
-/// R29: estimates say that they are.
+/// R32: estimates say that they are.
 #[test]
 fn status_of_a_large_outbox_is_an_estimate_unless_it_is_to_be_exact() {
     let db = Database::new();

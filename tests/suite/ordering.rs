@@ -396,39 +396,13 @@ fn the_parts_of_a_fan_out_keep_the_order_at_each_destination() {
     assert_in_order(&slow.requests(), 8);
 }
 
-/// G5: messages that name no destination are in one order with the parts of a fan-out.
-#[test]
-fn a_message_waits_for_the_parts_of_the_one_before_it() {
-    let database = Database::new();
-    let (receiver, watch) = watching(|_| 200);
-    // Every second one goes to two destinations, the others to one of them.
-    enqueue(&database, &["order.created", "order.paid"], 3, 10);
-    let relay = database
-        .relay()
-        .destination(Destination::new("a", &receiver.url()).expect("a destination"))
-        .destination(Destination::new("b", &receiver.url().replace("events", "b")).expect("one"))
-        .route_to_each("order.created", &["a", "b"])
-        .route("order.paid", "a")
-        .start()
-        .expect("it starts");
-    eventually("all parts are delivered", || {
-        database.count("delivered") == 45
-    });
-    drop(relay);
-    let _ = watch;
-    let requests = receiver.requests();
-    let at_a: Vec<Request> = requests
-        .into_iter()
-        .filter(|request| request.line.contains("/events"))
-        .collect();
-    assert_in_order(&at_a, 10);
-}
-
-/// G5: nothing of a key waits for a poll, whichever of its orders it was in.
+/// G5: messages that name no destination are in one order with the parts of a fan-out. Nothing of a key
+/// waits for a poll, whichever of its orders it was in.
 #[test]
 fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
     let database = Database::new();
-    let (receiver, watch) = watching(|_| 200);
+    let (receiver, _) = watching(|_| 200);
+    // Every second one goes to two destinations, the others to one of them.
     enqueue(&database, &["order.created", "order.paid"], 3, 10);
     let relay = database
         .relay()
@@ -443,7 +417,6 @@ fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
         database.count("delivered") == 45
     });
     drop(relay);
-    let _ = watch;
     let requests = receiver.requests().into_iter();
     let at_a: Vec<Request> = requests
         .filter(|request| request.line.contains("/events"))
@@ -655,4 +628,50 @@ fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
     assert!(sent.values().all(|numbers| numbers == &[0, 1, 2]));
     drop(sent);
     drop(relay);
+}
+
+/// G5, R14: a lease can end before its time, by a step of the database's clock or by hand. Another relay may
+/// take its messages at once, so none of them is sent any more. `end` ends all leases.
+fn no_send_begins_under_a_lease_that_ended_early(end: &str) {
+    let database = Database::new();
+    let (open, gate) = crossbeam_channel::bounded::<()>(0);
+    let first = Receiver::start(move |_, stream| {
+        // Nothing is ever sent: this ends when the other end is dropped.
+        let _ = gate.recv();
+        std::io::Write::write_all(stream, &crate::support::status(200))
+    });
+    let second = Receiver::ok();
+    enqueue(&database, &["a"], 10, 2);
+    let slow = database.relay().url(&first.url()).concurrency(1);
+    let slow = slow
+        .lease(Duration::from_secs(600))
+        .send_timeout(Duration::from_secs(120))
+        .start()
+        .expect("it starts");
+    first.wait_for(1);
+    eventually("it holds the first of each key", || {
+        database.count("sending") == 10
+    });
+    database.execute(end);
+    let other = database.relay().url(&second.url());
+    let other = other.start().expect("it starts");
+    eventually("it has noticed", || slow.stats().leases_lost == 1);
+    second.wait_for(20);
+    drop(open);
+    slow.shutdown(PATIENCE).expect("it ends");
+    other.shutdown(PATIENCE).expect("it ends");
+    assert_eq!(first.count(), 1, "one was on its way");
+    assert_in_order(&second.requests(), 2);
+}
+
+#[test]
+fn after_a_step_of_the_databases_clock_no_older_message_comes_after_a_later_one() {
+    no_send_begins_under_a_lease_that_ended_early(
+        "UPDATE {o}_lease SET expires_at = clock_timestamp() - interval '1 s'",
+    );
+}
+
+#[test]
+fn when_a_lease_is_removed_by_hand_no_older_message_comes_after_a_later_one() {
+    no_send_begins_under_a_lease_that_ended_early("DELETE FROM {o}_lease");
 }

@@ -214,8 +214,9 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     assert!(text.contains(sentence), "{text}");
     // It is there already, and an operator's would not be longer.
     let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);
-    let stays =
-        format!("{sentence}; it was so before, and that pause stays (resume it to make another)\n");
+    let stays = format!(
+        "nothing was changed: {sentence}, and that pause lasts as long as the one asked for, or longer. To replace it, first run: diesel-outbox resume destination billing\n"
+    );
     assert_eq!(text.code(0).stdout, stays);
 
     gone.store(false, std::sync::atomic::Ordering::Release);
@@ -267,6 +268,15 @@ fn a_pause_that_would_do_nothing_is_refused() {
     shop.run(&[&misspelt[..], &["--force"]].concat()).code(0);
     // Settings without any destination are not the relay's: they know no better.
     let elsewhere = ["pause", "destination", "elsewhere"];
-    finish(shop.database.binary(&elsewhere)).code(0);
+    let told = finish(shop.database.binary(&elsewhere)).code(0).stderr;
+    let doubt = "no waiting message names the destination \"elsewhere\"";
+    assert!(told.contains(doubt), "{told}");
+    // Nor do these know all topics.
+    let misspelt = ["pause", "topic", "order.piad"];
+    let told = shop.run(&misspelt).code(0).stderr;
+    assert!(told.contains("the topic \"order.piad\""), "{told}");
+    shop.database.enqueue("order.piad", json!(1));
+    assert_eq!(shop.run(&misspelt).code(0).stderr, "");
+    shop.run(&["resume", "topic", "order.piad"]).code(0);
     assert_eq!(shop.paused().as_array().map(Vec::len), Some(2));
 }

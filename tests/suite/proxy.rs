@@ -1,6 +1,7 @@
 //! An HTTP proxy between relay and destination: what is the proxy's fault costs no message an
 //! attempt, what is the destination's does.
 
+use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -155,7 +156,8 @@ fn messages_go_through_a_tunnel_of_the_proxy() {
 fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    // At an address where no other test listens: so nobody takes the port meanwhile.
+    let listener = TcpListener::bind("127.0.77.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
     let relay = relay(
@@ -171,16 +173,16 @@ fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
         error.starts_with(&format!("the proxy {address} cannot be reached")),
         "{error}"
     );
-    // Longer than three attempts would take.
-    std::thread::sleep(Duration::from_millis(500));
+    // More often than it has attempts.
+    let mut tries = HashSet::new();
+    eventually("it was tried ten times", || {
+        tries.extend(database.text("SELECT available_at FROM {o}"));
+        tries.len() >= 10
+    });
     assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
 
-    let mut listener = None;
-    eventually("the port is free again", || {
-        listener = TcpListener::bind(address).ok();
-        listener.is_some()
-    });
-    let proxy = ConnectProxy::on(listener.expect("bound"), Arc::new(tunnel));
+    let listener = TcpListener::bind(address).expect("the port is ours");
+    let proxy = ConnectProxy::on(listener, Arc::new(tunnel));
     eventually("it is delivered", || database.count("delivered") == 1);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     assert_eq!(receiver.count(), 1);

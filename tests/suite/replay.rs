@@ -27,7 +27,7 @@ fn replay(db: &Database, arguments: &[&str]) -> Value {
     finish(db.binary(&arguments)).code(0).json()
 }
 
-/// R30: what a receiver has lost is delivered again, with the same ids, in the order of its deliveries, and
+/// What a receiver has lost is delivered again, with the same ids, in the order of its deliveries, and
 /// each message once however often the run is repeated.
 #[test]
 fn delivered_messages_are_delivered_again_with_their_ids() {
@@ -114,7 +114,7 @@ fn new_ids_and_single_messages() {
     assert_eq!(ids.len(), 4);
 }
 
-/// R30: a message of several destinations is replayed only for the ones that are meant.
+/// A message of several destinations is replayed only for the ones that are meant.
 #[test]
 fn a_replay_goes_to_the_destination_of_its_row_only() {
     let db = Database::new();
@@ -175,7 +175,7 @@ fn it_asks_first_and_refuses_without_a_terminal() {
     assert!(unknown.stderr.contains("nobody"), "{}", unknown.stderr);
 }
 
-/// R30: thousands are replayed in batches, in their order; a run that was stopped is continued.
+/// Thousands are replayed in batches, in their order; a run that was stopped is continued.
 #[test]
 fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     let db = Database::new();
@@ -225,7 +225,7 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     assert_eq!(out_of_order, 0);
 }
 
-/// R30: what was broken off at its first statement has a name, and its times are said as they were meant.
+/// What was broken off at its first statement has a name, and its times are said as they were meant.
 #[test]
 fn a_run_that_fails_says_how_it_goes_on() {
     let db = Database::new();
@@ -289,7 +289,7 @@ fn times_bound_what_is_replayed() {
     assert!(oldest.starts_with("k3#replay-2"), "{oldest}");
 }
 
-/// R30: at a terminal it asks, and does what is answered.
+/// At a terminal it asks, and does what is answered.
 #[test]
 fn at_a_terminal_it_asks() {
     let db = Database::new();

@@ -6,8 +6,8 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::config::Mode;
 use diesel_outbox::{
-    Backoff, Destination, EnqueueError, NewMessage, Outbox, Relay, RelayBuilder, StartError, admin,
-    inbox,
+    Answer, Backoff, Destination, Due, EnqueueError, MessageRef, NewMessage, Outbox, Relay,
+    RelayBuilder, Sequence, StartError, admin, inbox,
 };
 use serde_json::json;
 use url::Url;
@@ -15,7 +15,7 @@ use url::Url;
 use crate::fresh::FreshDatabase;
 use crate::support::{Finished, Receiver, binary, eventually, finish};
 
-const KINDS: [&str; 4] = ["enqueuer", "relay", "reader", "receiver"];
+const KINDS: [&str; 5] = ["enqueuer", "canceller", "relay", "reader", "receiver"];
 const NEVER: Duration = Duration::from_secs(600);
 
 /// A database with an outbox, a table of the application's, and a login for each of the roles.
@@ -209,6 +209,36 @@ fn an_enqueuer_enqueues_in_every_way() {
     assert_eq!(ground.count("pending"), 6);
 }
 
+/// R39
+#[test]
+fn a_canceller_cancels_and_reschedules_in_every_way() {
+    let ground = Ground::new();
+    let outbox = Outbox::new("outbox").expect("a name");
+    let keyed = |n| message("t", n).ordering_key("k");
+    let first = ground.enqueue(keyed(1).idempotency_key("first"));
+    let second = ground.enqueue(keyed(2));
+    ground.database.execute(
+        "INSERT INTO outbox (topic, payload, idempotency_key) VALUES ('t', '1', 'without a digest')",
+    );
+    let conn = &mut ground.connect("canceller");
+    let hour = Due::After(Duration::from_secs(3600));
+    let first = MessageRef::from(Sequence(first));
+    let changed = outbox.reschedule(conn, first.clone(), hour);
+    assert_eq!(changed.expect("an answer").answer(), Answer::Done);
+    for (which, expected) in [
+        (first.clone(), Answer::Done),
+        (first, Answer::Cancelled),
+        (MessageRef::from(Sequence(second)), Answer::Done),
+        (MessageRef::key("without a digest"), Answer::Done),
+        (MessageRef::key("nothing"), Answer::Unknown),
+        (uuid::Uuid::now_v7().into(), Answer::Unknown),
+    ] {
+        let changed = outbox.cancel(conn, which).expect("an answer");
+        assert_eq!(changed.answer(), expected);
+    }
+    assert_eq!(ground.count("dead"), 3);
+}
+
 /// A plain insert leaves no digest, and computing it takes reading the payload: said in the SQL.
 #[test]
 fn an_enqueuer_whose_key_a_plain_insert_wrote_needs_one_right_more() {
@@ -298,6 +328,7 @@ fn a_relay_works_with_its_role() {
     let relay = ground
         .relay()
         .retention(Some(Duration::from_secs(3600)))
+        .url("http://127.0.0.1:9/")
         .start()
         .expect("it starts");
     eventually("the old row is removed", || {
@@ -335,7 +366,7 @@ fn a_relay_works_with_its_role() {
                 "1",
             ],
         )
-        .code(0);
+        .code(1);
     eventually("what no receiver took is dead", || ground.count("dead") > 0);
     ground
         .run("relay", &["dead", "discard", "--all", "--yes"])
@@ -402,8 +433,15 @@ fn what_a_role_does_not_need_is_refused() {
         ("enqueuer", "SELECT FROM {o}_dead"),
         ("reader", "SELECT payload FROM {o}_dead"),
         ("reader", "SELECT headers FROM {o}_dead"),
-        ("enqueuer", "SELECT FROM {o}_lease"),
-        ("enqueuer", "SELECT FROM {o}_pause"),
+        ("enqueuer canceller", "SELECT FROM {o}_lease"),
+        ("enqueuer canceller", "SELECT FROM {o}_pause"),
+        ("canceller", "UPDATE {o} SET payload = '1'"),
+        ("canceller", "DELETE FROM {o}_ledger"),
+        ("canceller", "DELETE FROM {o}_dead"),
+        (
+            "canceller",
+            "INSERT INTO {o} (topic, payload) VALUES ('t', '1')",
+        ),
         // Forging what the relay writes.
         (
             "enqueuer",
@@ -519,9 +557,12 @@ fn an_enqueuer_has_no_right_that_enqueueing_does_not_need() {
     for (privilege, columns) in [
         (
             "INSERT",
-            "message_id topic destination payload headers ordering_key idempotency_key digest tenant_id available_at expires_at",
+            "message_id topic destination payload headers ordering_key idempotency_key digest tenant_id available_at expires_at occurred_at",
         ),
-        ("SELECT", "sequence destination idempotency_key digest"),
+        (
+            "SELECT",
+            "sequence message_id destination idempotency_key digest",
+        ),
     ] {
         for column in columns.split(' ') {
             let right = format!("{privilege} ({column}) ON outbox");
@@ -563,10 +604,12 @@ fn a_right_that_is_missing_is_named_with_what_grants_it() {
         let check = ground.run("relay", &["check"]).code(1);
         assert!(check.stdout.contains(&grant), "{right}: {}", check.stdout);
         for command in ["run", "drain"] {
-            let refused = ground.run("relay", &[command]).code(1);
+            let url = "http://127.0.0.1:9/";
+            let refused = ground.run("relay", &[command, "--url", url]).code(1);
             assert!(refused.stderr.contains(&grant), "{}", refused.stderr);
         }
-        let error = ground.relay().start().expect_err("it may not");
+        let relay = ground.relay().url("http://127.0.0.1:9/");
+        let error = relay.start().expect_err("it may not");
         assert!(matches!(error, StartError::Database(_)), "{error:?}");
         // What it says helps.
         ground.database.execute(&grant);

@@ -264,17 +264,13 @@ fn psql_runs_the_printed_sql() {
             .stdin(Stdio::null())
             .output()
     };
-    if psql(&["-c", "SELECT 1"]).is_err() {
-        eprintln!("left out: there is no psql here");
-        return;
-    }
     for arguments in [
         ["migrate", "--print"].as_slice(),
         &["migrate", "--print", "--down"],
         &["migrate", "--print"],
     ] {
         let sql = finish(binary(arguments)).code(0).stdout;
-        let output = psql(&["-c", &sql]).expect("psql runs");
+        let output = psql(&["-c", &sql]).expect("psql is there: `make test` installs it");
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
     }
@@ -524,7 +520,8 @@ fn a_table_that_is_not_as_needed_is_named_and_nothing_starts() {
     ] {
         let database = Database::new();
         database.execute(change);
-        let error = database.relay().start().expect_err(change);
+        let relay = database.relay().url("http://127.0.0.1:9/");
+        let error = relay.start().expect_err(change);
         assert!(
             matches!(&error, StartError::Database(DatabaseError::Schema(text)) if text.contains(named)),
             "{change}: {error:?}"
@@ -535,6 +532,44 @@ fn a_table_that_is_not_as_needed_is_named_and_nothing_starts() {
             let failed = finish(command).code(1);
             let shown = failed.stdout + &failed.stderr;
             assert!(shown.contains(named), "{change}: {shown}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
+    for suffix in ["_pause", "_lease", "_dead", "_ledger"] {
+        let database = FreshDatabase::new();
+        finish(command(&database, &["migrate"])).code(0);
+        database.execute(&format!("DROP TABLE outbox{suffix} CASCADE"));
+        for arguments in [&["migrate"] as &[&str], &["status"]] {
+            let failed = finish(command(&database, arguments)).code(1);
+            let damaged =
+                format!("the outbox outbox is damaged: the table outbox{suffix} is missing");
+            assert!(failed.stderr.contains(&damaged), "{}", failed.stderr);
+            assert!(
+                !failed.stderr.contains("run `diesel-outbox migrate`"),
+                "{}",
+                failed.stderr
+            );
+            let (_, repair) = failed
+                .stderr
+                .split_once("make an empty one: ")
+                .expect("a repair");
+            if arguments == ["status"] {
+                database.execute(repair.trim());
+            }
+        }
+        // The view went with some of them.
+        let shown = finish(command(&database, &["migrate"]));
+        if shown.status.code() == Some(0) {
+            works(&database, "outbox");
+        } else {
+            assert!(
+                shown.stderr.contains("the view outbox_messages is missing"),
+                "{}",
+                shown.stderr
+            );
         }
     }
 }

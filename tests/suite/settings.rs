@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::commands::{File, With, refused};
-use crate::support::{Database, Receiver, finish};
+use crate::support::{Database, Finished, Receiver, finish};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OLD_SECRET: &str = "whsec_Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=";
@@ -96,8 +96,8 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
         "ok destination billing: https://billing.example/events?***, structured, \
          signed with 2 secrets, 8 threads, 50/s (burst 7), breaker at 25 % of 20 or more sends in \
          1m, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
-         proxy http://u:***@proxy.example:3128/",
-        "ok destination default: https://u:***@rest.example/?***, binary, unsigned, 16 threads, \
+         proxy http://***@proxy.example:3128/",
+        "ok destination default: https://***@rest.example/?***, binary, unsigned, 16 threads, \
          no rate, breaker at 50 % of 50 or more sends in 30s, public addresses only, \
          TLS from 1.2 with bundled roots, no proxy",
     ];
@@ -245,6 +245,7 @@ fn what_the_file_says_of_destinations_is_what_receivers_get() {
     let billing = Receiver::answering(|_| 404);
     let audit = Receiver::ok();
     let token = File::new("token-of-file\n");
+    let audit_url = File::new(&format!("{}\n", audit.url()));
     let file = File::new(&format!(
         "[destinations.billing]
 url = '{}'
@@ -253,14 +254,14 @@ mode = 'structured'
 headers = {{ x-plain = 'plain', x-token = {{ file = '{}' }} }}
 classes = {{ 404 = 'dead' }}
 [destinations.audit]
-url = '{}'
+url_file = '{}'
 [[routes]]
 topic = 'order.*'
 to = ['billing', 'audit']
 ",
         billing.url(),
         token.path(),
-        audit.url()
+        audit_url.path()
     ));
     database.enqueue("order.paid", json!({ "n": 7 }));
     let drain = database
@@ -285,4 +286,115 @@ to = ['billing', 'audit']
     assert_eq!(request.json(), json!({ "n": 7 }));
     assert_eq!(database.count("dead"), 1);
     assert_eq!(database.count("delivered"), 1);
+}
+
+/// Webhooks of Slack and Discord have their secret in the path. The receiver refuses the first message,
+/// and nobody listens at the second destination: neither error shows the path.
+#[test]
+fn a_token_in_the_path_of_a_url_is_sent_and_never_shown() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    let url = File::new(&format!("{}/T0/sekret-a\n", receiver.url()));
+    let file = File::new(
+        "[destinations.nobody]
+url = 'http://127.0.0.1:9/services/T0/sekret-b'
+[[routes]]
+topic = 'lost.*'
+to = 'nobody'
+",
+    );
+    database.enqueue("order.paid", json!(1));
+    database.enqueue("lost.found", json!(1));
+    let command = |arguments: &[&str]| {
+        database
+            .binary(arguments)
+            .with("OUTBOX_CONFIG", file.path())
+            .with("OUTBOX_URL_FILE", url.path())
+            .with("OUTBOX_BACKOFF", "1h")
+            .with("RUST_LOG", "trace")
+    };
+    for arguments in [
+        ["drain", "--quiet"].as_slice(),
+        &["check"],
+        &["check", "--json"],
+        &["status", "--json"],
+    ] {
+        let Finished { stdout, stderr, .. } = finish(command(arguments));
+        let shown = stdout + &stderr;
+        assert!(!shown.contains("sekret"), "{arguments:?}: {shown}");
+    }
+    let check = finish(command(&["check"])).stdout;
+    assert!(check.contains("/events/***,"), "{check}");
+    assert!(
+        check.contains("http://127.0.0.1:9/services/***,"),
+        "{check}"
+    );
+    let line = &receiver.requests()[0].line;
+    assert!(line.contains(" /events/T0/sekret-a "), "{line}");
+    let errors = database.text("SELECT string_agg(last_error, ' ') AS t FROM {o}");
+    assert!(!errors.expect("errors").contains("sekret"));
+    // Both at once.
+    refused(
+        command(&["check"]).with("OUTBOX_URL", "http://127.0.0.1:9/"),
+        &["OUTBOX_URL_FILE", "OUTBOX_URL is set, too"],
+    );
+}
+
+/// What is wrong with a setting that was made in code is told by the method's name, and not by that of a
+/// variable that nobody has set.
+#[test]
+fn errors_of_the_builder_name_its_methods_and_those_of_the_environment_its_variables() {
+    use diesel_outbox::{Backoff, Config, Relay};
+    use std::time::Duration;
+
+    let builder = || Relay::builder("postgres://nobody@localhost/nothing");
+    let bad_backoff = "exponential(5s, 1h)".parse::<Backoff>().expect("a backoff");
+    for (relay, key) in [
+        (Relay::builder("nonsense"), "Relay::builder: "),
+        (builder().outbox("a b"), "RelayBuilder::outbox: "),
+        (builder().url("ftp://receiver"), "RelayBuilder::url: "),
+        (builder().concurrency(0), "RelayBuilder::concurrency: "),
+        (builder().batch(0), "RelayBuilder::batch: "),
+        (builder().max_attempts(0), "RelayBuilder::max_attempts: "),
+        (
+            builder().backoff(bad_backoff).poll_interval(Duration::ZERO),
+            "RelayBuilder::poll_interval: ",
+        ),
+        (builder().lease(Duration::ZERO), "RelayBuilder::lease: "),
+        (
+            builder().send_timeout(Duration::ZERO),
+            "RelayBuilder::send_timeout: ",
+        ),
+        (
+            builder().retention(Some(Duration::ZERO)),
+            "RelayBuilder::retention: ",
+        ),
+        (
+            builder().inbox_retention(Duration::ZERO),
+            "RelayBuilder::inbox_retention: ",
+        ),
+    ] {
+        let error = relay.start().expect_err(key).to_string();
+        assert!(error.contains(key), "{key} {error}");
+        let allowed = error.replace("OUTBOX_CLEANER=false", "");
+        assert!(!allowed.contains("OUTBOX_"), "{error}");
+    }
+    // The lease and the send timeout contradict each other.
+    let error = builder().send_timeout(Duration::from_secs(40)).start();
+    let error = error.expect_err("too long").to_string();
+    assert!(error.contains("RelayBuilder::lease: "), "{error}");
+    assert!(error.contains("RelayBuilder::send_timeout"), "{error}");
+
+    let mut config = Config::default();
+    config
+        .set("DATABASE_URL", "postgres://nobody@localhost/nothing")
+        .expect("a URL");
+    config.set("OUTBOX_SEND_TIMEOUT", "40s").expect("a time");
+    let error = Relay::from_config(config.clone()).start();
+    let error = error.expect_err("too long").to_string();
+    assert!(error.contains("OUTBOX_LEASE: "), "{error}");
+    let error = Relay::from_config(config).lease(Duration::from_secs(50));
+    let error = error.start().expect_err("too long").to_string();
+    assert!(error.contains("RelayBuilder::lease: "), "{error}");
+    assert!(error.contains("(OUTBOX_SEND_TIMEOUT"), "{error}");
 }

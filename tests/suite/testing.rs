@@ -230,7 +230,7 @@ fn a_test_relay_works_with_compilation_off_and_leaves_it_as_it_was() {
             format!("DO $$ BEGIN ASSERT current_setting('jit') = '{is}', 'it is not {is}'; END $$");
         conn.batch_execute(&check)
     };
-    let relay = relay(&database).on::<OrderPaid>(move |_, context| {
+    let relay = relay(&database).on_pooled::<OrderPaid>(move |_, context| {
         let mut conn = context.connection()?;
         is_off(&mut conn, true)?;
         Ok(())
@@ -277,7 +277,7 @@ fn handlers_run_in_the_tests_thread_and_transaction() {
         .expect("a table");
     let follow_up = database.outbox();
     let thread = std::thread::current().id();
-    let mailer = Handlers::new().on::<OrderPaid>(move |event, context| {
+    let mailer = Handlers::new().on_pooled::<OrderPaid>(move |event, context| {
         assert_eq!(std::thread::current().id(), thread);
         let mut conn = context.connection()?;
         diesel::sql_query("INSERT INTO mails VALUES ($1)")
@@ -330,7 +330,7 @@ fn a_handler_that_panics_in_its_transaction_leaves_the_tests_connection_usable()
     let database = Database::new();
     let outbox = database.outbox();
     let conn = &mut in_test(&database);
-    let relay = relay(&database).on::<OrderPaid>(|_, context| {
+    let relay = relay(&database).on_pooled::<OrderPaid>(|_, context| {
         context.once(|conn| {
             let outbox = Outbox::default();
             outbox.enqueue(conn, MailSent { order_id: 1 })?;
@@ -377,7 +377,7 @@ fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_st
     let database = Database::new();
     let outbox = database.outbox();
     let conn = &mut in_test(&database);
-    let relay = relay(&database).on::<OrderPaid>(|event, context| {
+    let relay = relay(&database).on_pooled::<OrderPaid>(|event, context| {
         let mut conn = context.connection()?;
         Outbox::default().enqueue(&mut conn, MailSent { order_id: 1 })?;
         let failing = diesel::sql_query("SELECT 1 / 0");
@@ -416,6 +416,7 @@ fn a_drain_that_the_database_ends_gives_back_what_it_held() {
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
 
+/// R16, R44.
 #[test]
 fn what_nothing_serves_is_told() {
     let database = Database::new();
@@ -424,5 +425,10 @@ fn what_nothing_serves_is_told() {
     let relay = TestRelay::new(relay(&database).on::<MailSent>(|_, _| Ok(()))).expect("a relay");
     outbox.enqueue(conn, paid(1)).expect("enqueued");
     let drained = relay.drain(conn).expect("drained");
-    assert_eq!(drained.retried[0].reason, ReasonCode::NoRoute);
+    assert_eq!(drained.unrouted[0].reason, ReasonCode::NoRoute);
+    assert!(drained.retried.is_empty());
+    let told = std::panic::catch_unwind(|| drained.assert_all_delivered());
+    assert!(told.is_err(), "no silent success");
+    let messages = testing::messages(conn, &outbox).expect("read");
+    assert_eq!(messages[0].attempts, 0);
 }

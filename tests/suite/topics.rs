@@ -32,6 +32,7 @@ fn a_relay_with_many_topics_and_nothing_due_is_idle_and_does_not_spin() {
     let relay = database
         .relay()
         .poll_interval(Duration::from_secs(20))
+        .url("http://127.0.0.1:9/")
         .start()
         .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));

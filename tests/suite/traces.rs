@@ -77,7 +77,7 @@ fn the_trace_of_the_enqueuer_reaches_the_receiver_and_each_attempt_is_a_step_of_
     );
 }
 
-/// R31.
+/// R31, R36.
 #[test]
 fn a_message_has_a_span_and_its_send_one_inside_it() {
     let spans = Spans::install();
@@ -89,8 +89,10 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
             202
         }
     });
+    let tenant = uuid::Uuid::from_u128(7);
     let message = NewMessage::new("order.paid", &1)
         .expect("JSON")
+        .tenant_id(tenant)
         .trace_context(format!("00-{TRACE_ID}-b7ad6b7169203331-01"), None);
     let id = message.message_id().to_string();
     database.enqueue_message(message);
@@ -122,6 +124,7 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
         assert!(span.is("outcome", outcome), "{span:?}");
         assert!(span.is("messaging.destination.name", "order.paid"));
         assert!(span.is("outbox.destination", "default"));
+        assert!(span.is("outbox.tenant_id", &tenant.to_string()));
         assert_eq!(span.fields.get("error.type").map(String::as_str), error);
         let send = spans
             .iter()

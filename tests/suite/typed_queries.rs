@@ -115,7 +115,7 @@ macro_rules! tuples {
     };
     (@ [$($done:ident)*]) => {};
 }
-tuples!(A B C D E F G H I J K L M N O P Q R S T U);
+tuples!(A B C D E F G H I J K L M N O P Q R S T U V);
 
 fn declared<T: Table>(conn: &mut PgConnection, _: T) -> Vec<Described>
 where

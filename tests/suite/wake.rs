@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::{NewMessage, RelayHandle};
+use diesel_outbox::{Destination, NewMessage, RelayHandle};
 use serde_json::json;
 
-use crate::support::{Database, Receiver, Running, eventually, finish};
+use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish};
 
 /// No message may wait for it, where it is to be shown that something else found the message.
 const NEVER: Duration = Duration::from_secs(600);
@@ -149,6 +149,37 @@ fn nobody_notifies_while_no_relay_sleeps() {
     receiver.wait_for(2);
     eventually("somebody notified", || heard(&mut listening) > 0);
     eventually("it sleeps again", || is_asleep(&database));
+
+    // While it works off a backlog, which wakes it once.
+    database.execute(
+        "INSERT INTO {o} (topic, payload) SELECT 'order.paid', '1' FROM generate_series(1, 30000)",
+    );
+    let is_left = || {
+        database.number(
+            "SELECT EXISTS (SELECT FROM {o} WHERE topic = 'order.paid' AND locked_by IS NULL)::int",
+        ) == 1
+    };
+    eventually("it is at work", || {
+        !is_asleep(&database) && relay.stats().delivered > 100
+    });
+    let _ = heard(&mut listening);
+    let mut beside = 0;
+    loop {
+        database.enqueue("t", json!(beside));
+        let told = heard(&mut listening);
+        if !is_left() {
+            // Nothing is left to claim: it may have fallen asleep.
+            break;
+        }
+        assert_eq!(told, 0, "somebody notified a relay that is at work");
+        beside += 1;
+    }
+    assert!(
+        beside > 20,
+        "only {beside} came while the relay was at work"
+    );
+    eventually("it sleeps again", || is_asleep(&database));
+    let _ = heard(&mut listening);
     drop(relay);
     assert!(!is_asleep(&database));
     database.enqueue("t", json!(3));
@@ -312,6 +343,67 @@ fn no_commit_is_left_waiting_at_any_interleaving() {
         of_ninety < POLL / 4,
         "a tenth waited for {of_ninety:?} and longer"
     );
+}
+
+/// R9: a destination that hangs has more than it takes. What is committed for others is heard all the same.
+#[test]
+fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
+    let database = Database::new();
+    let (open, gate) = crossbeam_channel::bounded::<()>(0);
+    let stuck = Receiver::start(move |_, stream| {
+        // Nothing is ever sent: this ends when the other end is dropped.
+        let _ = gate.recv();
+        std::io::Write::write_all(stream, &crate::support::status(200))
+    });
+    let receiver = Receiver::ok();
+    for n in 0..200 {
+        database.enqueue("stuck", json!({ "n": n }));
+    }
+    let relay = database.relay().poll_interval(NEVER).batch(10);
+    let relay = relay
+        .destination(Destination::new("stuck", &stuck.url()).expect("a destination"))
+        .route("stuck", "stuck")
+        .url(&receiver.url())
+        .send_timeout(Duration::from_secs(15))
+        .lease(Duration::from_secs(600))
+        .start()
+        .expect("it starts");
+    stuck.wait_for(1);
+    for n in 1..=6 {
+        eventually("whoever commits rings", || is_asleep(&database));
+        // Known topics and new ones.
+        database.enqueue(&format!("topic-{}", n / 2), json!({ "n": n }));
+        receiver.wait_for(n);
+    }
+    drop(open);
+    relay.shutdown(PATIENCE).expect("it ends");
+}
+
+/// R9: a relay cannot fall asleep while a transaction is open that has inserted something. What others commit
+/// meanwhile, of topics that had nothing, does not wait for the next look around, which comes after a second.
+#[test]
+fn beside_an_open_transaction_messages_of_new_topics_are_found_soon() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut open = database.connect();
+    open.batch_execute("BEGIN").expect("a transaction");
+    let message = NewMessage::new("open", &json!({})).expect("JSON");
+    database
+        .outbox()
+        .enqueue(&mut open, message)
+        .expect("enqueued");
+    let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
+    let relay = relay.start().expect("it starts");
+    let began = Instant::now();
+    for n in 1..=12 {
+        database.enqueue(&format!("topic-{n}"), json!({ "n": n }));
+        receiver.wait_for(n);
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    open.batch_execute("COMMIT").expect("committed");
+    receiver.wait_for(13);
+    relay.shutdown(PATIENCE).expect("it ends");
 }
 
 /// Commits messages after random times, some in transactions that take a while, and rolls some back.

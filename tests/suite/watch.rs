@@ -29,7 +29,7 @@ fn lines(running: &Running) -> Vec<Value> {
         .collect()
 }
 
-/// R29: what comes in and goes out is seen as it does, also by programs; a signal is a good end.
+/// R32: what comes in and goes out is seen as it does, also by programs; a signal is a good end.
 #[test]
 fn watch_writes_a_line_of_json_each_time_with_rates() {
     let database = Database::new();
@@ -54,7 +54,7 @@ fn watch_writes_a_line_of_json_each_time_with_rates() {
     assert_eq!(watch.wait().code(), Some(0));
 }
 
-/// R29: a database that goes away is said, and found again.
+/// R32: a database that goes away is said, and found again.
 #[test]
 fn watch_goes_on_when_the_database_is_there_again() {
     let database = Database::new();
@@ -92,7 +92,7 @@ fn watch_in_a_pipe_appends_plain_text() {
     assert!(log.contains("out 0/s"), "{log}");
 }
 
-/// R29: on a terminal each look is drawn over the one before.
+/// R32: on a terminal each look is drawn over the one before.
 #[test]
 fn watch_draws_in_place_on_a_terminal() {
     let database = Database::new();

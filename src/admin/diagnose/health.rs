@@ -8,7 +8,8 @@ use diesel::result::QueryResult;
 use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
 use crate::store::doctor::{holders, server, tables};
-use crate::store::inspect;
+use crate::store::pinned::located_by_default;
+use crate::store::{inbox as receiving, inspect};
 
 /// Dead rows beyond this many times what starts autovacuum: it does not keep up.
 const LAG: f64 = 10.0;
@@ -204,7 +205,11 @@ pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
         Some(retention) => retention.saturating_add(CLEANING),
         None => Duration::MAX,
     };
-    let Some(kept) = tables::kept(conn, "outbox_inbox", "handled_at", age)? else {
+    let kept = match located_by_default(conn, receiving::TABLE)? {
+        Some(table) => tables::kept(conn, &table, "handled_at", age)?,
+        None => None,
+    };
+    let Some(kept) = kept else {
         return Ok(Vec::new());
     };
     if kept.has_older {

@@ -7,7 +7,7 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity};
 use crate::config::Config;
-use crate::store::connection::{self, Plans};
+use crate::store::connection::{self, Limits};
 use crate::store::doctor::server;
 
 /// Connections of a relay: claimer, heartbeat, janitor, listener, and three settlers, two of them only
@@ -180,13 +180,29 @@ pub(super) fn settings(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<F
     Ok(found.or_ok("the role's and the server's have no surprise"))
 }
 
+/// Who else can create functions and operators that sessions of this role then call.
+pub(super) fn search_path(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("search_path");
+    for creator in server::creators(conn, &config.table)? {
+        let (schema, role) = (creator.schema, creator.role);
+        found.error(
+            format!(
+                "{role} can create in the schema {schema}, which is in the search path: a function or an operator made there runs as whoever calls one of the same name. Relays and enqueueing are safe, other statements of your application may not be"
+            ),
+            format!("REVOKE CREATE ON SCHEMA {schema} FROM {role}"),
+        );
+    }
+    Ok(found.or_ok("nobody else can create in a schema of the search path"))
+}
+
 /// Whether a pooler in transaction mode stands before the database.
 pub(super) fn pooler(config: &Config) -> Vec<Finding> {
     let mut found = Findings::new("pooler");
     let Some(url) = &config.database_url else {
         return Vec::new();
     };
-    match connection::connect(url, "check", Duration::from_secs(10), Plans::Any) {
+    let limits = Limits::of_caller(Duration::from_secs(10));
+    match connection::connect(url, "check", limits) {
         Ok(connected) if connected.pooled.is_some() => {
             let what = "DATABASE_URL leads through a pooler that gives each transaction another connection: the relay sets its limits in each transaction and prepares nothing, which costs it some speed";
             found.add(

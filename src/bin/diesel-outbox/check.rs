@@ -221,16 +221,26 @@ fn wake_up(found: Result<WakeUp, DatabaseError>, config: &Config) -> Finding {
     warning("wake-up", format!("{why}: {polls}"))
 }
 
-fn goes(topic: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
-    let (topic, destination) = (&topic.topic, &topic.destination);
+fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
+    let (topic, destination) = (&live.topic, &live.destination);
     let found = dispatcher.destinations_of(topic, destination);
     if !found.is_empty() {
         return good("topic", format!("{topic} -> {}", found.join(" and ")));
     }
+    if !live.served_by.is_empty() {
+        let relays = live.served_by.join(" and ");
+        return good(
+            "topic",
+            format!("{topic} is served by another relay: {relays}"),
+        );
+    }
     let why = if destination.is_empty() {
-        "nothing serves it (NO_ROUTE)".to_owned()
+        "no route or handler".to_owned()
     } else {
-        format!("no destination is called {destination:?} (UNKNOWN_DESTINATION)")
+        format!("no destination called {destination:?}")
     };
-    bad("topic", format!("{topic} waits and {why}"))
+    let detail = format!(
+        "{topic} waits (NO_ROUTE): there is {why}, neither in these settings nor at a relay at work"
+    );
+    bad("topic", detail)
 }

@@ -23,7 +23,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Create the outbox, or bring it up to date
     Migrate(migrate::Options),
-    /// Deliver until a signal comes
+    /// Deliver until a signal comes. Needs a route or a destination, else it ends with exit code 2
     Run,
     /// Serve the admin page without a relay, beside an application that has one
     Admin,

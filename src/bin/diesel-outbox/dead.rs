@@ -99,10 +99,19 @@ struct All {
     json: bool,
 }
 
+fn reason_code(word: &str) -> Result<ReasonCode> {
+    let known = || {
+        let names: Vec<&str> = ReasonCode::ALL.iter().map(|code| code.as_str()).collect();
+        let reason = format!("{word:?} is no reason; there are {}", names.join(", "));
+        ConfigError::new("--reason", reason)
+    };
+    Ok(word.to_uppercase().parse().map_err(|_| known())?)
+}
+
 impl Which {
     fn filter(&self) -> Result<DeadFilter> {
         let reason = match &self.reason {
-            Some(reason) => Some(reason.to_uppercase().parse::<ReasonCode>()?),
+            Some(reason) => Some(reason_code(reason)?),
             None => None,
         };
         Ok(DeadFilter {
@@ -197,6 +206,7 @@ fn as_json(letter: &DeadLetter) -> Value {
         "response": letter.response,
         "attempts": letter.attempts,
         "created_at": letter.created_at,
+        "occurred_at": letter.occurred_at,
         "died_at": letter.died_at,
         "place": letter.place().to_string(),
     });
@@ -229,8 +239,8 @@ fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
     for letter in letters {
         table.add_row([
             letter.sequence.to_string(),
-            output::shown(&letter.topic),
-            output::shown(&letter.destination),
+            output::name(&letter.topic),
+            output::name(&letter.destination),
             letter.reason.clone(),
             letter.attempts.to_string(),
             letter.died_at.clone(),
@@ -278,8 +288,8 @@ fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
         table.add_row([
             group.count.to_string(),
             group.reason.clone(),
-            output::shown(&group.topic),
-            output::shown(&group.destination),
+            output::name(&group.topic),
+            output::name(&group.destination),
             group.oldest_died_at.clone(),
             group.latest_died_at.clone(),
             output::shown(&format!("{}: {error}", group.example_sequence)),
@@ -309,6 +319,7 @@ fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
         ("response", optional(&letter.response)),
         ("attempts", letter.attempts.to_string()),
         ("created at", letter.created_at.clone()),
+        ("occurred at", optional(&letter.occurred_at)),
         ("died at", letter.died_at.clone()),
         ("headers", optional(&letter.headers)),
         ("payload", optional(&letter.payload)),
@@ -387,5 +398,30 @@ fn change(
             "{ending} {changed}; {kept} stay dead: their keys are in the outbox again, or somebody else was faster"
         ));
     }
-    output::line(format!("{ending} {changed}"))
+    let why = match &which.topic {
+        Some(topic) if found.is_empty() => not_dead(conn, config, topic)?,
+        _ => String::new(),
+    };
+    output::line(format!("{ending} {changed}{why}"))
+}
+
+/// Why nothing of a topic was found. A name that is misspelled is seen nowhere.
+fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<String> {
+    let filter = DeadFilter {
+        topic: Some(topic.to_owned()),
+        ..DeadFilter::default()
+    };
+    let topic = output::shown(topic);
+    if !admin::dead_letters(conn, &config.table, &filter, 1)?.is_empty() {
+        return Ok(format!(
+            ": no dead letter of the topic {topic} matches the other filters"
+        ));
+    }
+    let live = admin::topics(conn, &config.table)?;
+    Ok(match live.iter().any(|one| one.topic == topic) {
+        true => format!(": no dead letter has the topic {topic}"),
+        false => format!(
+            ": no dead letter and no message in the outbox has the topic {topic}; is it spelled correctly?"
+        ),
+    })
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use diesel_outbox::admin::{self, Pause};
+use diesel_outbox::admin::{self, DueTopic, Pause};
 use diesel_outbox::{DatabaseError, OutboxName, Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
@@ -16,7 +16,11 @@ use crate::{logging, output, pauses, signals};
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct Options {
+    /// Only this topic, or topics that match this pattern (order.*); can be given several times
+    #[arg(long = "topic", value_name = "TOPIC", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    topics: Vec<String>,
     /// Stop after this many messages
     #[arg(long, value_name = "NUMBER")]
     max_messages: Option<u64>,
@@ -27,6 +31,10 @@ pub(crate) struct Options {
     #[arg(long)]
     quiet: bool,
 }
+
+const EXIT_CODES: &str = "Exit codes: 0, nothing that could be sent is due any more, or --max-messages is reached; \
+1, sends have failed and no message was delivered, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
+was interrupted or failed; 2, bad settings or usage. Some failures beside deliveries are no error: \"failed\" counts them.";
 
 /// How often the progress bar moves.
 const TICK: Duration = Duration::from_millis(100);
@@ -41,7 +49,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let due = {
         let mut conn = admin::connect(config.database_url()?, "drain", Duration::from_secs(60))?;
         admin::check_schema(&mut conn, &config.table)?;
-        admin::count_due(&mut conn, &config.table)?
+        match options.topics.as_slice() {
+            [] => admin::count_due(&mut conn, &config.table)?,
+            topics => count(&admin::due(&mut conn, &config.table, topics)?),
+        }
     };
     let bar = progress_bar(options, due);
     let shutdown_timeout = config.shutdown_timeout;
@@ -49,6 +60,9 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut builder = Relay::from_config(config);
     if let Some(most) = options.max_messages {
         builder = builder.limit(most);
+    }
+    for topic in &options.topics {
+        builder = builder.only_topic(topic);
     }
     let relay = Arc::new(builder.start()?);
     let began = Instant::now();
@@ -60,17 +74,26 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             interrupted = true;
             break;
         }
+        if relay.stands_by() {
+            relay.shutdown(shutdown_timeout)?;
+            bar.finish_and_clear();
+            bail!(
+                "another relay of the outbox {table} is active and OUTBOX_SINGLE_ACTIVE is set: nothing was drained"
+            );
+        }
         if relay.has_failed() {
             relay.shutdown(shutdown_timeout)?;
             bail!("a thread of the relay ended by itself; its log lines say which");
         }
     }
     let elapsed = began.elapsed();
+    // While this relay is known as one at work: what it serves has a route.
+    let left = Left::read(&database_url, &table, &options.topics);
     relay.shutdown(shutdown_timeout)?;
     let stats = relay.stats();
     show(&bar, due, stats);
     bar.finish_and_clear();
-    let left = Left::read(&database_url, &table).unwrap_or_else(|error| {
+    let left = left.unwrap_or_else(|error| {
         // What was done is told all the same.
         log::warn!(event = "left_unknown", error:% = error; "what is left cannot be read");
         Left::default()
@@ -79,7 +102,15 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if interrupted {
         bail!("interrupted by a signal before everything due was processed");
     }
+    let failed = stats.dead + stats.retried;
+    if failed > 0 && stats.delivered + stats.deduplicated == 0 {
+        bail!("no message was delivered: all {failed} failed");
+    }
     Ok(())
+}
+
+fn count(due: &[DueTopic]) -> u64 {
+    due.iter().map(|topic| topic.count).sum()
 }
 
 /// Says when nothing is due any more. One question for the whole time: a look may take longer than
@@ -117,16 +148,20 @@ fn show(bar: &ProgressBar, due: u64, stats: Stats) {
 /// What a drain leaves behind.
 #[derive(Default)]
 struct Left {
-    /// Due messages: those behind a pause, or beyond `--max-messages`.
-    due: u64,
+    /// Due messages: without a route, behind a pause or another message, or beyond `--max-messages`.
+    due: Vec<DueTopic>,
     pauses: Vec<Pause>,
 }
 
 impl Left {
-    fn read(database_url: &SecretString, table: &OutboxName) -> Result<Self, DatabaseError> {
+    fn read(
+        database_url: &SecretString,
+        table: &OutboxName,
+        topics: &[String],
+    ) -> Result<Self, DatabaseError> {
         let mut conn = admin::connect(database_url, "drain", Duration::from_secs(60))?;
         Ok(Self {
-            due: admin::count_due(&mut conn, table)?,
+            due: admin::due(&mut conn, table, topics)?,
             pauses: admin::pauses(&mut conn, table)?,
         })
     }
@@ -151,7 +186,14 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
             "dead": stats.dead,
             "seconds": seconds,
             "messages_per_second": rate,
-            "left_due": left.due,
+            "left_due": count(&left.due),
+            "left": left.due.iter().map(|due| json!({
+                "topic": due.topic,
+                "destination": due.destination,
+                "due": due.count,
+                "behind_their_key": due.behind,
+                "no_route": due.no_route,
+            })).collect::<Vec<_>>(),
             "pauses": left.pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
         }));
     }
@@ -161,10 +203,27 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
         stats.dead,
         output::grouped(rate),
     ))?;
-    if left.due == 0 {
+    if left.due.is_empty() {
         return Ok(());
     }
-    output::line(format!("{} due messages are left", left.due))?;
+    output::line(format!("{} due messages are left", count(&left.due)))?;
+    for due in left.due.iter().filter(|due| due.no_route) {
+        let to = match due.destination.as_str() {
+            "" => String::new(),
+            name => format!(" for the destination {name}"),
+        };
+        let line = format!(
+            "{} of {}{to}: NO_ROUTE, no relay serves them",
+            due.count, due.topic
+        );
+        output::line(output::shown(&line))?;
+    }
+    let behind: u64 = left.due.iter().map(|due| due.behind).sum();
+    if behind > 0 {
+        output::line(format!(
+            "{behind} wait behind another message of their ordering key"
+        ))?;
+    }
     for pause in &left.pauses {
         output::line(pauses::sentence(pause))?;
     }

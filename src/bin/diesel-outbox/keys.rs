@@ -112,8 +112,8 @@ pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
         };
         let more = if key.waiting_is_capped { "+" } else { "" };
         table.add_row([
-            output::shown(&key.ordering_key),
-            output::shown(&key.destination),
+            output::name(&key.ordering_key),
+            output::name(&key.destination),
             format!("{}{more}", key.waiting),
             key.sequence.to_string(),
             format!("{} {reason}, {when}", key.status),
@@ -145,8 +145,8 @@ fn messages(records: &[MessageRecord]) -> comfy_table::Table {
         };
         table.add_row([
             record.sequence.to_string(),
-            output::shown(&record.topic),
-            output::shown(&record.destination),
+            output::name(&record.topic),
+            output::name(&record.destination),
             format!("{}{blocks}", record.status),
             record.attempts.to_string(),
             record.created_at.clone(),

@@ -9,6 +9,10 @@ use log::Record;
 use log::kv::{Error, Key, Value, VisitSource};
 use serde_json::Map;
 
+/// Bytes of a message and of a value that a line shows. Names and errors come from outside.
+const LONGEST_MESSAGE: usize = 4096;
+const LONGEST_VALUE: usize = 1024;
+
 /// Starts logging to standard error. `RUST_LOG` chooses; the default is `info`.
 pub(crate) fn start(config: &Config) {
     let filter = env_logger::Env::default().default_filter_or("info");
@@ -20,6 +24,13 @@ pub(crate) fn start(config: &Config) {
     };
     // Refused only when it was started before: then lines go there.
     let _ = builder.try_init();
+    if config.log_format == LogFormat::Json {
+        std::panic::set_hook(Box::new(|panic| {
+            let thread = std::thread::current();
+            let thread = thread.name().unwrap_or("unnamed");
+            log::error!(event = "panic", thread = thread; "{panic}");
+        }));
+    }
 }
 
 /// At these levels the HTTP library writes down URLs and what goes over the wire, secrets and all.
@@ -31,22 +42,37 @@ fn text(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
     if shows_the_wire(record) {
         return Ok(());
     }
-    let pairs = pairs(record);
-    write!(
-        out,
-        "{} {:<5} {}",
-        out.timestamp_millis(),
-        record.level(),
-        record.args().to_string().replace(['\n', '\r'], " ")
-    )?;
-    for (key, value) in pairs {
-        match value {
-            serde_json::Value::String(text) if text.is_empty() => {}
-            serde_json::Value::String(text) if is_plain(&text) => write!(out, " {key}={text}")?,
-            value => write!(out, " {key}={value}")?,
-        }
+    let line = text_line(&out.timestamp_millis().to_string(), record);
+    writeln!(out, "{line}")
+}
+
+fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
+    if shows_the_wire(record) {
+        return Ok(());
     }
-    writeln!(out)
+    let line = json_line(&out.timestamp_millis().to_string(), record);
+    writeln!(out, "{line}")
+}
+
+/// Time, level, message, pairs. Text that could be taken for pairs of the line is quoted.
+fn text_line(time: &str, record: &Record<'_>) -> String {
+    let message = cut(record.args().to_string(), LONGEST_MESSAGE);
+    let quotes = message.matches('"').count();
+    let message = match message.contains('=') || quotes % 2 == 1 {
+        true => format!("{message:?}"),
+        false => message.replace(char::is_control, " "),
+    };
+    let mut line = format!("{time} {:<5} {message}", record.level());
+    for (key, value) in pairs(record) {
+        let value = match value {
+            serde_json::Value::String(text) if text.is_empty() => continue,
+            serde_json::Value::String(text) if is_plain(&text) => text,
+            serde_json::Value::String(text) => format!("{text:?}"),
+            value => value.to_string(),
+        };
+        line += &format!(" {key}={value}");
+    }
+    line
 }
 
 fn is_plain(text: &str) -> bool {
@@ -54,20 +80,35 @@ fn is_plain(text: &str) -> bool {
         .all(|c| c.is_alphanumeric() || "-_.:/@*".contains(c))
 }
 
-fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
-    if shows_the_wire(record) {
-        return Ok(());
-    }
+/// The line's own names come first. A pair of one of these names gets an underscore.
+fn json_line(time: &str, record: &Record<'_>) -> serde_json::Value {
     let mut line = Map::new();
-    line.insert("time".to_owned(), out.timestamp_millis().to_string().into());
+    line.insert("time".to_owned(), time.into());
     line.insert(
         "level".to_owned(),
         record.level().as_str().to_lowercase().into(),
     );
     line.insert("target".to_owned(), record.target().into());
-    line.insert("message".to_owned(), record.args().to_string().into());
-    line.extend(pairs(record));
-    writeln!(out, "{}", serde_json::Value::Object(line))
+    let message = cut(record.args().to_string(), LONGEST_MESSAGE);
+    line.insert("message".to_owned(), message.into());
+    for (mut key, value) in pairs(record) {
+        while line.contains_key(&key) {
+            key.push('_');
+        }
+        line.insert(key, value);
+    }
+    serde_json::Value::Object(line)
+}
+
+/// The beginning of a long text, and how long the text is.
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let bytes = text.len();
+        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        text += &format!("… ({bytes} bytes)");
+    }
+    text
 }
 
 fn pairs(record: &Record<'_>) -> Map<String, serde_json::Value> {
@@ -91,9 +132,99 @@ impl<'kvs> VisitSource<'kvs> for Pairs {
         } else if let Some(number) = value.to_f64() {
             number.into()
         } else {
-            value.to_string().into()
+            cut(value.to_string(), LONGEST_VALUE).into()
         };
         self.0.insert(key.to_string(), json);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORGED: &str = "x who=root event=admin_login\nEvent: \u{9b}31m\"";
+
+    /// Both lines of a record with these pairs.
+    fn lines(message: &str, pairs: &[(&str, &str)]) -> (String, serde_json::Value) {
+        let text = text_line(
+            "T",
+            &Record::builder()
+                .args(format_args!("{message}"))
+                .key_values(&pairs)
+                .build(),
+        );
+        let json = json_line(
+            "T",
+            &Record::builder()
+                .args(format_args!("{message}"))
+                .key_values(&pairs)
+                .build(),
+        );
+        (text, json)
+    }
+
+    /// R30.
+    #[test]
+    fn a_pair_never_takes_the_place_of_what_the_line_says_itself() {
+        let pairs = [
+            ("time", "until resumed"),
+            ("level", "none"),
+            ("target", "a"),
+            ("message", "b"),
+            ("message_", "c"),
+            ("event", "paused"),
+        ];
+        let (text, json) = lines("it is paused", &pairs);
+        assert!(text.starts_with("T INFO  it is paused"), "{text}");
+        let own = ["time", "level", "target", "message", "event"];
+        let shown = own.map(|name| json[name].as_str().expect("a text"));
+        assert_eq!(shown, ["T", "info", "", "it is paused", "paused"]);
+        let given = ["time_", "level_", "target_", "message_", "message__"];
+        let mut shown = given.map(|name| json[name].as_str().expect("a text"));
+        shown[3..].sort_unstable();
+        assert_eq!(shown, ["until resumed", "none", "a", "b", "c"]);
+    }
+
+    /// R30.
+    #[test]
+    fn what_comes_from_outside_forges_no_pair_and_no_line() {
+        for (message, pairs) in [
+            ("it is paused", [("who", FORGED), ("event", "paused")]),
+            (FORGED, [("who", "shop"), ("event", "paused")]),
+            ("an \" event", [("who", "shop"), ("event", "paused")]),
+        ] {
+            let (text, json) = lines(message, &pairs);
+            assert!(!text.contains(char::is_control), "{text}");
+            assert_eq!(json["message"], message);
+            // What is outside of quotes is the line's own.
+            let mut is_quoted = false;
+            let mut is_escaped = false;
+            let outside: String = text
+                .chars()
+                .filter(|c| {
+                    is_quoted ^= *c == '"' && !is_escaped;
+                    is_escaped = *c == '\\' && !is_escaped;
+                    !is_quoted
+                })
+                .collect();
+            assert!(!is_quoted, "{text}");
+            let found = |name: &str| outside.matches(name).count();
+            assert_eq!(
+                (found("event="), found("who="), found("root")),
+                (1, 1, 0),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_line_is_bounded() {
+        let long = "ä".repeat(100_000);
+        let (text, json) = lines(&long, &[("destination", &long)]);
+        let most = LONGEST_MESSAGE + LONGEST_VALUE + 200;
+        assert!(text.len() < most, "{}", text.len());
+        assert!(json.to_string().len() < most);
+        assert!(text.ends_with("… (200000 bytes)\""), "{text}");
     }
 }

@@ -8,7 +8,6 @@ mod confirm;
 mod dead;
 mod demo;
 mod drain;
-mod file;
 mod keys;
 mod leases;
 mod logging;

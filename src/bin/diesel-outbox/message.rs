@@ -1,9 +1,13 @@
 //! `diesel-outbox message`
 
+mod waiting;
+
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use diesel::PgConnection;
 use diesel_outbox::admin::{self, MessageKey, MessageRecord};
+use diesel_outbox::{Config, ReasonCode};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -26,15 +30,32 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// List what waits (pending, sending, retrying), the next due first
+    List(waiting::List),
+    /// Cancel a message that waits: it is not sent
+    Cancel(waiting::Cancel),
+    /// Let a message that waits be due at another time
+    Reschedule(waiting::Reschedule),
+    /// Say that a message was delivered by other means, or must not be sent; also of a dead letter
+    Settle(waiting::Settle),
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
-    let Action::Show { which, json } = &options.action;
     let config = settings.load()?;
     let mut conn = admin::connect(config.database_url()?, "message", Duration::from_secs(120))?;
     admin::check_schema(&mut conn, &config.table)?;
-    let key = MessageKey::Text(which.clone());
-    let found = admin::message(&mut conn, &config.table, &key)?;
+    match &options.action {
+        Action::Show { which, json } => show_message(&mut conn, &config, which, *json),
+        Action::List(options) => waiting::list(&mut conn, &config, options),
+        Action::Cancel(options) => waiting::cancel(&mut conn, &config, options),
+        Action::Reschedule(options) => waiting::reschedule(&mut conn, &config, options),
+        Action::Settle(options) => waiting::settle(&mut conn, &config, options),
+    }
+}
+
+fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: bool) -> Result<()> {
+    let key = MessageKey::Text(which.to_owned());
+    let found = admin::message(conn, &config.table, &key)?;
     let in_part = if found.is_complete {
         ""
     } else {
@@ -47,7 +68,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         );
     }
     let timeline = timeline(&found.rows);
-    if *json {
+    if json {
         return output::json(&json!({
             "complete": found.is_complete,
             "records": found.rows.iter().map(as_json).collect::<Vec<_>>(),
@@ -83,6 +104,7 @@ pub(crate) fn as_json(record: &MessageRecord) -> Value {
         "tenant_id": record.tenant_id.map(|id| id.to_string()),
         "attempts": record.attempts,
         "created_at": record.created_at,
+        "occurred_at": record.occurred_at,
         "available_at": record.available_at,
         "expires_at": record.expires_at,
         "locked_by": record.locked_by,
@@ -113,7 +135,7 @@ fn show(record: &MessageRecord) -> Result<()> {
         _ => "in the ledger",
     };
     let destination = Some(&record.destination).filter(|name| !name.is_empty());
-    let fields: [(&str, Option<String>); 20] = [
+    let fields: [(&str, Option<String>); 21] = [
         ("status", Some(format!("{}, {place}", record.status))),
         ("sequence", Some(record.sequence.to_string())),
         ("message id", Some(record.message_id.to_string())),
@@ -124,6 +146,7 @@ fn show(record: &MessageRecord) -> Result<()> {
         ("tenant", record.tenant_id.map(|id| id.to_string())),
         ("attempts", Some(record.attempts.to_string())),
         ("created at", Some(record.created_at.clone())),
+        ("occurred at", record.occurred_at.clone()),
         ("due at", record.available_at.clone()),
         ("expires at", record.expires_at.clone()),
         ("claimed by lease", id(record.locked_by)),
@@ -207,10 +230,21 @@ fn events(record: &MessageRecord) -> Vec<Event> {
             record.locked_by.unwrap_or_default()
         ),
     );
+    let is_for = |code: ReasonCode| reason == code.as_str();
+    let note = record.last_error.as_deref().map(|note| format!(": {note}"));
+    let note = note.unwrap_or_default();
     match record.status.as_str() {
+        "delivered" if is_for(ReasonCode::ByHand) => add(
+            &record.settled_at,
+            format!("delivered by hand{whither} after {attempts}{note}"),
+        ),
         "delivered" => add(
             &record.settled_at,
             format!("delivered{whither} after {attempts}"),
+        ),
+        "dead" if is_for(ReasonCode::Cancelled) => add(
+            &record.settled_at,
+            format!("cancelled{whither} after {attempts}{note}"),
         ),
         "dead" => add(
             &record.settled_at,

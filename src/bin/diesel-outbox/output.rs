@@ -8,6 +8,8 @@ use comfy_table::{ContentArrangement, Table};
 
 /// Columns of a table, at least.
 const LEAST_WIDTH: u16 = 60;
+/// Characters of a name that a row of a table shows.
+const LONGEST_NAME: usize = 80;
 
 /// Writes a text and a line break.
 pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
@@ -41,6 +43,16 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
+}
+
+/// The beginning of a name, which may have a kilobyte, for a row of a table. JSON has all of it.
+pub(crate) fn name(name: &str) -> String {
+    let mut short = shown(name);
+    if let Some((end, _)) = short.char_indices().nth(LONGEST_NAME) {
+        short.truncate(end);
+        short.push('…');
+    }
+    short
 }
 
 /// `31532.4` as `31,532`.

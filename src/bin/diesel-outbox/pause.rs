@@ -74,6 +74,9 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             }
             let duration = how.duration()?;
             let mut conn = connect(&config, "pause")?;
+            if config.all_destinations().is_empty() {
+                warn_of_unknown(&mut conn, &config, Pausable::Destination, name)?;
+            }
             pause(
                 &mut conn,
                 &config,
@@ -87,6 +90,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             let duration = how.duration()?;
             let mut conn = connect(&config, "pause")?;
             check_topic(&mut conn, &config, topic)?;
+            warn_of_unknown(&mut conn, &config, Pausable::Topic, topic)?;
             pause(&mut conn, &config, Pausable::Topic, topic, how, duration)
         }
         Action::List { json } => list(&mut connect(&config, "pause")?, &config, *json),
@@ -143,6 +147,27 @@ fn check_name(config: &Config, name: &str) -> Result<(), ConfigError> {
     ))
 }
 
+/// A name that no waiting message has may be misspelt, or its messages are still to come.
+fn warn_of_unknown(
+    conn: &mut PgConnection,
+    config: &Config,
+    kind: Pausable,
+    name: &str,
+) -> Result<()> {
+    let live = admin::topics(conn, &config.table)?;
+    let is_named = live.iter().any(|one| match kind {
+        Pausable::Topic => one.topic == name,
+        _ => one.destination == name,
+    });
+    if !is_named {
+        let kind = kind.as_str();
+        eprintln!(
+            "diesel-outbox: no waiting message names the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind}` takes the pause back)"
+        );
+    }
+    Ok(())
+}
+
 fn check_topic(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<()> {
     let problem = if topic.is_empty() {
         "the topic is empty"
@@ -182,8 +207,10 @@ fn pause(
     };
     let sentence = pauses::sentence(pause);
     if is_longer {
+        let kind = kind.as_str();
         return output::line(format!(
-            "{sentence}; it was so before, and that pause stays (resume it to make another)"
+            "nothing was changed: {sentence}, and that pause lasts as long as the one asked for, or longer. To replace it, first run: diesel-outbox resume {kind} {}",
+            output::shown(name)
         ));
     }
     output::line(sentence)

@@ -29,7 +29,7 @@ pub(crate) fn table(pauses: &[Pause]) -> Table {
     for pause in pauses {
         table.add_row([
             pause.kind.clone(),
-            output::shown(&pause.name),
+            output::name(&pause.name),
             output::shown(&pause.reason),
             left(pause),
         ]);

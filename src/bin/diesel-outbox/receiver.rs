@@ -60,11 +60,11 @@ pub(crate) fn start(
                     .name("receive".to_owned())
                     .spawn(move || {
                         if let Err(error) = serve(stream, &*answer) {
-                            log::debug!("receiver: {error:#}");
+                            log::debug!(event = "receiver_failed"; "the receiver could not answer: {error:#}");
                         }
                     });
                 if let Err(error) = spawned {
-                    log::error!("receiver: cannot start a thread: {error}");
+                    log::error!(event = "receiver_failed"; "the receiver cannot start a thread: {error}");
                 }
             }
         })?;

@@ -5,8 +5,6 @@ use clap::{Arg, ArgMatches, Args, FromArgMatches};
 use diesel_outbox::config::{self, SETTINGS};
 use diesel_outbox::{Config, ConfigError};
 
-use crate::file;
-
 /// The settings that were given as flags: variable and value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SettingFlags {
@@ -32,7 +30,7 @@ impl SettingFlags {
             .map(|(_, value)| value.as_str());
         let path = self.get("OUTBOX_CONFIG").or(in_environment);
         if let Some(path) = path {
-            file::apply(path, &mut config)?;
+            config.read_file(path)?;
         }
         for (variable, value) in &variables {
             config.set_variable(variable, value)?;

@@ -162,7 +162,7 @@ fn rest(seen: &Seen) -> Vec<String> {
         for row in &overview.troubles {
             troubles.add_row([
                 row.status.clone(),
-                output::shown(&row.topic),
+                output::name(&row.topic),
                 row.reason.clone(),
                 about(row.count, row.is_estimate),
                 output::shown(row.example.as_deref().unwrap_or_default()),
@@ -195,8 +195,8 @@ fn lanes(lanes: &[LaneDepth], most: usize) -> String {
     for lane in longest.iter().take(most) {
         let age = lane.oldest_due_seconds.map(output::age);
         table.add_row([
-            output::shown(&lane.topic),
-            output::shown(&lane.destination),
+            output::name(&lane.topic),
+            output::name(&lane.destination),
             about(lane.pending, lane.is_estimate),
             about(lane.sending, lane.is_estimate),
             about(lane.retrying, lane.is_estimate),

@@ -60,6 +60,14 @@ impl Rate {
             burst: tenth as u32,
         }
     }
+
+    pub(in crate::config) const BOUNDS: &str =
+        "it has to be above 0 and below 1000000, with a burst of 1 or more";
+
+    /// Whether it is within [`BOUNDS`](Self::BOUNDS).
+    pub(in crate::config) fn is_possible(self) -> bool {
+        self.per_second > 0.0 && self.per_second < 1e6 && self.burst > 0
+    }
 }
 
 /// A circuit breaker: a destination that fails is left alone for a time, then tried with a single

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use proptest::option;
 use proptest::prelude::{Just, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::test_runner::TestCaseError;
 use serde_json::Value;
@@ -29,7 +30,7 @@ fn is_of(event: &CloudEvent<'_>, message: &Message, region: &str) -> Result<(), 
     prop_assert_eq!(&event.id, &message.message_id.to_string());
     prop_assert_eq!(&event.source, "/shop");
     prop_assert_eq!(&event.event_type, &message.topic);
-    prop_assert_eq!(event.time, Some(message.created_at));
+    prop_assert_eq!(event.time, message.occurred_at.or(Some(message.created_at)));
     prop_assert_eq!(event.datacontenttype.as_deref(), Some("application/json"));
     prop_assert_eq!(event.ordering_key(), message.ordering_key.as_deref());
     prop_assert_eq!(event.subject.as_deref(), Some("a b"));
@@ -51,6 +52,7 @@ proptest! {
         idempotency_key in "[!-~]{1,20}",
         region in "\\PC{0,20}",
         micros in 0..2_000_000_000_000_000_u64,
+        occurred in option::of(0..2_000_000_000_000_000_u64),
         count in 1..4_usize,
     ) {
         let text = Value::String(text);
@@ -59,6 +61,8 @@ proptest! {
         message.ordering_key = Some(ordering_key);
         message.idempotency_key = idempotency_key;
         message.created_at = SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
+        message.occurred_at =
+            occurred.map(|micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros));
         let stored = BTreeMap::from([("ce-region", region.as_str()), ("ce-subject", "a b"), ("x-a", "1")]);
         message.headers = Some(serde_json::to_string(&stored)?);
         let (form, now) = (form(mode), SystemTime::now());

@@ -19,6 +19,7 @@ pub(in crate::dispatch) fn message(payload: &str) -> Message {
         idempotency_key: "order-7-paid".to_owned(),
         tenant_id: None,
         created_at: UNIX_EPOCH + Duration::from_secs(1_795_204_800),
+        occurred_at: None,
         attempts: 2,
         expires: None,
         available_at: 0,

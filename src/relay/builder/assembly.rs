@@ -1,50 +1,58 @@
 //! What a relay is made of, from its settings.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use metrics::gauge;
 
 use super::RelayBuilder;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
-use crate::handlers::{Connections, HandlerDispatcher, inbox_of};
+use crate::handlers::{Connections, DEFAULT_TIMEOUT, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::StartError;
 use crate::relay::groups::add_groups;
 use crate::relay::observer::Observers;
+use crate::routes::Serves;
+
+/// Why a relay that could never send anything does not start.
+const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher";
 
 impl RelayBuilder {
     /// Puts together what works, with settings that are checked.
     pub(in crate::relay) fn assemble(self) -> Result<Assembled, StartError> {
+        let in_code = self.in_code.clone();
+        self.put_together().map_err(|error| match error {
+            StartError::Config(error) => Self::in_words_of_code(&error, &in_code).into(),
+            other => other,
+        })
+    }
+
+    fn put_together(self) -> Result<Assembled, StartError> {
         if let Some(error) = self.error {
             return Err(error.into());
         }
         let mut config = self.config;
         add_groups(&mut config, &self.handlers)?;
         config.validate()?;
-        let own_threads = self.dispatcher.as_ref().map(|_| config.concurrency);
+        // Where there are destinations with a URL, it sends what goes to these.
+        config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
+        if config.enabled && Serves::new(&config).is_nothing() {
+            return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());
+        }
+        let own_threads = config.takes_rest.then_some(config.concurrency);
         let common = match self.dispatcher {
             Some(dispatcher) => dispatcher,
-            None => {
-                let is_served = config.url.is_some()
-                    || !config.destinations.is_empty()
-                    || !config.in_process.is_empty();
-                if config.enabled && !is_served {
-                    log::error!(event = "no_destination"; "nothing can be sent: OUTBOX_URL is not set, and there is no destination and no handler");
-                }
-                Arc::new(HttpDispatcher::new(&config)?)
-            }
+            None => Arc::new(HttpDispatcher::new(&config)?),
         };
-        let connections = self.connections.map(|pool| {
-            let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
-            Arc::new(Connections::new(pool, in_use))
-        });
+        let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
+        let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
+        let connections = Arc::new(Connections::new(pool, in_use));
         let groups = self.handlers.into_iter().map(|(name, handlers)| {
             let inbox = inbox_of(&config.table, &name);
-            let timeout = handlers.timeout.unwrap_or(config.send_timeout);
-            let dispatcher =
-                HandlerDispatcher::new(&name, inbox, timeout, handlers, connections.clone());
-            Arc::new(dispatcher)
+            let timeout = handlers.timeout.unwrap_or(DEFAULT_TIMEOUT);
+            let connections = connections.clone();
+            Arc::new(Group::new(&name, inbox, timeout, handlers, connections))
         });
         Ok(Assembled {
             groups: groups.collect(),
@@ -53,8 +61,16 @@ impl RelayBuilder {
             own_threads,
             observers: self.observers,
             limit: self.limit,
+            claim_limit: self.claim_limit,
         })
     }
+}
+
+/// A relay with handlers that ask for connections does not start without a pool, and a test lends its own.
+fn no_pool() -> Result<Pooled, HandlerError> {
+    Err(HandlerError::retry(
+        "the relay has no connections for handlers",
+    ))
 }
 
 /// What a relay is made of.
@@ -64,7 +80,8 @@ pub(in crate::relay) struct Assembled {
     pub(in crate::relay) common: Arc<dyn Dispatcher>,
     pub(in crate::relay) own_threads: Option<usize>,
     /// In the order of `config.in_process`.
-    pub(in crate::relay) groups: Vec<Arc<HandlerDispatcher>>,
+    pub(in crate::relay) groups: Vec<Arc<Group>>,
     pub(in crate::relay) observers: Observers,
     pub(in crate::relay) limit: Option<u64>,
+    pub(in crate::relay) claim_limit: Duration,
 }

@@ -23,6 +23,7 @@ impl RelayBuilder {
     /// How long an idle relay waits before it looks again. Defaults to 500 ms.
     #[must_use]
     pub fn poll_interval(mut self, interval: Duration) -> Self {
+        self.in_code.add("OUTBOX_POLL_INTERVAL");
         self.config.poll_interval = interval;
         self
     }
@@ -31,13 +32,16 @@ impl RelayBuilder {
     /// longest send. Defaults to 60 s.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
+        self.in_code.add("OUTBOX_LEASE");
         self.config.lease = lease;
         self
     }
 
-    /// The limit for one send, for each destination and group that has none of its own. Defaults to 2.5 s.
+    /// The limit for one send, for each destination that has none of its own. Handlers have
+    /// [another](crate::Handlers::timeout). Defaults to 2.5 s.
     #[must_use]
     pub fn send_timeout(mut self, timeout: Duration) -> Self {
+        self.in_code.add("OUTBOX_SEND_TIMEOUT");
         self.config.send_timeout = timeout;
         self
     }
@@ -52,6 +56,7 @@ impl RelayBuilder {
     /// The delay between attempts. Defaults to `exponential(5s, 1h)`.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.in_code.add("OUTBOX_BACKOFF");
         self.config.backoff = backoff;
         self
     }
@@ -59,6 +64,7 @@ impl RelayBuilder {
     /// How long the ledger keeps settled messages; `None`: for ever. Defaults to a week.
     #[must_use]
     pub fn retention(mut self, retention: Option<Duration>) -> Self {
+        self.in_code.add("OUTBOX_RETENTION");
         self.config.cleaner = retention.is_some();
         if let Some(retention) = retention {
             self.config.retention = retention;
@@ -78,6 +84,7 @@ impl RelayBuilder {
     /// ```
     #[must_use]
     pub fn inbox_retention(mut self, retention: Duration) -> Self {
+        self.in_code.add("OUTBOX_INBOX_RETENTION");
         self.config.inbox_retention = Some(retention);
         self
     }
@@ -93,6 +100,7 @@ impl RelayBuilder {
     /// ```
     #[must_use]
     pub fn enabled(mut self, enabled: bool) -> Self {
+        self.in_code.add("OUTBOX_ENABLED");
         self.config.enabled = enabled;
         self
     }
@@ -116,6 +124,27 @@ impl RelayBuilder {
     #[must_use]
     pub fn limit(mut self, messages: u64) -> Self {
         self.limit = Some(messages);
+        self
+    }
+
+    /// Takes messages of these topics only, whatever the routes say: topics, or patterns as in routes. Called
+    /// again, it adds topics. For a one-shot job; other relays have to take the rest.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop")
+    ///     .url("https://receiver.example/events")
+    ///     .only_topic("invoice.*")
+    ///     .start()?;
+    /// relay.wait_until_idle(Duration::from_secs(600));
+    /// relay.shutdown(Duration::from_secs(30))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn only_topic(mut self, topic: impl Into<String>) -> Self {
+        self.config.only.push(topic.into());
         self
     }
 }

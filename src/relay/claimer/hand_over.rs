@@ -1,6 +1,7 @@
 //! Where claimed messages go: to a sender, or straight to the settler.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::Claimer;
 use crate::dispatch::Failure;
@@ -16,6 +17,9 @@ use crate::store::lease::LeaseId;
 
 impl Claimer<'_> {
     pub(super) fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
+        if let Some(undoing) = &mut self.undoing {
+            undoing.knows(&claimed, lease);
+        }
         let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count();
         if taken_over > 0 {
@@ -28,12 +32,15 @@ impl Claimer<'_> {
         let mut seen_to_split = (0, 0);
         for one in claimed {
             let to = self.way(&one.message.topic, &one.message.destination);
-            let (count, bytes) = match to {
-                To::Bulkhead(number) => &mut seen[number],
-                To::Split => &mut seen_to_split,
+            let seen = match to {
+                To::Bulkhead(number) => Some(&mut seen[number]),
+                To::Split => Some(&mut seen_to_split),
+                To::Nowhere => None,
             };
-            *count += 1;
-            *bytes += one.message.payload.len();
+            if let Some((count, bytes)) = seen {
+                *count += 1;
+                *bytes += one.message.payload.len();
+            }
             self.hand_over(one, to, lease);
         }
         for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
@@ -56,7 +63,7 @@ impl Claimer<'_> {
         }
         let number = match to {
             To::Bulkhead(number) => number,
-            To::Split => self.shared.bulkheads.len() - 1,
+            To::Split | To::Nowhere => self.shared.bulkheads.len() - 1,
         };
         let bulkhead = &self.shared.bulkheads[number];
         bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -69,6 +76,13 @@ impl Claimer<'_> {
         } else if known == Known::OtherContent {
             let error = "the key was delivered before, with another topic or payload";
             Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
+        } else if to == To::Nowhere {
+            // It was behind another one of its key, or was claimed because its time is over.
+            let is_expired = message.expires.is_some_and(|end| Instant::now() >= end);
+            match is_expired {
+                true => Verdict::expired(),
+                false => Verdict::Released,
+            }
         } else if to == To::Split {
             Verdict::Split(self.destinations_of(&message))
         } else if taken_over == TakenOver::Again {
@@ -97,7 +111,7 @@ impl Claimer<'_> {
                 .iter()
                 .map(|number| self.shared.bulkheads[*number].name.to_string())
                 .collect(),
-            Way::To(_) | Way::NoRoute | Way::UnknownDestination => Vec::new(),
+            Way::To(_) | Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Vec::new(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Claiming messages with ordering keys: where their lanes go on, and what the walk finds.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Claimer, Next};
 use crate::error::DatabaseError;
@@ -11,6 +11,7 @@ use crate::relay::walk::{self, Step};
 use crate::store::claim::{Claimed, Lane, Topic};
 use crate::store::lease::LeaseId;
 use crate::store::ordered::{self, Candidate};
+use crate::store::range::briefly;
 
 /// What is about to be claimed.
 #[derive(Default)]
@@ -52,7 +53,15 @@ impl<'a> Claimer<'a> {
             Ok(claimed.map(|claimed| (claimed, reached)))
         });
         self.shared.count_keyed_look();
-        let Some(harvest) = harvest? else {
+        let harvest = match harvest {
+            Err(error) if self.took_too_long(&error, began) => {
+                self.leave_to_patrol(asked, began.elapsed());
+                return Ok(Next::Again);
+            }
+            harvest => harvest?,
+        };
+        self.contended(harvest.is_none());
+        let Some(harvest) = harvest else {
             self.look.found_nothing = false;
             return Ok(Next::AgainSoon);
         };
@@ -70,13 +79,24 @@ impl<'a> Claimer<'a> {
     ) -> Result<Next, DatabaseError> {
         let name = &self.shared.config.table;
         let (began, expired) = (Instant::now(), &self.expired);
-        let page = self
-            .session
-            .run(|conn| ordered::walk(conn, name, expired, from, walk::STEP))?;
+        let moment = self.shared.moment();
+        let page = self.session.run(|conn| {
+            briefly(conn, moment, |conn| {
+                ordered::walk(conn, name, expired, from, walk::STEP)
+            })
+        })?;
+        let Some(page) = page else {
+            return Ok(self.end_round(began.elapsed()));
+        };
         let step = page.last.map_or(Step::End, Step::At);
         let picked = self.pick(page.heads, limit, rooms);
-        let Some(claimed) = self.claim_picked(lease, &picked.candidates)? else {
-            return Ok(Next::AgainSoon);
+        let claimed = match self.claim_picked(lease, &picked.candidates) {
+            Ok(Some(claimed)) => claimed,
+            Ok(None) => return Ok(Next::AgainSoon),
+            Err(error) if self.took_too_long(&error, began) => {
+                return Ok(self.end_round(began.elapsed()));
+            }
+            Err(error) => return Err(error),
         };
         // Ends where the first of a destination has no room left.
         let step = picked.beyond.into_iter().next().map_or(step, Step::At);
@@ -85,6 +105,13 @@ impl<'a> Claimer<'a> {
         self.walk.learn(step, took, has_left);
         self.take(claimed, took, lease);
         Ok(Next::Again)
+    }
+
+    /// A step took too long, and would take as long again: the next round begins when it may.
+    fn end_round(&mut self, took: Duration) -> Next {
+        self.walk.learn(Step::End, took, false);
+        self.patrol.want();
+        Next::Again
     }
 
     /// A look at keys that were freed.
@@ -124,7 +151,7 @@ impl<'a> Claimer<'a> {
     }
 
     /// `None`: another relay is claiming just now.
-    fn claim_picked(
+    pub(super) fn claim_picked(
         &mut self,
         lease: LeaseId,
         candidates: &[Candidate],
@@ -136,8 +163,17 @@ impl<'a> Claimer<'a> {
         let claimed = self.claiming(lease, |conn, claimant| {
             ordered::claim(conn, name, claimant, candidates)
         })?;
+        self.contended(claimed.is_none());
         self.look.found_nothing &= claimed.as_ref().is_some_and(Vec::is_empty);
         Ok(claimed)
+    }
+
+    /// A keyed claim was made, or another relay's was in its way.
+    fn contended(&mut self, is_lost: bool) {
+        match is_lost {
+            true => self.contention.lost(Instant::now(), fastrand::f64()),
+            false => self.contention.won(),
+        }
     }
 
     /// Those for which there is room, up to the first of a destination that has none left.
@@ -173,10 +209,10 @@ impl<'a> Claimer<'a> {
     }
 
     /// The destination by its name.
-    fn goes_to(&self, to: To) -> &'a str {
+    pub(super) fn goes_to(&self, to: To) -> &'a str {
         match to {
             To::Bulkhead(number) => &self.shared.bulkheads[number].name,
-            To::Split => "",
+            To::Split | To::Nowhere => "",
         }
     }
 }

@@ -1,21 +1,21 @@
 //! What the claimer looks around for: topics, leases that are over, pauses, and how its relay stands.
 
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Claimer;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
+use super::Claimer;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::relay::database_clock::DatabaseClock;
-use crate::relay::lanes::{SWEEP_SHARE, Seen};
+use crate::relay::lanes::{News, SWEEP_SHARE, Seen};
 use crate::relay::pauses;
 use crate::store::claim::Stream;
 use crate::store::lease::{self, LeaseId};
 use crate::store::pause;
+use crate::store::range::briefly;
 use crate::store::streams::{streams, streams_beside};
 
 /// How often, at least, topics and expired leases are looked for.
@@ -34,6 +34,8 @@ pub(super) struct Looks {
     beside_known: Option<(Instant, Duration)>,
     /// The last one was left out.
     is_owed: bool,
+    /// The last one took too long.
+    is_cut: bool,
 }
 
 impl Looks {
@@ -45,9 +47,11 @@ impl Looks {
         name: &OutboxName,
         known: &[Stream],
         is_asked: bool,
+        moment: Duration,
     ) -> QueryResult<Seen> {
+        let is_fast = |took| took < SLOW.min(moment);
         let is_due = |last: Option<(Instant, Duration)>, share| {
-            last.is_none_or(|(at, took)| took < SLOW || at.elapsed() >= share * took)
+            last.is_none_or(|(at, took)| is_fast(took) || at.elapsed() >= share * took)
         };
         let is_all = is_due(self.for_all, WHOLE_SHARE);
         self.is_owed = !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE);
@@ -55,16 +59,21 @@ impl Looks {
             return Ok(Seen::default());
         }
         let began = Instant::now();
-        let (found, last) = match is_all {
-            true => (streams(conn, name)?, &mut self.for_all),
-            false => (streams_beside(conn, name, known)?, &mut self.beside_known),
-        };
+        let found = briefly(conn, moment, |conn| match is_all {
+            true => streams(conn, name),
+            false => streams_beside(conn, name, known),
+        })?;
         let took = began.elapsed();
+        let last = match is_all {
+            true => &mut self.for_all,
+            false => &mut self.beside_known,
+        };
         *last = Some((Instant::now(), took));
-        let slow = (took >= SLOW).then_some(took);
+        self.is_cut = found.is_none();
+        let slow = (took >= SLOW || self.is_cut).then_some(took);
         Ok(Seen {
-            found,
-            is_all,
+            found: found.unwrap_or_default(),
+            is_all: is_all && !self.is_cut,
             slow,
         })
     }
@@ -94,7 +103,7 @@ impl Claimer<'_> {
         self.look = Look {
             question: self.look.question,
             began: Instant::now(),
-            nothing_in_flight: self.shared.in_flight.load(Ordering::Acquire) == 0,
+            nothing_in_flight: self.shared.is_nothing_in_flight(),
             found_nothing: true,
         };
     }
@@ -109,39 +118,50 @@ impl Claimer<'_> {
             return Ok(());
         }
         let question = self.shared.idle().question();
-        let nothing_in_flight = self.shared.in_flight.load(Ordering::Acquire) == 0;
+        let nothing_in_flight = self.shared.is_nothing_in_flight();
         let began = Instant::now();
         let name = &self.shared.config.table;
-        let known = &self.known_expired;
         let is_asked = self.shared.idle().is_asked();
+        let moment = self.shared.moment();
         let (looks, known_streams) = (&mut self.looks, self.lanes.streams());
-        let (seen, standing, clock, newly_expired, paused) = self.session.run(|conn| {
-            let seen = looks.look(conn, name, &known_streams, is_asked)?;
+        let surveyed = self.session.run(|conn| {
+            let seen = looks.look(conn, name, &known_streams, is_asked, moment)?;
+            let ended = lease::ended(conn, name)?;
             let standing = lease::standing(conn, name, lease)?;
             let clock = DatabaseClock::new(standing.now, Instant::now());
-            let newly_expired = lease::newly_expired(conn, name, known)?;
             let paused = pause::all(conn, name)?;
-            Ok((seen, standing, clock, newly_expired, paused))
-        })?;
+            Ok((seen, standing, clock, ended, paused))
+        });
+        if surveyed.is_err() {
+            // What was found is lost: it is looked for anew, however long that takes.
+            self.looks = Looks::default();
+        }
+        let (seen, standing, clock, ended, paused) = surveyed?;
+        let is_new = |id: &&i64| !self.ended.contains(id);
+        let newly_ended: Vec<i64> = ended.iter().filter(is_new).copied().collect();
+        if self.looks.is_cut {
+            self.patrol.want();
+        }
         self.clock = clock;
         self.stand(standing.is_active);
         let kept_back = pauses::learn(self.shared, &paused);
         // A look of many lanes that has found nothing may take longer than a survey is good for: it
         // goes on, or it would never end. What a dead relay held may be in any lane.
         let is_new_look =
-            self.surveyed.is_none() || !self.look.found_nothing || !newly_expired.is_empty();
-        if !newly_expired.is_empty() {
+            self.surveyed.is_none() || !self.look.found_nothing || !newly_ended.is_empty();
+        if !newly_ended.is_empty() {
             self.lanes.forget_places();
             self.walk.restart();
         }
-        for id in newly_expired {
+        for id in newly_ended {
             log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
-            self.known_expired.push(id);
         }
         // What this process itself still has to write down, under a lease that it has lost, is
         // not taken from it.
-        let mut expired = self.known_expired.clone();
-        expired.retain(|id| !self.shared.holds_under(LeaseId(*id)));
+        let mut expired = ended.clone();
+        self.ended = ended;
+        let is_undone = |id| self.undoing.as_ref().is_some_and(|one| one.is_of(id));
+        expired.retain(|id| !self.shared.holds_under(LeaseId(*id)) && !is_undone(LeaseId(*id)));
         let vanished = self
             .shared
             .vanished
@@ -149,11 +169,13 @@ impl Claimer<'_> {
             .unwrap_or_else(PoisonError::into_inner);
         expired.extend(vanished.iter());
         drop(vanished);
-        let nowhere = self.shared.bulkheads.len() - 1;
-        self.lanes
-            .take_over(seen, &self.shared.routes, nowhere, &self.clock);
+        let has_news = self.lanes.take_over(seen, &self.shared.routes, &self.clock);
+        if has_news == News::Nowhere {
+            self.shared.count_now();
+        }
         self.shared.set_has_parts(self.lanes.has_keyed_parts());
-        self.shared.set_paused_topics(&kept_back);
+        let paused = kept_back.topics.iter().cloned();
+        self.shared.set_closed_topics(paused, self.lanes.nowhere());
         self.lanes.keep_back(kept_back);
         if is_new_look {
             self.lanes.begin_look();

@@ -4,11 +4,14 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::select;
+use crossbeam_channel::{never, select};
 
 use super::Claimer;
 use crate::relay::intake::Intake;
 use crate::relay::shared::Continued;
+
+/// A queue holds half a second's work: senders that get on make room within this time.
+const SOON: Duration = Duration::from_millis(500);
 
 impl Claimer<'_> {
     /// Until the poll interval is over, a destination opens, or a look for streams is due.
@@ -19,8 +22,21 @@ impl Claimer<'_> {
             .iter()
             .filter_map(|bulkhead| bulkhead.gate.opens_at())
             .chain(self.looks.owed_at())
+            .chain(self.patrol.next_at())
+            .chain(self.expiry.goes_on_at())
             .map(|at| at.saturating_duration_since(now))
             .fold(self.shared.config.poll_interval, Duration::min)
+    }
+
+    /// Waits until a sender makes room. Where that takes its time, others' messages must not wait for it:
+    /// whoever commits one shall ring.
+    pub(super) fn wait_for_room(&mut self) {
+        let until = Instant::now() + self.until_next_look();
+        if self.wait(SOON.min(self.until_next_look())) || Instant::now() >= until {
+            return;
+        }
+        self.shared.fall_asleep();
+        self.wait(until.saturating_duration_since(Instant::now()));
     }
 
     /// Waits for the doorbell or the time, and hands over what the settlers have claimed meanwhile.
@@ -35,8 +51,9 @@ impl Claimer<'_> {
                 recv(self.doorbell) -> _ => return true,
                 recv(self.continued) -> continued => match continued {
                     Ok(Continued { claimed, lease }) => self.hand_over_all(claimed, lease),
-                    // The settlers are gone, and with them the relay.
-                    Err(_) => return true,
+                    // Both settlers of keys have ended by a defect, and the relay has failed. Until
+                    // somebody ends it, nothing comes any more.
+                    Err(_) => self.continued = never(),
                 },
                 default(until.saturating_duration_since(Instant::now())) => return false,
             }

@@ -39,7 +39,7 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
         ..Config::default()
     };
     let mut lanes = Lanes::default();
-    lanes.take_over(all(topics), &Routes::new(&config), 1, &clock());
+    lanes.take_over(all(topics), &Routes::new(&config), &clock());
     for lane in &mut lanes.lanes {
         lane.state.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
     }
@@ -109,7 +109,7 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
     config.routes.push(Route::to_each("both", ["a", "b"]));
     let mut lanes = Lanes::default();
     let seen = all(&["a", "b", "both", "neither"]);
-    lanes.take_over(seen, &Routes::new(&config), 2, &clock());
+    lanes.take_over(seen, &Routes::new(&config), &clock());
     lanes.keep_back(KeptBack {
         topics: HashSet::from(["b".to_owned()]),
         ..KeptBack::default()
@@ -211,7 +211,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     };
     let config = Config::default();
     let clock = DatabaseClock::new(10_000_000, Instant::now());
-    lanes.take_over(beside, &Routes::new(&config), 0, &clock);
+    lanes.take_over(beside, &Routes::new(&config), &clock);
     let mut asked = lanes.allot(|_| 10, false);
     asked.sort_by_key(|lane| lane.after);
     let places: Vec<(&str, Position)> = asked
@@ -222,7 +222,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     assert_eq!(places, expected);
     // All of them: what is not among them has nothing any more.
     let nowhere = Routes::new(&config);
-    lanes.take_over(all(&["b"]), &nowhere, 0, &clock);
+    lanes.take_over(all(&["b"]), &nowhere, &clock);
     assert_eq!(lanes.streams(), [stream("b")]);
     assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
 }
@@ -236,10 +236,10 @@ fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
         slow: Some(Duration::from_secs(1)),
         ..all(topics)
     };
-    lanes.take_over(slow(&["b", "c"], true), &nowhere, 0, &clock());
-    lanes.take_over(slow(&["a", "d", "d"], false), &nowhere, 0, &clock());
+    lanes.take_over(slow(&["b", "c"], true), &nowhere, &clock());
+    lanes.take_over(slow(&["a", "d", "d"], false), &nowhere, &clock());
     assert_eq!(lanes.streams(), ["a", "b", "c", "d"].map(stream));
-    lanes.take_over(all(&["d", "a"]), &nowhere, 0, &clock());
+    lanes.take_over(all(&["d", "a"]), &nowhere, &clock());
     assert_eq!(lanes.streams(), ["a", "d"].map(stream));
 }
 
@@ -250,7 +250,7 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     let mut seen = all(&["a"]);
     seen.slow = Some(Duration::from_secs(1));
     seen.found[0].first = Position::of_time(3_600_000_000);
-    lanes.take_over(seen, &Routes::new(&Config::default()), 0, &clock);
+    lanes.take_over(seen, &Routes::new(&Config::default()), &clock);
     let asked = lanes.allot(|_| 10, false);
     assert!(asked[0].after < Position::of_time(10_000_000));
 }

@@ -1,17 +1,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use secrecy::SecretString;
 
-use super::{ASLEEP, INTERVAL, Monitor, health};
+use super::{ASLEEP, INTERVAL, Monitor, health, is_free_to_claim};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::message::Message;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
-use crate::relay::lease_clock::LeaseClock;
+use crate::relay::lease_clock::{BootTime, LeaseClock};
 use crate::relay::observer::Observers;
 use crate::relay::progress::{Stay, millis};
 use crate::relay::shared::{Shared, Signals};
@@ -35,16 +35,17 @@ fn shared() -> Shared {
     let dispatchers = Dispatchers {
         common: Arc::new(Nothing),
         own_threads: Some(2),
-        in_process: Vec::new(),
+        groups: Vec::new(),
     };
     let bulkheads = Bulkhead::all(&config, dispatchers);
     let clock = LeaseClock::new(config.lease, config.longest_send());
-    clock.renewed(LeaseId(1), Instant::now());
+    clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals {
         stop: bounded(0).1,
         abandon: bounded(0).1,
         doorbell: bounded(1).0,
         pulse: bounded(1).0,
+        count: bounded(1).0,
         sleep: Sleep::new().expect("a pair of sockets"),
     };
     let url = SecretString::from("");
@@ -64,7 +65,6 @@ fn kinds(shared: &Shared) -> Vec<ProblemKind> {
     health.problems().iter().map(|one| one.kind).collect()
 }
 
-/// R29.
 #[test]
 fn a_thread_that_ended_by_itself_is_named_and_one_that_was_told_to_is_not() {
     let shared = shared();
@@ -107,6 +107,39 @@ fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
     assert!(!is_stalled(), "it is settled, and judged by that");
     drop(settling);
     assert!(is_stalled());
+}
+
+/// R45: it may run for ten minutes and longer.
+#[test]
+fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
+    let shared = shared();
+    let (lease, sequence) = (LeaseId(1), 7);
+    let is_stalled = || {
+        shared.monitor.look(&shared);
+        shared.monitor.stalled.is_inside()
+    };
+    shared.began(lease, 1);
+    assert_eq!(shared.only_aside(), None, "it is on its way");
+    assert!(shared.holds_under(lease));
+    shared.begin_handling(lease, sequence);
+    assert_eq!(
+        shared.only_aside(),
+        Some(vec![sequence]),
+        "a lost claim is undone but for it"
+    );
+    assert!(
+        !shared.holds_under(lease),
+        "a lost lease is taken over here"
+    );
+    assert!(is_free_to_claim(&shared));
+    assert!(!is_stalled());
+    assert_eq!(shared.unsettled(), 1, "a shutdown waits for it");
+    shared.end_handling(lease, sequence);
+    assert_eq!(shared.only_aside(), None, "its settle is on its way");
+    assert!(shared.holds_under(lease));
+    shared.finished(lease, 1);
+    assert_eq!(shared.only_aside(), Some(Vec::new()));
+    assert!(!shared.holds_under(lease));
 }
 
 #[test]

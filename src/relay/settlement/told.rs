@@ -5,6 +5,8 @@ use crate::config::Config;
 use crate::message::hashed_key;
 use crate::relay::observer::Settled;
 use crate::status::{ReasonCode, Status};
+use crate::store::holders::Standing;
+use crate::store::lease::LeaseId;
 
 impl Settlement {
     /// The destination, as people are told.
@@ -97,6 +99,7 @@ pub(in crate::relay) fn log_settled(settlement: &Settlement, config: &Config) {
     }
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
+    let tenant = message.tenant_id.map(|tenant| tenant.to_string());
     let line = settlement.line();
     let error: String = storable(line.error).chars().take(ERROR_CHARS).collect();
     log::log!(
@@ -108,11 +111,58 @@ pub(in crate::relay) fn log_settled(settlement: &Settlement, config: &Config) {
         key = key,
         topic = message.topic,
         destination = settlement.place(),
+        tenant = tenant.as_deref().unwrap_or_default(),
         status = line.status.as_str(),
         attempts = line.attempts,
         reason = line.reason.map_or("", ReasonCode::as_str),
         latency_ms = u64::try_from(settlement.latency.as_millis()).unwrap_or(u64::MAX);
         "{}{}", line.event, if error.is_empty() { String::new() } else { format!(": {error}") }
+    );
+}
+
+/// One line for a message whose settle changed nothing: the outcome that is lost, and how the message stands
+/// `now` (`None`: that could not be read; `Some(None)`: it is nowhere).
+pub(in crate::relay) fn log_conflict(
+    settlement: &Settlement,
+    config: &Config,
+    lease: LeaseId,
+    now: Option<Option<&Standing>>,
+) {
+    let message = &settlement.message;
+    let key = hashed_key(&message.idempotency_key);
+    let tenant = message.tenant_id.map(|tenant| tenant.to_string());
+    let held_by = |standing: &Standing| match (standing.lease, &standing.relay) {
+        (Some(lease), Some(relay)) => format!("relay {relay:?} has it (lease {lease})"),
+        (Some(lease), None) => format!("lease {lease}, which is gone, has it"),
+        (None, _) => format!("it is {} now", standing.status),
+    };
+    let (status, why) = match now {
+        None => ("unknown", "who has it could not be read".to_owned()),
+        Some(None) => ("gone", "it is in no table of the outbox".to_owned()),
+        Some(Some(other)) if other.message_id != message.message_id => (
+            "gone",
+            format!("its sequence is message {} now", other.message_id),
+        ),
+        Some(Some(standing)) => (standing.status.as_str(), held_by(standing)),
+    };
+    let standing = now.flatten();
+    log::warn!(
+        event = "conflict",
+        outbox:% = config.table,
+        sequence = settlement.sequence(),
+        message_id:% = message.message_id,
+        key = key,
+        topic = message.topic,
+        destination = settlement.place(),
+        tenant = tenant.as_deref().unwrap_or_default(),
+        outcome = settlement.kind().as_str(),
+        lease = lease.0,
+        status = status,
+        attempts = standing.map_or(0, |standing| standing.attempts),
+        holder = standing.and_then(|standing| standing.relay.as_deref()).unwrap_or_default(),
+        holder_lease = standing.and_then(|standing| standing.lease).unwrap_or_default();
+        "message {}: the outcome {} of lease {} changed nothing: {why}",
+        message.message_id, settlement.kind().as_str(), lease.0
     );
 }
 

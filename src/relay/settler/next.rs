@@ -14,7 +14,7 @@ use crate::relay::stats::add;
 use crate::store::claim::{Claimant, Claimed};
 use crate::store::lease::LeaseId;
 use crate::store::ordered::{self, Key};
-use crate::store::settle;
+use crate::store::settle::{self, Claim};
 
 /// Messages of one key that are claimed right behind one another, while others wait for a place.
 const MOST_IN_A_ROW: u32 = 100;
@@ -67,20 +67,21 @@ impl Settler<'_> {
                 HashMap::new()
             };
         if rows.is_empty() {
-            let written = self.session.run(write)?;
+            let written = self.run_statements(write)?;
             return Ok(Settled {
                 written,
                 next: Vec::new(),
                 seen_to: HashSet::new(),
             });
         }
-        let paused = shared.paused_topics();
+        let mut closed = shared.closed_topics();
+        closed.extend(shared.held_topics().into_iter().map(|held| held.topic));
         let claimant = Claimant {
             lease,
             expired: &[],
             max_attempts: shared.config.max_attempts,
         };
-        let result = self.session.run(|conn| {
+        let result = self.run_statements(|conn| {
             conn.transaction(|conn| {
                 let written = write(conn)?;
                 let of_changed = written
@@ -92,7 +93,7 @@ impl Settler<'_> {
                     return Ok((written, Vec::new()));
                 }
                 let mut next =
-                    ordered::claim_next(conn, &shared.config.table, claimant, &keys, &paused)?;
+                    ordered::claim_next(conn, &shared.config.table, claimant, &keys, &closed)?;
                 let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
                 for one in &mut next {
                     let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
@@ -131,9 +132,12 @@ impl Settler<'_> {
     pub(super) fn release(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
         let shared = self.shared;
         let count = claimed.len();
-        let claims: Vec<(i64, i64)> = claimed
+        let claims: Vec<Claim> = claimed
             .iter()
-            .map(|one| (one.message.sequence.0, one.message.claimed_at))
+            .map(|one| Claim {
+                sequence: one.message.sequence.0,
+                at: one.message.claimed_at,
+            })
             .collect();
         let name = &shared.config.table;
         match self

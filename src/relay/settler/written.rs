@@ -28,13 +28,13 @@ pub(in crate::relay) fn write_down(
     group: &[Settlement],
 ) -> QueryResult<Written> {
     let name = &config.table;
-    let sequences = || group.iter().map(Settlement::sequence).collect::<Vec<_>>();
+    let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
     let changed = match kind {
         Kind::Delivered => {
             let delivered: Vec<Delivered> = group.iter().filter_map(delivered).collect();
             settle::delivered(conn, name, lease, &delivered, config.ledger_payload)
         }
-        Kind::Deduplicated => settle::deduplicated(conn, name, lease, &sequences()),
+        Kind::Deduplicated => settle::deduplicated(conn, name, lease, &claims()),
         Kind::Retry => {
             let failed: Vec<Failed> = group.iter().filter_map(failed).collect();
             settle::retry(conn, name, lease, &failed)
@@ -50,11 +50,8 @@ pub(in crate::relay) fn write_down(
             let dead: Vec<Failed> = group.iter().filter_map(dead).collect();
             settle::dead(conn, name, lease, &dead, config.ledger_payload)
         }
-        Kind::Split => return split_up(conn, config, lease, group),
-        Kind::Released => {
-            let claims = group.iter().map(|s| (s.sequence(), s.message.claimed_at));
-            settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
-        }
+        Kind::Split => return split_up(conn, config, bulkheads, lease, group),
+        Kind::Released => settle::release(conn, name, lease, &claims()),
     }?;
     Ok(Written {
         changed,
@@ -62,11 +59,19 @@ pub(in crate::relay) fn write_down(
     })
 }
 
-/// Whether the death of this message keeps back those behind it that have its ordering key.
+/// Whether the death of this message keeps back those behind it that have its ordering key. One that was
+/// to be split dies for all its destinations: any of them may want that.
 pub(super) fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
-    let is_it = |bulkhead: &&Bulkhead| settlement.is_for(&bulkhead.name);
-    let on_dead = bulkheads.iter().find(is_it).map(|b| b.on_dead);
-    on_dead.unwrap_or(config.on_dead) == OnDead::Block
+    let on_dead = |is_it: &dyn Fn(&Bulkhead) -> bool| {
+        let bulkhead = bulkheads.iter().find(|bulkhead| is_it(bulkhead));
+        bulkhead.map_or(config.on_dead, |bulkhead| bulkhead.on_dead)
+    };
+    match settlement.destinations() {
+        [] => on_dead(&|one| settlement.is_for(&one.name)) == OnDead::Block,
+        all => all
+            .iter()
+            .any(|name| on_dead(&|one| *one.name == **name) == OnDead::Block),
+    }
 }
 
 /// A message that stands in the way of another one, with its key and for one of its destinations,
@@ -74,13 +79,14 @@ pub(super) fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &S
 fn split_up(
     conn: &mut PgConnection,
     config: &Config,
+    bulkheads: &[Bulkhead],
     lease: LeaseId,
     group: &[Settlement],
 ) -> QueryResult<Written> {
     let name = &config.table;
     let messages: Vec<Split> = group
         .iter()
-        .map(|settlement| (settlement.sequence(), settlement.destinations()))
+        .map(|settlement| (settlement.claim(), settlement.destinations()))
         .collect();
     let done = split::split(conn, name, lease, &messages)?;
     let (mut changed, mut in_conflict) = (done.split, Vec::new());
@@ -88,7 +94,12 @@ fn split_up(
         let dead: Vec<Failed> = group
             .iter()
             .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
-            .filter_map(|settlement| failed(&settlement.in_conflict()))
+            .filter_map(|settlement| {
+                failed(&settlement.in_conflict()).map(|failed| Failed {
+                    blocks_key: blocks_key(config, bulkheads, settlement),
+                    ..failed
+                })
+            })
             .collect();
         in_conflict = settle::dead(conn, name, lease, &dead, config.ledger_payload)?;
         changed.extend_from_slice(&in_conflict);

@@ -12,11 +12,12 @@ use super::TABLES;
 use crate::name::OutboxName;
 
 /// Indexes that a relay needs, by their suffixes, and those for looking things up.
-const INDEXES: [&str; 6] = [
+const INDEXES: [&str; 7] = [
     "_claim",
     "_claim_keyed",
     "_ordering",
     "_tenant",
+    "_parts",
     "_ledger_settled",
     "_dead_blocks",
 ];
@@ -190,10 +191,9 @@ pub(crate) fn other_functions(
     let functions: Vec<FunctionRow> = looking(conn, None, |conn| {
         sql_query(
             "SELECT proname::text AS name, prosrc AS source FROM pg_proc
-              WHERE oid IN (to_regprocedure('outbox_create(text)'), to_regprocedure('outbox_drop(text)'),
-                            to_regprocedure('outbox_name_parts(text)'))
-                 OR oid = (SELECT tgfoid FROM pg_trigger
-                            WHERE tgrelid = to_regclass($1) AND tgname = 'outbox_wake')
+              WHERE proname IN ('outbox_create', 'outbox_drop', 'outbox_name_parts', 'outbox_wake')
+                AND pronamespace = (SELECT f.pronamespace FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+                                     WHERE t.tgrelid = to_regclass($1) AND t.tgname = 'outbox_wake')
               ORDER BY 1",
         )
         .bind::<Text, _>(name.outbox())

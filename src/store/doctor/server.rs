@@ -2,12 +2,15 @@
 
 use std::time::{Instant, SystemTime};
 
+use diesel::connection::SimpleConnection;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::super::ledger::as_micros;
 use super::super::looking::looking;
+use super::super::pinned;
+use crate::name::OutboxName;
 
 #[derive(diesel::QueryableByName)]
 struct ClockRow {
@@ -89,6 +92,47 @@ pub(crate) fn connections(conn: &mut PgConnection) -> QueryResult<ConnectionsRow
         )
         .get_result(conn)
     })
+}
+
+/// A schema of the search path in which a role can create what others then call.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct CreatorRow {
+    #[diesel(sql_type = Text)]
+    pub(crate) schema: String,
+    /// Quoted; `PUBLIC`: every role.
+    #[diesel(sql_type = Text)]
+    pub(crate) role: String,
+}
+
+/// Who can create in the schemas of a new session's search path, beside their owners, the outbox's,
+/// this role and superusers.
+pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<CreatorRow>> {
+    looking(conn, None, |conn| {
+        conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
+        let schemas: SchemasRow =
+            sql_query("SELECT pg_catalog.current_schemas(false)::pg_catalog.text[] AS schemas")
+                .get_result(conn)?;
+        conn.batch_execute(&format!("SET LOCAL search_path = {}", pinned::PATH))?;
+        sql_query(
+            "SELECT quote_ident(n.nspname) AS schema, coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
+               FROM pg_namespace n
+              CROSS JOIN aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+               LEFT JOIN pg_roles r ON r.oid = a.grantee
+              WHERE n.nspname = ANY($1::text[]::name[]) AND a.privilege_type = 'CREATE'
+                AND a.grantee <> n.nspowner
+                AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass($2)) AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
+              ORDER BY 1, 2",
+        )
+        .bind::<Array<Text>, _>(schemas.schemas)
+        .bind::<Text, _>(name.outbox())
+        .load(conn)
+    })
+}
+
+#[derive(diesel::QueryableByName)]
+struct SchemasRow {
+    #[diesel(sql_type = Array<Text>)]
+    schemas: Vec<String>,
 }
 
 /// A setting of the server, or one that this role or database has of its own.

@@ -25,6 +25,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("available_at", "timestamp with time zone"),
             ("expires_at", "timestamp with time zone"),
             ("created_at", "timestamp with time zone"),
+            ("occurred_at", "timestamp with time zone"),
             ("attempts", "integer"),
             ("locked_by", "bigint"),
             ("locked_at", "timestamp with time zone"),
@@ -49,6 +50,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("response", "text"),
             ("attempts", "integer"),
             ("payload", "json"),
+            ("occurred_at", "timestamp with time zone"),
             ("settled_at", "timestamp with time zone"),
         ],
     ),
@@ -61,6 +63,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("last_error", "text"),
             ("http_status", "integer"),
             ("response", "text"),
+            ("occurred_at", "timestamp with time zone"),
             ("died_at", "timestamp with time zone"),
             ("split_from", "bigint"),
             ("blocks_key", "boolean"),
@@ -74,6 +77,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
             ("renewed_at", "timestamp with time zone"),
             ("expires_at", "timestamp with time zone"),
             ("single_active", "boolean"),
+            ("serves", "json"),
         ],
     ),
     (
@@ -95,6 +99,31 @@ struct ColumnRow {
     name: String,
     #[diesel(sql_type = Text)]
     kind: String,
+}
+
+/// Says which part of an outbox is missing, and how to make an empty one.
+fn damaged(name: &OutboxName, suffix: &str) -> String {
+    let part = format!("{name}{suffix}");
+    if suffix == "_messages" {
+        return format!(
+            "the outbox {name} is damaged: the view {part} is missing. Nothing is lost: make it again with the CREATE VIEW that `diesel-outbox migrate --print` shows"
+        );
+    }
+    // Beside the outbox, so that the new table is in its schema.
+    let spare = match name.to_string().split_once('.') {
+        Some((schema, _)) => format!("{schema}.outbox_spare"),
+        None => "outbox_spare".to_owned(),
+    };
+    let in_schema = |table: String| match table.split_once('.') {
+        Some((schema, table)) => format!("\"{schema}\".\"{table}\""),
+        None => format!("\"{table}\""),
+    };
+    let bare = part.rsplit('.').next().unwrap_or_default();
+    format!(
+        "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one: SELECT outbox_create('{spare}'); ALTER INDEX {index} RENAME TO \"{bare}_pkey\"; ALTER TABLE {table} RENAME TO \"{bare}\"; SELECT outbox_drop('{spare}')",
+        index = in_schema(format!("{spare}{suffix}_pkey")),
+        table = in_schema(format!("{spare}{suffix}")),
+    )
 }
 
 /// Whether the outbox is there and has all that this version uses.
@@ -122,9 +151,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
         .bind::<Text, _>(&table)
         .load(conn)?;
         if found.is_empty() {
-            return Err(DatabaseError::Schema(format!(
-                "the outbox {name} has no {table}: it is of another version; run `diesel-outbox migrate`"
-            )));
+            return Err(DatabaseError::Schema(damaged(name, suffix)));
         }
         for (column, kind) in *columns {
             match found.iter().find(|row| row.name == *column) {

@@ -146,10 +146,11 @@ impl Search<'_> {
 
     fn by_sequence(&mut self, sequence: i64) -> QueryResult<bool> {
         let sql = format!(
-            "SELECT idempotency_key FROM {} WHERE sequence = $1
+            "SELECT idempotency_key FROM {outbox} WHERE sequence = $1
+             UNION SELECT idempotency_key FROM {outbox} WHERE split_from = $1
              UNION SELECT idempotency_key FROM {} WHERE sequence = $1",
-            self.name.outbox(),
             self.name.dead(),
+            outbox = self.name.outbox(),
         );
         self.add(ALL, || sql_query(sql).bind::<BigInt, _>(sequence))
     }

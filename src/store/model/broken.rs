@@ -48,7 +48,7 @@ impl System for ForgetsWhatIsDelivered {
         settle: &Settle,
     ) -> QueryResult<Vec<i64>> {
         if settle.verdict == Verdict::Delivered {
-            return settle::deduplicated(conn, name, settle.lease, &settle.sequences());
+            return settle::deduplicated(conn, name, settle.lease, &settle.claims());
         }
         settle_them(conn, name, settle)
     }
@@ -135,15 +135,8 @@ impl System for ClaimsWhatOthersHave {
 pub(super) struct TakesOverFromTheLiving;
 
 impl System for TakesOverFromTheLiving {
-    fn newly_expired(
-        &self,
-        conn: &mut PgConnection,
-        name: &OutboxName,
-        known: &[i64],
-    ) -> QueryResult<Vec<i64>> {
-        let mut leases = all_leases(conn, name)?;
-        leases.retain(|id| !known.contains(id));
-        Ok(leases)
+    fn ended(&self, conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+        all_leases(conn, name)
     }
 }
 
@@ -187,14 +180,37 @@ impl System for SettlesUnfenced {
         name: &OutboxName,
         settle: &Settle,
     ) -> QueryResult<Vec<i64>> {
-        sql_query(format!(
-            "UPDATE {} SET locked_by = $2 WHERE sequence = ANY($1)",
+        let of_others: Vec<HeldRow> = sql_query(format!(
+            "UPDATE {} SET locked_by = $2 WHERE sequence = ANY($1) AND locked_by <> $2
+             RETURNING sequence, locked_at, attempts",
             name.outbox()
         ))
         .bind::<Array<BigInt>, _>(settle.sequences())
         .bind::<BigInt, _>(settle.lease.0)
-        .execute(conn)?;
-        settle_them(conn, name, settle)
+        .load(conn)?;
+        settle_them(conn, name, &of_claims(settle, &of_others))
+    }
+}
+
+/// What is delivered or split is asked for its lease only, and not for the time of its claim.
+pub(super) struct SettlesByLease;
+
+impl System for SettlesByLease {
+    fn settle(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        settle: &Settle,
+    ) -> QueryResult<Vec<i64>> {
+        match settle.verdict {
+            Verdict::Delivered | Verdict::Deduplicated | Verdict::Split => {
+                let settle = of_any_claim(conn, name, settle)?;
+                settle_them(conn, name, &settle)
+            }
+            Verdict::Retry { .. } | Verdict::Dead { .. } | Verdict::Released => {
+                settle_them(conn, name, settle)
+            }
+        }
     }
 }
 
@@ -218,20 +234,34 @@ impl System for CountsTwice {
         name: &OutboxName,
         settle: &Settle,
     ) -> QueryResult<Vec<i64>> {
-        let held: Vec<HeldRow> = sql_query(format!(
-            "SELECT sequence, locked_at, attempts FROM {} WHERE locked_by = $1",
-            name.outbox()
-        ))
-        .bind::<BigInt, _>(settle.lease.0)
-        .load(conn)?;
-        let mut settle = settle.clone();
-        for job in &mut settle.jobs {
-            if let Some(row) = held.iter().find(|row| row.sequence == job.sequence) {
-                (job.claimed_at, job.attempts) = (row.locked_at.0, row.attempts);
-            }
-        }
+        let settle = of_any_claim(conn, name, settle)?;
         settle_them(conn, name, &settle)
     }
+}
+
+/// The settle as if its jobs were of whatever claim its lease holds their sequences by.
+fn of_any_claim(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    settle: &Settle,
+) -> QueryResult<Settle> {
+    let held: Vec<HeldRow> = sql_query(format!(
+        "SELECT sequence, locked_at, attempts FROM {} WHERE locked_by = $1",
+        name.outbox()
+    ))
+    .bind::<BigInt, _>(settle.lease.0)
+    .load(conn)?;
+    Ok(of_claims(settle, &held))
+}
+
+fn of_claims(settle: &Settle, held: &[HeldRow]) -> Settle {
+    let mut settle = settle.clone();
+    for job in &mut settle.jobs {
+        if let Some(row) = held.iter().find(|row| row.sequence == job.sequence) {
+            (job.claimed_at, job.attempts) = (row.locked_at.0, row.attempts);
+        }
+    }
+    settle
 }
 
 /// A failed send costs nothing.

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Once;
+use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
+use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
+use crate::store::SequenceRow;
+use crate::store::connection::{self, Limits, Plans};
 use crate::store::migrate;
 use crate::store::statement::statement;
 
@@ -19,10 +23,10 @@ use super::promises::{Kept, Promise, keep};
 const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";
 
 /// An outbox in a schema of its own, removed when dropped.
-pub(in crate::store) struct Outbox {
-    url: String,
+pub(crate) struct Outbox {
+    pub(crate) url: String,
     schema: String,
-    pub(in crate::store) name: OutboxName,
+    pub(crate) name: OutboxName,
 }
 
 /// One for each of those that take part.
@@ -33,7 +37,7 @@ pub(super) struct Connections {
 }
 
 impl Outbox {
-    pub(in crate::store) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static MIGRATED: Once = Once::new();
         let url = std::env::var("DATABASE_URL").expect(
             "DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test --features cli`",
@@ -52,10 +56,17 @@ impl Outbox {
         Self { url, schema, name }
     }
 
-    pub(in crate::store) fn connect(&self) -> PgConnection {
+    pub(crate) fn connect(&self) -> PgConnection {
         let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
         conn.batch_execute(SESSION).expect("settings");
         conn
+    }
+
+    /// With the limits of a relay.
+    pub(in crate::store) fn connect_as_relay(&self) -> PgConnection {
+        let limits = Limits::of_relay(Duration::from_secs(30), Plans::ByIndex);
+        let connected = connection::connect(&self.url.clone().into(), "test", limits);
+        connected.expect("PostgreSQL is there").conn
     }
 
     pub(super) fn connections(&self) -> Connections {
@@ -68,17 +79,54 @@ impl Outbox {
 
     /// Removes what another history has left.
     pub(super) fn empty(&self, conn: &mut PgConnection) {
-        let tables = [
-            self.name.outbox(),
-            self.name.ledger(),
-            self.name.dead(),
-            self.name.lease(),
-        ];
-        for table in tables {
+        for table in tables(&self.name) {
             conn.batch_execute(&format!("DELETE FROM {table}"))
                 .expect("nothing holds the rows");
         }
     }
+}
+
+fn tables(name: &OutboxName) -> [String; 4] {
+    [name.outbox(), name.ledger(), name.dead(), name.lease()]
+}
+
+/// The tables' copies, of this connection only.
+const COPIES: [&str; 4] = ["outbox_copy", "ledger_copy", "dead_copy", "lease_copy"];
+
+/// Copies all rows, as a standby would have them now. Returns the last sequence that was given out.
+pub(super) fn replicate(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
+    for (table, copy) in tables(name).into_iter().zip(COPIES) {
+        conn.batch_execute(&format!(
+            "DROP TABLE IF EXISTS pg_temp.{copy}; CREATE TEMP TABLE {copy} AS TABLE {table}"
+        ))?;
+    }
+    statement(format!(
+        "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('{}', 'sequence')), 0) AS sequence",
+        name.outbox()
+    ))
+    .get_result::<SequenceRow>(conn)
+    .map(|row| row.sequence)
+}
+
+/// Puts the copies in the place of the rows. Returns the leases that are there.
+pub(super) fn fail_over(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    last_sequence: i64,
+) -> QueryResult<Vec<i64>> {
+    for (table, copy) in tables(name).into_iter().zip(COPIES) {
+        conn.batch_execute(&format!(
+            "DELETE FROM {table}; INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {copy}"
+        ))?;
+    }
+    conn.batch_execute(&format!(
+        "SELECT setval(pg_get_serial_sequence('{}', 'sequence'), {}, false)",
+        name.outbox(),
+        last_sequence + 1
+    ))?;
+    statement(format!("SELECT id AS sequence FROM {}", name.lease()))
+        .load::<SequenceRow>(conn)
+        .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
 }
 
 impl Drop for Outbox {

@@ -29,14 +29,14 @@ pub(super) struct Settled {
 }
 
 /// A send, in the receivers' log.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Sent {
     sequence: i64,
     lease: i64,
     is_settled: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Model {
     pub(super) messages: BTreeMap<i64, Message>,
     pub(super) ledger: BTreeMap<Identity, Settled>,
@@ -66,6 +66,27 @@ impl Model {
 
     pub(super) fn is_over(&self, lease: LeaseId) -> bool {
         self.over.contains(&lease.0)
+    }
+
+    /// What this model of a standby knows becomes the truth, but for transactions that were open. What
+    /// receivers have got does not come back.
+    pub(super) fn fail_over(&mut self, mut standby: Self, leases: &[i64]) {
+        for message in standby.messages.values_mut() {
+            if matches!(message.state, State::Open(_)) {
+                message.state = State::RolledBack;
+            }
+        }
+        standby.events = std::mem::take(&mut self.events);
+        standby.sends = std::mem::take(&mut self.sends);
+        standby
+            .sends
+            .iter_mut()
+            .for_each(|sent| sent.is_settled = true);
+        standby.clock = self.clock + 1;
+        standby.note_if(true, Event::FailedOver);
+        let is_gone = |lease: &&i64| !leases.contains(lease);
+        standby.over.extend(self.over.iter().filter(is_gone));
+        *self = standby;
     }
 
     pub(super) fn live(&self) -> impl Iterator<Item = (i64, &Message)> {
@@ -197,6 +218,7 @@ impl Model {
             lease,
             sequence,
             claimed_at: claimed.message.claimed_at,
+            identity: message.identity.clone(),
             attempts,
             key: message.ordering_key.map(|key| Key {
                 ordering_key: key.to_owned(),

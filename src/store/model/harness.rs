@@ -16,7 +16,7 @@ use crate::store::claim::{Position, Stream};
 use crate::store::dead;
 use crate::store::lease::{self, LeaseId};
 
-use super::database::{Connections, compare};
+use super::database::{Connections, compare, fail_over, replicate};
 use super::expected::{Message, Model, State};
 use super::history::{Answer, Find, History, New, Outcome, Step};
 
@@ -37,6 +37,13 @@ pub(super) struct Harness<'a> {
     /// Leases of dead relays that are not over.
     ghosts: Vec<LeaseId>,
     model: Model,
+    standby: Option<Standby>,
+}
+
+/// What a standby has that is behind its primary.
+struct Standby {
+    model: Model,
+    last_sequence: i64,
 }
 
 struct Producer {
@@ -50,7 +57,7 @@ struct Relay {
     conn: Option<PgConnection>,
     lease: Option<LeaseId>,
     jobs: Vec<Job>,
-    known_expired: Vec<i64>,
+    ended: Vec<i64>,
     /// Where its claims of a stream go on.
     places: HashMap<Stream, Position>,
     last_settle: Option<Settle>,
@@ -79,6 +86,7 @@ pub(super) fn play(
         relays: connections.relays.into_iter().map(relay).collect(),
         ghosts: Vec::new(),
         model: Model::default(),
+        standby: None,
     };
     for (number, step) in history.steps.iter().enumerate() {
         let result = harness.step(step).and_then(|()| harness.compare());
@@ -153,6 +161,8 @@ impl Harness<'_> {
             Step::Requeue(pick) => self.requeue(*pick),
             Step::Discard(pick) => self.discard(*pick),
             Step::TimePasses => self.pass_time(),
+            Step::Replicate => self.replicate(),
+            Step::FailOver => self.fail_over(),
             Step::Forget => {
                 let (operator, name) = (&mut self.operator, self.name);
                 let all = lease::holders(operator, name, i64::MIN, i64::MAX)?;
@@ -269,9 +279,7 @@ impl Harness<'_> {
 
     fn survey(&mut self, number: usize) -> Kept {
         self.with_relay(number, |this, conn, _| {
-            let relay = &mut this.relays[number];
-            let expired = (this.system).newly_expired(conn, this.name, &relay.known_expired)?;
-            relay.known_expired.extend(expired);
+            this.relays[number].ended = (this.system).ended(conn, this.name)?;
             Ok(())
         })
     }
@@ -297,6 +305,45 @@ impl Harness<'_> {
         lease::end(&mut self.operator, self.name, lease)?;
         self.model.end_lease(lease);
         self.die(number)
+    }
+
+    fn replicate(&mut self) -> Kept {
+        self.standby = Some(Standby {
+            last_sequence: replicate(&mut self.operator, self.name)?,
+            model: self.model.clone(),
+        });
+        Ok(())
+    }
+
+    /// The relays live on, with what they have claimed and sent.
+    fn fail_over(&mut self) -> Kept {
+        let Some(Standby {
+            model,
+            last_sequence,
+        }) = self.standby.take()
+        else {
+            return Ok(());
+        };
+        for number in 0..self.producers.len() {
+            self.end(number, false)?;
+        }
+        for number in 0..self.relays.len() {
+            (0..self.relays[number].jobs.len()).try_for_each(|pick| self.send(number, pick))?;
+        }
+        let leases = fail_over(&mut self.operator, self.name, last_sequence)?;
+        self.model.fail_over(model, &leases);
+        for relay in &mut self.relays {
+            // Its connection broke: it looks anew before it claims.
+            relay.ended.clear();
+            if let Some(lease) = relay.lease.filter(|lease| !leases.contains(&lease.0)) {
+                self.model.end_lease(lease);
+            }
+        }
+        let relays = || self.relays.iter().filter_map(|relay| relay.lease);
+        let is_nobodys =
+            |lease: &LeaseId| !self.model.is_over(*lease) && relays().all(|of| of != *lease);
+        self.ghosts = leases.into_iter().map(LeaseId).filter(is_nobodys).collect();
+        Ok(())
     }
 
     // Operators

@@ -118,12 +118,17 @@ pub(super) enum Step {
     TimePasses,
     /// Leases that are over and hold nothing are forgotten.
     Forget,
+    /// The standby has everything up to here.
+    Replicate,
+    /// The standby becomes the primary: what came since is lost, and sequences are given out again.
+    FailOver,
 }
 
 pub(super) fn histories() -> impl Strategy<Value = History> {
     let steps = prop_oneof![
-        25 => step().prop_map(|step| vec![step]),
-        1 => late(),
+        40 => step().prop_map(|step| vec![step]),
+        3 => late(),
+        1 => failover(),
     ];
     (vec(steps, 1..70), vec(any::<bool>(), PRODUCERS)).prop_map(|(steps, commits)| History {
         steps: steps.concat(),
@@ -170,6 +175,46 @@ fn late() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
+/// A relay has sent what the new primary does not have, and claims what has got the same sequences.
+fn failover() -> impl Strategy<Value = Vec<Step>> {
+    let news = || vec(new(any_key()), 1..3);
+    let who = (relay(), 0..PRODUCERS, find(), outcome());
+    (who, news(), news()).prop_map(|(who, lost, others)| {
+        let (relay, producer, find, outcome) = who;
+        let get = |new: Vec<New>| {
+            let answer = Answer::Heard;
+            [
+                Step::Enqueue(producer, new),
+                Step::Commit(producer),
+                Step::Claim {
+                    relay,
+                    room: 3,
+                    is_sweep: true,
+                    answer,
+                    meanwhile: Vec::new(),
+                },
+                Step::ClaimKeyed {
+                    relay,
+                    find,
+                    answer,
+                    meanwhile: Vec::new(),
+                },
+            ]
+        };
+        let settle = Step::Settle {
+            relay,
+            pick: 0,
+            outcome,
+        };
+        let mut steps = vec![Step::Drain(relay), Step::Replicate];
+        steps.extend(get(lost));
+        steps.push(Step::FailOver);
+        steps.extend(get(others));
+        steps.extend([settle.clone(), settle]);
+        steps
+    })
+}
+
 fn producer() -> impl Strategy<Value = usize> {
     0..PRODUCERS
 }
@@ -201,6 +246,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => relay().prop_map(Step::Drain),
         1 => Just(Step::TimePasses),
         1 => Just(Step::Forget),
+        1 => Just(Step::Replicate),
+        1 => Just(Step::FailOver),
     ]
 }
 

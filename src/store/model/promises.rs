@@ -71,11 +71,13 @@ pub(super) enum Event {
     DiedOfAttempts,
     Discarded,
     ExpiredBuried,
+    FailedOver,
     KeptBack,
     Released,
     Requeued,
     Retried,
     SentTwice,
+    SequenceGivenTwice,
     SettleFenced,
     SettleRepeated,
     Split,
@@ -85,7 +87,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    pub(super) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::AnotherRelayClaims,
         Self::ClaimUnheard,
         Self::CommittedLate,
@@ -96,11 +98,13 @@ impl Event {
         Self::DiedOfAttempts,
         Self::Discarded,
         Self::ExpiredBuried,
+        Self::FailedOver,
         Self::KeptBack,
         Self::Released,
         Self::Requeued,
         Self::Retried,
         Self::SentTwice,
+        Self::SequenceGivenTwice,
         Self::SettleFenced,
         Self::SettleRepeated,
         Self::Split,

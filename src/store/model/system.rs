@@ -12,8 +12,10 @@ use crate::store::claim::{self, Claimant, Claimed, Lane};
 use crate::store::enqueue::{self, Row, Stored};
 use crate::store::lease::{self, LeaseId};
 use crate::store::ordered::{self, Candidate, Key};
-use crate::store::settle::{self, Delivered, Failed};
+use crate::store::settle::{self, Claim, Delivered, Failed};
 use crate::store::{dead, split};
+
+use super::expected::Identity;
 
 /// Where messages of the topic `fan` go.
 pub(super) const FAN: [&str; 2] = ["a", "b"];
@@ -34,11 +36,21 @@ pub(super) struct Job {
     pub(super) lease: LeaseId,
     pub(super) sequence: i64,
     pub(super) claimed_at: i64,
+    pub(super) identity: Identity,
     /// Before this one.
     pub(super) attempts: i32,
     pub(super) key: Option<Key>,
     pub(super) is_sent: bool,
     pub(super) todo: Todo,
+}
+
+impl Job {
+    fn claim(&self) -> Claim {
+        Claim {
+            sequence: self.sequence,
+            at: self.claimed_at,
+        }
+    }
 }
 
 /// What is to be done with a claimed message.
@@ -83,6 +95,10 @@ impl Settle {
         self.jobs.iter().map(|job| job.sequence).collect()
     }
 
+    pub(super) fn claims(&self) -> Vec<Claim> {
+        self.jobs.iter().map(Job::claim).collect()
+    }
+
     /// The keys that go on behind these.
     pub(super) fn keys_of(&self, changed: &[i64]) -> Vec<Key> {
         let is_done = match self.verdict {
@@ -97,7 +113,7 @@ impl Settle {
 
     fn failed(&self, code: ReasonCode, counted: i32) -> Vec<Failed> {
         let failed = |job: &Job| Failed {
-            sequence: job.sequence,
+            claim: job.claim(),
             code,
             error: String::new(),
             http_status: None,
@@ -105,7 +121,6 @@ impl Settle {
             delay: Duration::ZERO,
             before: job.attempts,
             counted,
-            claimed_at: job.claimed_at,
             blocks_key: false,
         };
         self.jobs.iter().map(failed).collect()
@@ -132,13 +147,8 @@ pub(super) trait System {
         enqueue::insert_or_find(conn, name, &[Row::new(message)]).map(|stored| stored[0])
     }
 
-    fn newly_expired(
-        &self,
-        conn: &mut PgConnection,
-        name: &OutboxName,
-        known: &[i64],
-    ) -> QueryResult<Vec<i64>> {
-        lease::newly_expired(conn, name, known)
+    fn ended(&self, conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+        lease::ended(conn, name)
     }
 
     fn claim(
@@ -229,14 +239,14 @@ pub(super) fn settle_them(
     match settle.verdict {
         Verdict::Delivered => {
             let delivered = |job: &Job| Delivered {
-                sequence: job.sequence,
+                claim: job.claim(),
                 http_status: Some(200),
                 response: None,
             };
             let delivered: Vec<Delivered> = settle.jobs.iter().map(delivered).collect();
             settle::delivered(conn, name, lease, &delivered, false)
         }
-        Verdict::Deduplicated => settle::deduplicated(conn, name, lease, &settle.sequences()),
+        Verdict::Deduplicated => settle::deduplicated(conn, name, lease, &settle.claims()),
         Verdict::Retry {
             code,
             counted,
@@ -260,10 +270,7 @@ pub(super) fn settle_them(
             settle::dead(conn, name, lease, &failed, false)
         }
         Verdict::Split => split_them(conn, name, settle),
-        Verdict::Released => {
-            let claims = settle.jobs.iter().map(|job| (job.sequence, job.claimed_at));
-            settle::release(conn, name, lease, &claims.collect::<Vec<_>>())
-        }
+        Verdict::Released => settle::release(conn, name, lease, &settle.claims()),
     }
 }
 
@@ -279,13 +286,13 @@ fn split_them(
     let messages: Vec<split::Split<'_>> = settle
         .jobs
         .iter()
-        .map(|job| (job.sequence, fan.as_slice()))
+        .map(|job| (job.claim(), fan.as_slice()))
         .collect();
     let done = split::split(conn, name, settle.lease, &messages)?;
     let mut changed = done.split;
     if !done.in_conflict.is_empty() {
         let mut dead = settle.failed(ReasonCode::IdempotencyConflict, 0);
-        dead.retain(|one| done.in_conflict.contains(&one.sequence));
+        dead.retain(|one| done.in_conflict.contains(&one.claim.sequence));
         changed.extend(settle::dead(conn, name, settle.lease, &dead, false)?);
     }
     Ok(changed)

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// That of `Database::relay`.
+const LEASE: Duration = Duration::from_secs(3);
+
 /// Keeps the lines of the events that the tests here look for. One for the whole process.
 struct Lines(Mutex<Vec<String>>);
 
@@ -105,27 +108,25 @@ fn a_panics_text_that_may_quote_the_payload_is_not_kept() {
     stop(relay);
 }
 
-/// R17
+/// R17, R45
 #[test]
-fn a_stuck_handler_loses_its_message_and_its_late_result_does_not_count() {
+fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_late_result_counts()
+{
     keep_log_lines();
     let database = Database::new();
     let (gate, opened) = mpsc::channel::<()>();
     let opened = Mutex::new(opened);
     let calls = Arc::new(AtomicUsize::new(0));
-    let (count, late) = (Arc::clone(&calls), Arc::new(AtomicUsize::new(0)));
-    let ended = Arc::clone(&late);
+    let count = Arc::clone(&calls);
     let handlers = Handlers::new()
         .timeout(Duration::from_millis(200))
         .concurrency(1)
-        .on::<MemberJoined>(move |_, _| {
-            if count.fetch_add(1, Ordering::SeqCst) == 0 {
-                // Nothing is ever sent: this ends when the gate is dropped.
-                let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                ended.fetch_add(1, Ordering::SeqCst);
-                return Err(HandlerError::dead("too late to say so"));
-            }
-            Ok(())
+        .on::<MemberJoined>(move |_, context| {
+            count.fetch_add(1, Ordering::SeqCst);
+            // Nothing is ever sent: this ends when the gate is dropped.
+            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            assert!(context.remaining().is_zero());
+            Err(HandlerError::dead("late, and heard"))
         })
         .on::<MemberLeft>(|_, _| Ok(()));
     let relay = database
@@ -134,31 +135,108 @@ fn a_stuck_handler_loses_its_message_and_its_late_result_does_not_count() {
         .start()
         .expect("a relay");
     let stuck = join(&database, 1);
-    // The message is handed over, to another thread, while the first one is still at it.
-    eventually("it is handled by another call", || {
-        database.count("delivered") == 1
+    eventually("it is reported", || {
+        is_logged(&database, "handler_stuck", stuck)
     });
-    assert_eq!(calls.load(Ordering::SeqCst), 2);
-    assert_eq!(late.load(Ordering::SeqCst), 0);
-    assert_eq!(
-        database.number("SELECT attempts FROM {o}_ledger"),
-        2,
-        "its time was a failed attempt"
+    assert!(
+        relay
+            .health()
+            .to_string()
+            .contains("longer than their limit")
     );
-    assert!(is_logged(&database, "handler_stuck", stuck));
-    drop(gate);
-    eventually("the first call ends", || late.load(Ordering::SeqCst) == 1);
-    eventually("it is told that it was too late", || {
-        is_logged(&database, "handler_late", stuck)
-    });
+    assert!(relay.is_healthy(), "a warning");
+    // The only thread of the group is free for others.
     database.enqueue("member.left", json!({ "member_id": 1 }));
-    eventually("the group goes on", || database.count("delivered") == 2);
-    assert_eq!(database.count("dead"), 0);
+    eventually("the group goes on", || database.count("delivered") == 1);
+    assert_eq!(database.count("sending"), 1);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    drop(gate);
+    eventually("its word counts", || database.count("dead") == 1);
+    assert!(is_logged(&database, "handler_late", stuck));
+    assert_eq!(
+        database.text("SELECT last_error || ' ' || attempts FROM {o}_dead"),
+        Some("late, and heard 1".to_owned())
+    );
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
     stop(relay);
+}
+
+/// R45, G4
+#[test]
+fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() {
+    let database = Database::new();
+    let (gate, opened) = mpsc::channel::<()>();
+    let opened = Mutex::new(opened);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let relay = database
+        .relay()
+        .on::<MemberJoined>(move |_, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            // Nothing is ever sent: this ends when the gate is dropped.
+            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            Ok(())
+        })
+        .on::<MemberLeft>(|_, _| Ok(()))
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("it is called", || calls.load(Ordering::SeqCst) == 1);
+    let first = database.number("SELECT locked_by FROM {o}");
+    database.execute(&format!(
+        "UPDATE {{o}}_lease SET expires_at = now() - interval '1 second' WHERE id = {first}"
+    ));
+    eventually("the relay has taken it over under its next lease", || {
+        database.number("SELECT coalesce(max(locked_by), 0) FROM {o}") > first
+    });
+    // Behind it in the same lane, and delivered: the relay has gone on.
+    database.enqueue("member.left", json!({ "member_id": 1 }));
+    eventually("others are handled", || database.count("delivered") == 1);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    drop(gate);
+    eventually("its success counts", || database.count("delivered") == 2);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    // The relay might have died of it: that is one.
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 2);
+    stop(relay);
+}
+
+/// R28, R45
+#[test]
+fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_it_comes() {
+    let database = Database::new();
+    let (gate, opened) = mpsc::channel::<()>();
+    let opened = Mutex::new(opened);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let relay = database
+        .relay()
+        .lease(Duration::from_secs(60))
+        .on::<MemberJoined>(move |_, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            // Nothing is ever sent: this ends when the gate is dropped.
+            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("it is called", || calls.load(Ordering::SeqCst) == 1);
+    let ended = relay.shutdown(Duration::from_millis(300));
+    assert!(
+        matches!(ended, Err(ShutdownError::Deadline { messages: 1, .. })),
+        "{ended:?}"
+    );
+    assert_eq!(database.count("sending"), 1, "it is left to the lease");
+    drop(gate);
+    stop(relay);
+    assert_eq!(database.count("delivered"), 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
 }
 
 #[test]
 fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
+    keep_log_lines();
     let database = Database::new();
     let (gate, opened) = mpsc::channel::<()>();
     let opened = Mutex::new(opened);
@@ -179,16 +257,16 @@ fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
         .handlers("members", handlers)
         .start()
         .expect("a relay");
-    for _ in 0..64 {
-        join(&database, 1);
-    }
+    let stuck: Vec<_> = (0..64).map(|_| join(&database, 1)).collect();
+    // One that was only begun does not count yet.
     eventually("all of them are stuck", || {
-        calls.load(Ordering::SeqCst) >= 64
+        let mut stuck = stuck.iter();
+        stuck.all(|sequence| is_logged(&database, "handler_stuck", *sequence))
     });
     let second = join(&database, 2);
     eventually("the second one waits", || {
         database.number(&format!(
-            "SELECT count(*) FROM {{o}} WHERE sequence = {second} AND last_error LIKE '% handlers are at work%' AND attempts = 0"
+            "SELECT count(*) FROM {{o}} WHERE sequence = {second} AND last_error LIKE '%run longer than their limit%' AND attempts = 0"
         )) == 1
     });
     // As many as were begun at once may go beyond it.
@@ -231,5 +309,37 @@ fn a_panic_whose_value_panics_when_it_is_dropped_ends_no_thread() {
     database.enqueue("member.left", json!({ "member_id": 1 }));
     eventually("the group goes on", || database.count("delivered") == 1);
     assert!(relay.is_healthy());
+    stop(relay);
+}
+
+/// R45
+#[test]
+fn a_handler_that_takes_longer_than_the_lease_is_called_once_and_its_success_counts() {
+    let database = Database::new();
+    let (gate, opened) = mpsc::channel::<()>();
+    let opened = Mutex::new(opened);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let relay = database
+        .relay()
+        .on::<MemberJoined>(move |_, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            // Nothing is ever sent: this ends when the gate is dropped.
+            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    join(&database, 1);
+    eventually("it is called", || calls.load(Ordering::SeqCst) == 1);
+    let ends = "SELECT (extract(epoch FROM expires_at) * 1000)::bigint FROM {o}_lease";
+    let (first, lease) = (database.number(ends), LEASE.as_millis());
+    eventually("the lease is renewed for longer than a lease", || {
+        u128::try_from(database.number(ends) - first).is_ok_and(|later| later > lease)
+    });
+    drop(gate);
+    eventually("it is delivered", || database.count("delivered") == 1);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     stop(relay);
 }

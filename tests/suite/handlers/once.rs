@@ -1,5 +1,7 @@
 //! What handlers do once, in the database.
 
+use diesel::connection::SimpleConnection;
+
 use super::*;
 
 fn pool_of(database: &Database) -> Pool<ConnectionManager<PgConnection>> {
@@ -28,7 +30,7 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
     let add = format!("UPDATE {club} SET members = members + 1");
     let group = || {
         let (add, counted, repeated) = (add.clone(), counted.clone(), repeated.clone());
-        Handlers::new().on::<MemberJoined>(move |event, context| {
+        Handlers::new().on_pooled::<MemberJoined>(move |event, context| {
             counted.fetch_add(1, Ordering::SeqCst);
             let once = context.once(|conn| {
                 sql_query(&add).execute(conn)?;
@@ -69,26 +71,18 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
     stop(relay);
 }
 
-/// R17, R33
+/// R33, R45
 #[test]
-fn calls_behind_one_that_is_stuck_in_once_give_their_connections_back() {
+fn a_call_behind_another_relays_transaction_waits_until_its_limit_and_gives_its_connection_back() {
     let database = Database::new();
     let pool = Pool::builder()
-        .max_size(2)
+        .max_size(1)
         .build(ConnectionManager::<PgConnection>::new(&database.url));
     let pool = pool.expect("a pool");
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
     let handlers = Handlers::new()
         .timeout(Duration::from_millis(300))
-        .on::<MemberJoined>(move |event, context| {
-            context.once(|conn| {
-                // Nothing is ever sent: this ends when the gate is dropped.
-                if event.member_id == 1 && context.attempt() == 1 {
-                    let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                }
-                Ok(sql_query("SELECT 1").execute(conn)?)
-            })?;
+        .on_pooled::<MemberJoined>(move |_, context| {
+            context.once(|conn| Ok(sql_query("SELECT 1").execute(conn)?))?;
             Ok(())
         });
     let relay = database
@@ -96,21 +90,32 @@ fn calls_behind_one_that_is_stuck_in_once_give_their_connections_back() {
         .connections(move || pool.get())
         .handlers("members", handlers)
         .max_attempts(1000)
-        .start()
-        .expect("a relay");
-    join(&database, 1);
-    // More calls for it than the pool has connections.
-    eventually("it was tried often", || {
-        database.number("SELECT coalesce(max(attempts), 0) FROM {o}") >= 4
+        .enabled(false);
+    // Whoever has lost its lease and is at work on the message still.
+    let first = join(&database, 1);
+    let id = database.text(&format!(
+        "SELECT message_id FROM {{o}} WHERE sequence = {first}"
+    ));
+    let id = id.expect("an id");
+    let mut other = database.connect();
+    let source = format!("{}/members", database.name());
+    other
+        .batch_execute(&format!(
+            "BEGIN; INSERT INTO outbox_inbox (source, message_id) VALUES ('{source}', '{id}')"
+        ))
+        .expect("inserted");
+    let relay = relay.enabled(true).start().expect("a relay");
+    eventually("it was tried again", || {
+        database.number("SELECT coalesce(max(attempts), 0) FROM {o}") >= 2
     });
     for member_id in 2..6 {
         join(&database, member_id);
     }
-    eventually("the others are handled", || {
+    eventually("the others are handled on the only connection", || {
         database.count("delivered") == 4
     });
-    drop(gate);
-    eventually("it is handled", || database.count("delivered") == 5);
+    other.batch_execute("COMMIT").expect("committed");
+    eventually("it is a duplicate", || database.count("delivered") == 5);
     stop(relay);
 }
 
@@ -121,59 +126,63 @@ fn a_second_once_in_one_call_is_an_error_and_not_taken_for_done() {
     let club = club(&database);
     let pool = pool_of(&database);
     let add = format!("UPDATE {club} SET members = members + 1");
+    let (heard, hear) = mpsc::channel();
     let relay = database
         .relay()
+        .max_attempts(1)
         .connections(move || pool.get())
-        .on::<MemberJoined>(move |_, context| {
-            if context.attempt() == 1 {
-                let failed = context.once(|_| Err::<(), _>(HandlerError::retry("not this way")));
-                assert!(failed.is_err());
-            }
-            context.once(|conn| Ok(sql_query(&add).execute(conn)?))?;
-            if context.attempt() < 3 {
-                context.once(|_| Ok(()))?;
-            }
+        .on_pooled::<MemberJoined>(move |_, context| {
+            // One that fails and is rolled back does not count.
+            let failed = context.once(|_| Err::<(), _>(HandlerError::retry("not this way")));
+            assert!(failed.is_err());
+            let first = context.once(|conn| Ok(sql_query(&add).execute(conn)?))?;
+            let mut is_called = false;
+            let second = context.once(|conn| {
+                is_called = true;
+                Ok(sql_query(&add).execute(conn)?)
+            });
+            heard.send((first, format!("{second:?}"), is_called))?;
+            second?;
             Ok(())
         })
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("it is told", || {
-        let told =
-            "SELECT count(*) FROM {o} WHERE last_error LIKE '%all of its work belongs into one'";
-        database.number(told) == 1 || database.count("delivered") == 1
+    let (first, second, is_called) = hear.recv_timeout(PATIENCE).expect("it is called");
+    assert_eq!(first.handled(), Some(1));
+    assert!(
+        second.starts_with("Err(") && second.contains("a second time"),
+        "{second}"
+    );
+    assert!(!is_called);
+    eventually("the message is not taken for delivered", || {
+        database.count("dead") == 1
     });
-    eventually("the third call is right", || {
-        database.count("delivered") == 1
-    });
+    assert_eq!(database.count("delivered"), 0);
     assert_eq!(database.number(&format!("SELECT members FROM {club}")), 1);
-    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 3);
     stop(relay);
 }
 
-/// R17, R33
+/// R33, R45
 #[test]
-fn a_late_handler_commits_nothing_and_the_one_that_took_over_does() {
+fn a_late_handlers_once_commits_for_the_message_is_still_its_own() {
     let database = Database::new();
     let club = club(&database);
     let pool = pool_of(&database);
     let (gate, opened) = mpsc::channel::<()>();
     let opened = Mutex::new(opened);
-    let (ended, late) = mpsc::channel();
+    let (began, begin) = mpsc::channel();
     let add = format!("UPDATE {club} SET members = members + 1");
     let handlers = Handlers::new()
         .timeout(Duration::from_millis(200))
-        .on::<MemberJoined>(move |_, context| {
-            if context.attempt() > 1 {
-                context.once(|conn| Ok(sql_query(&add).execute(conn)?))?;
-                return Ok(());
-            }
-            let error = context.once(|conn| {
+        .on_pooled::<MemberJoined>(move |_, context| {
+            context.once(|conn| {
+                began.send(())?;
                 // Nothing is ever sent: this ends when the gate is dropped.
                 let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                assert!(context.remaining().is_zero());
                 Ok(sql_query(&add).execute(conn)?)
-            });
-            ended.send(format!("{error:?}"))?;
+            })?;
             Ok(())
         });
     let relay = database
@@ -183,14 +192,16 @@ fn a_late_handler_commits_nothing_and_the_one_that_took_over_does() {
         .start()
         .expect("a relay");
     join(&database, 1);
-    // The second call waits for the first one's transaction, and takes too long for it.
-    eventually("it was handed over", || {
-        database.number("SELECT coalesce(max(attempts), 0) FROM {o}") >= 1
+    begin.recv_timeout(PATIENCE).expect("it is called");
+    eventually("its limit is over", || {
+        relay
+            .health()
+            .to_string()
+            .contains("longer than their limit")
     });
     drop(gate);
-    let late = late.recv_timeout(PATIENCE).expect("it ends");
-    assert!(late.contains("what it did was rolled back"), "{late}");
-    eventually("another call does it", || database.count("delivered") == 1);
+    eventually("it is done", || database.count("delivered") == 1);
     assert_eq!(database.number(&format!("SELECT members FROM {club}")), 1);
+    assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     stop(relay);
 }

@@ -149,17 +149,9 @@ impl Access {
         })
     }
 
-    /// Whether this is the token, in a time that tells nothing of how much of it is right.
+    /// Whether this is the token, in a time that tells nothing of how much of it is right. The right token is
+    /// always taken: somebody else's guesses from the same address lock nobody out.
     fn check_token(&self, peer: IpAddr, given: &str) -> Result<(), Response> {
-        let now = Instant::now();
-        if let Some(wait) = self.guesses.wait(peer, now) {
-            let seconds = wait.as_secs() + 1;
-            return Err(Response::text(
-                Status::TooManyRequests,
-                format!("too many wrong tokens have come from there: try again in {seconds} s\n"),
-            )
-            .with_header("retry-after", &seconds.to_string()));
-        }
         let is_right = self.admin.token.as_ref().is_some_and(|token| {
             let token = token.expose_secret().as_bytes();
             self.mac(given.as_bytes())
@@ -171,6 +163,15 @@ impl Access {
         }
         if given.is_empty() {
             return Err(unauthorized("a token is needed: Authorization: Bearer …\n"));
+        }
+        let now = Instant::now();
+        if let Some(wait) = self.guesses.wait(peer, now) {
+            let seconds = wait.as_secs() + 1;
+            return Err(Response::text(
+                Status::TooManyRequests,
+                format!("this is not the token, and too many wrong ones have come from this address: wait {seconds} s\n"),
+            )
+            .with_header("retry-after", &seconds.to_string()));
         }
         self.guesses.wrong(peer, now);
         log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "a wrong token was given");

@@ -102,6 +102,7 @@ pub(super) fn deliver_behind(
     let seconds = began.elapsed().as_secs_f64();
     let cpu = cpu_seconds()? - cpu_before;
     let messages = all - delivered_before;
+    ensure!(messages > 0, "too few messages to measure anything");
     progress.finish_and_clear();
     relay.shutdown(ground.config.shutdown_timeout)?;
     let delivery = Delivery {

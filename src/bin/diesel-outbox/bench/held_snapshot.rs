@@ -4,9 +4,8 @@ use anyhow::{Context, Result};
 use comfy_table::Table;
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
-use serde_json::{Value, json};
-
 use diesel_outbox::Relay;
+use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver, deliver_behind, mean_of, rate_of};
 use super::ground::{Fill, Ground};

@@ -13,6 +13,7 @@ use diesel_outbox::{NewMessage, Outbox};
 use serde_json::{Value, json};
 
 use super::children::RelayProcess;
+use super::delivery::Patience;
 use super::ground::{Fill, Ground, TOPIC, payload};
 use super::report::{self, Unit};
 
@@ -172,10 +173,15 @@ fn start_relay(
             ground.quiet()?;
             let mut relay = RelayProcess::start(ground)?;
             relay.begin()?;
-            while relay.done()?.delivered == 0 {
+            let mut patience = Patience::new();
+            loop {
+                let done = relay.done()?;
+                if done.delivered > 0 {
+                    return Ok(Some(relay));
+                }
+                patience.look(done.delivered, done.failed, backlog, &ground.config)?;
                 ground.wait(TICK)?;
             }
-            Ok(Some(relay))
         }
     }
 }

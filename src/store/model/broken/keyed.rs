@@ -89,9 +89,8 @@ impl ClaimsKeyed {
             (
                 Part::IsNotKeptBack,
                 format!(
-                    "NOT EXISTS (SELECT FROM {dead} d WHERE d.blocks_key
-                        AND d.ordering_key = o.ordering_key AND {}
-                        AND (d.destination IN ('', o.destination) OR o.destination = ''))",
+                    "NOT EXISTS (SELECT FROM {dead} d WHERE d.blocks_key AND {} AND {})",
+                    in_order("d"),
                     before("d")
                 ),
             ),

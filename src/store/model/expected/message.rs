@@ -94,10 +94,10 @@ impl Message {
         self.has_key_of(other) && (name_none || self.goes_to() == other.goes_to())
     }
 
+    /// By a dead letter that goes where this one goes, or that names no destination.
     pub(super) fn is_kept_back_by(&self, other: &Self) -> bool {
-        let (one, another) = (self.destination(), other.destination());
-        let is_in_order = one == another || one.is_empty() || another.is_empty();
-        self.has_key_of(other) && is_in_order
+        let names_none = other.destination().is_empty();
+        self.has_key_of(other) && (names_none || other.destination() == self.goes_to())
     }
 
     pub(super) fn is_to_be_split(&self) -> bool {

@@ -38,7 +38,7 @@ impl Harness<'_> {
         if let Some(lease) = self.relays[number].lease {
             return Ok(lease);
         }
-        let lease = lease::register(conn, self.name, "model", LEASE, false)?;
+        let lease = lease::register(conn, self.name, "model", LEASE, false, None)?;
         self.relays[number].lease = Some(lease);
         Ok(lease)
     }
@@ -47,8 +47,8 @@ impl Harness<'_> {
     pub(super) fn expired(&self, number: usize) -> Vec<i64> {
         let relay = &self.relays[number];
         let is_own = |id: &i64| relay.jobs.iter().any(|job| job.lease.0 == *id);
-        let known = relay.known_expired.iter().copied();
-        known.filter(|id| !is_own(id)).collect()
+        let ended = relay.ended.iter().copied();
+        ended.filter(|id| !is_own(id)).collect()
     }
 
     pub(super) fn lanes(

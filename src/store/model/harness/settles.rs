@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::status::ReasonCode;
+use crate::store::range::Range;
 use crate::store::settle;
 
 use super::Harness;
@@ -52,7 +53,7 @@ impl Harness<'_> {
     }
 
     pub(super) fn is_split_in_the_way(&self, job: &Job) -> bool {
-        let key = &self.model.messages[&job.sequence].identity.0;
+        let key = &job.identity.0;
         FAN.iter().any(|destination| {
             let identity = (key.clone(), (*destination).to_owned());
             self.model.is_taken_by_another(&identity, None)
@@ -84,11 +85,23 @@ impl Harness<'_> {
         let is_lost = sequences.iter().any(was_lost);
         let is_held = (sequences.iter())
             .any(|m| matches!(m.state, State::Held { lease, .. } if lease == settle.lease.0));
+        let is_other = settle.jobs.iter().any(|job| {
+            let message = self.model.messages.get(&job.sequence);
+            message.is_some_and(|message| message.identity != job.identity)
+        });
         let expected: BTreeSet<i64> = self.model.settle(settle).into_iter().collect();
         self.model.note_if(is_lost, Event::SettleFenced);
+        self.model.note_if(is_other, Event::SequenceGivenTwice);
         let changed: BTreeSet<i64> = changed.iter().copied().collect();
-        // By a repeat, of a message that the same lease has claimed anew.
-        let promise = if is_held { Promise::G6 } else { Promise::G4 };
+        let promise = if is_other {
+            // A message that has got the sequence of another one, and was never sent.
+            Promise::G2
+        } else if is_held {
+            // By a repeat, of a message that the same lease has claimed anew.
+            Promise::G6
+        } else {
+            Promise::G4
+        };
         keep(changed.is_subset(&expected), promise, || {
             format!("{settle:?} changed {changed:?} instead of {expected:?}")
         })?;
@@ -198,7 +211,7 @@ impl Harness<'_> {
                 .filter(|job| job.lease == lease)
                 .map(|job| job.sequence)
                 .collect();
-            settle::release_all(conn, this.name, lease, &known)?;
+            settle::release_unknown(conn, this.name, lease, &known, Range::ALL)?;
             this.model.release_unknown(lease, &known);
             Ok(())
         })

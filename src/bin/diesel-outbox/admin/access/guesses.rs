@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Wrong tokens within [`WINDOW`] after which no other is looked at.
+/// Wrong tokens within [`WINDOW`] after which another wrong one is told to wait, and is not logged.
 const MOST: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Places that are remembered.
@@ -28,7 +28,7 @@ impl Guesses {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long this place has to wait before it may try again; `None`: it may now.
+    /// How long this place is told to wait; `None`: it need not.
     pub(super) fn wait(&self, peer: IpAddr, now: Instant) -> Option<Duration> {
         let places = self.lock();
         let place = places.get(&place_of(peer))?;

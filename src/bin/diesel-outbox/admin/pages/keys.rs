@@ -81,8 +81,8 @@ fn blocked(key: &BlockedKey) -> Vec<Markup> {
     let sequence = key.sequence;
     vec![
         html! {
-            a.key href=(link("/keys", &[("key", &key.ordering_key)])) { (key.ordering_key) }
-            @if !key.destination.is_empty() { " " span.quiet { "to " (key.destination) } }
+            a.key href=(link("/keys", &[("key", &key.ordering_key)])) { (words::name(&key.ordering_key)) }
+            @if !key.destination.is_empty() { " " span.quiet { "to " (words::name(&key.destination)) } }
         },
         html! {
             @if key.status == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }

@@ -158,6 +158,18 @@ fn notice(query: &Form) -> Option<String> {
         ("paused", _) => "Paused. Relays learn of it within a second.".to_owned(),
         ("resumed", 0) => "There was nothing to resume: the pause is over already.".to_owned(),
         ("resumed", _) => "Resumed.".to_owned(),
+        ("cancelled", _) => "The message was cancelled. The ledger keeps that.".to_owned(),
+        ("rescheduled", _) => "The message was rescheduled.".to_owned(),
+        ("settled_delivered", _) => "The message was settled as delivered.".to_owned(),
+        ("settled_cancelled", _) => "The message was settled: it is not sent.".to_owned(),
+        ("under_way", _) => {
+            "Nothing was changed: the message is under way. Try again when its attempt has ended."
+                .to_owned()
+        }
+        ("ended_before", _) => {
+            "Nothing was changed: see below what became of the message.".to_owned()
+        }
+        ("unknown", _) => "Nothing was changed: the message is not known any more.".to_owned(),
         ("nothing", _) => "Nothing was chosen.".to_owned(),
         _ => return None,
     })

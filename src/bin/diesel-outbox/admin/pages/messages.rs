@@ -1,6 +1,8 @@
-//! A message by its id, its key or its sequence: all that the outbox has of it.
+//! What waits, listed; and a message by its id, its key or its sequence: all that the outbox has of it.
 
+pub(super) mod change;
 mod history;
+mod waiting;
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,7 @@ use diesel_outbox::admin::{self, MessageKey, MessageRecord};
 use maud::{Markup, html};
 
 use self::history::{Part, steps};
+use self::waiting::Asked;
 use super::layout::Page;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
@@ -18,6 +21,8 @@ use crate::admin::{Request, Response, Site, Visitor};
 
 /// Parts whose payloads are shown: those of a fan-out have the same.
 const MOST_PAYLOADS: usize = 3;
+/// Parts that can be changed here; the others by their own sequences.
+const MOST_CHANGED: usize = 10;
 /// A search that takes longer reads tables: it is not made again and again for a page that is left open.
 pub(super) const QUICK: Duration = Duration::from_millis(500);
 
@@ -31,12 +36,24 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         is_live: false,
     };
     if q.is_empty() {
+        let asked = Asked::of(&request.query);
+        let (status, content) = match asked.filter() {
+            Ok(filter) => match waiting::list(site, &asked, &filter) {
+                Ok(list) => (Status::Ok, list),
+                Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+            },
+            Err(error) => (
+                Status::BadRequest,
+                html! { p.refused role="alert" { (error) } },
+            ),
+        };
         let content = html! {
             h1 { "Messages" }
             (form(q))
             p.quiet { "A message is found by its id (the receiver's webhook-id), by its idempotency key, or by its sequence." }
+            (content)
         };
-        return page.answer(Status::Ok, &content);
+        return page.answer(status, &content);
     }
     let key = MessageKey::Text(q.to_owned());
     let began = Instant::now();
@@ -57,7 +74,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         @if found.rows.is_empty() {
             p role="status" { "Nothing is known of " strong.key { (q) } ": it never was in this outbox, or the ledger has forgotten it." }
         } @else {
-            (all(site, &found.rows))
+            (all(site, visitor, &found.rows))
         }
     };
     page.answer(Status::Ok, &content)
@@ -72,7 +89,7 @@ fn form(q: &str) -> Markup {
     }
 }
 
-fn all(site: &Site, records: &[MessageRecord]) -> Markup {
+fn all(site: &Site, visitor: &Visitor, records: &[MessageRecord]) -> Markup {
     let records: Vec<&MessageRecord> = records
         .iter()
         .filter(|one| !is_said_by_a_dead_letter(one, records))
@@ -90,6 +107,9 @@ fn all(site: &Site, records: &[MessageRecord]) -> Markup {
         section.panel aria-labelledby="rows" {
             div.head { h2 id="rows" { "Where it stands" } }
             (table("Where it stands", &COLUMNS, &records.iter().copied().map(row).collect::<Vec<_>>()))
+        }
+        @if !site.config.admin.read_only {
+            @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
         }
         @for record in payloads.take(MOST_PAYLOADS) { (payload(site, record)) }
     }
@@ -120,6 +140,7 @@ fn facts(record: &MessageRecord) -> Markup {
                     }
                     @if let Some(tenant) = &record.tenant_id { dt { "Tenant" } dd.key { (tenant) } }
                     dt { "Enqueued" } dd { (words::moment(&record.created_at)) }
+                    @if let Some(time) = &record.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
                     @if let Some(expires) = &record.expires_at { dt { "Its time is over" } dd { (words::time(expires)) } }
                 }
             }

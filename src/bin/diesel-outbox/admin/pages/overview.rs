@@ -181,8 +181,8 @@ fn lanes(glance: &Glance) -> Markup {
 /// A topic, and the destination that its messages name.
 pub(super) fn name_of(topic: &str, destination: &str) -> Markup {
     html! {
-        span.key { (topic) }
-        @if !destination.is_empty() { " " span.quiet { "to " (destination) } }
+        span.key { (words::name(topic)) }
+        @if !destination.is_empty() { " " span.quiet { "to " (words::name(destination)) } }
     }
 }
 

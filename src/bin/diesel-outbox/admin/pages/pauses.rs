@@ -61,7 +61,7 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
             let time = duration.map_or("until resumed".to_owned(), |time| {
                 humantime::format_duration(time).to_string()
             });
-            log::info!(target: AUDIT, event = "admin_pause", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, reason = reason, time = time; "{} paused the {kind} {}", visitor.who, which.name);
+            log::info!(target: AUDIT, event = "admin_pause", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, reason = reason, how_long = time; "{:?} paused the {kind} {:?}", visitor.who, which.name);
             Response::see_other("/?done=paused")
         }
         Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
@@ -80,7 +80,7 @@ pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Respo
     match done {
         Ok(was_paused) => {
             let kind = which.kind.as_str();
-            log::info!(target: AUDIT, event = "admin_resume", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, was_paused = was_paused; "{} resumed the {kind} {}", visitor.who, which.name);
+            log::info!(target: AUDIT, event = "admin_resume", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, was_paused = was_paused; "{:?} resumed the {kind} {:?}", visitor.who, which.name);
             Response::see_other(&format!("/?done=resumed&count={}", u8::from(was_paused)))
         }
         Err(error) => database_away(site, visitor, request, &format!("{error:#}")),

@@ -115,6 +115,17 @@ pub(super) fn clock(time: SystemTime) -> String {
     text.get(11..19).unwrap_or(&text).to_owned()
 }
 
+/// Characters of a name that a row of a table shows.
+const LONGEST_NAME: usize = 80;
+
+/// A name that may have a kilobyte; all of a long one for whoever points at it.
+pub(super) fn name(name: &str) -> Markup {
+    if name.chars().count() <= LONGEST_NAME {
+        return html! { (name) };
+    }
+    html! { span title=(name) { (shortened(name, LONGEST_NAME)) } }
+}
+
 /// The beginning of a text of any length.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
@@ -173,6 +184,17 @@ mod tests {
         let shown = ago("<b>").into_string();
         assert!(!shown.contains("<b>"), "{shown}");
         assert_eq!(clock(SystemTime::UNIX_EPOCH), "00:00:00");
+    }
+
+    #[test]
+    fn a_long_name_is_shown_by_its_beginning_and_told_whole() {
+        assert_eq!(name("<a>").into_string(), "&lt;a&gt;");
+        let long = "ä".repeat(81);
+        let start = "ä".repeat(79);
+        assert_eq!(
+            name(&long).into_string(),
+            format!("<span title=\"{long}\">{start}…</span>")
+        );
     }
 
     #[test]

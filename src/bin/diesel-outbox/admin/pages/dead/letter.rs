@@ -74,6 +74,7 @@ fn facts(letter: &DeadLetter) -> Markup {
                         dt { "Ordering key" }
                         dd { a.key href=(link("/keys", &[("key", key)])) { (key) } }
                     }
+                    @if let Some(time) = &letter.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
                 }
             }
         }

@@ -57,8 +57,21 @@ impl Part {
         parts.join(": ")
     }
 
+    /// Who decided, and why.
+    fn note(&self) -> String {
+        self.error.clone().unwrap_or_default()
+    }
+
     fn steps(&self) -> Vec<Step> {
         match (self.status.as_str(), &self.settled_at) {
+            ("delivered", at) if self.reason.as_deref() == Some("BY_HAND") => {
+                let what = format!("Delivered{}, as an operator says", self.to());
+                vec![Step::new("good", &what, at.as_deref(), self.note())]
+            }
+            ("dead", at) if self.reason.as_deref() == Some("CANCELLED") => {
+                let what = format!("Cancelled{}, after {}", self.to(), self.attempts());
+                vec![Step::new("bad", &what, at.as_deref(), self.note())]
+            }
             ("delivered", at) => {
                 let answer = self
                     .http_status
@@ -192,6 +205,26 @@ mod tests {
             (all[1].what.as_str(), all[1].more.as_str()),
             ("Died, after 2 attempts", "GONE: 410")
         );
+    }
+
+    #[test]
+    fn what_was_settled_by_hand_says_by_whom_and_why() {
+        for (status, reason, what) in [
+            ("dead", "CANCELLED", "Cancelled, after 2 attempts"),
+            ("delivered", "BY_HAND", "Delivered, as an operator says"),
+        ] {
+            let part = Part {
+                settled_at: Some(LATE.to_owned()),
+                reason: Some(reason.to_owned()),
+                error: Some("alice: by fax".to_owned()),
+                ..part(status, "")
+            };
+            let last = steps(&[part]).pop().expect("a step");
+            assert_eq!(
+                (last.what.as_str(), last.more.as_str()),
+                (what, "alice: by fax")
+            );
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The answer to the first question, in one sentence, and why.
 
-use diesel_outbox::admin::{BlockedKey, Pause, Rates};
+use diesel_outbox::admin::{BlockedKey, LaneDepth, Pause, Rates};
 use maud::{Markup, html};
 
 use super::destinations::left;
@@ -107,6 +107,12 @@ impl Verdict {
         let Some(glance) = glance else {
             return Self::blind("nothing is known yet", None, &facts);
         };
+        if site.relay.is_none() {
+            // A relay in this process has said so.
+            facts
+                .warnings
+                .extend(glance.depths.unrouted().map(unrouted));
+        }
         let lanes = glance.depths.lanes.iter();
         let due = lanes.filter_map(|lane| Some((lane.oldest_due_seconds?, lane)));
         let oldest = due.max_by(|one, other| one.0.total_cmp(&other.0));
@@ -250,7 +256,8 @@ impl Facts<'_> {
                 format!("All threads of {name} are busy: its receiver is slow, or much comes in.")
             })
             .collect();
-        let is_known = !reasons.is_empty() || !self.blocked_keys.is_empty();
+        let is_known =
+            !reasons.is_empty() || !self.blocked_keys.is_empty() || !self.warnings.is_empty();
         if !is_known && self.pauses.is_empty() {
             reasons.push("Nothing is paused and no key is blocked: is a receiver slow?".to_owned());
         }
@@ -273,6 +280,17 @@ impl Facts<'_> {
         }
         remarks
     }
+}
+
+fn unrouted(lane: &LaneDepth) -> String {
+    let waiting = lane.pending + lane.retrying;
+    let many = words::counted(waiting, "message waits", "messages wait");
+    let topic = words::shortened(&lane.topic, 100);
+    let to = match lane.destination.as_str() {
+        "" => String::new(),
+        name => format!(" for the destination {}", words::shortened(name, 100)),
+    };
+    format!("No relay serves the topic {topic}{to}: {many} (NO_ROUTE).")
 }
 
 fn blocked(key: &BlockedKey) -> String {

@@ -3,10 +3,6 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use diesel_outbox::config::{
-    Breaker, Class, Classes, Proxy, Rate, SigningSecret, Tls, parse_secrets,
-};
-use diesel_outbox::{ConfigError, Destination, MAX_PAYLOAD_BYTES};
 use ipnet::IpNet;
 use secrecy::SecretString;
 use toml::Value;
@@ -16,10 +12,16 @@ use super::values::{
     bytes, content, count, duration, list, number, path, some_time, switch, text, unshown, word,
     wrong_type,
 };
+use crate::config::{
+    Breaker, Class, Classes, ConfigError, Destination, Proxy, Rate, SigningSecret, Tls,
+    parse_secrets,
+};
+use crate::message::MAX_PAYLOAD_BYTES;
 
 /// What a destination has.
 pub(super) const KEYS: &[&str] = &[
     "url",
+    "url_file",
     "secret",
     "secret_file",
     "mode",
@@ -62,10 +64,14 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
         return Err(ConfigError::new(at, reason));
     }
     let mut section = Section::new(at, value, KEYS)?;
-    let url = section.required("url", text)?;
-    let mut destination = Destination::new(name, &url).map_err(|error| {
-        ConfigError::new(section.key("url"), unshown(error.reason(), &url, URL))
-    })?;
+    section.one_of("url_file", "url")?;
+    let of_file = section.take("url_file", |key, value| content(key, &text(key, value)?))?;
+    let (key, url) = match of_file {
+        Some(url) => ("url_file", url),
+        None => ("url", section.required("url", text)?),
+    };
+    let mut destination = Destination::new(name, &url)
+        .map_err(|error| ConfigError::new(section.key(key), unshown(error.reason(), &url, URL)))?;
     request(&mut section, &mut destination)?;
     limits(&mut section, &mut destination)?;
     failures(&mut section, &mut destination)?;
@@ -279,10 +285,9 @@ fn networks(key: &str, value: Value) -> Result<Vec<IpNet>, ConfigError> {
 
 fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
     let mut section = Section::new(key.to_owned(), value, TLS_KEYS)?;
-    let mut tls = Tls::default();
-    tls.roots = section.take("roots", word("it takes bundled, system or a path"))?;
-    tls.client_cert_file = section.take("client_cert_file", path)?;
-    tls.client_key_file = section.take("client_key_file", path)?;
+    let roots = section.take("roots", word("it takes bundled, system or a path"))?;
+    let client_cert_file = section.take("client_cert_file", path)?;
+    let client_key_file = section.take("client_key_file", path)?;
     let version = section.take("min_version", |key, value| {
         let value = match value {
             Value::Float(number) => Value::String(number.to_string()),
@@ -290,6 +295,10 @@ fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
         };
         word("it takes 1.2 or 1.3")(key, value)
     })?;
-    tls.min_version = version.unwrap_or_default();
-    Ok(tls)
+    Ok(Tls {
+        roots,
+        client_cert_file,
+        client_key_file,
+        min_version: version.unwrap_or_default(),
+    })
 }

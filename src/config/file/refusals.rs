@@ -93,6 +93,12 @@ fn what_is_wrong_in_a_destination_is_named() {
         ("url = 'a'", "url", "not a URL"),
         ("url = 'ftp://a'", "url", "https://shop.example"),
         ("url = 5", "url", "integer"),
+        ("url_file = 'nowhere'", "url_file", "working directory"),
+        (
+            "url = 'http://a'\nurl_file = 'x'",
+            "url_file",
+            "url is there, too",
+        ),
         (
             "secret = 'x'",
             "secret",
@@ -214,7 +220,7 @@ fn what_is_wrong_in_a_destination_is_named() {
         ("proxy = 'proxy:3128'", "proxy", "http://proxy.example:3128"),
     ] {
         let text = match lines {
-            lines if lines.starts_with("url =") => lines.to_owned(),
+            lines if lines.starts_with("url") => lines.to_owned(),
             lines => format!("url = 'http://a'\n{lines}"),
         };
         let key = format!("destinations.a.{key}");

@@ -13,30 +13,92 @@ mod section;
 mod tests;
 mod values;
 
-use diesel_outbox::config::{SETTINGS, Setting};
-use diesel_outbox::{Config, ConfigError, Route};
+use std::path::Path;
+
 use toml::{Table, Value};
 
 use self::section::{Section, both, unknown_key};
 use self::values::{content, list, text, unshown, wrong_type};
+use super::{Config, ConfigError, Route, SETTINGS, Setting};
 
 const DESTINATIONS: &str = "destinations";
 const ROUTES: &str = "routes";
 const ROUTE_KEYS: &[&str] = &["topic", "to"];
 /// What may stand in a file of its own, and the key that names that file.
-const OF_FILES: [(&str, &str); 4] = [
+const OF_FILES: [(&str, &str); 5] = [
     ("admin_token", "admin_token_file"),
     ("database_url", "database_url_file"),
     ("listener_url", "listener_url_file"),
     ("secret", "secret_file"),
+    ("url", "url_file"),
 ];
 
-/// Reads the file at `path` into `config`.
-pub(crate) fn apply(path: &str, config: &mut Config) -> Result<(), ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        ConfigError::new("OUTBOX_CONFIG", format!("cannot read {path:?}: {error}"))
-    })?;
-    apply_text(&text, config).map_err(|error| ConfigError::new(path, error.to_string()))
+impl Config {
+    /// The settings, destinations and routes of an `outbox.toml`, over the defaults. Needs the feature
+    /// `file`, which is on by default.
+    ///
+    /// The environment is not read: [`from_env`](super::from_env) reads the file at `OUTBOX_CONFIG`, and
+    /// then the environment over it, as the binary does.
+    ///
+    /// ```
+    /// use diesel_outbox::Config;
+    ///
+    /// let path = std::env::temp_dir().join(format!("outbox-{}.toml", std::process::id()));
+    /// std::fs::write(
+    ///     &path,
+    ///     r#"
+    ///     send_timeout = "1s"
+    ///
+    ///     [destinations.billing]
+    ///     url = "https://billing.internal/events"
+    ///
+    ///     [[routes]]
+    ///     topic = "order.*"
+    ///     to = "billing"
+    ///     "#,
+    /// )?;
+    /// let config = Config::from_file(&path)?;
+    /// assert_eq!(config.destinations[0].name, "billing");
+    /// assert_eq!(config.send_timeout.as_secs(), 1);
+    /// // let relay = diesel_outbox::Relay::from_config(config).start()?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the file and the key: unknown, unparsable, or contradicting another.
+    /// It shows no value.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        config.read_file(path)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Reads an `outbox.toml` over these settings; destinations and routes are added. Call
+    /// [`validate`](Self::validate) when all is set.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::Config;
+    ///
+    /// // With a default of the application's own.
+    /// let mut config = Config::default();
+    /// config.set("OUTBOX_CONCURRENCY", "4")?;
+    /// config.read_file("outbox.toml")?;
+    /// config.validate()?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`from_file`](Self::from_file), but for contradictions.
+    pub fn read_file(&mut self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            ConfigError::new("OUTBOX_CONFIG", format!("cannot read {path:?}: {error}"))
+        })?;
+        apply_text(&text, self)
+            .map_err(|error| ConfigError::new(path.to_string_lossy(), error.to_string()))
+    }
 }
 
 fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use std::{env, fs, process};
 
-use diesel_outbox::config::{Class, Mode, Proxy, Roots, TlsVersion};
+use crate::config::{Class, Mode, Proxy, Roots, TlsVersion};
 use secrecy::ExposeSecret;
 
 use super::*;
@@ -210,7 +210,7 @@ fn every_key_of_a_destination_is_read() {
 #[test]
 fn what_a_destination_does_not_say_is_as_the_library_has_it() {
     let config = read("[destinations.a]\nurl = 'http://a.example/'").expect("good");
-    let expected = diesel_outbox::Destination::new("a", "http://a.example/").expect("a URL");
+    let expected = crate::config::Destination::new("a", "http://a.example/").expect("a URL");
     let read = &config.destinations[0];
     assert_eq!(format!("{read:?}"), format!("{expected:?}"));
     assert_eq!(read.breaker, expected.breaker);

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use diesel_outbox::ConfigError;
-use diesel_outbox::config::parse_duration;
 use toml::Value;
+
+use crate::config::{ConfigError, parse_duration};
 
 /// Files with secrets are small.
 const MOST_BYTES: u64 = 64 * 1024;

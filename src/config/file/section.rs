@@ -1,9 +1,9 @@
 //! A table of the file, whose keys are known. An error names a key in full.
 
-use diesel_outbox::ConfigError;
 use toml::{Table, Value};
 
 use super::values::wrong_type;
+use crate::config::ConfigError;
 
 /// A longer key, and one that begins as secrets do, is not shown.
 const LONGEST_SHOWN: usize = 64;

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Prints which tests show which requirement, from tests/requirements.md and the doc comments above tests.
+
+Fails where a requirement that is built has no test, and where a test names a requirement that is unknown.
+A test shows what its doc comment names (`R6`, `G4`); an acceptance scenario is the name of a test (`w_101_…`).
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_BUILT = "## Not built yet"
+ID = re.compile(r"\b(?:R\d{1,2}|G[1-6]|W-10\d|T-\d)\b")
+ROW = re.compile(r"^\| (\S+) \| .* \|$")
+
+
+def requirements():
+    """Ids in their order, and those of them that are not built yet."""
+    text = (ROOT / "tests/requirements.md").read_text(encoding="utf-8")
+    built, not_built = text.split(NOT_BUILT)
+
+    def ids(part):
+        return [row[1] for row in map(ROW.match, part.splitlines()) if row and ID.fullmatch(row[1])]
+
+    return ids(built) + ids(not_built), set(ids(not_built))
+
+
+def tests():
+    """(file, name, ids) of each function that is a test."""
+    for path in sorted([*ROOT.glob("tests/**/*.rs"), *ROOT.glob("src/**/*.rs")]):
+        doc, is_test = [], False
+        for line in map(str.strip, path.read_text(encoding="utf-8").splitlines()):
+            function = re.match(r"(?:pub(?:\([a-z]+\))? )?fn (\w+)", line)
+            if line.startswith("///"):
+                doc.append(line)
+            elif line.startswith("#["):
+                is_test |= line == "#[test]"
+            else:
+                if function and is_test:
+                    scenario = re.match(r"(w_10\d|t_\d)_", function[1])
+                    named = set(ID.findall(" ".join(doc)))
+                    if scenario:
+                        named.add(scenario[1].upper().replace("_", "-"))
+                    yield path.relative_to(ROOT), function[1], named
+                doc, is_test = [], False
+
+
+def main():
+    known, not_built = requirements()
+    shown = {requirement: [] for requirement in known}
+    problems = []
+    for path, name, named in tests():
+        for requirement in sorted(named):
+            if requirement in shown:
+                shown[requirement].append((path, name))
+            else:
+                problems.append(f"{path}: {name} names {requirement}, which tests/requirements.md does not have")
+    for requirement, found in shown.items():
+        first = f"{found[0][0]}: {found[0][1]}" if found else "not built yet" if requirement in not_built else "NO TEST"
+        print(f"{requirement:6} {len(found):3}  {first}")
+        if not found and requirement not in not_built:
+            problems.append(f"{requirement} has no test")
+    for problem in problems:
+        print(f"requirements: {problem}", file=sys.stderr)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

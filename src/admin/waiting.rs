@@ -1,0 +1,189 @@
+//! Messages that wait: listed, cancelled, put off, or settled by an operator's word.
+
+use diesel::PgConnection;
+
+use crate::error::DatabaseError;
+use crate::message::Due;
+use crate::name::OutboxName;
+use crate::store::messages::MessageRecord;
+use crate::store::pinned::pinned;
+use crate::store::searched::Searched;
+use crate::store::waiting::{self, Changed, End, MessageRef, Reach, WaitingFilter};
+
+/// Characters of an operator's name, and of what is kept of the reason.
+const WHO: usize = 100;
+const WHY: usize = 400;
+
+/// Live messages (pending, sending, retrying) without payloads and headers, in the order in which they are
+/// due, `limit` at most.
+///
+/// An index finds them, however many wait. Where few of many match (a state, or a key or tenant with
+/// hundreds of thousands of messages), the search ends after two seconds ([`Searched::is_complete`]).
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName};
+/// use diesel_outbox::Status;
+/// use diesel_outbox::admin::{self, WaitingFilter};
+///
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName, topic: &str) -> Result<(), DatabaseError> {
+///     let filter = WaitingFilter {
+///         topic: Some(topic.to_owned()),
+///         status: Some(Status::Retrying),
+///         ..WaitingFilter::default()
+///     };
+///     for record in admin::waiting(conn, outbox, &filter, 20)?.rows {
+///         println!("{} {:?} {:?}", record.sequence, record.available_at, record.last_error);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn waiting(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    limit: i64,
+) -> Result<Searched<MessageRecord>, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        waiting::list(conn, name, filter, limit)
+    })?)
+}
+
+/// Who decides something about a message by hand, and why. The ledger keeps it as the message's error:
+/// `alice: refunded by phone`; 100 characters of the name and 400 of the reason.
+///
+/// ```
+/// let note = diesel_outbox::admin::Note::new("alice", "refunded by phone");
+/// assert_eq!(note.to_string(), "alice: refunded by phone");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note(String);
+
+impl Note {
+    /// Control characters are left out.
+    ///
+    /// ```
+    /// let note = diesel_outbox::admin::Note::new("alice\n", "");
+    /// assert_eq!(note.to_string(), "alice");
+    /// ```
+    pub fn new(who: &str, why: &str) -> Self {
+        let part = |text: &str, most| -> String {
+            let plain = text.trim().chars().filter(|c| !c.is_control());
+            plain.take(most).collect()
+        };
+        let (who, why) = (part(who, WHO), part(why, WHY));
+        Self(match why.is_empty() {
+            true => who,
+            false => format!("{who}: {why}"),
+        })
+    }
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Cancels a message that waits, as [`Outbox::cancel`](crate::Outbox::cancel) does, and writes down who
+/// did it and why.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{Answer, DatabaseError, MessageRef, OutboxName};
+/// use diesel_outbox::admin::{self, Note};
+///
+/// fn cancel(conn: &mut PgConnection, outbox: &OutboxName) -> Result<bool, DatabaseError> {
+///     let note = Note::new("alice", "the order was cancelled");
+///     let reminder = MessageRef::key("order-42-reminder");
+///     Ok(admin::cancel(conn, outbox, &reminder, &note)?.answer() == Answer::Done)
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn cancel(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    note: &Note,
+) -> Result<Changed, DatabaseError> {
+    let note = Some(note.0.as_str());
+    let (end, reach) = (End::Cancelled, Reach::Waiting);
+    Ok(pinned(conn, name, |conn, name| {
+        waiting::end(conn, name, which, end, note, reach)
+    })?)
+}
+
+/// Lets a message that waits be due at another time, as
+/// [`Outbox::reschedule`](crate::Outbox::reschedule) does.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{Changed, DatabaseError, Due, MessageRef, OutboxName, Sequence, admin};
+/// fn at_once(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Changed, DatabaseError> {
+///     admin::reschedule(conn, outbox, &MessageRef::from(Sequence(42)), Due::Now)
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn reschedule(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    due: Due,
+) -> Result<Changed, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        waiting::reschedule(conn, name, which, due)
+    })?)
+}
+
+/// What an operator says of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was delivered by other means: it ends `delivered`, for the reason `BY_HAND`.
+    Delivered,
+    /// It must not be sent: it ends `dead`, for the reason `CANCELLED`, and is no dead letter.
+    NotToBeSent,
+}
+
+/// Settles a message by hand: one that waits, one that a relay held whose lease is over, or a dead letter,
+/// which is one no more. The ledger keeps who said so and why, and no payload.
+///
+/// A message that a live relay holds is left alone ([`Answer::UnderWay`](crate::Answer::UnderWay)): its
+/// outcome is not known yet. One that was delivered stays delivered.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{Changed, DatabaseError, MessageRef, OutboxName, Sequence};
+/// use diesel_outbox::admin::{self, Note, Verdict};
+///
+/// fn was_faxed(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Changed, DatabaseError> {
+///     let note = Note::new("alice", "sent by fax");
+///     let letter = MessageRef::from(Sequence(42)).at("billing");
+///     admin::settle(conn, outbox, &letter, Verdict::Delivered, &note)
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn settle(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    verdict: Verdict,
+    note: &Note,
+) -> Result<Changed, DatabaseError> {
+    let end = match verdict {
+        Verdict::Delivered => End::Delivered,
+        Verdict::NotToBeSent => End::Cancelled,
+    };
+    let note = Some(note.0.as_str());
+    Ok(pinned(conn, name, |conn, name| {
+        waiting::end(conn, name, which, end, note, Reach::Everything)
+    })?)
+}

@@ -1,0 +1,164 @@
+//! A message that somebody cancels, puts off, or settles by hand.
+
+use diesel_outbox::admin::{self, MessageRecord, Note, Verdict};
+use diesel_outbox::{Answer, Changed, DatabaseError, Due, MessageRef, Sequence};
+use maud::{Markup, html};
+
+use crate::admin::http::Form;
+use crate::admin::pages::layout::token;
+use crate::admin::pages::{bad_request, database_away, link};
+use crate::admin::{AUDIT, Request, Response, Site, Visitor};
+
+/// What is done to a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::admin::pages) enum Change {
+    Cancel,
+    Reschedule,
+    Settle,
+}
+
+/// The same, with what it needs.
+enum Order {
+    Cancel,
+    Reschedule(Due),
+    Settle(Verdict),
+}
+
+impl Order {
+    fn of(change: Change, form: &Form, why: &str) -> Result<Self, String> {
+        match change {
+            Change::Cancel => Ok(Self::Cancel),
+            Change::Reschedule => due(form).map(Self::Reschedule),
+            Change::Settle if why.is_empty() => {
+                Err("Say why: whoever looks at it later has nothing else.".to_owned())
+            }
+            Change::Settle => match form.get("verdict") {
+                Some("delivered") => Ok(Self::Settle(Verdict::Delivered)),
+                Some("never") => Ok(Self::Settle(Verdict::NotToBeSent)),
+                _ => Err("Was it delivered, or must it not be sent?".to_owned()),
+            },
+        }
+    }
+
+    /// The name in the audit log, and in the address of the page that it leads to.
+    fn words(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Cancel => ("admin_cancel", "cancelled"),
+            Self::Reschedule(_) => ("admin_reschedule", "rescheduled"),
+            Self::Settle(Verdict::Delivered) => ("admin_settle", "settled_delivered"),
+            Self::Settle(Verdict::NotToBeSent) => ("admin_settle", "settled_cancelled"),
+        }
+    }
+}
+
+/// Now, unless a time is given.
+fn due(form: &Form) -> Result<Due, String> {
+    match form.get("in").map(str::trim) {
+        None | Some("") => Ok(Due::Now),
+        Some(text) => humantime::parse_duration(text)
+            .map(Due::After)
+            .map_err(|error| format!("{text:?} is no time such as 10min or 2h: {error}")),
+    }
+}
+
+pub(in crate::admin::pages) fn answer(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    change: Change,
+) -> Response {
+    let form = request.form();
+    let value = |name| form.get(name).unwrap_or_default().trim();
+    let Ok(sequence) = value("sequence").parse() else {
+        return bad_request(site, visitor, request, "Which message is meant?");
+    };
+    let why = value("why");
+    let order = match Order::of(change, &form, why) {
+        Ok(order) => order,
+        Err(error) => return bad_request(site, visitor, request, &error),
+    };
+    let which = MessageRef::from(Sequence(sequence)).at(value("destination"));
+    let note = Note::new(&visitor.who, why);
+    let done = site.changes.run(|conn, outbox| {
+        let changed: Result<Changed, DatabaseError> = match &order {
+            Order::Cancel => admin::cancel(conn, outbox, &which, &note),
+            Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due),
+            Order::Settle(verdict) => admin::settle(conn, outbox, &which, *verdict, &note),
+        };
+        changed
+    });
+    site.forget();
+    let (event, done_word) = order.words();
+    match done.map(|changed| changed.answer()) {
+        Ok(answer) => {
+            let became = match answer {
+                Answer::Done => done_word,
+                Answer::UnderWay => "under_way",
+                Answer::Unknown => "unknown",
+                _ => "ended_before",
+            };
+            log::info!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, became = became, why = why; "message {sequence} was to be changed from the admin page: {became}");
+            let q = match value("key") {
+                "" => sequence.to_string(),
+                key => key.to_owned(),
+            };
+            Response::see_other(&link("/messages", &[("q", &q), ("done", became)]))
+        }
+        Err(error) => {
+            log::warn!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, error:% = format!("{error:#}"); "message {sequence} was to be changed from the admin page, and was not");
+            database_away(site, visitor, request, &format!("{error:#}"))
+        }
+    }
+}
+
+/// What can be done to a message that is live or dead.
+pub(in crate::admin::pages) fn actions(visitor: &Visitor, record: &MessageRecord) -> Markup {
+    let is_waiting = record.kept_in == "live" && record.locked_by.is_none();
+    if !is_waiting && record.kept_in != "dead" && record.kept_in != "live" {
+        return html! {};
+    }
+    let to = match record.destination.as_str() {
+        "" => String::new(),
+        name => format!(" to {name}"),
+    };
+    html! {
+        section.panel {
+            div.head { h2 { "Change #" (record.sequence) (to) } }
+            div.body {
+                @if is_waiting {
+                    form.do method="post" action="/message/reschedule" {
+                        (meant(visitor, record))
+                        label.field { "Due in (nothing: now)" input name="in" placeholder="2h"; }
+                        button { "Reschedule" }
+                    }
+                    form.do method="post" action="/message/cancel" {
+                        (meant(visitor, record))
+                        label.field { "Why" input name="why" maxlength="400"; }
+                        button.danger { "Cancel" }
+                        span.quiet { "It is not sent, and no dead letter. Its payload is not kept." }
+                    }
+                }
+                form.do method="post" action="/message/settle" {
+                    (meant(visitor, record))
+                    label.field { "Settle by hand"
+                        select name="verdict" {
+                            option value="delivered" { "It was delivered by other means" }
+                            option value="never" { "It must not be sent" }
+                        }
+                    }
+                    label.field { "Why" input name="why" maxlength="400" required; }
+                    button.danger { "Settle" }
+                }
+            }
+        }
+    }
+}
+
+fn meant(visitor: &Visitor, record: &MessageRecord) -> Markup {
+    html! {
+        (token(visitor))
+        input type="hidden" name="sequence" value=(record.sequence);
+        input type="hidden" name="destination" value=(record.destination);
+        input type="hidden" name="key" value=(record.idempotency_key);
+    }
+}

@@ -1,0 +1,65 @@
+//! Keyed claims exclude one another: how long to wait while other relays claim.
+
+use std::time::{Duration, Instant};
+
+/// A claim takes a few milliseconds.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// A relay that was stopped in the middle of its claim holds the lock for two seconds.
+const LONGEST: Duration = Duration::from_millis(100);
+
+/// The pause before the next try, which grows with each try in a row that has found another relay's claim.
+#[derive(Debug, Default)]
+pub(super) struct Contention {
+    until: Option<Instant>,
+    in_a_row: u32,
+}
+
+impl Contention {
+    /// Another relay was claiming. `random`: from 0 to 1, so that relays do not try at the same time.
+    pub(super) fn lost(&mut self, now: Instant, random: f64) {
+        let pause = SHORTEST
+            .saturating_mul(2_u32.saturating_pow(self.in_a_row))
+            .min(LONGEST);
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.until = Some(now + pause.mul_f64(0.5 + random / 2.0));
+    }
+
+    /// No other relay was claiming.
+    pub(super) fn won(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How long keyed claims have to wait.
+    pub(super) fn left(&self) -> Duration {
+        self.until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(Instant::now())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_grows_up_to_its_limit_and_a_claim_ends_it() {
+        let mut contention = Contention::default();
+        assert_eq!(contention.left(), Duration::ZERO);
+        // Long from now, so that no time passes between the tries.
+        let now = Instant::now() + Duration::from_secs(3600);
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            contention.lost(now, 1.0);
+            let until = contention.until.expect("a pause");
+            pauses.push((until - now).as_millis());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 100, 100, 100]);
+        contention.lost(now, 0.0);
+        assert_eq!(contention.until.map(|until| until - now), Some(LONGEST / 2));
+        assert!(!contention.left().is_zero());
+        contention.won();
+        assert_eq!(contention.left(), Duration::ZERO);
+        contention.lost(now, 1.0);
+        assert_eq!(contention.until.map(|until| until - now), Some(SHORTEST));
+    }
+}

@@ -1,0 +1,161 @@
+//! The patrol over the whole outbox, where other ways to find messages take too long.
+
+use std::time::{Duration, Instant};
+
+use super::lanes::SWEEP_SHARE;
+use super::ranges::Ranges;
+use crate::store::range::Range;
+
+/// Free messages of one step, at most.
+pub(super) const STEP: usize = 500;
+/// A round begins no sooner than this after the last one.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long after something took too long there are rounds: other ways are tried again meanwhile.
+const MEMORY: Duration = Duration::from_secs(1800);
+
+/// Rounds over all sequences, a range at a time.
+///
+/// Lanes, sweeps and the walk read an index that begins with a topic or a key. Where an old snapshot keeps
+/// millions of dead entries in it, one step of theirs can take longer than any limit, and the next try as
+/// long. The primary key can be read in ranges, so a round always gets on.
+#[derive(Debug, Default)]
+pub(super) struct Patrol {
+    wanted: Option<Instant>,
+    round: Option<Round>,
+    last: Option<Last>,
+    had_last_turn: bool,
+}
+
+#[derive(Debug)]
+struct Round {
+    ranges: Ranges,
+    began: Instant,
+    took: Duration,
+    has_left: bool,
+}
+
+#[derive(Debug)]
+struct Last {
+    began: Instant,
+    ended: Instant,
+    took: Duration,
+    has_left: bool,
+}
+
+impl Patrol {
+    /// Something else took too long.
+    pub(super) fn want(&mut self) {
+        self.wanted = Some(Instant::now());
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.is_some_and(|at| at.elapsed() < MEMORY)
+    }
+
+    /// When the next round begins, if there is to be one.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        if !self.is_wanted() || self.round.is_some() {
+            return None;
+        }
+        let after = |last: &Last| {
+            // What there was no room for is found by nothing else.
+            let share = if last.has_left { 1 } else { SWEEP_SHARE };
+            last.ended + INTERVAL.max(share * last.took)
+        };
+        Some(self.last.as_ref().map_or_else(Instant::now, after))
+    }
+
+    /// The range to be read now: every other time, where there is something else to be done.
+    pub(super) fn next(&mut self, is_idle: bool) -> Option<Range> {
+        if self.next_at().is_some_and(|at| Instant::now() >= at) {
+            self.round = Some(Round {
+                ranges: Ranges::new(),
+                began: Instant::now(),
+                took: Duration::ZERO,
+                has_left: false,
+            });
+        }
+        let range = self.round.as_ref()?.ranges.next();
+        self.had_last_turn = is_idle || !self.had_last_turn;
+        range.filter(|_| self.had_last_turn)
+    }
+
+    /// The range was read up to here. `has_left`: there was no room for something.
+    pub(super) fn read(&mut self, upto: i64, took: Duration, has_left: bool) {
+        let Some(round) = &mut self.round else {
+            return;
+        };
+        round.took += took;
+        round.has_left |= has_left;
+        round.ranges.read(upto, took);
+        if round.ranges.next().is_none() {
+            self.last = Some(Last {
+                began: round.began,
+                ended: Instant::now(),
+                took: round.took,
+                has_left: round.has_left,
+            });
+            self.round = None;
+        }
+    }
+
+    /// The range took too long.
+    pub(super) fn was_too_wide(&mut self, range: Range, took: Duration) {
+        self.want();
+        if range.upto - 1 <= range.after {
+            // A single message: its key may have too many dead ones. The others go on.
+            return self.read(range.upto, took, true);
+        }
+        if let Some(round) = &mut self.round {
+            round.took += took;
+            round.ranges.was_too_wide();
+        }
+    }
+
+    /// Whether nothing is left to it, since then.
+    pub(super) fn is_done_since(&self, since: Instant) -> bool {
+        let is_after = |last: &Last| last.began >= since && !last.has_left;
+        !self.is_wanted() || self.last.as_ref().is_some_and(is_after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_made_while_they_are_wanted_and_say_what_they_have_seen() {
+        let mut patrol = Patrol::default();
+        let asked = Instant::now();
+        assert!(patrol.next(true).is_none() && patrol.is_done_since(asked));
+        patrol.want();
+        assert!(!patrol.is_done_since(asked));
+        let mut after = i64::MIN;
+        // Every other time beside claims.
+        while let Some(range) = patrol.next(false) {
+            assert_eq!(range.after, after);
+            assert!(patrol.next(false).is_none());
+            after = range.upto;
+            patrol.read(range.upto, Duration::ZERO, false);
+        }
+        assert!(patrol.is_done_since(asked), "up to {after}");
+        assert!(patrol.next_at().is_some_and(|at| at > Instant::now()));
+        assert!(!patrol.is_done_since(Instant::now()));
+    }
+
+    #[test]
+    fn a_single_message_that_takes_too_long_holds_no_others() {
+        let mut patrol = Patrol::default();
+        patrol.want();
+        let mut tries = 0;
+        while let Some(range) = patrol.next(true) {
+            tries += 1;
+            match range.after < 5 && range.upto >= 5 {
+                true => patrol.was_too_wide(range, Duration::from_secs(1)),
+                false => patrol.read(range.upto, Duration::ZERO, false),
+            }
+        }
+        assert!((20..100).contains(&tries), "{tries}");
+        assert!(!patrol.is_done_since(Instant::now() - Duration::from_secs(1)));
+    }
+}

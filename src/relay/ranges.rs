@@ -1,0 +1,106 @@
+//! Going through the whole outbox, a range of sequences at a time.
+
+use std::time::Duration;
+
+use crate::store::range::Range;
+
+/// The first range behind zero.
+const FIRST_WIDTH: i64 = 4096;
+/// A range that took less than this is followed by one that is eight times as wide.
+const SHORT: Duration = Duration::from_millis(5);
+/// A range that took longer than this is followed by one that is half as wide.
+const LONG: Duration = Duration::from_millis(50);
+
+/// One pass over all sequences.
+///
+/// A range is a bound for what its statement reads: also where old snapshots keep dead rows in the index,
+/// which no `LIMIT` counts.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    next: Option<Range>,
+    width: i64,
+}
+
+impl Ranges {
+    /// From the beginning. Sequences below one are only there where somebody has written them by hand.
+    pub(super) fn new() -> Self {
+        Self {
+            next: Some(Range {
+                after: i64::MIN,
+                upto: 0,
+            }),
+            width: FIRST_WIDTH,
+        }
+    }
+
+    /// What is to be read now. `None`: everything was read.
+    pub(super) fn next(&self) -> Option<Range> {
+        self.next
+    }
+
+    /// The next range was read up to a sequence, in this time.
+    pub(super) fn read(&mut self, upto: i64, took: Duration) {
+        if took < SHORT {
+            self.width = self.width.saturating_mul(8);
+        } else if took > LONG {
+            self.width = (self.width / 2).max(1);
+        }
+        self.next = (upto < i64::MAX).then(|| self.behind(upto));
+    }
+
+    /// The next range took too long, and nothing is known of it.
+    pub(super) fn was_too_wide(&mut self) {
+        if let Some(range) = self.next {
+            let width = i128::from(range.upto) - i128::from(range.after);
+            self.width = i64::try_from(width / 8).unwrap_or(i64::MAX).max(1);
+            self.next = Some(self.behind(range.after));
+        }
+    }
+
+    fn behind(&self, after: i64) -> Range {
+        Range {
+            after,
+            upto: after.saturating_add(self.width),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many statements a pass takes where so many rows between these sequences are read in a millisecond,
+    /// and none may read more than a thousand times as many.
+    fn statements(rows: std::ops::Range<i128>, each_millisecond: i128) -> usize {
+        let mut ranges = Ranges::new();
+        let mut last = i64::MIN;
+        let mut count = 0;
+        while let Some(range) = ranges.next() {
+            count += 1;
+            assert_eq!(range.after, last, "nothing is left out");
+            let end = rows.end.min(i128::from(range.upto) + 1);
+            let read = (end - rows.start.max(i128::from(range.after) + 1)).max(0);
+            let took = u64::try_from(read / each_millisecond).expect("a time");
+            if took > 1000 {
+                ranges.was_too_wide();
+            } else {
+                last = range.upto;
+                ranges.read(range.upto, Duration::from_millis(took));
+            }
+        }
+        assert_eq!(last, i64::MAX);
+        count
+    }
+
+    #[test]
+    fn a_pass_takes_few_statements_and_none_that_reads_too_much() {
+        let empty = statements(0..0, 1000);
+        assert!(empty < 25, "{empty}");
+        // Ten million rows, far from the beginning: 5 to 50 ms each.
+        let many = statements(3_000_000_000..3_010_000_000, 1000);
+        assert!((250..2100).contains(&many), "{many}");
+        // A server so slow that one row takes a tenth of a second.
+        let slow = statements(1_000_000..1_000_010, 1).max(1);
+        assert!(slow < 200, "{slow}");
+    }
+}

@@ -1,0 +1,35 @@
+//! Settles that changed nothing: who has the messages now.
+
+use super::Settler;
+use crate::relay::settlement::{Settlement, log_conflict};
+use crate::store::holders::{Missed, standings};
+use crate::store::lease::LeaseId;
+
+impl Settler<'_> {
+    /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
+    /// the outage's to tell; the outcome is lost to this relay either way.
+    pub(super) fn tell_conflicts(&mut self, lease: LeaseId, conflicts: &[&Settlement]) {
+        if conflicts.is_empty() {
+            return;
+        }
+        let shared = self.shared;
+        let missed: Vec<Missed<'_>> = conflicts
+            .iter()
+            .map(|settlement| Missed {
+                sequence: settlement.sequence(),
+                idempotency_key: &settlement.message.idempotency_key,
+                destination: &settlement.message.destination,
+            })
+            .collect();
+        let name = &shared.config.table;
+        let found = self.session.run(|conn| standings(conn, name, &missed));
+        for settlement in conflicts {
+            let found = found.as_ref().map(|found| {
+                found
+                    .iter()
+                    .find(|standing| standing.sequence == settlement.sequence())
+            });
+            log_conflict(settlement, &shared.config, lease, found.ok());
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Relays beside outboxes that are too large, or too full of what is dead, for their statements: here the
+//! limit of a statement is small, and not the outbox huge.
+
+use std::time::{Duration, Instant};
+
+use diesel::connection::SimpleConnection;
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::doubt::Doubt;
+use super::{Relay, RelayHandle};
+use crate::store::model::database::Outbox;
+use crate::testing::RecordingDispatcher;
+
+/// Ordinary claims take a few milliseconds.
+const LIMIT: Duration = Duration::from_millis(60);
+/// More rows than a server reads in that time, where each page has a few.
+const MANY: usize = 80_000;
+const WIDE: &str = "to_json(repeat('x', 1500))";
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Ground {
+    outbox: Outbox,
+    conn: PgConnection,
+    receiver: RecordingDispatcher,
+}
+
+impl Ground {
+    fn new() -> Self {
+        let outbox = Outbox::new();
+        let mut conn = outbox.connect();
+        conn.batch_execute("SET statement_timeout = '120s'")
+            .expect("a limit");
+        Self {
+            conn,
+            outbox,
+            receiver: RecordingDispatcher::new(),
+        }
+    }
+
+    fn relay(&self) -> RelayHandle {
+        let builder = Relay::builder(self.outbox.url.clone())
+            .outbox(&self.outbox.name.to_string())
+            .dispatcher(self.receiver.clone())
+            .poll_interval(Duration::from_millis(50))
+            .claim_limit(LIMIT);
+        builder.start().expect("a relay")
+    }
+
+    fn run(&mut self, sql: &str) {
+        let sql = sql.replace("{outbox}", &self.outbox.name.outbox());
+        self.conn.batch_execute(&sql).expect("a statement");
+    }
+
+    fn arrived(&self, topic: &str) -> usize {
+        let messages = self.receiver.messages();
+        messages.iter().filter(|one| one.topic == topic).count()
+    }
+
+    fn wait(&self, topic: &str, count: usize) {
+        let began = Instant::now();
+        while self.arrived(topic) < count {
+            let arrived = self.arrived(topic);
+            assert!(
+                began.elapsed() < PATIENCE,
+                "{arrived} of {count} {topic} have arrived"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(self.arrived(topic), count, "{topic}: none twice");
+    }
+}
+
+/// R13. What a claim without an answer took is found in an outbox of any size, and claims go on meanwhile.
+#[test]
+fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
+    let mut ground = Ground::new();
+    ground.run(&format!(
+        "INSERT INTO {{outbox}} (topic, payload, available_at)
+         SELECT 'later', {WIDE}, now() + interval '1 day' FROM generate_series(1, {MANY})"
+    ));
+    let relay = ground.relay();
+    let lease = relay.shared.lease.current().expect("a lease");
+    ground.run(&format!(
+        "INSERT INTO {{outbox}} (topic, payload, locked_by, locked_at)
+         SELECT 'lost', '1', {lease}, now() FROM generate_series(1, 100)"
+    ));
+    // Of a process that is gone.
+    let backend = Some(i32::MAX);
+    relay.shared.begin_doubt(Doubt { lease, backend });
+    ground.run(
+        "INSERT INTO {outbox} (topic, payload) SELECT 'new', '1' FROM generate_series(1, 100)",
+    );
+    ground.wait("new", 100);
+    ground.wait("lost", 100);
+    assert!(relay.wait_until_idle(PATIENCE), "nothing is left");
+    assert_eq!(relay.shared.doubt(), None);
+    assert_eq!(relay.shared.lease.current(), Some(lease));
+    relay.shutdown(PATIENCE).expect("an end");
+    let left = sql_query(format!(
+        "SELECT FROM {} WHERE topic <> 'later' OR attempts > 0 OR locked_by IS NOT NULL",
+        ground.outbox.name.outbox()
+    ));
+    assert_eq!(left.execute(&mut ground.conn), Ok(0));
+}
+
+/// G2, R9. Behind an old snapshot, looks for topics, sweeps and the walk read what is dead for longer than a
+/// statement may take. Messages of new and old topics arrive all the same, and late ones.
+#[test]
+fn messages_arrive_where_no_statement_gets_past_what_is_dead() {
+    let mut ground = Ground::new();
+    ground.run(&format!(
+        "INSERT INTO {{outbox}} (topic, ordering_key, payload)
+         SELECT 'busy', CASE WHEN n % 3 = 0 THEN 'key-' || n END, {WIDE} FROM generate_series(1, {MANY}) n"
+    ));
+    let mut old = ground.outbox.connect();
+    old.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        .expect("a snapshot");
+    let late = format!(
+        "BEGIN; INSERT INTO {} (topic, payload) SELECT 'late', '1' FROM generate_series(1, 10)",
+        ground.outbox.name.outbox()
+    );
+    let mut producer = ground.outbox.connect();
+    producer.batch_execute(&late).expect("inserted");
+    ground.run("DELETE FROM {outbox}");
+    let insert = "INSERT INTO {outbox} (topic, ordering_key, payload)
+        SELECT topic, CASE WHEN is_keyed THEN 'key-' || n END, '1'
+          FROM generate_series(1, 50) n, unnest(ARRAY['busy', 'above', 'yet-another']) topic,
+               unnest(ARRAY[true, false]) is_keyed";
+    ground.run(insert);
+    let relay = ground.relay();
+    for topic in ["busy", "above", "yet-another"] {
+        ground.wait(topic, 100);
+    }
+    ground.run(insert);
+    for topic in ["busy", "above", "yet-another"] {
+        ground.wait(topic, 200);
+    }
+    producer.batch_execute("COMMIT").expect("committed");
+    ground.wait("late", 10);
+    assert!(relay.wait_until_idle(PATIENCE), "nothing is left");
+    relay.shutdown(PATIENCE).expect("an end");
+    old.batch_execute("COMMIT").expect("the snapshot's end");
+}

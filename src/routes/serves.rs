@@ -1,0 +1,102 @@
+//! What a relay serves, as the relay tells the others in its lease.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+
+/// A pattern of topics and the destinations of its route, or a group of handlers and its topics.
+type Named = (String, Vec<String>);
+
+/// The topics and destinations that a relay takes messages of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Serves {
+    /// Which topic goes where, the most particular pattern first.
+    pub(super) routes: Vec<Named>,
+    /// Destinations with a URL, by their names.
+    pub(super) destinations: Vec<String>,
+    /// Groups of handlers and their topics.
+    pub(super) handlers: Vec<Named>,
+    /// Whatever else there is, too: the application's own dispatcher takes it.
+    pub(super) rest: bool,
+    /// The only topics of all these, as patterns; empty: all.
+    pub(super) only: Vec<String>,
+}
+
+impl Serves {
+    /// What a relay of these settings serves. Registered destinations, once there are any, belong here.
+    pub(crate) fn new(config: &Config) -> Self {
+        let routes = config.all_routes().into_iter();
+        let destinations = config.all_destinations().into_iter();
+        let groups = config.in_process.iter();
+        Self {
+            routes: routes.map(|route| (route.topic, route.to)).collect(),
+            destinations: destinations.map(|one| one.name).collect(),
+            handlers: groups
+                .map(|group| (group.name.clone(), group.topics.clone()))
+                .collect(),
+            rest: config.takes_rest,
+            only: config.only.clone(),
+        }
+    }
+
+    /// Whether there is nothing that such a relay could ever take.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.destinations.is_empty() && self.handlers.is_empty() && !self.rest
+    }
+
+    /// As JSON of ASCII alone, which a database in any encoding can store.
+    pub(crate) fn to_json(&self) -> String {
+        let json = serde_json::json!(self).to_string();
+        let mut ascii = String::with_capacity(json.len());
+        for c in json.chars() {
+            if c.is_ascii() {
+                ascii.push(c);
+                continue;
+            }
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                ascii += &format!("\\u{unit:04x}");
+            }
+        }
+        ascii
+    }
+
+    /// `None`: a later version has said it, in words of its own.
+    pub(crate) fn from_json(json: &str) -> Option<Self> {
+        serde_json::from_str(json).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Destination, Route};
+    use crate::routes::Routes;
+
+    #[test]
+    fn what_a_relay_says_is_read_as_it_was_meant() {
+        let mut config = Config::default();
+        let billing = Destination::new("billing", "http://a").expect("a URL");
+        config.destinations.push(billing);
+        config.routes.push(Route::new("заказ.*", "billing"));
+        config.routes.push(Route::new("\u{1f4e6}", "billing"));
+        let serves = Serves::new(&config);
+        let json = serves.to_json();
+        assert!(json.is_ascii(), "{json}");
+        assert_eq!(Serves::from_json(&json), Some(serves.clone()));
+        let routes = Routes::of(serves);
+        for (topic, destination, expected) in [
+            ("заказ.paid", "", true),
+            ("\u{1f4e6}", "", true),
+            ("order.paid", "", false),
+            ("order.paid", "billing", true),
+            ("order.paid", "audit", false),
+        ] {
+            assert_eq!(
+                routes.serve(topic, destination),
+                expected,
+                "{topic} {destination}"
+            );
+        }
+    }
+}

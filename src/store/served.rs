@@ -1,0 +1,64 @@
+//! What the relays at work serve, as they say so in their leases.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::Text;
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use crate::name::OutboxName;
+use crate::routes::{Routes, Serves};
+
+/// What all of them serve together.
+pub(crate) struct Served {
+    /// By their names.
+    relays: Vec<(String, Routes)>,
+    /// A relay of a later version may serve anything.
+    is_certain: bool,
+}
+
+#[derive(diesel::QueryableByName)]
+struct ServesRow {
+    #[diesel(sql_type = Text)]
+    relay: String,
+    #[diesel(sql_type = Text)]
+    serves: String,
+}
+
+/// Of relays with a live lease, but for those that stand by or are switched off.
+pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
+    let rows: Vec<ServesRow> = sql_query(format!(
+        "SELECT relay, serves::text AS serves FROM {lease} l
+          WHERE serves IS NOT NULL AND NOT ended AND expires_at > clock_timestamp()
+            AND NOT (single_active AND EXISTS (
+                    SELECT FROM {lease} e WHERE e.single_active AND e.id < l.id AND NOT e.ended))",
+        lease = name.lease()
+    ))
+    .load(conn)?;
+    let count = rows.len();
+    let relays = rows.into_iter().filter_map(|row| {
+        let routes = Routes::of(Serves::from_json(&row.serves)?);
+        Some((row.relay, routes))
+    });
+    let relays: Vec<(String, Routes)> = relays.collect();
+    Ok(Served {
+        is_certain: relays.len() == count,
+        relays,
+    })
+}
+
+impl Served {
+    /// Whether relays are at work and none of them takes such messages. Without any relay that is not the
+    /// topic's trouble.
+    pub(crate) fn has_no_route(&self, topic: &str, destination: &str) -> bool {
+        let is_known = self.is_certain && !self.relays.is_empty();
+        is_known && self.by(topic, destination).next().is_none()
+    }
+
+    /// The names of the relays that take such messages.
+    pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
+        let takes = move |(_, routes): &&(String, Routes)| routes.serve(topic, destination);
+        self.relays
+            .iter()
+            .filter(takes)
+            .map(|(name, _)| name.as_str())
+    }
+}

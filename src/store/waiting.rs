@@ -1,0 +1,300 @@
+//! What waits, changed by hand: cancelled, rescheduled, or settled by an operator's word.
+//!
+//! A message that a relay holds is under way and is left alone: nobody waits for its row's lock. Every
+//! function runs in a transaction, the caller's where one is open.
+
+mod list;
+mod refs;
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Interval, Nullable, Text, Timestamptz};
+use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+
+pub use self::list::WaitingFilter;
+pub(crate) use self::list::list;
+pub use self::refs::{Answer, Changed, MessageRef, Part, PartState};
+
+use self::refs::{Found, find};
+use super::enqueue::{absolute, relative};
+use super::{SequenceRow, digest_of};
+use crate::message::Due;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+
+/// How a message ends by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It was delivered by other means.
+    Delivered,
+    /// It must not be sent.
+    Cancelled,
+}
+
+impl End {
+    fn status(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Cancelled => "dead",
+        }
+    }
+
+    fn reason(self) -> ReasonCode {
+        match self {
+            Self::Delivered => ReasonCode::ByHand,
+            Self::Cancelled => ReasonCode::Cancelled,
+        }
+    }
+}
+
+/// Which messages are changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those that wait.
+    Waiting,
+    /// Also those of relays whose leases are over, and dead letters.
+    Everything,
+}
+
+/// Ends what `which` names, and writes into the ledger how and why.
+pub(crate) fn end(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    end: End,
+    note: Option<&str>,
+    reach: Reach,
+) -> QueryResult<Changed> {
+    conn.transaction(|conn| {
+        let found = find(conn, name, which, reach)?;
+        let live = found.live();
+        let expired = match reach {
+            Reach::Waiting => Vec::new(),
+            Reach::Everything => over(conn, name, &live)?,
+        };
+        let mut ended = end_live(conn, name, &live, &expired, end, note)?;
+        if reach == Reach::Everything {
+            ended.extend(end_dead(conn, name, &found.dead(), end, note)?);
+        }
+        let mut keys: Vec<String> = ended
+            .iter()
+            .filter_map(|row| row.ordering_key.clone())
+            .collect();
+        keys.sort();
+        keys.dedup();
+        for key in &keys {
+            go_on(conn, name, key)?;
+        }
+        if !keys.is_empty() {
+            wake(conn, name)?;
+        }
+        let done: Vec<i64> = ended.into_iter().map(|row| row.sequence).collect();
+        told(conn, name, which, found, &done)
+    })
+}
+
+/// Lets what waits be due at another time, never before now.
+pub(crate) fn reschedule(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    due: Due,
+) -> QueryResult<Changed> {
+    conn.transaction(|conn| {
+        let found = find(conn, name, which, Reach::Waiting)?;
+        // Due now, or before, is now by the clock: a relay's lanes have passed what is earlier.
+        let done: Vec<i64> = sql_query(format!(
+            "UPDATE {outbox} o
+                SET available_at = greatest(clock_timestamp(), coalesce($2, clock_timestamp() + $3))
+              WHERE o.sequence = ANY(ARRAY(
+                        SELECT w.sequence FROM {outbox} w
+                         WHERE w.sequence = ANY($1) AND w.locked_by IS NULL
+                         ORDER BY w.sequence FOR NO KEY UPDATE SKIP LOCKED))
+            RETURNING o.sequence",
+            outbox = name.outbox()
+        ))
+        .bind::<Array<BigInt>, _>(found.live())
+        .bind::<Nullable<Timestamptz>, _>(absolute(due))
+        .bind::<Nullable<Interval>, _>(relative(due))
+        .load::<SequenceRow>(conn)?
+        .into_iter()
+        .map(|row| row.sequence)
+        .collect();
+        if !done.is_empty() {
+            wake(conn, name)?;
+        }
+        told(conn, name, which, found, &done)
+    })
+}
+
+/// What is told of each part. What was live and was not changed may have ended meanwhile: it is looked
+/// at again.
+fn told(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    found: Found,
+    done: &[i64],
+) -> QueryResult<Changed> {
+    let is_done = |sequence: &i64| done.contains(sequence);
+    if found.live().iter().all(is_done) {
+        return Ok(found.told(done));
+    }
+    let again = find(conn, name, which, Reach::Waiting)?;
+    Ok(found.and_now(again).told(done))
+}
+
+#[derive(diesel::QueryableByName)]
+struct Ended {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Nullable<Text>)]
+    ordering_key: Option<String>,
+}
+
+/// Leases that hold one of these messages and are over: one that is over never comes back.
+fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult<Vec<i64>> {
+    if live.is_empty() {
+        return Ok(Vec::new());
+    }
+    sql_query(format!(
+        "SELECT DISTINCT o.locked_by AS sequence FROM {outbox} o
+          WHERE o.sequence = ANY($1) AND o.locked_by IS NOT NULL
+            AND NOT EXISTS (SELECT FROM {lease} l
+                             WHERE l.id = o.locked_by AND l.expires_at > clock_timestamp())",
+        outbox = name.outbox(),
+        lease = name.lease(),
+    ))
+    .bind::<Array<BigInt>, _>(live)
+    .load::<SequenceRow>(conn)
+    .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+}
+
+fn end_live(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    live: &[i64],
+    expired: &[i64],
+    end: End,
+    note: Option<&str>,
+) -> QueryResult<Vec<Ended>> {
+    if live.is_empty() {
+        return Ok(Vec::new());
+    }
+    let outbox = name.outbox();
+    let gone = format!(
+        "DELETE FROM {outbox} o
+          WHERE o.sequence = ANY(ARRAY(
+                    SELECT w.sequence FROM {outbox} w
+                     WHERE w.sequence = ANY($1)
+                       AND (w.locked_by IS NULL OR w.locked_by = ANY($5))
+                     ORDER BY w.sequence FOR UPDATE SKIP LOCKED))
+        RETURNING {}",
+        columns("o")
+    );
+    sql_query(recorded(name, &gone))
+        .bind::<Array<BigInt>, _>(live)
+        .bind::<Text, _>(end.status())
+        .bind::<Text, _>(end.reason().as_str())
+        .bind::<Nullable<Text>, _>(note)
+        .bind::<Array<BigInt>, _>(expired)
+        .load(conn)
+}
+
+fn end_dead(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    dead: &[i64],
+    end: End,
+    note: Option<&str>,
+) -> QueryResult<Vec<Ended>> {
+    if dead.is_empty() {
+        return Ok(Vec::new());
+    }
+    let gone = format!(
+        "DELETE FROM {} d WHERE d.sequence = ANY($1) RETURNING {}",
+        name.dead(),
+        columns("d")
+    );
+    sql_query(recorded(name, &gone))
+        .bind::<Array<BigInt>, _>(dead)
+        .bind::<Text, _>(end.status())
+        .bind::<Text, _>(end.reason().as_str())
+        .bind::<Nullable<Text>, _>(note)
+        .load(conn)
+}
+
+/// What the ledger keeps of a message.
+fn columns(row: &str) -> String {
+    format!(
+        "{row}.sequence, {row}.message_id, {row}.topic, {row}.destination, {row}.ordering_key,
+         {row}.idempotency_key, {row}.tenant_id, {row}.attempts, {row}.created_at, {row}.occurred_at,
+         {} AS digest",
+        digest_of(row)
+    )
+}
+
+/// Writes what the statement `gone` removes into the ledger, as $2 says, for the reason $3 and with the
+/// note $4. A row of the ledger that says `delivered` stays.
+fn recorded(name: &OutboxName, gone: &str) -> String {
+    format!(
+        "WITH gone AS ({gone}), recorded AS (
+            INSERT INTO {ledger} AS l (idempotency_key, destination, sequence, message_id, topic,
+                ordering_key, tenant_id, digest, status, reason, error, attempts, created_at,
+                occurred_at)
+            SELECT g.idempotency_key, g.destination, g.sequence, g.message_id, g.topic,
+                   g.ordering_key, g.tenant_id, g.digest, $2, $3, $4, g.attempts, g.created_at,
+                   g.occurred_at
+              FROM gone g
+            ON CONFLICT (idempotency_key, destination) DO UPDATE
+               SET {overwrite}
+             WHERE l.status = 'dead'
+         )
+         SELECT sequence, ordering_key FROM gone",
+        ledger = name.ledger(),
+        overwrite = super::settle::OVERWRITE,
+    )
+}
+
+/// The first message of a key at each destination, where it is due, is due from now on: behind the place
+/// that a relay's lanes have reached, as one that was just enqueued. (A relay's walk over all keys would
+/// find it, too, and takes its time.)
+fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> QueryResult<()> {
+    let outbox = name.outbox();
+    let first = |behind: &str| {
+        format!(
+            "SELECT o.sequence, o.destination FROM {outbox} o
+              WHERE o.ordering_key = $1 {behind}
+              ORDER BY o.ordering_key, o.destination, coalesce(o.split_from, o.sequence) LIMIT 1"
+        )
+    };
+    sql_query(format!(
+        "WITH RECURSIVE first AS (
+            ({first})
+            UNION ALL
+            (SELECT n.* FROM first f CROSS JOIN LATERAL ({next}) n)
+         )
+         UPDATE {outbox} o SET available_at = clock_timestamp()
+          WHERE o.sequence = ANY(ARRAY(
+                    SELECT w.sequence FROM {outbox} w
+                     WHERE w.sequence = ANY(ARRAY(SELECT sequence FROM first))
+                       AND w.locked_by IS NULL AND w.available_at <= clock_timestamp()
+                     ORDER BY w.sequence FOR NO KEY UPDATE SKIP LOCKED))",
+        first = first(""),
+        next = first("AND o.destination > f.destination"),
+    ))
+    .bind::<Text, _>(ordering_key)
+    .execute(conn)
+    .map(drop)
+}
+
+/// Tells relays that sleep, as the trigger `outbox_wake` does after an insert.
+fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
+    sql_query(
+        "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared(t.oid::bigint::bit(32)::integer, 1)
+                     THEN pg_catalog.pg_notify('outbox_' || t.oid::text, '') END
+           FROM (SELECT pg_catalog.to_regclass($1)::oid AS oid) t",
+    )
+    .bind::<Text, _>(name.outbox())
+    .execute(conn)
+    .map(drop)
+}

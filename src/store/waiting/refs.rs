@@ -1,0 +1,359 @@
+//! Which message is meant, where it stands, and what became of the wish to change it.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Nullable, Text, Uuid as SqlUuid};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+use uuid::Uuid;
+
+use super::Reach;
+use crate::message::Sequence;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+use crate::store::messages::{MessageKey, keys};
+
+/// A message that somebody wants to change, and where: at each of its destinations, or at one.
+///
+/// ```
+/// use diesel_outbox::MessageRef;
+///
+/// let everywhere = MessageRef::key("order-42-reminder");
+/// let at_one_destination = MessageRef::key("order-42-paid").at("billing");
+/// # let _ = (everywhere, at_one_destination);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageRef {
+    pub(crate) key: MessageKey,
+    pub(crate) destination: Option<String>,
+}
+
+impl MessageRef {
+    /// By its idempotency key: found at once, wherever it is.
+    ///
+    /// ```
+    /// let reminder = diesel_outbox::MessageRef::key("order-42-reminder");
+    /// # let _ = reminder;
+    /// ```
+    pub fn key(key: impl Into<String>) -> Self {
+        MessageKey::Key(key.into()).into()
+    }
+
+    /// Only the part of a fan-out, or the message, that names this destination.
+    ///
+    /// ```
+    /// let at_billing = diesel_outbox::MessageRef::key("order-42-paid").at("billing");
+    /// # let _ = at_billing;
+    /// ```
+    #[must_use]
+    pub fn at(mut self, destination: impl Into<String>) -> Self {
+        self.destination = Some(destination.into());
+        self
+    }
+}
+
+impl From<MessageKey> for MessageRef {
+    fn from(key: MessageKey) -> Self {
+        Self {
+            key,
+            destination: None,
+        }
+    }
+}
+
+/// By what [`Outbox::enqueue`](crate::Outbox::enqueue) has returned; after a fan-out, all of its parts.
+impl From<Sequence> for MessageRef {
+    fn from(sequence: Sequence) -> Self {
+        MessageKey::Sequence(sequence.0).into()
+    }
+}
+
+/// By its message id. There is no index of these: an id of the library's leads to about where the
+/// message is, another one is looked for during two seconds.
+impl From<Uuid> for MessageRef {
+    fn from(id: Uuid) -> Self {
+        MessageKey::Id(id).into()
+    }
+}
+
+/// What became of the wish to change a message, for each of its destinations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changed {
+    /// One for a message, one for each destination after a fan-out. None: the message is unknown.
+    pub parts: Vec<Part>,
+    /// Everything was looked at. `false`: a search without an index took too long and was ended.
+    pub is_complete: bool,
+}
+
+/// A message at one destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Part {
+    /// Its place in the outbox.
+    pub sequence: Sequence,
+    /// Its destination; empty where its topic decides.
+    pub destination: String,
+    /// What became of it.
+    pub state: PartState,
+}
+
+/// What became of the wish to change one part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PartState {
+    /// It was changed.
+    Done,
+    /// A relay, or another transaction, has it just now. It was left alone.
+    UnderWay,
+    /// It was delivered before.
+    Delivered,
+    /// It was cancelled before.
+    Cancelled,
+    /// It is a dead letter, or was one.
+    Dead,
+}
+
+/// What became of the wish to change a message, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// It was changed, at each destination.
+    Done,
+    /// It was changed for some of its destinations, and not for others: see [`Changed::parts`].
+    Partly,
+    /// Nothing was changed: it is under way, for one destination at least. It may be delivered, or wait
+    /// for a retry, a moment later.
+    UnderWay,
+    /// Nothing was changed: it was delivered, to one destination at least.
+    Delivered,
+    /// Nothing was changed: it was cancelled before.
+    Cancelled,
+    /// Nothing was changed: it is a dead letter, or was one.
+    Dead,
+    /// Neither outbox nor ledger knows it.
+    Unknown,
+}
+
+impl Changed {
+    /// The parts in a word.
+    ///
+    /// ```
+    /// # use diesel::PgConnection;
+    /// use diesel_outbox::{Answer, MessageRef, Outbox};
+    ///
+    /// # fn cancel(conn: &mut PgConnection, outbox: &Outbox) -> diesel::QueryResult<()> {
+    /// let changed = outbox.cancel(conn, MessageRef::key("order-42-reminder"))?;
+    /// match changed.answer() {
+    ///     Answer::Done | Answer::Cancelled => println!("no reminder is sent"),
+    ///     other => println!("too late: {other:?}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn answer(&self) -> Answer {
+        let has = |state: PartState| self.parts.iter().any(|part| part.state == state);
+        let all_done = self.parts.iter().all(|part| part.state == PartState::Done);
+        match () {
+            () if self.parts.is_empty() => Answer::Unknown,
+            () if all_done => Answer::Done,
+            () if has(PartState::Done) => Answer::Partly,
+            () if has(PartState::UnderWay) => Answer::UnderWay,
+            () if has(PartState::Delivered) => Answer::Delivered,
+            () if has(PartState::Dead) => Answer::Dead,
+            () => Answer::Cancelled,
+        }
+    }
+}
+
+/// What a table has of a part.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+pub(super) struct Row {
+    /// `live`, or the status that the ledger or the dead letters give it.
+    #[diesel(sql_type = Text)]
+    status: String,
+    #[diesel(sql_type = Nullable<Text>)]
+    reason: Option<String>,
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    split_from: Option<i64>,
+    #[diesel(sql_type = SqlUuid)]
+    message_id: Uuid,
+    #[diesel(sql_type = Text)]
+    idempotency_key: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+}
+
+impl Row {
+    fn is_live(&self) -> bool {
+        self.status == "live"
+    }
+
+    fn state(&self) -> PartState {
+        match self.status.as_str() {
+            "live" => PartState::UnderWay,
+            "delivered" => PartState::Delivered,
+            _ if self.reason.as_deref() == Some(ReasonCode::Cancelled.as_str()) => {
+                PartState::Cancelled
+            }
+            _ => PartState::Dead,
+        }
+    }
+
+    fn is_of(&self, sequence: i64) -> bool {
+        self.sequence == sequence || self.split_from == Some(sequence)
+    }
+}
+
+/// A message's parts, one for each destination.
+#[derive(Debug)]
+pub(super) struct Found {
+    rows: Vec<Row>,
+    is_complete: bool,
+}
+
+impl Found {
+    pub(super) fn live(&self) -> Vec<i64> {
+        self.sequences(Row::is_live)
+    }
+
+    /// Dead letters, as far as the ledger or the dead letters say so.
+    pub(super) fn dead(&self) -> Vec<i64> {
+        self.sequences(|row| row.state() == PartState::Dead)
+    }
+
+    fn sequences(&self, which: impl Fn(&Row) -> bool) -> Vec<i64> {
+        let rows = self.rows.iter().filter(|row| which(row));
+        let mut sequences: Vec<i64> = rows.map(|row| row.sequence).collect();
+        sequences.sort_unstable();
+        sequences
+    }
+
+    /// With what a second look has found of the same messages.
+    pub(super) fn and_now(mut self, again: Self) -> Self {
+        for row in &mut self.rows {
+            let now = again.rows.iter().find(|now| now.sequence == row.sequence);
+            if let Some(now) = now {
+                *row = now.clone();
+            }
+        }
+        self
+    }
+
+    pub(super) fn told(self, done: &[i64]) -> Changed {
+        let part = |row: Row| Part {
+            sequence: Sequence(row.sequence),
+            state: match done.contains(&row.sequence) {
+                true => PartState::Done,
+                false => row.state(),
+            },
+            destination: row.destination,
+        };
+        Changed {
+            parts: self.rows.into_iter().map(part).collect(),
+            is_complete: self.is_complete,
+        }
+    }
+}
+
+/// The parts of a message. By key it is a probe of each index; dead letters, which have none of keys, are
+/// only read where neither outbox nor ledger has the key.
+pub(super) fn find(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    reach: Reach,
+) -> QueryResult<Found> {
+    let (keys, is_complete) = match &which.key {
+        MessageKey::Key(key) => (vec![key.clone()], true),
+        other => {
+            let found = keys(conn, name, other)?;
+            (found.rows, found.is_complete)
+        }
+    };
+    if keys.is_empty() {
+        return Ok(Found {
+            rows: Vec::new(),
+            is_complete,
+        });
+    }
+    let mut rows = of_keys(conn, name, &keys)?;
+    if rows.is_empty() || reach == Reach::Everything {
+        let dead = dead_of_keys(conn, name, &keys)?.into_iter();
+        let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
+        rows.extend(dead.filter(|row| !sequences.contains(&row.sequence)));
+    }
+    retain_meant(&mut rows, &which.key);
+    if let Some(destination) = &which.destination {
+        rows.retain(|row| row.destination == *destination);
+    }
+    // What is live counts, and not what became of an earlier message of the key.
+    let live: Vec<(String, String)> = rows
+        .iter()
+        .filter(|row| row.is_live())
+        .map(|row| (row.idempotency_key.clone(), row.destination.clone()))
+        .collect();
+    let is_earlier = |row: &Row| {
+        let is_same = |(key, destination): &(String, String)| {
+            *key == row.idempotency_key && *destination == row.destination
+        };
+        !row.is_live() && live.iter().any(is_same)
+    };
+    rows.retain(|row| !is_earlier(row));
+    rows.sort_by(|a, b| (&a.destination, a.sequence).cmp(&(&b.destination, b.sequence)));
+    Ok(Found { rows, is_complete })
+}
+
+/// A sequence, or an id, leads to keys; another message may have the same key.
+fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
+    let (sequence, id) = match key {
+        MessageKey::Key(_) => return,
+        MessageKey::Sequence(sequence) => (Some(*sequence), None),
+        MessageKey::Id(id) => (None, Some(*id)),
+        MessageKey::Text(text) => {
+            let text = text.trim();
+            if rows.iter().any(|row| row.idempotency_key == text) {
+                rows.retain(|row| row.idempotency_key == text);
+                return;
+            }
+            (text.parse().ok(), text.parse().ok())
+        }
+    };
+    let mut ids: Vec<Uuid> = id.into_iter().collect();
+    if let Some(sequence) = sequence {
+        let of_sequence = rows.iter().filter(|row| row.is_of(sequence));
+        ids.extend(of_sequence.map(|row| row.message_id));
+    }
+    rows.retain(|row| ids.contains(&row.message_id));
+}
+
+fn of_keys(conn: &mut PgConnection, name: &OutboxName, keys: &[String]) -> QueryResult<Vec<Row>> {
+    sql_query(format!(
+        "SELECT 'live' AS status, NULL::text AS reason, o.sequence, o.split_from, o.message_id,
+                o.idempotency_key, o.destination
+           FROM {outbox} o WHERE o.idempotency_key = ANY($1)
+         UNION ALL
+         SELECT l.status, l.reason, l.sequence, NULL::bigint, l.message_id, l.idempotency_key,
+                l.destination
+           FROM {ledger} l WHERE l.idempotency_key = ANY($1)",
+        outbox = name.outbox(),
+        ledger = name.ledger(),
+    ))
+    .bind::<Array<Text>, _>(keys)
+    .load(conn)
+}
+
+fn dead_of_keys(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    keys: &[String],
+) -> QueryResult<Vec<Row>> {
+    sql_query(format!(
+        "SELECT 'dead' AS status, d.reason, d.sequence, d.split_from, d.message_id,
+                d.idempotency_key, d.destination
+           FROM {dead} d WHERE d.idempotency_key = ANY($1)",
+        dead = name.dead(),
+    ))
+    .bind::<Array<Text>, _>(keys)
+    .load(conn)
+}

@@ -1,0 +1,344 @@
+//! Topics and destinations that some relay, or none, serves.
+
+use std::time::Duration;
+
+use diesel_outbox::admin;
+use diesel_outbox::{
+    Config, Destination, NewMessage, ProblemKind, Relay, RelayBuilder, RelayHandle, StartError,
+};
+use serde_json::json;
+
+use crate::commands::{File, With, refused};
+use crate::metrics::Metrics;
+use crate::support::{Database, Receiver, Running, eventually, finish};
+
+fn to(database: &Database, topic: &str, receiver: &Receiver) -> RelayBuilder {
+    let billing = Destination::new("billing", &receiver.url()).expect("a URL");
+    database
+        .relay()
+        .destination(billing)
+        .route(topic, "billing")
+}
+
+fn end(relay: &RelayHandle) {
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("a clean end");
+}
+
+fn keyed(topic: &str, key: &str) -> NewMessage {
+    NewMessage::new(topic, &json!({ "key": key }))
+        .expect("JSON")
+        .ordering_key(key)
+}
+
+fn has_problem(relay: &RelayHandle) -> bool {
+    let health = relay.health();
+    let mut problems = health.problems().iter();
+    problems.any(|problem| problem.kind == ProblemKind::NoRoute)
+}
+
+/// Another relay, as far as its lease tells: it serves this topic by a handler.
+fn lease_of_another(database: &Database, topic: &str, lives: &str, single_active: bool) {
+    let serves = json!({ "routes": [[topic, ["handlers"]]], "handlers": [["handlers", [topic]]] });
+    database.execute(&format!(
+        "INSERT INTO {{o}}_lease (relay, expires_at, serves, single_active)
+         VALUES ('another', now() + '{lives}', '{serves}', {single_active})"
+    ));
+}
+
+/// R44, G6: beside a relay that has a route for them, one that has none leaves messages alone.
+#[test]
+fn a_relay_takes_nothing_that_it_cannot_route() {
+    let database = Database::new();
+    let (receiver, other) = (Receiver::ok(), Receiver::ok());
+    let lacking = to(&database, "invoice.*", &other)
+        .max_attempts(3)
+        .backoff("50ms,50ms".parse().expect("a backoff"))
+        .start()
+        .expect("a relay");
+    database.enqueue_many(100);
+    for n in 0..100 {
+        database.enqueue_message(keyed("order.paid", &format!("key-{}", n % 7)));
+    }
+    let healthy = to(&database, "order.*", &receiver)
+        .start()
+        .expect("a relay");
+    eventually("all are delivered", || database.count("delivered") == 200);
+    assert_eq!(database.count("dead"), 0);
+    assert_eq!(
+        database.number("SELECT max(attempts) FROM {o}_ledger"),
+        1,
+        "nobody else has tried"
+    );
+    assert_eq!(lacking.stats().claimed, 0);
+    end(&lacking);
+    end(&healthy);
+}
+
+/// R16, R44: what no relay serves is seen everywhere, waits at no cost, and is delivered when one comes.
+#[test]
+fn a_topic_that_no_relay_serves_waits_and_is_shown() {
+    let database = Database::new();
+    let metrics = Metrics::of(&database);
+    let receiver = Receiver::ok();
+    let relay = to(&database, "order.*", &receiver)
+        .start()
+        .expect("a relay");
+    assert!(!has_problem(&relay));
+    database.enqueue("member.joined", json!(1));
+    database.enqueue("member.joined", json!(2));
+    let named = NewMessage::new("order.paid", &1).expect("JSON");
+    database.enqueue_message(named.destination("audit"));
+    database.enqueue("order.paid", json!(3));
+    eventually("the relay says so, and how many", || {
+        relay.health().to_string().contains("2 messages wait")
+    });
+    let health = relay.health();
+    assert!(health.is_ready() && health.is_live());
+    let said = health.to_string();
+    assert!(
+        said.contains("no_route") && said.contains("member.joined"),
+        "{said}"
+    );
+    eventually("the metrics say so", || {
+        relay.record_metrics();
+        metrics.value("diesel_outbox_problem", &[("problem", "no_route")]) >= 1.0
+    });
+    eventually("the one with a route is delivered", || {
+        database.count("delivered") == 1
+    });
+    let status = finish(database.binary(&["status", "--json"]))
+        .code(0)
+        .json();
+    let troubles = status["troubles"].as_array().expect("a list");
+    let shown: Vec<_> = troubles
+        .iter()
+        .map(|row| {
+            (
+                row["reason"].as_str(),
+                row["topic"].as_str(),
+                row["count"].as_i64(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            (Some("NO_ROUTE"), Some("member.joined"), Some(2)),
+            (Some("NO_ROUTE"), Some("order.paid"), Some(1)),
+        ]
+    );
+    assert_eq!(database.number("SELECT sum(attempts) FROM {o}"), 0);
+
+    let check = database
+        .binary(&["check"])
+        .with("OUTBOX_URL", &receiver.url());
+    let check = finish(check).code(1).stdout;
+    assert!(check.contains("member.joined -> default"), "{check}");
+    let check = finish(database.binary(&["check"])).code(1).stdout;
+    assert!(check.contains("member.joined"), "{check}");
+    assert!(check.contains("NO_ROUTE"), "{check}");
+
+    let late = to(&database, "member.*", &receiver)
+        .destination(Destination::new("audit", &receiver.url()).expect("a URL"))
+        .start()
+        .expect("a relay");
+    eventually("all are delivered", || database.count("delivered") == 4);
+    eventually("the problem is over", || !has_problem(&relay));
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
+    end(&relay);
+    end(&late);
+}
+
+/// R16, R44: the log says it once, with a count; the application's handlers are known by their lease.
+#[test]
+fn the_log_names_a_topic_when_the_only_relay_that_serves_it_is_gone() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    lease_of_another(&database, "member.joined", "6 s", false);
+    let file = File::new(&format!(
+        "[destinations.billing]\nurl = '{}'\n[[routes]]\ntopic = 'order.*'\nto = 'billing'\n",
+        receiver.url()
+    ));
+    let mut relay = Running::start(
+        database
+            .binary(&["run"])
+            .with("OUTBOX_CONFIG", file.path())
+            .with("OUTBOX_LOG_FORMAT", "json"),
+    );
+    for n in 0..3 {
+        database.enqueue("member.joined", json!(n));
+    }
+    database.enqueue("order.paid", json!(1));
+    eventually("the relay is at work", || database.count("delivered") == 1);
+    let check = || {
+        finish(
+            database
+                .binary(&["check"])
+                .with("OUTBOX_CONFIG", file.path()),
+        )
+        .stdout
+    };
+    assert!(
+        check().contains("member.joined is served by"),
+        "{}",
+        check()
+    );
+    assert!(!relay.log().contains("no_route"));
+    // The other one's lease ends by time.
+    relay.wait_for_log("\"event\":\"no_route\"");
+    let log = relay.log();
+    let line = log.lines().find(|line| line.contains("no_route"));
+    let line = line.expect("a line");
+    assert!(
+        line.contains("member.joined") && line.contains("\"messages\":3"),
+        "{line}"
+    );
+    relay.signal("TERM");
+    relay.wait();
+    assert_eq!(relay.log().matches("\"no_route\"").count(), 1);
+    assert_eq!(database.count("pending"), 3);
+}
+
+/// R10, R44: what one that stands by would serve is served by nobody.
+#[test]
+fn a_relay_that_stands_by_serves_nothing() {
+    let database = Database::new();
+    let mut config = Config::default();
+    for (variable, value) in [
+        ("DATABASE_URL", database.url.as_str()),
+        ("OUTBOX_TABLE", &database.name()),
+        ("OUTBOX_SINGLE_ACTIVE", "true"),
+    ] {
+        config.set(variable, value).expect("a good setting");
+    }
+    let active = Relay::from_config(config)
+        .on_topic("order.paid", |_, _| Ok(()))
+        .start()
+        .expect("a relay");
+    lease_of_another(&database, "member.joined", "1 h", true);
+    database.enqueue("member.joined", json!(1));
+    eventually("the relay says so", || has_problem(&active));
+    end(&active);
+}
+
+/// R6, G2: a message that nobody serves dies when its time is over, with a key or without one.
+#[test]
+fn what_no_relay_serves_still_expires() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = to(&database, "order.*", &receiver)
+        .start()
+        .expect("a relay");
+    let message = || NewMessage::new("member.joined", &1).expect("JSON");
+    let soon = Duration::from_millis(200);
+    database.enqueue_message(message());
+    database.enqueue_message(message().expires_after(soon));
+    database.enqueue_message(message().destination("audit").expires_after(soon));
+    for _ in 0..2 {
+        database.enqueue_message(keyed("member.joined", "k").expires_after(soon));
+    }
+    // Behind them, and served.
+    database.enqueue_message(keyed("order.paid", "k"));
+    // Held by a relay that has died.
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead', now() - interval '1 s')",
+    );
+    database.execute(
+        "INSERT INTO {o} (topic, payload, expires_at, locked_by, locked_at)
+         SELECT 'member.joined', '1', now(), id, now() FROM {o}_lease WHERE relay = 'dead'",
+    );
+    eventually("five are dead", || database.count("dead") == 5);
+    eventually("what was behind them goes on", || {
+        database.count("delivered") == 1
+    });
+    assert_eq!(
+        database.text("SELECT string_agg(DISTINCT reason, ' ') FROM {o}_dead"),
+        Some("EXPIRED".to_owned())
+    );
+    assert_eq!(database.count("pending"), 1, "the one that does not expire");
+    end(&relay);
+}
+
+/// G5: a message that nobody serves keeps those behind it waiting, also behind one that was just sent.
+#[test]
+fn a_message_without_a_route_blocks_its_key() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for topic in ["order.paid", "member.joined", "order.sent"] {
+        database.enqueue_message(keyed(topic, "k"));
+    }
+    let relay = to(&database, "order.*", &receiver)
+        .start()
+        .expect("a relay");
+    eventually("the first is delivered", || {
+        database.count("delivered") == 1
+    });
+    eventually("the second is seen", || has_problem(&relay));
+    assert!(
+        relay.wait_until_idle(Duration::from_secs(30)),
+        "nothing is due"
+    );
+    assert_eq!(
+        (database.count("delivered"), database.count("pending")),
+        (1, 2)
+    );
+    assert_eq!(database.number("SELECT sum(attempts) FROM {o}"), 0);
+    let other = to(&database, "member.*", &receiver)
+        .start()
+        .expect("a relay");
+    eventually("all are delivered", || database.count("delivered") == 3);
+    let topics: Vec<_> = receiver
+        .requests()
+        .iter()
+        .filter_map(|request| request.header("ce-type").map(str::to_owned))
+        .collect();
+    assert_eq!(topics, ["order.paid", "member.joined", "order.sent"]);
+    end(&relay);
+    end(&other);
+}
+
+/// R16, R44: a relay that could never send anything does not start, in a program neither.
+#[test]
+fn a_relay_without_any_destination_says_what_to_set() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!(1));
+    for command in ["run", "drain"] {
+        refused(
+            database.binary(&[command]),
+            &["OUTBOX_URL", "outbox.toml", "nothing can be sent"],
+        );
+    }
+    let refused = database.relay().start();
+    assert!(matches!(refused, Err(StartError::Config(_))), "{refused:?}");
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+    // It sends nothing by intention.
+    let mut disabled = Running::start(database.binary(&["run"]).with("OUTBOX_ENABLED", "false"));
+    disabled.wait_for_log("relay started");
+    disabled.signal("TERM");
+    assert_eq!(disabled.wait().code(), Some(0));
+    assert_eq!(database.count("pending"), 1);
+}
+
+/// R44: without a relay at work nothing is said of routes; one that is switched off is none.
+#[test]
+fn without_a_relay_no_topic_lacks_a_route() {
+    let database = Database::new();
+    database.enqueue("order.paid", json!(1));
+    let name = database.name().parse().expect("a name");
+    let unrouted = || {
+        let depths = admin::depths(&mut database.connect(), &name).expect("depths");
+        depths.unrouted().count()
+    };
+    assert_eq!(unrouted(), 0);
+    let disabled = Relay::builder(&database.url)
+        .outbox(&database.name())
+        .enabled(false)
+        .start()
+        .expect("a relay");
+    assert_eq!(unrouted(), 0);
+    lease_of_another(&database, "member.joined", "1 h", false);
+    assert_eq!(unrouted(), 1);
+    end(&disabled);
+}

@@ -1,0 +1,213 @@
+//! Messages whose outcomes the database refuses to write down: a trigger, a constraint, an odd text. They
+//! cost the others nothing.
+
+use std::time::{Duration, Instant};
+
+use diesel_outbox::ProblemKind;
+use serde_json::json;
+
+use crate::support::{Database, Receiver, eventually};
+
+/// No row of the ledger for which this is true can be written.
+fn refuse(database: &Database, condition: &str) {
+    let schema = database.schema().to_owned();
+    database.execute(&format!(
+        "CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN IF {condition} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$"
+    ));
+    database.execute(&format!(
+        "CREATE TRIGGER refuse BEFORE INSERT ON {{o}}_ledger FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
+    ));
+}
+
+fn refuse_no_more(database: &Database) {
+    database.execute("DROP TRIGGER refuse ON {o}_ledger");
+}
+
+/// By one statement, with the payloads 1, 2, …
+fn enqueue(database: &Database, topic: &str, count: usize) {
+    let enqueued = database.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload, idempotency_key)
+         SELECT '{topic}', to_json(n), '{topic}-' || n FROM generate_series(1, {count}) AS n ORDER BY n"
+    ));
+    assert_eq!(enqueued, count);
+}
+
+fn delivered(database: &Database, topic: &str) -> i64 {
+    database.number(&format!(
+        "SELECT count(*) FROM {{o}}_ledger WHERE topic = '{topic}' AND status = 'delivered'"
+    ))
+}
+
+/// Each message was sent once.
+fn once_each(receiver: &Receiver, count: usize) {
+    assert_eq!((receiver.count(), receiver.ids().len()), (count, count));
+}
+
+/// G2, R23: of 5,000 others none was written down in 100 s.
+#[test]
+fn a_topic_whose_settles_are_refused_costs_others_nothing() {
+    let database = Database::new();
+    refuse(&database, "NEW.topic = 'refused'");
+    enqueue(&database, "refused", 200);
+    enqueue(&database, "order.paid", 5000);
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    let began = Instant::now();
+    eventually("the others are written down", || {
+        delivered(&database, "order.paid") == 5000
+    });
+    eprintln!("5,000 beside 200 refused ones: {:?}", began.elapsed());
+    assert!(relay.wait_until_idle(Duration::from_secs(30)));
+    assert_eq!(delivered(&database, "refused"), 0);
+    assert_eq!(relay.health().to_string(), "ok");
+    refuse_no_more(&database);
+    eventually("what was refused is written down", || {
+        delivered(&database, "refused") == 200
+    });
+    relay
+        .shutdown(Duration::from_secs(20))
+        .expect("a clean end");
+    once_each(&receiver, 5200);
+}
+
+/// R23: with 30 refused messages the median was 5.5 s.
+#[test]
+fn beside_refused_messages_a_settle_takes_no_longer() {
+    let database = Database::new();
+    refuse(&database, "NEW.topic = 'refused'");
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    enqueue(&database, "refused", 30);
+    eventually("they are sent", || receiver.count() == 30);
+    let mut took: Vec<Duration> = (1..=40)
+        .map(|n| {
+            let began = Instant::now();
+            database.enqueue("order.paid", json!(n));
+            eventually("it is written down", || {
+                delivered(&database, "order.paid") == n
+            });
+            began.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    eprintln!(
+        "beside 30 refused ones: median {:?}, most {:?}",
+        took[20], took[39]
+    );
+    assert!(took[20] < Duration::from_millis(500), "{took:?}");
+    assert!(took[39] < Duration::from_secs(4), "{took:?}");
+    refuse_no_more(&database);
+    relay
+        .shutdown(Duration::from_secs(20))
+        .expect("a clean end");
+    assert_eq!(delivered(&database, "refused"), 30);
+    once_each(&receiver, 70);
+}
+
+/// R23: those of the same topic that are fine are written down, and so are the refused ones once they can be.
+#[test]
+fn single_messages_that_are_refused_hold_none_of_their_topic() {
+    let database = Database::new();
+    refuse(
+        &database,
+        "(regexp_match(NEW.idempotency_key, '[0-9]+$'))[1]::int % 100 = 7",
+    );
+    enqueue(&database, "order.paid", 1000);
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    eventually("the others are written down", || {
+        delivered(&database, "order.paid") == 990
+    });
+    assert!(relay.wait_until_idle(Duration::from_secs(30)));
+    assert_eq!(database.count("sending"), 10);
+    enqueue(&database, "order.sent", 6);
+    eventually("later ones are, too", || {
+        delivered(&database, "order.sent") == 6
+    });
+    refuse_no_more(&database);
+    eventually("all are", || delivered(&database, "order.paid") == 1000);
+    relay
+        .shutdown(Duration::from_secs(20))
+        .expect("a clean end");
+    once_each(&receiver, 1006);
+}
+
+/// G2, R14: what cannot be written down is not sent on and on.
+#[test]
+fn a_topic_that_is_refused_is_claimed_no_more_and_goes_on_when_it_is_not() {
+    let database = Database::new();
+    refuse(&database, "NEW.topic = 'refused'");
+    enqueue(&database, "refused", 3000);
+    let receiver = Receiver::ok();
+    let relay = database.relay().batch(50).url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    eventually("it says so", || {
+        let health = relay.health();
+        health
+            .problems()
+            .iter()
+            .any(|one| one.kind == ProblemKind::SettlesRefused)
+    });
+    let health = relay.health();
+    assert!(
+        health.is_ready() && health.to_string().contains("refused"),
+        "{health}"
+    );
+    database.enqueue_many(100);
+    eventually("others are sent and written down", || {
+        database.count("delivered") == 100
+    });
+    let sent = receiver.count() - 100;
+    assert!(sent < 1000, "{sent} were sent");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(receiver.count() - 100, sent, "no more are sent");
+    refuse_no_more(&database);
+    eventually("all are delivered", || database.count("delivered") == 3100);
+    eventually("it says so no more", || relay.health().to_string() == "ok");
+    relay
+        .shutdown(Duration::from_secs(20))
+        .expect("a clean end");
+    once_each(&receiver, 3100);
+}
+
+/// G5, R28: of a refused message's key nothing is sent; other keys go on, and the relay ends in time.
+#[test]
+fn a_refused_message_keeps_its_key_and_no_other() {
+    let database = Database::new();
+    refuse(&database, "NEW.topic = 'refused'");
+    for n in 0..20 {
+        for topic in ["refused", "order.paid"] {
+            database.execute(&format!(
+                "INSERT INTO {{o}} (topic, payload, ordering_key) VALUES ('{topic}', '{n}', 'bad-{n}')"
+            ));
+        }
+    }
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key)
+         SELECT 'order.paid', to_json(n), 'good-' || n % 100 FROM generate_series(1, 2000) AS n",
+    );
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    eventually("the other keys go on", || {
+        delivered(&database, "order.paid") == 2000
+    });
+    assert_eq!(
+        receiver.count(),
+        2020,
+        "nothing behind a refused one is sent"
+    );
+    let began = Instant::now();
+    let ended = relay.shutdown(Duration::from_secs(15));
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        began.elapsed()
+    );
+    let error = ended.expect_err("20 messages are not written down");
+    assert!(error.to_string().contains("20 messages"), "{error}");
+}

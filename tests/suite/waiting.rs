@@ -1,0 +1,637 @@
+//! What waits: listed, cancelled, put off and settled by hand, by the library, by commands and by the page.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use diesel::connection::SimpleConnection;
+use diesel::result::Error;
+use diesel::{Connection, PgConnection};
+use diesel_outbox::admin::{self, MessageKey, Note, Verdict, WaitingFilter};
+use diesel_outbox::{
+    Answer, Changed, Destination, Due, Enqueued, MessageRef, NewMessage, OutboxName, PartState,
+    Sequence, Status,
+};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::page::Page;
+use crate::support::{Database, Finished, Receiver, eventually, finish};
+
+/// No message may wait for it.
+const NEVER: Duration = Duration::from_secs(600);
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn name(db: &Database) -> OutboxName {
+    db.name().parse().expect("a name")
+}
+
+fn message(topic: &str) -> NewMessage {
+    NewMessage::new(topic, &json!({ "n": 1 })).expect("JSON")
+}
+
+fn reminder(key: &str) -> NewMessage {
+    message("reminder").idempotency_key(key).delay(HOUR)
+}
+
+fn enqueue(db: &Database, message: NewMessage) -> Enqueued {
+    let enqueued = db.outbox().enqueue(&mut db.connect(), message);
+    enqueued.expect("enqueued")
+}
+
+fn cancel(db: &Database, which: impl Into<MessageRef>) -> Changed {
+    let changed = db.outbox().cancel(&mut db.connect(), which);
+    changed.expect("an answer")
+}
+
+fn note() -> Note {
+    Note::new("alice", "sent by fax")
+}
+
+fn settle(db: &Database, which: impl Into<MessageRef>, verdict: Verdict) -> Changed {
+    let changed = admin::settle(
+        &mut db.connect(),
+        &name(db),
+        &which.into(),
+        verdict,
+        &note(),
+    );
+    changed.expect("an answer")
+}
+
+/// `a Done`: destination and state of each part.
+fn parts(changed: &Changed) -> Vec<String> {
+    let part = |part: &diesel_outbox::Part| format!("{} {:?}", part.destination, part.state);
+    changed.parts.iter().map(part).collect()
+}
+
+/// Status, reason and error of the ledger's only row.
+fn ledger(db: &Database) -> Option<String> {
+    db.text("SELECT concat_ws(' ', status, reason, error) FROM {o}_ledger")
+}
+
+/// R39, G1: cancelled in the caller's transaction, and only if that commits.
+#[test]
+fn a_cancelled_message_is_not_sent_and_the_ledger_keeps_that_it_was_cancelled() {
+    let db = Database::new();
+    enqueue(&db, reminder("r-1"));
+    let mut conn = db.connect();
+    let rolled_back = conn.transaction::<(), Error, _>(|conn| {
+        let changed = db.outbox().cancel(conn, MessageRef::key("r-1"))?;
+        assert_eq!(changed.answer(), Answer::Done);
+        Err(Error::RollbackTransaction)
+    });
+    assert_eq!(rolled_back, Err(Error::RollbackTransaction));
+    assert_eq!((db.count("pending"), ledger(&db)), (1, None));
+
+    let changed = conn
+        .transaction(|conn| db.outbox().cancel(conn, MessageRef::key("r-1")))
+        .expect("an answer");
+    assert_eq!(changed.answer(), Answer::Done);
+    assert_eq!(ledger(&db).as_deref(), Some("dead CANCELLED"));
+    assert_eq!((db.count("pending"), db.count("dead")), (0, 1), "G2");
+    assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 0, "no alarm");
+    assert_eq!(
+        cancel(&db, MessageRef::key("r-1")).answer(),
+        Answer::Cancelled
+    );
+
+    // The key is free, and what is enqueued under it is sent.
+    assert!(enqueue(&db, message("reminder").idempotency_key("r-1")).is_new);
+    let receiver = Receiver::ok();
+    let relay = db.relay().url(&receiver.url()).start().expect("it starts");
+    receiver.wait_for(1);
+    eventually("it is settled", || relay.stats().delivered == 1);
+    assert_eq!(
+        cancel(&db, MessageRef::key("r-1")).answer(),
+        Answer::Delivered
+    );
+    assert_eq!(receiver.count(), 1);
+}
+
+/// R39: by each of its names, and never another message of the same key.
+#[test]
+fn a_message_is_cancelled_by_sequence_id_and_key() {
+    let db = Database::new();
+    let first = enqueue(&db, reminder("r-1")).sequence;
+    assert_eq!(cancel(&db, first).answer(), Answer::Done);
+    enqueue(&db, reminder("r-1"));
+    assert_eq!(cancel(&db, first).answer(), Answer::Cancelled);
+    assert_eq!(db.count("pending"), 1, "it is another message");
+    let id = db.text("SELECT message_id::text FROM {o}").expect("an id");
+    let id: Uuid = id.parse().expect("an id");
+    let elsewhere = MessageRef::from(id).at("billing");
+    assert_eq!(cancel(&db, elsewhere).answer(), Answer::Unknown);
+    assert_eq!(cancel(&db, id).answer(), Answer::Done);
+    for unknown in [
+        MessageRef::key("r-2"),
+        MessageRef::from(Sequence(i64::MAX)),
+        MessageRef::from(Uuid::now_v7()),
+    ] {
+        assert_eq!(cancel(&db, unknown.clone()).answer(), Answer::Unknown);
+        let later = db
+            .outbox()
+            .reschedule(&mut db.connect(), unknown, Due::Now)
+            .expect("an answer");
+        assert_eq!(later.answer(), Answer::Unknown);
+    }
+}
+
+/// R39, R13: what a relay has is left alone, and so is what another transaction has locked; nobody waits.
+#[test]
+fn what_is_under_way_is_left_alone_at_once() {
+    let db = Database::new();
+    let claimed = enqueue(&db, message("t").idempotency_key("claimed")).sequence;
+    db.execute("UPDATE {o} SET locked_by = 7, locked_at = now()");
+    let locked = enqueue(&db, message("t").idempotency_key("locked")).sequence;
+    let mut other = db.connect();
+    other
+        .batch_execute(&format!(
+            "BEGIN; SELECT FROM {} WHERE sequence = {locked} FOR NO KEY UPDATE",
+            db.name()
+        ))
+        .expect("locked");
+    let mut conn = db.connect();
+    conn.batch_execute("SET statement_timeout = '10s'")
+        .expect("set");
+    let (outbox, name) = (db.outbox(), name(&db));
+    for which in [claimed, locked] {
+        let changed = outbox.cancel(&mut conn, which).expect("an answer");
+        assert_eq!(changed.answer(), Answer::UnderWay);
+        let changed = outbox.reschedule(&mut conn, which, Due::Now);
+        assert_eq!(changed.expect("an answer").answer(), Answer::UnderWay);
+    }
+    assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);
+
+    // An operator settles what a relay holds only when its lease is over.
+    db.execute(
+        "INSERT INTO {o}_lease (id, relay, expires_at) OVERRIDING SYSTEM VALUE
+         VALUES (7, 'r', now() + interval '1 hour')",
+    );
+    let which = MessageRef::from(claimed);
+    let mut settle = || {
+        let verdict = Verdict::Delivered;
+        admin::settle(&mut conn, &name, &which, verdict, &note()).expect("an answer")
+    };
+    assert_eq!(settle().answer(), Answer::UnderWay);
+    db.execute("UPDATE {o}_lease SET expires_at = now()");
+    assert_eq!(settle().answer(), Answer::Done);
+    assert_eq!(
+        ledger(&db).as_deref(),
+        Some("delivered BY_HAND alice: sent by fax")
+    );
+}
+
+/// R39: each part of a fan-out is answered for.
+#[test]
+fn the_parts_of_a_fan_out_are_told_apart() {
+    let db = Database::new();
+    let (fast, slow) = (Receiver::ok(), Receiver::answering(|_| 503));
+    let relay = db
+        .relay()
+        .backoff(diesel_outbox::Backoff::Table(vec![HOUR]))
+        .destination(Destination::new("fast", &fast.url()).expect("a URL"))
+        .destination(Destination::new("slow", &slow.url()).expect("a URL"))
+        .route_to_each("t", &["fast", "slow"])
+        .start()
+        .expect("it starts");
+    let whole = enqueue(&db, message("t").idempotency_key("k")).sequence;
+    fast.wait_for(1);
+    eventually("one is delivered, one waits", || {
+        (db.count("delivered"), db.count("retrying")) == (1, 1)
+    });
+    relay.shutdown(Duration::from_secs(10)).expect("it ends");
+    let later = db
+        .outbox()
+        .reschedule(&mut db.connect(), whole, Due::After(HOUR))
+        .expect("an answer");
+    let expected = ["fast Delivered", "slow Done"];
+    assert_eq!(
+        (parts(&later), later.answer()),
+        (expected.map(String::from).to_vec(), Answer::Partly)
+    );
+    let changed = cancel(&db, MessageRef::key("k").at("fast"));
+    assert_eq!(parts(&changed), ["fast Delivered"]);
+    let changed = cancel(&db, whole);
+    assert_eq!(parts(&changed), expected);
+    assert_eq!(changed.parts[1].state, PartState::Done);
+    let changed = cancel(&db, MessageRef::key("k"));
+    assert_eq!(parts(&changed), ["fast Delivered", "slow Cancelled"]);
+    assert_eq!(changed.answer(), Answer::Delivered);
+}
+
+/// A relay that has passed everything and sleeps: only what tells it leads it to a message.
+fn sleeper(db: &Database, receiver: &Receiver) -> diesel_outbox::RelayHandle {
+    let relay = db.relay().poll_interval(NEVER).url(&receiver.url());
+    let relay = relay.start().expect("it starts");
+    eventually("it sleeps", || is_asleep(db));
+    relay
+}
+
+fn is_asleep(db: &Database) -> bool {
+    db.number(
+        "SELECT count(*) FROM pg_locks
+          WHERE locktype = 'advisory' AND classid = '{o}'::regclass::oid AND objid = 1
+            AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted",
+    ) > 0
+}
+
+/// R39, R9: sooner. The lanes have passed the message's place, and nobody polls.
+#[test]
+fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    let keyed = message("t").ordering_key("k").delay(HOUR);
+    let plain = message("t").delay(HOUR);
+    let sequences = [plain, keyed].map(|message| enqueue(&db, message).sequence);
+    let relay = sleeper(&db, &receiver);
+    let long_ago = Due::At(SystemTime::now() - 24 * HOUR);
+    for (count, (sequence, due)) in (1..).zip(sequences.into_iter().zip([Due::Now, long_ago])) {
+        eventually("it sleeps", || is_asleep(&db));
+        let changed = db.outbox().reschedule(&mut db.connect(), sequence, due);
+        assert_eq!(changed.expect("an answer").answer(), Answer::Done);
+        receiver.wait_for(count);
+        eventually("it is settled", || relay.stats().delivered == count as u64);
+    }
+}
+
+/// R39: later, and then due.
+#[test]
+fn a_message_that_is_put_off_is_sent_at_its_new_time() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    let relay = db.relay().url(&receiver.url()).start().expect("it starts");
+    let began = Instant::now();
+    let sequence = enqueue(&db, message("t").delay(Duration::from_millis(700))).sequence;
+    let later = Duration::from_millis(1500);
+    let changed = db
+        .outbox()
+        .reschedule(&mut db.connect(), sequence, Due::After(later))
+        .expect("an answer");
+    assert_eq!(changed.answer(), Answer::Done);
+    receiver.wait_for(1);
+    assert!(began.elapsed() >= later, "{:?}", began.elapsed());
+    eventually("it is settled", || relay.stats().delivered == 1);
+}
+
+/// R39, G5: the key goes on, and a relay that sleeps is told.
+#[test]
+fn a_cancelled_first_message_frees_its_key_at_once() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    let keyed = |n: u64| {
+        NewMessage::new("t", &json!({ "n": n }))
+            .expect("JSON")
+            .ordering_key("k")
+    };
+    let first = enqueue(&db, keyed(1).delay(HOUR)).sequence;
+    enqueue(&db, keyed(2));
+    enqueue(&db, keyed(3));
+    let relay = sleeper(&db, &receiver);
+    assert_eq!(cancel(&db, first).answer(), Answer::Done);
+    let numbers: Vec<_> = receiver
+        .wait_for(2)
+        .iter()
+        .map(|request| request.json()["n"].as_u64())
+        .collect();
+    assert_eq!(numbers, [Some(2), Some(3)]);
+    eventually("both are settled", || relay.stats().delivered == 2);
+}
+
+fn bury(db: &Database) {
+    db.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, ordering_key,
+            idempotency_key, available_at, created_at, attempts, reason, blocks_key)
+         VALUES (-1, gen_random_uuid(), 't', 'billing', '1', 'k', 'dead-1', now(), now(), 3, 'REJECTED', true)",
+    );
+    db.execute(
+        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+            status, reason, attempts, created_at)
+         SELECT idempotency_key, destination, sequence, message_id, topic, '', 'dead', reason, 3, now()
+           FROM {o}_dead",
+    );
+}
+
+/// R39: a dead letter was delivered by other means, or must not be sent; its key is free.
+#[test]
+fn a_dead_letter_is_settled_by_hand() {
+    for (verdict, row) in [
+        (Verdict::Delivered, "delivered BY_HAND alice: sent by fax"),
+        (Verdict::NotToBeSent, "dead CANCELLED alice: sent by fax"),
+    ] {
+        let db = Database::new();
+        bury(&db);
+        assert_eq!(
+            cancel(&db, MessageRef::key("dead-1")).answer(),
+            Answer::Dead
+        );
+        let behind = message("t").ordering_key("k").idempotency_key("behind");
+        enqueue(&db, behind.destination("billing"));
+        let receiver = Receiver::ok();
+        let relay = db
+            .relay()
+            .poll_interval(NEVER)
+            .destination(Destination::new("billing", &receiver.url()).expect("a URL"))
+            .start()
+            .expect("it starts");
+        eventually("it sleeps", || is_asleep(&db));
+        let changed = settle(&db, Sequence(-1), verdict);
+        assert_eq!(parts(&changed), ["billing Done"]);
+        assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 0);
+        receiver.wait_for(1);
+        eventually("the next one is settled", || relay.stats().delivered == 1);
+        db.execute("DELETE FROM {o}_ledger WHERE idempotency_key = 'behind'");
+        assert_eq!(ledger(&db).as_deref(), Some(row));
+        let key = MessageKey::Key("dead-1".to_owned());
+        let records = admin::message(&mut db.connect(), &name(&db), &key).expect("a search");
+        let error = records.rows[0].last_error.as_deref();
+        assert_eq!(error, Some("alice: sent by fax"));
+    }
+}
+
+/// R2, R20: what was said to be delivered is not sent when it is enqueued again; and that stays.
+#[test]
+fn what_was_delivered_by_hand_counts_as_delivered() {
+    let db = Database::new();
+    let waiting = || message("t").idempotency_key("k");
+    enqueue(&db, waiting());
+    let which = || MessageRef::key("k");
+    assert_eq!(
+        settle(&db, which(), Verdict::Delivered).answer(),
+        Answer::Done
+    );
+    assert_eq!(
+        settle(&db, which(), Verdict::NotToBeSent).answer(),
+        Answer::Delivered
+    );
+    enqueue(&db, waiting());
+    let receiver = Receiver::ok();
+    let relay = db.relay().url(&receiver.url()).start().expect("it starts");
+    eventually("it is settled", || {
+        db.number("SELECT count(*) FROM {o}") == 0
+    });
+    relay.shutdown(Duration::from_secs(10)).expect("it ends");
+    assert_eq!(receiver.count(), 0);
+    assert_eq!(
+        ledger(&db).as_deref(),
+        Some("delivered BY_HAND alice: sent by fax")
+    );
+}
+
+fn list(conn: &mut PgConnection, db: &Database, filter: &WaitingFilter, limit: i64) -> Vec<String> {
+    let found = admin::waiting(conn, &name(db), filter, limit).expect("a list");
+    assert!(found.is_complete);
+    let keys = found.rows.iter().map(|row| row.idempotency_key.clone());
+    keys.collect()
+}
+
+fn fill_list(db: &Database) {
+    db.execute(
+        "INSERT INTO {o} (topic, destination, ordering_key, tenant_id, idempotency_key, payload, attempts,
+                locked_by, available_at)
+         VALUES ('a', '', NULL, NULL, 'a-retrying', '1', 2, NULL, now() + interval '3 min'),
+                ('a', 'one', 'k', NULL, 'a-one-keyed', '1', 0, NULL, now() + interval '1 min'),
+                ('b', '', 'k', '00000000-0000-0000-0000-000000000007', 'b-keyed', '1', 0, 5, now()),
+                ('b', 'one', NULL, '00000000-0000-0000-0000-000000000007', 'b-one', '1', 0, NULL,
+                 now() + interval '2 min')",
+    );
+}
+
+/// R39, R36
+#[test]
+fn what_waits_is_listed_by_topic_destination_tenant_key_and_state() {
+    let db = Database::new();
+    fill_list(&db);
+    let mut conn = db.connect();
+    let all = WaitingFilter::default();
+    let in_order = ["b-keyed", "a-one-keyed", "b-one", "a-retrying"];
+    assert_eq!(list(&mut conn, &db, &all, 10), in_order);
+    assert_eq!(list(&mut conn, &db, &all, 2), in_order[..2]);
+    let text = |text: &str| Some(text.to_owned());
+    let topic = |topic: &str| WaitingFilter {
+        topic: text(topic),
+        ..WaitingFilter::default()
+    };
+    let destination = WaitingFilter {
+        destination: text("one"),
+        ..WaitingFilter::default()
+    };
+    let tenant = WaitingFilter {
+        tenant_id: Some(Uuid::from_u128(7)),
+        ..WaitingFilter::default()
+    };
+    let key = WaitingFilter {
+        ordering_key: text("k"),
+        ..WaitingFilter::default()
+    };
+    let in_state = |status| WaitingFilter {
+        status: Some(status),
+        ..WaitingFilter::default()
+    };
+    let both = WaitingFilter {
+        status: Some(Status::Pending),
+        ..tenant.clone()
+    };
+    let key_at = WaitingFilter {
+        destination: text(""),
+        ..key.clone()
+    };
+    for (filter, expected) in [
+        (topic("a"), vec!["a-one-keyed", "a-retrying"]),
+        (topic("c"), vec![]),
+        (destination, vec!["a-one-keyed", "b-one"]),
+        (tenant, vec!["b-keyed", "b-one"]),
+        (key, vec!["b-keyed", "a-one-keyed"]),
+        (key_at, vec!["b-keyed"]),
+        (in_state(Status::Pending), vec!["a-one-keyed", "b-one"]),
+        (in_state(Status::Retrying), vec!["a-retrying"]),
+        (in_state(Status::Sending), vec!["b-keyed"]),
+        (both, vec!["b-one"]),
+    ] {
+        assert_eq!(list(&mut conn, &db, &filter, 10), expected, "{filter:?}");
+    }
+    // Page by page.
+    let mut seen = Vec::new();
+    let mut filter = all;
+    loop {
+        let page = admin::waiting(&mut conn, &name(&db), &filter, 1).expect("a list");
+        let Some(row) = page.rows.first() else {
+            break;
+        };
+        seen.push(row.idempotency_key.clone());
+        filter.after = Some(row.place());
+    }
+    assert_eq!(seen, in_order);
+}
+
+/// R39: however many wait, a list reads what it shows.
+#[test]
+fn a_list_of_many_reads_an_index_and_no_table() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o} (topic, destination, ordering_key, payload)
+         SELECT 't-' || n % 3, '', CASE n % 2 WHEN 0 THEN 'k' || n END, '1'
+           FROM generate_series(1, 30000) n",
+    );
+    db.execute("ANALYZE {o}");
+    let mut conn = db.connect();
+    let reads = |db: &Database| {
+        db.execute("SELECT pg_stat_force_next_flush()");
+        db.number(
+            "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_all_tables
+              WHERE relid = '{o}'::regclass",
+        )
+    };
+    drop(list(&mut conn, &db, &WaitingFilter::default(), 20));
+    // What a connection has read is told when it ends.
+    drop(conn);
+    let before = reads(&db);
+    let mut conn = db.connect();
+    for filter in [
+        WaitingFilter::default(),
+        WaitingFilter {
+            topic: Some("t-1".to_owned()),
+            ..WaitingFilter::default()
+        },
+        WaitingFilter {
+            ordering_key: Some("k1000".to_owned()),
+            ..WaitingFilter::default()
+        },
+    ] {
+        assert!(!list(&mut conn, &db, &filter, 20).is_empty(), "{filter:?}");
+    }
+    drop(conn);
+    eventually("the statistics are there", || reads(&db) > before);
+    let read = reads(&db) - before;
+    assert!(read < 3_000, "{read} rows were read");
+}
+
+fn run(db: &Database, arguments: &[&str]) -> Finished {
+    let mut command = db.binary(&[&["message"], arguments].concat());
+    command.env("USER", "bob");
+    finish(command)
+}
+
+/// R39
+#[test]
+fn the_command_lists_cancels_reschedules_and_settles() {
+    let db = Database::new();
+    fill_list(&db);
+    let listed = run(&db, &["list", "--topic", "a", "--json"]).code(0).json();
+    let keys: Vec<_> = listed["messages"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|row| row["idempotency_key"].as_str())
+        .collect();
+    assert_eq!(keys, ["a-one-keyed", "a-retrying"]);
+    assert_eq!(listed["complete"], true);
+    let listed = run(&db, &["list", "--limit", "1"]).code(0).stdout;
+    assert!(listed.contains("more: --after "), "{listed}");
+    let place = listed.rsplit(' ').next().expect("a place").trim();
+    let next = run(&db, &["list", "--limit", "1", "--after", place]).code(0);
+    assert!(next.stdout.contains("one"), "{}", next.stdout);
+    run(&db, &["list", "--status", "dead"]).code(2);
+    run(&db, &["list", "--tenant", "7"]).code(2);
+
+    let moved = run(&db, &["reschedule", "a-retrying", "--in", "2h", "--json"]);
+    let moved = moved.code(0).json();
+    assert_eq!(moved["answer"], "done");
+    assert_eq!(
+        db.number("SELECT count(*) FROM {o} WHERE available_at > now() + interval '1 hour'"),
+        1
+    );
+    run(&db, &["reschedule", "a-retrying"]).code(2);
+    run(&db, &["reschedule", "a-retrying", "--at", "soon"]).code(2);
+    let moved = run(
+        &db,
+        &["reschedule", "a-retrying", "--at", "2099-01-01T00:00:00Z"],
+    );
+    assert!(moved.code(0).stdout.contains("rescheduled"));
+
+    let why = ["--why", "the order is cancelled"];
+    let done = run(&db, &[["cancel", "a-retrying"], why].concat()).code(0);
+    assert!(done.stdout.contains("cancelled"), "{}", done.stdout);
+    let shown = run(&db, &["show", "a-retrying"]).code(0).stdout;
+    assert!(
+        shown.contains("cancelled after 2 attempts: bob: the order is cancelled"),
+        "{shown}"
+    );
+    let again = run(&db, &["cancel", "a-retrying"]).code(0);
+    assert!(again.stdout.contains("before"), "{}", again.stdout);
+    let busy = run(&db, &["cancel", "b-keyed"]).code(1);
+    assert!(busy.stderr.contains("under way"), "{}", busy.stderr);
+    let unknown = run(&db, &["cancel", "nothing", "--json"]).code(1);
+    assert_eq!(unknown.json()["answer"], "unknown");
+
+    bury(&db);
+    run(&db, &["settle", "dead-1", "--delivered"]).code(2);
+    let arguments = ["--delivered", "--why", "by fax", "--who", "alice", "--json"];
+    let settled = run(&db, &[["settle", "dead-1"].as_slice(), &arguments].concat());
+    assert_eq!(settled.code(0).json()["parts"][0]["state"], "done");
+    let shown = run(&db, &["show", "dead-1"]).code(0).stdout;
+    assert!(
+        shown.contains("delivered by hand for billing after 3 attempts: alice: by fax"),
+        "{shown}"
+    );
+    let arguments = ["settle", "b-one", "--never", "--why", "wrong"];
+    run(&db, &arguments).code(0);
+    assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);
+}
+
+/// R39, and the audit line of each change.
+#[test]
+fn the_page_lists_cancels_reschedules_and_settles() {
+    let db = Database::new();
+    fill_list(&db);
+    bury(&db);
+    let page = Page::start(db.binary(&["admin"]));
+    let list = page.get("/messages?topic=a").body;
+    let sequence = |key: &str| {
+        db.number(&format!(
+            "SELECT sequence FROM {{o}} WHERE idempotency_key = '{key}'"
+        ))
+    };
+    let has = |key: &str| list.contains(&format!("/messages?q={}\"", sequence(key)));
+    assert!(has("a-one-keyed") && has("a-retrying"), "{list}");
+    assert!(!has("b-one"), "{list}");
+    let bad = page.get("/messages?tenant=x");
+    assert_eq!(bad.status, 400);
+
+    let token = page.get("/messages?q=a-retrying").form_token();
+    let send =
+        |path: &str, fields: &str| page.post(path, "", &format!("form_token={token}&{fields}"));
+    let retrying = sequence("a-retrying");
+    let fields = format!("sequence={retrying}&key=a-retrying");
+    let answer = send("/message/reschedule", &format!("{fields}&in=2h"));
+    assert_eq!(answer.status, 303, "{answer:?}");
+    assert_eq!(
+        db.number("SELECT count(*) FROM {o} WHERE available_at > now() + interval '1 hour'"),
+        1
+    );
+    assert_eq!(
+        send("/message/reschedule", &format!("{fields}&in=x")).status,
+        400
+    );
+    let answer = send("/message/cancel", &format!("{fields}&why=wrong+order"));
+    let next = answer.header("location").expect("a way").to_owned();
+    assert!(page.get(&next).body.contains("was cancelled"), "{next}");
+    let claimed = sequence("b-keyed");
+    let answer = send(
+        "/message/cancel",
+        &format!("sequence={claimed}&key=b-keyed"),
+    );
+    let next = answer.header("location").expect("a way").to_owned();
+    assert!(page.get(&next).body.contains("under way"), "{next}");
+    // Settling needs a reason, and shows it.
+    let letter = "sequence=-1&destination=billing&key=dead-1&verdict=delivered";
+    assert_eq!(send("/message/settle", letter).status, 400);
+    assert_eq!(
+        send("/message/settle", &format!("{letter}&why=by+fax")).status,
+        303
+    );
+    let shown = page.get("/messages?q=dead-1").body;
+    assert!(shown.contains("by fax"), "{shown}");
+    let log = page.process.log();
+    for event in ["admin_cancel", "admin_reschedule", "admin_settle"] {
+        assert!(log.contains(event), "{event}: {log}");
+    }
+}
