@@ -24,6 +24,14 @@ use crate::message::{MessageError, Sequence};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnqueueError {
+    /// The connection is not in a transaction that was begun by Diesel, so the message would not be committed
+    /// together with what it tells of. Nothing was sent to the database. Wrap both in `conn.transaction(…)`;
+    /// see also [`allow_outside_transaction`](crate::Outbox::allow_outside_transaction).
+    #[error(
+        "not in a transaction: wrap this call, and the changes that belong to it, in `conn.transaction(…)`; \
+         to write messages alone, use `Outbox::allow_outside_transaction()`"
+    )]
+    NotInTransaction,
     /// The message itself is bad. Nothing was sent to the database.
     #[error(transparent)]
     Message(#[from] MessageError),

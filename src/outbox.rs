@@ -18,6 +18,7 @@ use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
 use crate::store::check_transaction;
 use crate::store::enqueue::{Row, Stored, insert_or_find};
+use crate::store::pinned::is_in_transaction;
 
 /// An outbox to enqueue into. Cheap to make, to clone and to share between threads.
 ///
@@ -38,6 +39,7 @@ use crate::store::enqueue::{Row, Stored, insert_or_find};
 pub struct Outbox {
     name: OutboxName,
     trace: Option<Arc<CurrentTrace>>,
+    allows_outside: bool,
 }
 
 type CurrentTrace = dyn Fn() -> Option<TraceContext> + Send + Sync;
@@ -89,7 +91,41 @@ impl Outbox {
         Ok(Self {
             name: name.parse()?,
             trace: None,
+            allows_outside: false,
         })
+    }
+
+    /// Lets messages be written where no transaction is open: each call then commits by itself. By default
+    /// such a call is refused with [`EnqueueError::NotInTransaction`]: the message and the change that it tells
+    /// of would not be committed together.
+    ///
+    /// Call it where messages are all that is written: in a script, a seed or a benchmark. Give the rest of the
+    /// application an `Outbox` without it.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{NewMessage, Outbox};
+    ///
+    /// let outbox = Outbox::new("outbox")?.allow_outside_transaction();
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// outbox.enqueue(&mut conn, NewMessage::new("report.wanted", &2026)?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Diesel knows whether a transaction is open, so asking costs no round trip. Diesel does not see a `BEGIN`
+    /// that was sent as SQL, and the call is refused. This method is no remedy there: `enqueue` would be part of
+    /// that transaction, but the other methods would commit it. Begin transactions with Diesel.
+    #[must_use]
+    pub fn allow_outside_transaction(mut self) -> Self {
+        self.allows_outside = true;
+        self
+    }
+
+    fn check_in_transaction(&self, conn: &mut PgConnection) -> Result<(), EnqueueError> {
+        if self.allows_outside || is_in_transaction(conn) {
+            return Ok(());
+        }
+        Err(EnqueueError::NotInTransaction)
     }
 
     /// Asks `current` for the trace context of each message that brings none, when it is enqueued.
@@ -139,9 +175,12 @@ impl Outbox {
     }
 
     /// Writes a message on the caller's connection, in its open transaction: it is delivered if
-    /// and only if that commits. One statement, which commits by itself where no transaction is open.
+    /// and only if that commits. One statement.
     ///
     /// # Errors
+    /// - [`EnqueueError::NotInTransaction`]: no transaction is open, and
+    ///   [`allow_outside_transaction`](Self::allow_outside_transaction) was not called; nothing was sent to
+    ///   the database.
     /// - [`EnqueueError::Message`]: the message is bad; nothing was sent to the database.
     /// - [`EnqueueError::Conflict`]: its key stands for another message that is still in the
     ///   outbox; nothing was written, and the transaction stays usable.
@@ -151,6 +190,7 @@ impl Outbox {
         conn: &mut PgConnection,
         message: impl IntoMessage,
     ) -> Result<Enqueued, EnqueueError> {
+        self.check_in_transaction(conn)?;
         let message = self.traced(message.into_message()?);
         message.validate()?;
         let rows = [Row::new(message)];
@@ -163,9 +203,9 @@ impl Outbox {
     /// Writes many messages by one statement, all or none. The outcomes are in the order of
     /// the messages; so are the sequences of the new ones.
     ///
-    /// Runs in a transaction of its own, or a savepoint inside the caller's. Two transactions that
-    /// enqueue the same keys in opposite order at the same moment can deadlock, as with any unique
-    /// index; PostgreSQL then aborts one of them.
+    /// Runs in a savepoint inside the caller's transaction. Two transactions that enqueue the same keys in
+    /// opposite order at the same moment can deadlock, as with any unique index; PostgreSQL then aborts one
+    /// of them.
     ///
     /// ```
     /// # use diesel::prelude::*;
@@ -188,6 +228,7 @@ impl Outbox {
         conn: &mut PgConnection,
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
+        self.check_in_transaction(conn)?;
         let rows = self.rows(messages)?;
         if rows.is_empty() {
             return Ok(Vec::new());
@@ -217,12 +258,12 @@ impl Outbox {
         Ok(rows)
     }
 
-    /// Saves an aggregate together with the events that it has collected, in one transaction (a savepoint
-    /// inside the caller's): `store` writes the aggregate, then the events are enqueued. The events are
-    /// forgotten when both went well, and kept when one of them failed.
+    /// Saves an aggregate together with the events that it has collected, in a savepoint inside the caller's
+    /// transaction: `store` writes the aggregate, then the events are enqueued. The events are forgotten when
+    /// both went well, and kept when one of them failed.
     ///
-    /// Inside a transaction of the caller's, whoever rolls that back has an aggregate without its events:
-    /// load it anew.
+    /// Load the aggregate in the same transaction, so that nobody changes it in between. Whoever rolls that
+    /// transaction back has an aggregate without its events: load it anew.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -283,6 +324,7 @@ impl Outbox {
     where
         E: From<EnqueueError> + From<diesel::result::Error>,
     {
+        self.check_in_transaction(conn)?;
         let (value, rows, enqueued) = conn.transaction(|conn| {
             let value = store(conn, aggregate)?;
             let messages = aggregate.events().messages();
@@ -312,9 +354,8 @@ impl Outbox {
     /// fastest while keys are new; the first that is not makes PostgreSQL log a duplicate key, and
     /// the rest of the call looks at each key.
     ///
-    /// Runs in a transaction of its own, or a savepoint inside the caller's. Relays see none of the
-    /// messages before the commit. Of many millions, several calls hold fewer locks and less WAL at a
-    /// time.
+    /// Runs in a savepoint inside the caller's transaction. Relays see none of the messages before the
+    /// commit. Of many millions, several transactions hold fewer locks and less WAL at a time.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -334,13 +375,14 @@ impl Outbox {
     /// let outbox = Outbox::new("outbox")?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let events = (0..1_000_000).map(|customer| Imported { customer });
-    /// let new = outbox.enqueue_bulk(&mut conn, events)?;
+    /// let new = conn.transaction(|conn| outbox.enqueue_bulk(conn, events))?;
     /// println!("{new} messages");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// Nothing was written. The caller's transaction, if any, stays usable after the first two.
+    /// Nothing was written. The caller's transaction stays usable after a bad message and a conflict.
+    /// - [`EnqueueError::NotInTransaction`]: as of [`enqueue`](Self::enqueue).
     /// - [`EnqueueError::MessageAt`]: a message is bad; the ones after it were not looked at.
     /// - [`EnqueueError::Conflict`]: a key stands for another message.
     /// - [`EnqueueError::Database`]: the database failed.
@@ -349,6 +391,7 @@ impl Outbox {
         conn: &mut PgConnection,
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<u64, EnqueueError> {
+        self.check_in_transaction(conn)?;
         let (new, enqueues) = conn.transaction(|conn| {
             let mut bulk = Bulk::new(&self.name);
             for (index, message) in (0..).zip(messages) {

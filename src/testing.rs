@@ -24,8 +24,11 @@
 //! // The code under test.
 //! fn pay(conn: &mut PgConnection, order_id: i64) -> QueryResult<()> {
 //!     let outbox = Outbox::default();
-//!     outbox.enqueue(conn, &OrderPaid { order_id })?;
-//!     Ok(())
+//!     conn.transaction(|conn| {
+//!         diesel::sql_query("UPDATE orders SET paid = true").execute(conn)?;
+//!         outbox.enqueue(conn, &OrderPaid { order_id })?;
+//!         Ok(())
+//!     })
 //! }
 //!
 //! # fn test() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,6 +50,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The test's transaction counts as one: code that forgets its own is refused
+//! ([`NotInTransaction`](crate::EnqueueError::NotInTransaction)) in production, and not here.
 
 mod recording;
 
@@ -221,6 +227,7 @@ macro_rules! assert_not_enqueued {
 /// use std::time::Duration;
 ///
 /// # fn test(conn: &mut PgConnection) -> Result<(), Box<dyn std::error::Error>> {
+/// // `conn` is in the test's transaction.
 /// let outbox = Outbox::default();
 /// let relay = TestRelay::new(Relay::in_test().on_topic("reminder", |_, _| Ok(())))?;
 /// outbox.enqueue(conn, NewMessage::new("reminder", &7)?.delay(Duration::from_secs(3600)))?;

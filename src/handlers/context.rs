@@ -174,6 +174,9 @@ impl<'a> PooledContext<'a> {
     /// [`RelayBuilder::connections`](crate::RelayBuilder::connections) takes them. In tests
     /// ([`testing`](crate::testing)) it is the test's own connection.
     ///
+    /// It is not in a transaction. A handler that enqueues does so in [`once`](Self::once), or in
+    /// `conn.transaction(…)`.
+    ///
     /// # Errors
     /// A [`HandlerError`], which tries again, when the pool gives none. In tests also when the last one has not been given back yet: there is only one.
     pub fn connection(&self) -> Result<Connection<'a>, HandlerError> {

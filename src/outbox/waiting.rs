@@ -20,6 +20,8 @@ impl Outbox {
     /// locked: the answer is [`Answer::UnderWay`](crate::Answer::UnderWay), and nobody waits. After a
     /// fan-out each part is answered for: those that wait are cancelled, others are not.
     ///
+    /// Works outside of a transaction too, and then commits by itself: it is one change of one message.
+    ///
     /// By idempotency key this is two short statements. A sequence or a message id that is not live any
     /// more is looked for in the ledger, without an index, for two seconds at most.
     ///

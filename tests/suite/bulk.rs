@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
-use diesel_outbox::{EnqueueError, MAX_PAYLOAD_BYTES, MessageError, NewMessage, TraceContext};
+use diesel_outbox::{
+    EnqueueError, MAX_PAYLOAD_BYTES, MessageError, NewMessage, Outbox, TraceContext,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -441,9 +443,15 @@ fn pass(mut from: TcpStream, mut to: TcpStream, heard: impl Fn()) {
 #[test]
 fn an_enqueue_adds_one_round_trip_to_the_transaction() {
     let database = Database::new();
-    let outbox = database.outbox();
+    let outbox = Outbox::new(&database.name()).expect("a name");
     let trips = RoundTrips::to(&database);
     let mut conn = PgConnection::establish(&trips.url).expect("PostgreSQL is there");
+    let (count, refused) = trips.of(|| outbox.enqueue(&mut conn, keyed(1)));
+    assert!(
+        matches!(refused, Err(EnqueueError::NotInTransaction)),
+        "{refused:?}"
+    );
+    assert_eq!(count, 0, "outside of a transaction");
     let (begin_and_commit, _) = trips.of(|| conn.transaction(|_| diesel::QueryResult::Ok(())));
     assert_eq!(begin_and_commit, 2, "the proxy counts");
     conn.transaction::<_, EnqueueError, _>(|conn| {

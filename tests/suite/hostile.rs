@@ -223,7 +223,8 @@ fn what_others_create_in_the_search_path_is_never_called() {
     assert_eq!(ground.calls(), 0, "by enqueueing");
     // Plain SQL of others, which the library meets: without a digest.
     ground.execute("INSERT INTO public.outbox (topic, payload, idempotency_key) VALUES ('good', '{\"n\":1}', 'plain')");
-    let plain = outbox.enqueue(conn, message("good").idempotency_key("plain"));
+    let plain = message("good").idempotency_key("plain");
+    let plain = conn.transaction(|conn| outbox.enqueue(conn, plain));
     assert!(!plain.expect("the same").is_new);
     let once = || {
         inbox::once(&mut ground.database.connect(), "a", "1", |_| {

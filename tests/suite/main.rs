@@ -32,6 +32,7 @@ mod handle;
 mod handlers;
 mod health;
 mod hostile;
+mod in_transaction;
 mod inbox;
 mod messages;
 mod metrics;

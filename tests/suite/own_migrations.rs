@@ -55,7 +55,8 @@ impl Folder {
 fn enqueues(conn: &mut PgConnection, name: &OutboxName) {
     let outbox = Outbox::new(&name.to_string()).expect("a name");
     let message = NewMessage::new("t", &1).expect("JSON");
-    outbox.enqueue(conn, message).expect("enqueued");
+    conn.transaction(|conn| outbox.enqueue(conn, message))
+        .expect("enqueued");
     admin::check_schema(conn, name).expect("as needed");
 }
 

@@ -171,13 +171,18 @@ fn message(topic: &str, n: i32) -> NewMessage {
     NewMessage::new(topic, &json!({ "n": n })).expect("JSON")
 }
 
+fn messages_alone() -> Outbox {
+    let outbox = Outbox::new("outbox").expect("a name");
+    outbox.allow_outside_transaction()
+}
+
 // --- Enough ---------------------------------------------------------------------------------
 
 #[test]
 fn an_enqueuer_enqueues_in_every_way() {
     let ground = Ground::new();
     let conn = &mut ground.connect("enqueuer");
-    let outbox = Outbox::new("outbox").expect("a name");
+    let outbox = messages_alone();
     let whole = message("order.paid", 1)
         .destination("billing")
         .header("x-shop", "berlin")
@@ -248,7 +253,7 @@ fn an_enqueuer_whose_key_a_plain_insert_wrote_needs_one_right_more() {
         "INSERT INTO outbox (topic, payload, idempotency_key) VALUES ('t', '{\"n\":1}', 'k')",
     )
     .expect("inserted");
-    let outbox = Outbox::new("outbox").expect("a name");
+    let outbox = messages_alone();
     let same = message("t", 1).idempotency_key("k");
     let error = outbox.enqueue(conn, same.clone()).expect_err("not allowed");
     assert!(error.to_string().contains("permission denied"), "{error}");
@@ -552,7 +557,7 @@ fn what_a_role_does_not_need_is_refused() {
 fn an_enqueuer_has_no_right_that_enqueueing_does_not_need() {
     let ground = Ground::new();
     let role = ground.roles.role("enqueuer");
-    let outbox = Outbox::new("outbox").expect("a name");
+    let outbox = messages_alone();
     let mut count = 0;
     for (privilege, columns) in [
         (

@@ -201,7 +201,8 @@ fn an_outbox_of_another_name_has_tables_of_its_own() {
         diesel_outbox::migrate(conn, &name.parse().expect("a name")).expect("migrated");
         let outbox = Outbox::new(name).expect("a name");
         let message = NewMessage::new("t", &json!(name)).expect("JSON");
-        outbox.enqueue(conn, message).expect("enqueued");
+        conn.transaction(|conn| outbox.enqueue(conn, message))
+            .expect("enqueued");
     }
     let payloads: [serde_json::Value; 3] = [
         hrm::outbox::table.select(hrm::outbox::payload).first(conn),
