@@ -2,7 +2,7 @@
 //!
 //! The same pages are in the repository, as `docs/*.md`.
 
-/// Topics, versions, ordering keys, idempotency keys, tenants, payloads.
+/// Topics, versions, ordering keys, idempotency keys, transactions, tenants, payloads.
 #[doc = include_str!("../docs/keys-and-topics.md")]
 pub mod keys_and_topics {}
 
