@@ -169,6 +169,15 @@ impl Database {
         ))
     }
 
+    /// Whether a relay sleeps, so that whoever enqueues notifies it.
+    pub fn is_relay_asleep(&self) -> bool {
+        self.number(
+            "SELECT count(*) FROM pg_locks
+              WHERE locktype = 'advisory' AND classid = '{o}'::regclass::oid AND objid = 1
+                AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted",
+        ) > 0
+    }
+
     /// Enqueues one message in a transaction of its own; returns its sequence.
     pub fn enqueue(&self, topic: &str, payload: serde_json::Value) -> i64 {
         self.enqueue_message(NewMessage::new(topic, &payload).expect("JSON"))

@@ -6,7 +6,7 @@ use diesel::pg::Pg;
 use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
-use diesel::{OptionalExtension, PgConnection, RunQueryDsl, sql_query};
+use diesel::{Connection, OptionalExtension, PgConnection, RunQueryDsl, sql_query};
 use uuid::Uuid;
 
 pub use self::groups::DeadGroup;
@@ -14,6 +14,7 @@ pub(crate) use self::groups::groups;
 
 use super::SequenceRow;
 use super::place::{Place, micros, rfc3339};
+use super::waiting;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 
@@ -261,16 +262,30 @@ pub(crate) fn requeue(
     .execute(conn)
 }
 
-/// Removes these dead letters for good. The ledger keeps that they died. Returns how many.
+/// Removes these dead letters for good, and lets the keys go on that they have held. The ledger keeps that
+/// they died. Returns how many.
 pub(crate) fn discard(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequences: &[i64],
 ) -> QueryResult<usize> {
-    sql_query(format!(
-        "DELETE FROM {} WHERE sequence = ANY($1)",
-        name.dead()
-    ))
-    .bind::<Array<BigInt>, _>(sequences)
-    .execute(conn)
+    conn.transaction(|conn| {
+        let gone: Vec<GoneRow> = sql_query(format!(
+            "DELETE FROM {} WHERE sequence = ANY($1)
+             RETURNING CASE WHEN blocks_key THEN ordering_key END AS held",
+            name.dead()
+        ))
+        .bind::<Array<BigInt>, _>(sequences)
+        .load(conn)?;
+        let number = gone.len();
+        waiting::free(conn, name, gone.into_iter().filter_map(|row| row.held))?;
+        Ok(number)
+    })
+}
+
+#[derive(diesel::QueryableByName)]
+struct GoneRow {
+    /// The ordering key that it has held.
+    #[diesel(sql_type = Nullable<Text>)]
+    held: Option<String>,
 }

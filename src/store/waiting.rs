@@ -6,6 +6,8 @@
 mod list;
 mod refs;
 
+use std::collections::BTreeSet;
+
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Interval, Nullable, Text, Timestamptz};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
@@ -75,18 +77,11 @@ pub(crate) fn end(
         if reach == Reach::Everything {
             ended.extend(end_dead(conn, name, &found.dead(), end, note)?);
         }
-        let mut keys: Vec<String> = ended
-            .iter()
-            .filter_map(|row| row.ordering_key.clone())
-            .collect();
-        keys.sort();
-        keys.dedup();
-        for key in &keys {
-            go_on(conn, name, key)?;
-        }
-        if !keys.is_empty() {
-            wake(conn, name)?;
-        }
+        free(
+            conn,
+            name,
+            ended.iter().filter_map(|row| row.ordering_key.clone()),
+        )?;
         let done: Vec<i64> = ended.into_iter().map(|row| row.sequence).collect();
         told(conn, name, which, found, &done)
     })
@@ -253,6 +248,22 @@ fn recorded(name: &OutboxName, gone: &str) -> String {
         ledger = name.ledger(),
         overwrite = super::settle::OVERWRITE,
     )
+}
+
+/// Lets keys go on whose messages have waited for one that is gone.
+pub(super) fn free(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    keys: impl Iterator<Item = String>,
+) -> QueryResult<()> {
+    let keys: BTreeSet<String> = keys.collect();
+    for key in &keys {
+        go_on(conn, name, key)?;
+    }
+    match keys.is_empty() {
+        true => Ok(()),
+        false => wake(conn, name),
+    }
 }
 
 /// The first message of a key at each destination, where it is due, is due from now on: behind the place

@@ -222,16 +222,8 @@ fn the_parts_of_a_fan_out_are_told_apart() {
 fn sleeper(db: &Database, receiver: &Receiver) -> diesel_outbox::RelayHandle {
     let relay = db.relay().poll_interval(NEVER).url(&receiver.url());
     let relay = relay.start().expect("it starts");
-    eventually("it sleeps", || is_asleep(db));
+    eventually("it sleeps", || db.is_relay_asleep());
     relay
-}
-
-fn is_asleep(db: &Database) -> bool {
-    db.number(
-        "SELECT count(*) FROM pg_locks
-          WHERE locktype = 'advisory' AND classid = '{o}'::regclass::oid AND objid = 1
-            AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted",
-    ) > 0
 }
 
 /// R39, R9: sooner. The lanes have passed the message's place, and nobody polls.
@@ -245,7 +237,7 @@ fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {
     let relay = sleeper(&db, &receiver);
     let long_ago = Due::At(SystemTime::now() - 24 * HOUR);
     for (count, (sequence, due)) in (1..).zip(sequences.into_iter().zip([Due::Now, long_ago])) {
-        eventually("it sleeps", || is_asleep(&db));
+        eventually("it sleeps", || db.is_relay_asleep());
         let changed = db.outbox().reschedule(&mut db.connect(), sequence, due);
         assert_eq!(changed.expect("an answer").answer(), Answer::Done);
         receiver.wait_for(count);
@@ -332,7 +324,7 @@ fn a_dead_letter_is_settled_by_hand() {
             .destination(Destination::new("billing", &receiver.url()).expect("a URL"))
             .start()
             .expect("it starts");
-        eventually("it sleeps", || is_asleep(&db));
+        eventually("it sleeps", || db.is_relay_asleep());
         let changed = settle(&db, Sequence(-1), verdict);
         assert_eq!(parts(&changed), ["billing Done"]);
         assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 0);
@@ -345,6 +337,32 @@ fn a_dead_letter_is_settled_by_hand() {
         let error = records.rows[0].last_error.as_deref();
         assert_eq!(error, Some("alice: sent by fax"));
     }
+}
+
+/// R25, G5: the key goes on, and a relay that sleeps is told.
+#[test]
+fn a_discarded_dead_letter_frees_its_key_at_once() {
+    let db = Database::new();
+    bury(&db);
+    for n in 1..=2 {
+        let behind = NewMessage::new("t", &n).expect("JSON").ordering_key("k");
+        enqueue(&db, behind.destination("billing"));
+    }
+    let receiver = Receiver::ok();
+    let relay = db
+        .relay()
+        .poll_interval(NEVER)
+        .destination(Destination::new("billing", &receiver.url()).expect("a URL"))
+        .start()
+        .expect("it starts");
+    eventually("it sleeps", || db.is_relay_asleep());
+    let discarded = admin::discard(&mut db.connect(), &name(&db), &[-1]);
+    assert_eq!(discarded.expect("an answer"), 1);
+    let numbers: Vec<_> = receiver.wait_for(2).iter().map(|one| one.json()).collect();
+    assert_eq!(numbers, [json!(1), json!(2)]);
+    eventually("both are settled", || relay.stats().delivered == 2);
+    let again = admin::discard(&mut db.connect(), &name(&db), &[-1]);
+    assert_eq!(again.expect("an answer"), 0);
 }
 
 /// R2, R20: what was said to be delivered is not sent when it is enqueued again; and that stays.

@@ -20,20 +20,10 @@ fn number(database: &Database) -> i64 {
 }
 
 /// Whether a relay has the lock by which inserts know that somebody sleeps.
-fn is_asleep(database: &Database) -> bool {
-    let locks = database.number(&format!(
-        "SELECT count(*) FROM pg_locks
-          WHERE locktype = 'advisory' AND classid = {}::bit(32)::bigint::oid AND objid = 1
-            AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted",
-        number(database)
-    ));
-    locks > 0
-}
-
 fn sleeper(database: &Database, receiver: &Receiver) -> RelayHandle {
     let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
     let relay = relay.start().expect("it starts");
-    eventually("it sleeps", || is_asleep(database));
+    eventually("it sleeps", || database.is_relay_asleep());
     relay
 }
 
@@ -48,7 +38,7 @@ fn a_commit_wakes_a_relay_that_sleeps() {
         database.enqueue(&format!("topic-{}", n / 3), json!({ "n": n }));
         if n % 4 == 0 {
             receiver.wait_for(n);
-            eventually("it sleeps again", || is_asleep(&database));
+            eventually("it sleeps again", || database.is_relay_asleep());
         }
     }
     receiver.wait_for(20);
@@ -99,7 +89,7 @@ fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
         // The next one has to do it.
         relays.remove(0);
         if !relays.is_empty() {
-            eventually("another one sleeps", || is_asleep(&database));
+            eventually("another one sleeps", || database.is_relay_asleep());
         }
     }
 }
@@ -122,7 +112,7 @@ fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
         database.number(&asks_who_has_it) > 0
     });
     drop(first);
-    eventually("the second one has the lock", || is_asleep(&database));
+    eventually("the second one has the lock", || database.is_relay_asleep());
     database.enqueue("t", json!(1));
     receiver.wait_for(1);
 }
@@ -148,7 +138,7 @@ fn nobody_notifies_while_no_relay_sleeps() {
     database.enqueue("t", json!(2));
     receiver.wait_for(2);
     eventually("somebody notified", || heard(&mut listening) > 0);
-    eventually("it sleeps again", || is_asleep(&database));
+    eventually("it sleeps again", || database.is_relay_asleep());
 
     // While it works off a backlog, which wakes it once.
     database.execute(
@@ -160,7 +150,7 @@ fn nobody_notifies_while_no_relay_sleeps() {
         ) == 1
     };
     eventually("it is at work", || {
-        !is_asleep(&database) && relay.stats().delivered > 100
+        !database.is_relay_asleep() && relay.stats().delivered > 100
     });
     let _ = heard(&mut listening);
     let mut beside = 0;
@@ -178,10 +168,10 @@ fn nobody_notifies_while_no_relay_sleeps() {
         beside > 20,
         "only {beside} came while the relay was at work"
     );
-    eventually("it sleeps again", || is_asleep(&database));
+    eventually("it sleeps again", || database.is_relay_asleep());
     let _ = heard(&mut listening);
     drop(relay);
-    assert!(!is_asleep(&database));
+    assert!(!database.is_relay_asleep());
     database.enqueue("t", json!(3));
     assert_eq!(heard(&mut listening), 0, "the relay is gone");
 }
@@ -203,10 +193,10 @@ fn a_listener_that_was_cut_off_listens_again() {
         // Committed while nobody listens: the relay looks when it listens again.
         database.enqueue("t", json!(n));
         receiver.wait_for(2 * n - 1);
-        eventually("it sleeps again", || is_asleep(&database));
+        eventually("it sleeps again", || database.is_relay_asleep());
         database.enqueue("t", json!(n));
         receiver.wait_for(2 * n);
-        eventually("it sleeps again", || is_asleep(&database));
+        eventually("it sleeps again", || database.is_relay_asleep());
     }
     assert!(relay.is_healthy());
 }
@@ -234,7 +224,7 @@ fn without_a_listener_messages_are_found_by_polling_and_by_wake() {
     let polling = relay(Duration::from_millis(50));
     database.enqueue("t", json!(1));
     receiver.wait_for(1);
-    assert!(!is_asleep(&database));
+    assert!(!database.is_relay_asleep());
     drop(polling);
 
     let woken = relay(NEVER);
@@ -370,7 +360,7 @@ fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
         .expect("it starts");
     stuck.wait_for(1);
     for n in 1..=6 {
-        eventually("whoever commits rings", || is_asleep(&database));
+        eventually("whoever commits rings", || database.is_relay_asleep());
         // Known topics and new ones.
         database.enqueue(&format!("topic-{}", n / 2), json!({ "n": n }));
         receiver.wait_for(n);
