@@ -29,6 +29,7 @@ rate = 50
 burst = 7
 max_attempts = 5
 backoff = "1s,2s"
+on_dead = "block"
 retry_after_cap = "10m"
 max_payload = "64KiB"
 allow = ["10.0.0.0/8", "::1"]
@@ -91,14 +92,15 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
         "ok route order.* -> audit",
         "ok route every other topic -> default",
         "ok destination audit: http://audit.internal/, batched (up to 10 in 20ms), \
-         signed with 2 secrets, 16 threads, 0.5/s (burst 1), no breaker, internal (any address), \
+         signed with 2 secrets, 16 threads, 0.5/s (burst 1), no breaker, on_dead continue, \
+         internal (any address), \
          no TLS, no proxy",
         "ok destination billing: https://billing.example/events?***, structured, \
          signed with 2 secrets, 8 threads, 50/s (burst 7), breaker at 25 % of 20 or more sends in \
-         1m, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
+         1m, on_dead block, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
          proxy http://***@proxy.example:3128/",
         "ok destination default: https://***@rest.example/?***, binary, unsigned, 16 threads, \
-         no rate, breaker at 50 % of 50 or more sends in 30s, public addresses only, \
+         no rate, breaker at 50 % of 50 or more sends in 30s, on_dead continue, public addresses only, \
          TLS from 1.2 with bundled roots, no proxy",
     ];
     for (line, expected) in lines[1..].iter().zip(expected) {
@@ -125,6 +127,7 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
     assert_eq!(billing["mode"], "structured");
     assert_eq!(billing["secrets"], 2);
     assert_eq!(billing["rate"], json!({ "per_second": 50.0, "burst": 7 }));
+    assert_eq!(billing["on_dead"], "block");
     assert_eq!(billing["routed"], true);
 }
 

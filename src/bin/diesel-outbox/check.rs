@@ -6,7 +6,7 @@ mod routes;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin::{self, LiveTopic, Severity, WakeUp};
+use diesel_outbox::admin::{self, BlockedKey, LiveTopic, Severity, WakeUp};
 use diesel_outbox::{Config, DatabaseError, HttpDispatcher};
 use serde_json::{Value, json};
 
@@ -20,6 +20,9 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
 }
+
+/// Keys that wait, of which there may be many more.
+const MOST_KEYS: i64 = 100;
 
 /// One thing that was looked at.
 struct Finding {
@@ -176,6 +179,10 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
         Err(error) => findings.push(bad("topics", error.to_string())),
     }
+    match admin::blocked_keys(&mut conn, &config.table, MOST_KEYS) {
+        Ok(keys) => findings.extend(keys_that_wait(&keys)),
+        Err(error) => findings.push(bad("keys", error.to_string())),
+    }
     match admin::pauses(&mut conn, &config.table) {
         Ok(pauses) => findings.extend(pauses.iter().map(|pause| {
             let sentence = pauses::sentence(pause);
@@ -188,6 +195,35 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => findings.push(bad("pause", error.to_string())),
     }
     findings
+}
+
+/// Keys that a dead letter holds wait until somebody acts; the others go on by themselves.
+fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
+    let waits = |is_ours: fn(&&BlockedKey) -> bool, for_what: &str| {
+        let keys: Vec<&BlockedKey> = keys.iter().filter(is_ours).collect();
+        let first = keys.first()?;
+        let number = match keys.len() {
+            1 => "1 ordering key waits".to_owned(),
+            number => format!("{number} ordering keys wait"),
+        };
+        let detail = format!(
+            "{number} for {for_what}, for example {:?} for {} ({})",
+            output::name(&first.ordering_key),
+            first.sequence,
+            first.reason.as_deref().unwrap_or("delayed"),
+        );
+        Some((detail, first.sequence))
+    };
+    let held = waits(|key| key.status == "dead", "a dead letter");
+    let late = waits(|key| key.status != "dead", "a retry or a delayed message");
+    let held = held.map(|(detail, sequence)| Finding {
+        advice: Some(format!(
+            "`diesel-outbox keys` shows them: requeue or discard each dead letter, as in `diesel-outbox dead requeue {sequence}`"
+        )),
+        ..warning("keys", detail)
+    });
+    let late = late.map(|(detail, _)| good("keys", detail));
+    held.into_iter().chain(late).collect()
 }
 
 fn of_the_doctor(finding: admin::Finding) -> Finding {

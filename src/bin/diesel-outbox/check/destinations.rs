@@ -1,6 +1,6 @@
 //! Each destination in a line, and what its operator may not have meant.
 
-use diesel_outbox::config::{Mode, Proxy, Roots};
+use diesel_outbox::config::{Mode, OnDead, Proxy, Roots};
 use diesel_outbox::{Config, Destination};
 use serde_json::{Value, json};
 use url::Host;
@@ -42,6 +42,7 @@ pub(super) fn as_json(config: &Config) -> Value {
             "concurrency": concurrency(d, config),
             "rate": d.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
             "breaker": d.breaker.is_some(),
+            "on_dead": on_dead(d, config).to_string(),
             "addresses": addresses(d, config),
             "tls": tls(d, config),
             "proxy": proxy(d, config).to_string(),
@@ -88,6 +89,7 @@ fn line(destination: &Destination, config: &Config) -> String {
         threads,
         rate,
         breaker,
+        format!("on_dead {}", on_dead(destination, config)),
         addresses(destination, config),
         tls(destination, config),
         proxy,
@@ -160,6 +162,11 @@ fn secrets(destination: &Destination, config: &Config) -> usize {
 
 fn concurrency(destination: &Destination, config: &Config) -> usize {
     destination.concurrency.unwrap_or(config.concurrency)
+}
+
+/// What a dead letter does to its ordering key.
+fn on_dead(destination: &Destination, config: &Config) -> OnDead {
+    destination.on_dead.unwrap_or(config.on_dead)
 }
 
 /// Which addresses it may have.

@@ -12,7 +12,9 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let routes = config.all_routes();
     if routes.is_empty() {
         let nothing = match config.destinations.as_slice() {
-            [] => "there is no route and no OUTBOX_URL: nothing can be sent",
+            [] => {
+                "there is no route and no OUTBOX_URL: nothing can be sent; set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG)"
+            }
             _ => {
                 "there is no route and no OUTBOX_URL: only messages that name a destination are sent"
             }
