@@ -99,7 +99,7 @@ impl FromStr for Backoff {
         let text = text.trim();
         let duration = |part: &str| {
             humantime::parse_duration(part.trim())
-                .map_err(|error| BadBackoff(format!("{:?}: {error}", part.trim())))
+                .map_err(|_| BadBackoff(format!("{:?} is no duration such as 5s", part.trim())))
         };
         if let Some(arguments) = text.strip_prefix("exponential") {
             let expected = || BadBackoff("expected exponential(base, cap)".to_owned());

@@ -155,7 +155,7 @@ impl fmt::Debug for OutboxName {
 
 /// A name that is not one of an outbox. It never reaches SQL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("bad outbox name {name:?}: {reason}")]
+#[error("{name:?} is no name of an outbox: {reason}")]
 pub struct BadName {
     name: String,
     reason: &'static str,
@@ -198,7 +198,10 @@ mod tests {
             &too_long,
         ] {
             let error = name.parse::<OutboxName>().expect_err(name);
-            assert!(error.to_string().contains("bad outbox name"), "{error}");
+            assert!(
+                error.to_string().contains("is no name of an outbox"),
+                "{error}"
+            );
         }
     }
 }

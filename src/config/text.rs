@@ -108,11 +108,13 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// # Errors
 /// A [`ConfigError`] that names the setting.
 pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {
-    let duration = humantime::parse_duration(value.trim()).map_err(|error| {
-        bad(
-            variable,
-            &format!("{value:?} is not a duration such as 500ms or 2h: {error}"),
-        )
+    let duration = humantime::parse_duration(value.trim()).map_err(|_| {
+        let hint = match value.trim().parse::<f64>() {
+            Ok(_) => ": the unit is missing",
+            Err(_) => "",
+        };
+        let why = format!("{value:?} is not a duration such as 500ms or 2h{hint}");
+        bad(variable, &why)
     })?;
     if duration > LONGEST {
         return Err(bad(variable, "it is longer than a hundred years"));
@@ -122,9 +124,13 @@ pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigErr
 
 pub(super) fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
     let url = Url::parse(value.trim()).map_err(|error| {
+        let why = match error {
+            url::ParseError::RelativeUrlWithoutBase => String::new(),
+            error => format!(": {error}"),
+        };
         bad(
             variable,
-            &format!("it is not a URL that begins with http:// or https://: {error}"),
+            &format!("it is not a URL that begins with http:// or https://{why}"),
         )
     })?;
     if !matches!(url.scheme(), "http" | "https") {

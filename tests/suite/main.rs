@@ -36,6 +36,7 @@ mod in_transaction;
 mod inbox;
 mod messages;
 mod metrics;
+mod mistakes;
 mod no_route;
 mod odd_rows;
 mod operators;

@@ -231,7 +231,7 @@ fn what_is_not_paused_cannot_be_resumed() {
     let shop = Shop::new();
     for (kind, name) in [("destination", "billing"), ("topic", "billing.due")] {
         let error = shop.run(&["resume", kind, name]).code(1).stderr;
-        let sentence = format!("{kind} {name} is not paused");
+        let sentence = format!("{kind} {name:?} is not paused: `diesel-outbox pause list`");
         assert!(error.contains(&sentence), "{error}");
         // Nor what was paused until a while ago.
         shop.run(&["pause", kind, name, "--for", "1ms"]);

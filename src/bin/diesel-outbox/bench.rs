@@ -23,8 +23,13 @@ use serde_json::{Value, json};
 
 use self::children::Receiver;
 use self::ground::Ground;
+use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{logging, output, signals};
+
+/// Messages of a run, at most: about 100 GB of the server's disk.
+const MOST_MESSAGES: u64 = 100_000_000;
+const MOST_ROUNDS: u32 = 100;
 
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
@@ -63,10 +68,10 @@ impl Options {
 #[group(skip)]
 struct Common {
     /// Bytes of each payload
-    #[arg(long, global = true, default_value_t = 250, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
+    #[arg(long, global = true, default_value_t = 250, value_name = "NUMBER", value_parser = whole(16..=1_000_000_u32))]
     payload_bytes: u32,
     /// Threads that send [default: the setting --concurrency]
-    #[arg(long, global = true, value_name = "NUMBER")]
+    #[arg(long, global = true, value_name = "NUMBER", value_parser = whole(1..=1_024_usize))]
     senders: Option<usize>,
     /// Show the result as JSON
     #[arg(long, global = true)]

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter};
+use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, Place};
 use diesel_outbox::{Config, ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
 use crate::confirm::confirmed;
+use crate::number::whole;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -26,7 +28,7 @@ enum Action {
         #[command(flatten)]
         which: Which,
         /// How many at most
-        #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+        #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
         limit: u32,
         /// Only what stands behind this place: the next page, as the end of the one before says
         #[arg(long, value_name = "PLACE")]
@@ -40,7 +42,7 @@ enum Action {
         #[command(flatten)]
         which: Which,
         /// How many groups at most
-        #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+        #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
         limit: u32,
         /// Show them as JSON
         #[arg(long)]
@@ -73,10 +75,10 @@ enum Action {
 #[derive(Debug, clap::Args)]
 struct Which {
     /// Only these ids
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = sequence)]
     ids: Vec<i64>,
     /// Only this topic
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only this reason, for example SERVER_ERROR
     #[arg(long)]
@@ -97,6 +99,12 @@ struct All {
     /// Show the result as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// An id of `dead list`.
+fn sequence(text: &str) -> Result<i64, &'static str> {
+    let why = "not an id: `diesel-outbox dead list` shows them, as whole numbers";
+    text.parse().map_err(|_| why)
 }
 
 fn reason_code(word: &str) -> Result<ReasonCode> {
@@ -143,17 +151,26 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             json,
         } => {
             let filter = DeadFilter {
-                before: before.as_deref().map(str::parse).transpose()?,
+                before: before
+                    .as_deref()
+                    .map(|text| place("--before", text))
+                    .transpose()?,
                 ..which.filter()?
             };
             let limit = i64::from(*limit);
             let letters = admin::dead_letters(&mut conn, &config.table, &filter, limit)?;
+            if letters.is_empty() && !json {
+                return output::line(none(which.is_empty() && before.is_none()));
+            }
             list(&letters, limit, *json)
         }
         Action::Groups { which, limit, json } => {
             let filter = which.filter()?;
             let limit = i64::from(*limit);
             let groups = admin::dead_groups(&mut conn, &config.table, &filter, limit)?;
+            if groups.is_empty() && !json {
+                return output::line(none(which.is_empty()));
+            }
             show_groups(&groups, *json)
         }
         Action::Show { id, json } => {
@@ -163,9 +180,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             } else if let Ok(message_id) = id.parse() {
                 admin::dead_letters_of(&mut conn, &config.table, message_id)?
             } else {
-                return Err(
-                    ConfigError::new(id.as_str(), "it is no sequence and no message id").into(),
+                let why = format!(
+                    "{id:?} is no id: give the id that `diesel-outbox dead list` shows, or a message id (a UUID)"
                 );
+                return Err(ConfigError::new("dead show", why).into());
             };
             match letters.as_slice() {
                 [letter] => show(letter, *json),
@@ -188,6 +206,23 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Action::Discard { which, all } => {
             change(&mut conn, &config, which, all, "discard", admin::discard)
         }
+    }
+}
+
+/// A place in a list, as the flag `flag` takes it.
+pub(crate) fn place(flag: &str, text: &str) -> Result<Place, ConfigError> {
+    text.parse().map_err(|_| {
+        let why = format!(
+            "{text:?} is no place: copy it from the line \"more: {flag} …\" at the end of a list"
+        );
+        ConfigError::new(flag, why)
+    })
+}
+
+fn none(is_of_all: bool) -> &'static str {
+    match is_of_all {
+        true => "no dead letters",
+        false => "no dead letter matches",
     }
 }
 
@@ -223,9 +258,6 @@ fn as_json(letter: &DeadLetter) -> Value {
 fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
     if as_json_array {
         return output::json(&Value::Array(letters.iter().map(as_json).collect()));
-    }
-    if letters.is_empty() {
-        return output::line("no dead letters");
     }
     let mut table = output::table(&[
         "id",
@@ -270,9 +302,6 @@ fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
             })
         };
         return output::json(&Value::Array(groups.iter().map(group).collect()));
-    }
-    if groups.is_empty() {
-        return output::line("no dead letters");
     }
     let mut table = output::table(&[
         "letters",
@@ -400,6 +429,7 @@ fn change(
     }
     let why = match &which.topic {
         Some(topic) if found.is_empty() => not_dead(conn, config, topic)?,
+        None if found.is_empty() && !which.is_empty() => ": no dead letter matches".to_owned(),
         _ => String::new(),
     };
     output::line(format!("{ending} {changed}{why}"))

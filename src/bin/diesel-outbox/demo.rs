@@ -11,6 +11,7 @@ use diesel_outbox::admin;
 use diesel_outbox::{Config, NewMessage, Outbox, OutboxName, Relay};
 use serde_json::json;
 
+use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{logging, output, receiver};
 
@@ -18,7 +19,7 @@ use crate::{logging, output, receiver};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Orders that the application takes
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = whole(1..=100_000_u32))]
     orders: u32,
 }
 

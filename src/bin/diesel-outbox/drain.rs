@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
 use serde_json::json;
 
+use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{logging, output, pauses, signals};
 
@@ -22,7 +23,7 @@ pub(crate) struct Options {
     #[arg(long = "topic", value_name = "TOPIC", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     topics: Vec<String>,
     /// Stop after this many messages
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(0..=u64::MAX))]
     max_messages: Option<u64>,
     /// Show the result as JSON
     #[arg(long)]

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin::{self, BlockedKey, MessageRecord};
+use diesel_outbox::admin::{self, BlockedKey, LeaseRow, MessageRecord};
 use serde_json::{Value, json};
 
+use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{message, output};
 
@@ -35,7 +36,7 @@ enum Action {
 #[derive(Debug, clap::Args)]
 struct List {
     /// How many at most
-    #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
     limit: u32,
     /// Show them as JSON
     #[arg(long)]
@@ -50,10 +51,14 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Some(Action::Show { key, list }) => {
             let limit = i64::from(list.limit);
             let records = admin::key_messages(&mut conn, &config.table, key, limit)?;
+            let leases = admin::leases(&mut conn, &config.table)?;
             if list.json {
-                return output::json(&Value::Array(
-                    records.iter().map(message::as_json).collect(),
-                ));
+                let record = |record: &MessageRecord| {
+                    let mut value = message::as_json(record);
+                    value["lease_expired"] = is_silent(record, &leases).into();
+                    value
+                };
+                return output::json(&Value::Array(records.iter().map(record).collect()));
             }
             if records.is_empty() {
                 bail!(
@@ -61,7 +66,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                     config.table
                 );
             }
-            output::line(messages(&records))
+            output::line(messages(&records, &leases))
         }
         None | Some(Action::List(_)) => {
             let list = match &options.action {
@@ -100,7 +105,7 @@ pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
         "blocked key",
         "destination",
         "waiting",
-        "for message",
+        "for sequence",
         "it is",
     ]);
     for key in keys.iter().take(most) {
@@ -126,9 +131,18 @@ pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
     table
 }
 
-fn messages(records: &[MessageRecord]) -> comfy_table::Table {
+/// Whether a relay holds the message that does not renew its lease: it waits until another takes it over.
+fn is_silent(record: &MessageRecord, leases: &[LeaseRow]) -> bool {
+    let is_alive = |id| {
+        let mut leases = leases.iter();
+        leases.any(|lease| lease.id == id && lease.seconds_left > 0.0)
+    };
+    record.locked_by.is_some_and(|id| !is_alive(id))
+}
+
+fn messages(records: &[MessageRecord], leases: &[LeaseRow]) -> comfy_table::Table {
     let mut table = output::table(&[
-        "id",
+        "sequence",
         "topic",
         "destination",
         "status",
@@ -138,16 +152,16 @@ fn messages(records: &[MessageRecord]) -> comfy_table::Table {
         "reason",
     ]);
     for record in records {
-        let blocks = if record.blocks_key {
-            ", holds the key"
-        } else {
-            ""
+        let holds = match record.blocks_key {
+            true => ", holds the key",
+            false if is_silent(record, leases) => ", its relay's lease is over",
+            false => "",
         };
         table.add_row([
             record.sequence.to_string(),
             output::name(&record.topic),
             output::name(&record.destination),
-            format!("{}{blocks}", record.status),
+            format!("{}{holds}", record.status),
             record.attempts.to_string(),
             record.created_at.clone(),
             record.available_at.clone().unwrap_or_default(),

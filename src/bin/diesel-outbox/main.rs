@@ -13,6 +13,7 @@ mod leases;
 mod logging;
 mod message;
 mod migrate;
+mod number;
 mod output;
 mod pause;
 mod pauses;
@@ -42,7 +43,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("diesel-outbox: {error:#}");
+            let advice = advice(&error).unwrap_or_default();
+            eprintln!("diesel-outbox: {error:#}{advice}");
             ExitCode::from(if is_usage(&error) { USAGE } else { FAILED })
         }
     }
@@ -75,6 +77,24 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// What to do where the database refuses for want of a right. A server that speaks another language gets
+/// none.
+fn advice(error: &anyhow::Error) -> Option<&'static str> {
+    let texts = error.chain().map(ToString::to_string);
+    let what = texts
+        .filter_map(|text| Some(text.strip_prefix("permission denied for ")?.to_owned()))
+        .next()?;
+    Some(match what.split(' ').next() {
+        Some("database") => ": the role needs GRANT CREATE on it",
+        Some("schema") => {
+            ": the role needs GRANT USAGE on it, and GRANT CREATE to make an outbox in it"
+        }
+        _ => {
+            "; `diesel-outbox migrate --print --roles` prints the rights of each role, `diesel-outbox check` those that a relay lacks"
+        }
+    })
 }
 
 fn is_usage(error: &anyhow::Error) -> bool {

@@ -62,10 +62,7 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
         "; not everything was searched in time: its idempotency key leads to it at once"
     };
     if found.rows.is_empty() {
-        bail!(
-            "there is no message with the id, key or sequence {which:?} in the outbox \"{}\", and the ledger does not remember one{in_part}",
-            config.table
-        );
+        bail!("{}{in_part}", unknown(which, config));
     }
     let timeline = timeline(&found.rows);
     if json {
@@ -87,6 +84,13 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
         output::line(format!("there may be more{in_part}"))?;
     }
     Ok(())
+}
+
+fn unknown(which: &str, config: &Config) -> String {
+    format!(
+        "there is no message with the id, key or sequence {which:?} in the outbox \"{}\", and the ledger does not remember one",
+        config.table
+    )
 }
 
 /// A record, as programs read it.

@@ -162,7 +162,7 @@ fn warn_of_unknown(
     if !is_named {
         let kind = kind.as_str();
         eprintln!(
-            "diesel-outbox: no waiting message names the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind}` takes the pause back)"
+            "diesel-outbox: no waiting message names the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind} {name:?}` ends the pause)"
         );
     }
     Ok(())

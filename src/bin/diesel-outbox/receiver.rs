@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
+use crate::number::whole;
 use crate::output;
 
 /// Options of `receive`.
@@ -15,7 +16,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0)]
     port: u16,
     /// The status of every answer
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(200..=599))]
+    #[arg(long, default_value_t = 200, value_parser = whole(200..=599_u16))]
     status: u16,
 }
 

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
+use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, MessageKey, ReplayFilter, ReplayIds, ReplayRun, Replayed};
 use diesel_outbox::{Config, ConfigError};
@@ -34,7 +35,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Only this topic
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only what was delivered for this destination ("" for what named none)
     #[arg(long, value_name = "NAME")]
@@ -60,7 +61,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let mut filter = filter(options)?;
     // Known before the first message is replayed: what is broken off then goes on, too.
-    let run: ReplayRun = options.run.clone().unwrap_or_else(new_name).parse()?;
+    let run = options.run.clone().unwrap_or_else(new_name);
+    let run: ReplayRun = run.parse().map_err(|_| {
+        let why = format!("{run:?} is no name of a run: 1 to 22 letters, digits and -");
+        ConfigError::new("--run", why)
+    })?;
     let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
     admin::check_schema(&mut conn, &config.table)?;
     filter.idempotency_keys = keys(&mut conn, &config, &options.ids)?;
@@ -230,6 +235,9 @@ fn end(
         0 => String::new(),
         skipped => format!("; {skipped} were in this run before"),
     };
+    if found.replayed + found.without_payload == 0 {
+        return output::line("replayed 0: no delivered message in the ledger matches");
+    }
     let run = run.map_or(String::new(), |run| format!(" in the run {run}"));
     let end = if std::io::stdout().is_terminal() && done.replayed > 0 {
         "; `diesel-outbox status --watch` shows how they go out"

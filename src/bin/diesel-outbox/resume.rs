@@ -46,7 +46,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     // Also where it is over: then nobody has to forget it later.
     admin::resume(&mut conn, &config.table, kind, name)?;
     let Some(pause) = pause else {
-        bail!("{} {name} is not paused", kind.as_str());
+        bail!(
+            "{} {name:?} is not paused: `diesel-outbox pause list` shows what is",
+            kind.as_str()
+        );
     };
     if json {
         return output::json(&json!({ "resumed": pauses::as_json(pause) }));

@@ -70,6 +70,8 @@ impl Args for SettingFlags {
                 Arg::new(setting.variable)
                     .long(Str::from(flag_of(setting.variable)))
                     .value_name(value_name(setting.variable))
+                    // Refused by the setting, which says what it takes.
+                    .allow_negative_numbers(true)
                     .help(format!(
                         "{} [env: {}]{default}",
                         setting.summary, setting.variable

@@ -40,9 +40,11 @@ pub(crate) struct Options {
 
 /// Seconds between two looks.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
     if !(0.1..=3600.0).contains(&seconds) {
-        return Err("between 0.1 and 3600 seconds".to_owned());
+        return Err("not between 0.1 and 3600 seconds".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
 }

@@ -57,6 +57,14 @@ impl Glance {
         conn: &mut PgConnection,
         outbox: &OutboxName,
     ) -> Result<Self, DatabaseError> {
+        Self::read(conn, outbox).map_err(|error| match admin::check_schema(conn, outbox) {
+            // What is missing, and what to do.
+            Err(missing @ DatabaseError::Schema(_)) => missing,
+            _ => error,
+        })
+    }
+
+    fn read(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Self, DatabaseError> {
         Ok(Self {
             depths: admin::depths(conn, outbox)?,
             leases: admin::leases(conn, outbox)?,

@@ -8,17 +8,19 @@ use serde_json::{Value, json};
 use super::delivery::{Delivery, deliver_with, mean_of, rate_of};
 use super::ground::{Fill, Ground};
 use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Messages to deliver, of each outbox in each round
-    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// Messages that wait behind these: a run for each number
-    #[arg(long, value_delimiter = ',', default_value = "10000,1000000,10000000", value_name = "NUMBERS", value_parser = report::count)]
+    #[arg(long, value_delimiter = ',', default_value = "10000,1000000,10000000", value_name = "NUMBERS", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: Vec<u64>,
     /// How often each is measured, in turns
-    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 

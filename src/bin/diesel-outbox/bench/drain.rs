@@ -10,20 +10,22 @@ use diesel::{RunQueryDsl, sql_query};
 use diesel_outbox::{Destination, NewMessage, Outbox, Route};
 use serde_json::{Value, json};
 
+use super::MOST_MESSAGES;
 use super::delivery::{Delivery, deliver};
 use super::ground::{Ground, TOPIC, payload};
 use super::measures::{hot_share, peak_memory_mib, wal_position};
 use super::report::{self, Unit};
+use crate::number::whole;
 use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct Options {
     /// Messages to drain
-    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// Drain once more beside so many messages for another destination, which never answers
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 0, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     behind_dead: u64,
 }
 

@@ -9,17 +9,19 @@ use super::children::Receiver;
 use super::delivery::{Delivery, deliver, rate_of};
 use super::ground::{Fill, Ground, TOPIC};
 use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Messages for the destination that works
-    #[arg(long, default_value_t = 70_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 70_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// The share of all messages that goes to the destination that fails, in percent
-    #[arg(long, default_value_t = 30, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=99))]
+    #[arg(long, default_value_t = 30, value_name = "PERCENT", value_parser = whole(1..=99_u64))]
     percent: u64,
     /// How often both are measured, in turns
-    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 

@@ -10,18 +10,20 @@ use serde_json::{Value, json};
 use super::delivery::{Delivery, deliver, deliver_behind, mean_of, rate_of};
 use super::ground::{Fill, Ground};
 use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Messages settled while the transaction is open
-    #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     settled: u64,
     /// Messages delivered after them, which are measured: by the same relay, and as many again by one
     /// that has just started
-    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// How often each is measured, in turns
-    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 

@@ -8,22 +8,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use comfy_table::Table;
 use diesel::Connection;
-use diesel_outbox::{Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay};
+use diesel_outbox::{
+    ConfigError, Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay,
+};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use super::ground::{Ground, TOPIC, payload};
 use super::report::{self, Unit};
+use crate::number::whole;
 use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct Options {
     /// Commits per second; 0: no paced commits
-    #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 100, value_name = "NUMBER", value_parser = whole(0..=100_000_u32))]
     rate: u32,
     /// Seconds of paced commits
-    #[arg(long, default_value_t = 5, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = whole(0..=3_600_u32))]
     paced_seconds: u32,
 }
 
@@ -88,10 +91,10 @@ impl Options {
 }
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
-    ensure!(
-        options.commits() > 0,
-        "--rate and --paced-seconds have to be at least 1"
-    );
+    if options.commits() == 0 {
+        let why = "--rate and --paced-seconds have to be at least 1";
+        return Err(ConfigError::new("bench latency", why).into());
+    }
     ground.fresh()?;
     let times = Arc::new(Times::new()?);
     let dispatcher = Timed {

@@ -7,27 +7,31 @@ use comfy_table::Table;
 use diesel_outbox::{HttpDispatcher, Relay};
 use serde_json::{Value, json};
 
+use super::MOST_MESSAGES;
 use super::delivery::{Delivery, deliver_with};
 use super::ground::{Fill, Ground};
 use super::order_checker::{Breaches, OrderChecker, Watched};
 use super::report::{self, Unit};
+use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Messages of a run; where that is fewer than 10 for each key, 10 for each
-    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// Keys with as many messages each: a run for each number
-    #[arg(long, value_delimiter = ',', default_value = "200,100000", value_name = "NUMBERS", value_parser = report::count_above_zero)]
+    #[arg(long, value_delimiter = ',', default_value = "200,100000", value_name = "NUMBERS", value_parser = whole(1..=MOST_KEYS))]
     keys: Vec<u64>,
     /// Keys of which the n-th has an n-th of the first one's messages (Zipf); 0: no such run
-    #[arg(long, default_value_t = 10_000, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 10_000, value_name = "NUMBER", value_parser = whole(0..=MOST_KEYS))]
     zipf_keys: u64,
     /// Messages that all have one key; 0: no such run
-    #[arg(long, default_value_t = 3_000, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 3_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     hot_messages: u64,
 }
 
+/// With [`LEAST_PER_KEY`] messages each, as many messages as a run may have.
+const MOST_KEYS: u64 = MOST_MESSAGES / LEAST_PER_KEY;
 /// Fewer messages of a key are hardly in an order.
 const LEAST_PER_KEY: u64 = 10;
 

@@ -16,21 +16,23 @@ use super::delivery::Patience;
 use super::ground::{Fill, Ground, payload};
 use super::relay_process::Done;
 use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
 use crate::output;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Messages to deliver, in each round with the page and in each without
-    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = report::count_above_zero)]
+    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// Messages that wait behind these
-    #[arg(long, default_value = "1000000", value_name = "NUMBER", value_parser = report::count)]
+    #[arg(long, default_value = "1000000", value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: u64,
     /// Dead letters
-    #[arg(long, default_value = "100000", value_name = "NUMBER", value_parser = report::count)]
+    #[arg(long, default_value = "100000", value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     dead: u64,
     /// How often each is measured, in turns
-    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 

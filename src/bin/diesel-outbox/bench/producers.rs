@@ -16,20 +16,22 @@ use super::children::RelayProcess;
 use super::delivery::Patience;
 use super::ground::{Fill, Ground, TOPIC, payload};
 use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Clients that commit one message after the other, each on a connection of its own
-    #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = whole(1..=1_000_u32))]
     clients: u32,
     /// Seconds of a run
-    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = whole(1..=3_600_u64))]
     seconds: u64,
     /// How often each is measured, in turns
-    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
     /// Messages that keep a relay at work [default: 40,000 for each second]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     backlog: Option<u64>,
 }
 

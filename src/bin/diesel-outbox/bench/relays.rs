@@ -11,17 +11,19 @@ use super::delivery::Patience;
 use super::ground::{Fill, Ground};
 use super::relay_process::Done;
 use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// Messages of a run
-    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
     /// Relays at work: a run for each number
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_name = "NUMBERS", value_parser = report::count_above_zero)]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_name = "NUMBERS", value_parser = whole(1..=64_u64))]
     processes: Vec<u64>,
     /// How often each is measured, in turns
-    #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 

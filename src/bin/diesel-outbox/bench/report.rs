@@ -37,18 +37,6 @@ pub(super) fn shown(value: &Value, unit: Unit) -> String {
     }
 }
 
-/// A number as people write it: `1_000_000` or `1000000`.
-pub(super) fn count(text: &str) -> Result<u64, std::num::ParseIntError> {
-    text.replace('_', "").parse()
-}
-
-pub(super) fn count_above_zero(text: &str) -> Result<u64, String> {
-    match count(text) {
-        Ok(0) => Err("at least 1".to_owned()),
-        other => other.map_err(|error| error.to_string()),
-    }
-}
-
 /// A column: its heading, the key of its values, and how they are shown.
 pub(super) type Column = (&'static str, &'static str, Unit);
 

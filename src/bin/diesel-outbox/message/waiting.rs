@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
+use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{
     self, MessageKey, MessageRecord, Note, Searched, Verdict, WaitingFilter,
@@ -14,13 +15,14 @@ use diesel_outbox::{
 use serde_json::{Value, json};
 
 use super::as_json;
-use crate::output;
+use crate::number::whole;
+use crate::{dead, output};
 
 /// Options of `message list`.
 #[derive(Debug, clap::Args)]
 pub(super) struct List {
     /// Only this topic
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only those that name this destination
     #[arg(long, value_name = "NAME")]
@@ -29,13 +31,13 @@ pub(super) struct List {
     #[arg(long, value_name = "UUID")]
     tenant: Option<String>,
     /// Only this ordering key
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
     /// Only pending, sending or retrying ones
     #[arg(long)]
     status: Option<String>,
     /// How many at most
-    #[arg(long, default_value_t = 100, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
     limit: u32,
     /// Only what stands behind this place: the next page, as the end of the one before says
     #[arg(long, value_name = "PLACE")]
@@ -101,7 +103,7 @@ pub(super) struct Settle {
     #[arg(long)]
     never: bool,
     /// Why, for whoever looks at it later
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     why: String,
     /// Who says so; without it the user of this machine
     #[arg(long, value_name = "NAME")]
@@ -121,22 +123,24 @@ impl Which {
 pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> Result<()> {
     let status = match options.status.as_deref() {
         None => None,
-        Some(word) => match word.parse::<Status>()? {
-            Status::Delivered | Status::Dead => {
-                return Err(ConfigError::new(
-                    "--status",
-                    "what waits is pending, sending or retrying; see `dead list` for dead letters",
-                )
-                .into());
+        Some(word) => match word.parse::<Status>() {
+            Ok(status) if !matches!(status, Status::Delivered | Status::Dead) => Some(status),
+            _ => {
+                let why = format!(
+                    "{word:?} is not pending, sending or retrying, the states of what waits; see `dead list` for dead letters"
+                );
+                return Err(ConfigError::new("--status", why).into());
             }
-            status => Some(status),
         },
     };
     let tenant_id = match &options.tenant {
         None => None,
         Some(text) => match text.parse() {
             Ok(tenant) => Some(tenant),
-            Err(_) => return Err(ConfigError::new("--tenant", "it is no UUID").into()),
+            Err(_) => {
+                let why = format!("{text:?} is no UUID");
+                return Err(ConfigError::new("--tenant", why).into());
+            }
         },
     };
     let filter = WaitingFilter {
@@ -145,7 +149,11 @@ pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> 
         tenant_id,
         ordering_key: options.key.clone(),
         status,
-        after: options.after.as_deref().map(str::parse).transpose()?,
+        after: options
+            .after
+            .as_deref()
+            .map(|text| dead::place("--after", text))
+            .transpose()?,
     };
     let limit = i64::from(options.limit);
     let found = admin::waiting(conn, &config.table, &filter, limit)?;
@@ -204,7 +212,7 @@ fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
 pub(super) fn cancel(conn: &mut PgConnection, config: &Config, options: &Cancel) -> Result<()> {
     let note = Note::new(&who(options.who.as_deref()), &options.why);
     let changed = admin::cancel(conn, &config.table, &options.which.named(), &note)?;
-    tell(&options.which, &changed, "cancelled")
+    tell(config, &options.which, &changed, "cancelled")
 }
 
 pub(super) fn reschedule(
@@ -218,7 +226,7 @@ pub(super) fn reschedule(
         (None, None) => Due::Now,
     };
     let changed = admin::reschedule(conn, &config.table, &options.which.named(), due)?;
-    tell(&options.which, &changed, "rescheduled")
+    tell(config, &options.which, &changed, "rescheduled")
 }
 
 fn time(text: &str) -> Result<SystemTime> {
@@ -237,7 +245,7 @@ pub(super) fn settle(conn: &mut PgConnection, config: &Config, options: &Settle)
     let note = Note::new(&who(options.who.as_deref()), &options.why);
     let which = options.which.named();
     let changed = admin::settle(conn, &config.table, &which, verdict, &note)?;
-    tell(&options.which, &changed, done)
+    tell(config, &options.which, &changed, done)
 }
 
 /// Who acts, where nobody is named.
@@ -249,7 +257,7 @@ fn who(given: Option<&str>) -> String {
 }
 
 /// Says what became of each part. An error where the message was not changed as a whole.
-fn tell(which: &Which, changed: &Changed, done: &str) -> Result<()> {
+fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result<()> {
     let answer = changed.answer();
     if which.json {
         output::json(&json!({
@@ -277,7 +285,7 @@ fn tell(which: &Which, changed: &Changed, done: &str) -> Result<()> {
         Answer::Unknown if !changed.is_complete => {
             bail!("{name}: nothing was found within 2 s; its idempotency key leads to it at once")
         }
-        Answer::Unknown => bail!("{name}: neither outbox nor ledger knows this message"),
+        Answer::Unknown => bail!("{}", super::unknown(&which.which, config)),
         Answer::Partly => bail!("{name}: not {done} for each destination"),
         Answer::UnderWay => bail!("{name}: not {done}: it is under way"),
         Answer::Delivered => bail!("{name}: not {done}: it was delivered before"),

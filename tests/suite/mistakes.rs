@@ -1,0 +1,285 @@
+//! The commands as a newcomer uses them: an error names the flag, says what is wrong and what to do.
+
+use serde_json::json;
+
+use crate::support::{Database, Running, binary, finish};
+
+/// R11: what makes no sense is refused by its flag, before anything is done.
+#[test]
+fn a_number_beyond_its_limits_is_refused_with_them() {
+    let limit = "not a whole number from 1 to 4294967295";
+    for (command, flag, value, why) in [
+        ("keys", "--limit", "0", limit),
+        ("keys show k", "--limit", "0", limit),
+        ("dead list", "--limit", "0", limit),
+        ("dead list", "--limit", "-1", limit),
+        ("dead groups", "--limit", "many", limit),
+        ("message list", "--limit", "4294967296", limit),
+        ("drain", "--max-messages", "x", "not a whole number from 0"),
+        (
+            "dead requeue",
+            "",
+            "one",
+            "not an id: `diesel-outbox dead list`",
+        ),
+        ("status", "--watch", "soon", "not a number of seconds"),
+        ("demo", "--orders", "0", "from 1 to 100000"),
+        (
+            "bench ordered",
+            "--keys",
+            "1000000000",
+            "from 1 to 10000000",
+        ),
+        (
+            "bench ordered",
+            "--zipf-keys",
+            "1000000000",
+            "from 0 to 10000000",
+        ),
+        ("bench drain", "--messages", "0", "from 1 to 100000000"),
+        (
+            "bench drain",
+            "--behind-dead",
+            "1000000000",
+            "from 0 to 100000000",
+        ),
+        (
+            "bench backlog",
+            "--waiting",
+            "10,1e9",
+            "from 0 to 100000000",
+        ),
+        ("bench relays", "--processes", "1000", "from 1 to 64"),
+        ("bench producers", "--clients", "100000", "from 1 to 1000"),
+        ("bench page", "--rounds", "101", "from 1 to 100"),
+        ("bench", "--rate", "1000000", "from 0 to 100000"),
+        ("bench", "--paced-seconds", "86400", "from 0 to 3600"),
+        ("bench", "--senders", "0", "from 1 to 1024"),
+        (
+            "run",
+            "--batch",
+            "-1",
+            "\"-1\" is not a whole number from 1 to 10000",
+        ),
+    ] {
+        let given = match flag {
+            "" => value.to_owned(),
+            flag => format!("{flag}={value}"),
+        };
+        let arguments: Vec<&str> = command.split(' ').chain([given.as_str()]).collect();
+        let refused = finish(binary(&arguments)).code(2).stderr;
+        assert!(
+            refused.contains(flag) && refused.contains(why),
+            "{arguments:?}: {refused}"
+        );
+    }
+    // A number is the flag's also where it stands by itself.
+    let refused = finish(binary(&["run", "--batch", "-1"])).code(2).stderr;
+    assert!(
+        refused.contains("--batch (OUTBOX_BATCH): \"-1\""),
+        "{refused}"
+    );
+}
+
+/// R11: no error is a library's own, or without the name of what is wrong.
+#[test]
+fn a_value_that_cannot_be_read_is_refused_by_its_flag() {
+    let database = Database::new();
+    for (command, why) in [
+        (
+            "dead list --before here",
+            "--before: \"here\" is no place: copy it from the line \"more: --before",
+        ),
+        ("message list --after here", "--after: \"here\" is no place"),
+        (
+            "message list --status sent",
+            "--status: \"sent\" is not pending, sending or retrying",
+        ),
+        ("message list --status dead", "see `dead list`"),
+        ("message list --tenant me", "--tenant: \"me\" is no UUID"),
+        ("dead show letter", "dead show: \"letter\" is no id"),
+        (
+            "replay x --run a_b",
+            "--run: \"a_b\" is no name of a run: 1 to 22",
+        ),
+        (
+            "message reschedule 7 --in 5",
+            "--in: \"5\" is not a duration such as 500ms or 2h: the unit is missing",
+        ),
+        (
+            "run --lease soon",
+            "\"soon\" is not a duration such as 500ms or 2h",
+        ),
+        (
+            "run --backoff soon",
+            "\"soon\" is no duration such as 5s (write exponential(5s, 1h)",
+        ),
+        (
+            "run --proxy foo",
+            "a URL that begins with http:// or https://",
+        ),
+        (
+            "run --table a.b.c",
+            "\"a.b.c\" is no name of an outbox: only",
+        ),
+        (
+            "bench latency --rate 0",
+            "--rate and --paced-seconds have to be at least 1",
+        ),
+    ] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let refused = finish(database.binary(&arguments)).code(2).stderr;
+        let reason = refused.lines().last().unwrap_or_default();
+        assert!(
+            reason.contains(why) && reason.starts_with("diesel-outbox: "),
+            "{command}: {refused}"
+        );
+        for library in ["expected number", "unit needed", "without a base"] {
+            assert!(!refused.contains(library), "{command}: {refused}");
+        }
+    }
+    for arguments in [
+        ["dead", "requeue", "--topic", ""].as_slice(),
+        &["message", "settle", "7", "--never", "--why", ""],
+    ] {
+        let refused = finish(database.binary(arguments)).code(2).stderr;
+        assert!(refused.contains("a value is required for"), "{refused}");
+    }
+}
+
+/// R25, R11: what matches nothing does not pass for what is empty.
+#[test]
+fn a_filter_that_matches_nothing_says_so() {
+    let database = Database::new();
+    for (command, said) in [
+        ("dead list", "no dead letters\n"),
+        ("dead list --topic ordr", "no dead letter matches\n"),
+        ("dead list 7", "no dead letter matches\n"),
+        ("dead groups", "no dead letters\n"),
+        (
+            "dead groups --destination nobody",
+            "no dead letter matches\n",
+        ),
+        (
+            "dead requeue --destination nobody",
+            "requeued 0: no dead letter matches\n",
+        ),
+        (
+            "dead discard --reason DNS",
+            "discarded 0: no dead letter matches\n",
+        ),
+        (
+            "replay --from 2h --topic ordr",
+            "replayed 0: no delivered message in the ledger matches\n",
+        ),
+    ] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let text = finish(database.binary(&arguments)).code(0).stdout;
+        assert_eq!(text, said, "{command}");
+    }
+    for command in ["message cancel nobody", "message show nobody"] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let error = finish(database.binary(&arguments)).code(1).stderr;
+        let said = format!(
+            "no message with the id, key or sequence \"nobody\" in the outbox \"{}\"",
+            database.name()
+        );
+        assert!(error.contains(&said), "{command}: {error}");
+    }
+}
+
+/// R11: which right is missing, and where it is to be had.
+#[test]
+fn a_role_without_rights_is_told_what_prints_them() {
+    let database = Database::new();
+    let role = format!("{}_nobody", database.schema());
+    database.execute(&format!("CREATE ROLE {role} LOGIN"));
+    database.execute(&format!(
+        "GRANT USAGE ON SCHEMA {} TO {role}",
+        database.schema()
+    ));
+    let mut url = url::Url::parse(&database.url).expect("a URL");
+    url.set_username(&role).expect("a user");
+    for (command, said) in [
+        ("status", "permission denied for table"),
+        ("dead list", "permission denied for table"),
+        (
+            "leases",
+            "`diesel-outbox migrate --print --roles` prints the rights",
+        ),
+        (
+            "pause list",
+            "`diesel-outbox check` those that a relay lacks",
+        ),
+        ("demo", "permission denied for database"),
+        ("demo", "needs GRANT CREATE on it"),
+    ] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let mut command = database.binary(&arguments);
+        command.env("DATABASE_URL", url.as_str());
+        let error = finish(command).code(1).stderr;
+        assert!(error.contains(said), "{arguments:?}: {error}");
+    }
+    database.execute(&format!("DROP OWNED BY {role}"));
+    database.execute(&format!("DROP ROLE {role}"));
+}
+
+/// R24, R11
+#[test]
+fn the_admin_page_without_an_outbox_says_what_makes_one() {
+    let database = Database::new();
+    let nowhere = format!("{}_nowhere", database.name());
+    let page = Running::start(database.binary(&[
+        "admin",
+        "--admin-addr",
+        "127.0.0.1:0",
+        "--table",
+        &nowhere,
+    ]));
+    page.wait_for_log("admin_look_failed");
+    let log = page.log();
+    assert!(
+        log.contains("there is no outbox") && log.contains("`diesel-outbox migrate`"),
+        "{log}"
+    );
+}
+
+/// R32, R11: what an operator has to end is a warning, what ends by itself is not.
+#[test]
+fn check_tells_of_keys_that_wait() {
+    let database = Database::new();
+    let check = || {
+        let command = database.binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+        let findings = finish(command).json()["findings"].clone();
+        let all = findings.as_array().expect("findings").clone();
+        all.into_iter()
+            .filter(|one| one["what"] == "keys")
+            .collect::<Vec<_>>()
+    };
+    assert!(check().is_empty());
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, attempts, available_at, last_error_code)
+         VALUES ('t', '1', 'slow', 1, now() + interval '1 hour', 'TIMEOUT'),
+                ('t', '2', 'slow', 0, now(), NULL), ('t', '3', 'held', 0, now(), NULL)",
+    );
+    database.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, ordering_key,
+            idempotency_key, available_at, created_at, attempts, reason, blocks_key)
+         VALUES (-7, gen_random_uuid(), 't', '', '1', 'held', 'd', now(), now(), 3, 'REJECTED', true)",
+    );
+    let found = check();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(found[0]["level"], json!("warning"));
+    assert_eq!(
+        found[0]["detail"],
+        json!("1 ordering key waits for a dead letter, for example \"held\" for -7 (REJECTED)")
+    );
+    let advice = found[0]["advice"].as_str().expect("what to do");
+    assert!(advice.contains("diesel-outbox dead requeue -7"), "{advice}");
+    assert_eq!(found[1]["level"], json!("ok"));
+    let detail = found[1]["detail"].as_str().expect("a sentence");
+    assert!(
+        detail.contains("a retry or a delayed message, for example \"slow\""),
+        "{detail}"
+    );
+}
