@@ -89,6 +89,11 @@ impl Message {
     pub fn hashed_key(&self) -> String {
         hashed_key(&self.idempotency_key)
     }
+
+    /// What can be large of it: payload and headers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.payload.len() + self.headers.as_ref().map_or(0, String::len)
+    }
 }
 
 pub(crate) fn hashed_key(key: &str) -> String {

@@ -11,9 +11,12 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
 use crate::dispatch::Dispatcher;
 use crate::handlers::Group;
+use crate::message::Message;
 
-/// Payload bytes that may wait in the queues of all destinations together.
-const QUEUE_BYTES: usize = 16 * 1024 * 1024;
+/// Bytes of messages, those of all destinations together, that may be in memory before less is claimed.
+const MOST_BYTES: usize = 32 * 1024 * 1024;
+/// Bytes of one claim: its answer is in memory twice for a moment.
+const CLAIM_BYTES: usize = MOST_BYTES / 2;
 /// What a queue holds is about so much of its senders' time: enough while the next claim is made, and
 /// little enough to leave the rest to other relays.
 const PREFETCH: Duration = Duration::from_millis(250);
@@ -38,8 +41,10 @@ pub(crate) struct Bulkhead {
     pub(crate) on_dead: OnDead,
     /// Messages of one claim, at most.
     pub(crate) batch: usize,
-    /// Payload bytes in its queue.
-    pub(crate) queue_bytes: usize,
+    /// Its share of the memory.
+    pub(crate) most_bytes: usize,
+    /// Payloads and headers of its messages that are claimed and not sent.
+    bytes: AtomicUsize,
     /// The limit of one send, or of one call of a handler.
     pub(crate) send_timeout: Duration,
     /// Microseconds that a send has taken lately; 0: none was made.
@@ -84,14 +89,14 @@ impl Bulkhead {
         } = dispatchers;
         let destinations = config.all_destinations();
         let count = destinations.len() + groups.len();
-        let queue_bytes = QUEUE_BYTES / (count + 1);
+        let most_bytes = MOST_BYTES / (count + usize::from(own_threads.is_some())).max(1);
         let urls = destinations
             .iter()
-            .map(|destination| Self::of(destination, config, queue_bytes, common.clone()));
+            .map(|destination| Self::of(destination, config, most_bytes, common.clone()));
         let locals = config.in_process.iter().zip(groups);
         let locals = locals.map(|(local, group)| {
             let local = local.clone();
-            Self::plain(local, config, queue_bytes, Serves::Group(group))
+            Self::plain(local, config, most_bytes, Serves::Group(group))
         });
         let nowhere = InProcess {
             name: NOWHERE.to_owned(),
@@ -102,9 +107,8 @@ impl Bulkhead {
             backoff: None,
             rate: None,
         };
-        let last_bytes = if count == 0 { QUEUE_BYTES } else { queue_bytes };
         let serves = Serves::Dispatcher(common.clone());
-        let last = Self::plain(nowhere, config, last_bytes, serves);
+        let last = Self::plain(nowhere, config, most_bytes, serves);
         let mut all: Vec<Self> = urls.chain(locals).chain([last]).collect();
         for (number, bulkhead) in all.iter_mut().enumerate() {
             bulkhead.number = number;
@@ -113,7 +117,7 @@ impl Bulkhead {
     }
 
     /// One without a URL.
-    fn plain(local: InProcess, config: &Config, queue_bytes: usize, serves: Serves) -> Self {
+    fn plain(local: InProcess, config: &Config, most_bytes: usize, serves: Serves) -> Self {
         Self {
             gate: Gate::open(&local.name, local.rate),
             name: local.name.into(),
@@ -129,7 +133,8 @@ impl Bulkhead {
             batch: local
                 .rate
                 .map_or(config.batch, |rate| of_a_second(rate, 1, config.batch)),
-            queue_bytes,
+            most_bytes,
+            bytes: AtomicUsize::new(0),
             send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
@@ -140,7 +145,7 @@ impl Bulkhead {
     fn of(
         destination: &Destination,
         config: &Config,
-        queue_bytes: usize,
+        most_bytes: usize,
         dispatcher: Arc<dyn Dispatcher>,
     ) -> Self {
         let mode = destination.mode.unwrap_or(config.mode);
@@ -168,7 +173,8 @@ impl Bulkhead {
             },
             on_dead: destination.on_dead.unwrap_or(config.on_dead),
             batch,
-            queue_bytes,
+            most_bytes,
+            bytes: AtomicUsize::new(0),
             send_timeout: destination.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
@@ -180,6 +186,41 @@ impl Bulkhead {
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
         self.concurrency.saturating_mul(of_a_request)
+    }
+
+    /// A message of it was claimed.
+    pub(super) fn load(&self, message: &Message) {
+        self.bytes.fetch_add(self.size(message), Ordering::AcqRel);
+    }
+
+    /// Frees the payload and the headers of a message: what is left to do works on the stored row.
+    pub(super) fn unload(&self, message: &mut Message) {
+        self.bytes.fetch_sub(self.size(message), Ordering::AcqRel);
+        (message.payload, message.headers) = (String::new(), None);
+    }
+
+    fn size(&self, message: &Message) -> usize {
+        match self.serves {
+            Serves::Dispatcher(_) => message.bytes(),
+            // A handler works on a copy.
+            Serves::Group(_) => 2 * message.bytes(),
+        }
+    }
+
+    /// How much of its share is free: nothing before half of it is, for small claims cost more.
+    pub(super) fn free_bytes(&self) -> usize {
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let free = self.most_bytes.saturating_sub(bytes);
+        if bytes <= self.most_bytes / 2 {
+            free
+        } else {
+            0
+        }
+    }
+
+    /// Whether it has more than its share.
+    pub(super) fn is_overloaded(&self) -> bool {
+        self.bytes.load(Ordering::Acquire) > self.most_bytes
     }
 
     /// A send has taken so long.
@@ -214,6 +255,20 @@ impl Bulkhead {
     pub(crate) fn queue(&self) -> usize {
         2 * self.batch + self.batch / 4 + MOST_LANES
     }
+}
+
+/// How much may be claimed beside what all of them have. Nothing where that is too much already.
+pub(super) fn left_bytes(bulkheads: &[Bulkhead]) -> usize {
+    let bytes = |bulkhead: &Bulkhead| bulkhead.bytes.load(Ordering::Acquire);
+    let all: usize = bulkheads.iter().map(bytes).sum();
+    MOST_BYTES.saturating_sub(all).min(CLAIM_BYTES)
+}
+
+/// The bytes of the next claim. One destination that has more than its share takes nothing from the others'.
+pub(super) fn claim_bytes(bulkheads: &[Bulkhead]) -> usize {
+    let free = bulkheads.iter().map(Bulkhead::free_bytes).max();
+    let free = free.unwrap_or_default().min(CLAIM_BYTES);
+    left_bytes(bulkheads).max(free).max(1)
 }
 
 /// Messages of a claim where a rate is set: no more than are sent in a second, for the rest can go to other

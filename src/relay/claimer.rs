@@ -30,7 +30,7 @@ use super::shared::{Continued, Job, Returned, Shared};
 use super::stats::add;
 use super::walk::Walk;
 use crate::error::DatabaseError;
-use crate::store::claim::{self, Claimed, Lane, Position, Stream};
+use crate::store::claim::{self, Batch, Claimed, Lane, Position, Stream};
 use crate::store::connection::Plans;
 use crate::store::lease::LeaseId;
 
@@ -48,6 +48,8 @@ pub(crate) struct Claimer<'a> {
     doorbell: Receiver<()>,
     /// What the settler has claimed right behind a settled message.
     continued: Receiver<Continued>,
+    /// Topics of keyed messages that the settlers have claimed and that had no place here, and where they go.
+    full: HashMap<String, To>,
     lanes: Lanes,
     walk: Walk,
     /// How keyed claims of other relays keep this one's waiting.
@@ -88,6 +90,7 @@ impl<'a> Claimer<'a> {
             outcomes,
             doorbell,
             continued,
+            full: HashMap::new(),
             lanes: Lanes::default(),
             walk: Walk::default(),
             contention: Contention::default(),
@@ -117,7 +120,8 @@ impl<'a> Claimer<'a> {
         self.finish_undoing();
         // The senders may be busy for long: what waits for them goes back now.
         for (intake, bulkhead) in self.intakes.iter_mut().zip(&self.shared.bulkheads) {
-            for Job { message, lease } in intake.take_back() {
+            for Job { mut message, lease } in intake.take_back() {
+                bulkhead.unload(&mut message);
                 let settlement = Settlement::unsent(message, lease, bulkhead, Verdict::Released);
                 let _ = self.outcomes.send(settlement);
             }
@@ -221,6 +225,8 @@ impl<'a> Claimer<'a> {
             self.glanced = Instant::now();
         }
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
+        self.walk.wait_is_over(|to| rooms.of(to) > 0);
+        self.open_full(&rooms);
         let is_asked = self.is_asked();
         let mut asked = self.lanes.allot(|to| rooms.of(to), is_asked);
         let mut has_keyed = self.lanes.has_keyed(|to| rooms.of(to) > 0);
@@ -297,7 +303,7 @@ impl<'a> Claimer<'a> {
             }
             claimed => claimed?,
         };
-        let count = claimed.len();
+        let count = claimed.claimed.len();
         let reached = HashMap::new();
         self.learn_and_take(lease, room, asked, (claimed, reached), began.elapsed());
         Ok(count)
@@ -308,15 +314,16 @@ impl<'a> Claimer<'a> {
         lease: LeaseId,
         room: usize,
         asked: &[Lane],
-        (claimed, reached): (Vec<Claimed>, HashMap<Stream, Position>),
+        (batch, reached): (Batch, HashMap<Stream, Position>),
         took: Duration,
     ) {
+        let Batch { claimed, is_cut } = batch;
         self.look.found_nothing &= claimed.is_empty();
         self.lanes.learn(&Harvest {
             asked,
             claimed: &claimed,
             reached: &reached,
-            is_cut: claimed.len() >= room,
+            is_cut: is_cut || claimed.len() >= room,
             took,
             clock: &self.clock,
         });
@@ -346,6 +353,7 @@ impl<'a> Claimer<'a> {
         self.shared.count_claimed(claimed.len());
         self.shared.metrics.claim_seconds.record(took.as_secs_f64());
         self.shared.began(lease, claimed.len());
+        self.shared.load(&claimed);
         self.hand_over_all(claimed, lease);
     }
 
@@ -359,7 +367,7 @@ impl<'a> Claimer<'a> {
         let has_freed = self.lanes.has_keyed(has_room) && self.walk.has_freed(has_room);
         if has_freed || !self.lanes.allot(|to| rooms.of(to), is_asked).is_empty() {
             self.want_room(false);
-            self.walk.wait_is_over();
+            self.walk.wait_is_over(has_room);
             return Next::Again;
         }
         let waits_for_room = self.intakes.iter().any(Intake::is_full)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
-use super::bulkhead::FIRST_BATCH;
+use super::bulkhead::{Bulkhead, FIRST_BATCH};
 use super::gate::Room;
 use super::lanes::To;
 use super::shared::{Job, Shared};
@@ -18,7 +18,7 @@ pub(super) struct Intake {
     pub(super) payloads: Payloads,
 }
 
-/// The largest mean of payload bytes that a claim has shown lately.
+/// The largest mean of a message's bytes that a claim has shown lately.
 #[derive(Debug, Default)]
 pub(super) struct Payloads(Option<usize>);
 
@@ -65,6 +65,15 @@ impl Intake {
 
     fn len(&self) -> usize {
         self.jobs.len() + self.waiting.len()
+    }
+
+    /// Whether it takes another message that nobody has asked it for.
+    pub(super) fn has_place(&self, bulkhead: &Bulkhead) -> bool {
+        match bulkhead.gate.room() {
+            Room::Closed => false,
+            Room::One => self.len() == 0,
+            Room::Free => self.len() < 2 * bulkhead.queue() && !bulkhead.is_overloaded(),
+        }
     }
 }
 
@@ -114,16 +123,15 @@ impl Rooms {
                 Room::Closed => 0,
                 Room::One => usize::from(intake.len() == 0),
                 Room::Free => {
-                    let batch = intake
-                        .payloads
-                        .batch(bulkhead.prefetch(), bulkhead.queue_bytes);
-                    let is_free = intake.len() <= batch;
+                    let (prefetch, bytes) = (bulkhead.prefetch(), bulkhead.free_bytes());
+                    let batch = intake.payloads.batch(prefetch, bytes);
+                    let is_free = bytes > 0 && intake.len() <= batch;
                     if is_free { batch } else { 0 }
                 }
             })
             .collect();
         // What is to be split has no queue; its payloads come with the claim all the same.
-        let bytes = shared.bulkheads.iter().map(|b| b.queue_bytes).min();
+        let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
         Self {
             of_bulkheads,
             of_split: to_split.batch(shared.config.batch, bytes.unwrap_or(0)),

@@ -66,7 +66,7 @@ pub trait Observer: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Settled<'a> {
-    /// The message. Its payload is empty here.
+    /// The message. Its payload and its headers are empty here.
     pub message: &'a Message,
     /// The destination, where it has one.
     pub destination: &'a str,

@@ -352,8 +352,7 @@ impl Desk<'_> {
         verdict: Verdict,
         latency: Duration,
     ) -> Result<(), NobodyListens> {
-        // Not needed any more: the settle works on the stored row.
-        message.payload = String::new();
+        self.bulkhead.unload(&mut message);
         let settlement = Settlement::new(message, lease, self.bulkhead, verdict, latency);
         self.outcomes.send(settlement)
     }

@@ -4,7 +4,7 @@ mod in_flight;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
@@ -67,6 +67,17 @@ impl KeyedLooks {
     }
 }
 
+/// Topics of which nothing is claimed.
+#[derive(Debug, Default)]
+struct ClosedTopics {
+    /// By an operator.
+    paused: Vec<String>,
+    /// This relay does not take them.
+    not_taken: Vec<String>,
+    /// Their destinations have no room for what follows a settled message.
+    full: Vec<String>,
+}
+
 pub(crate) struct Shared {
     pub(crate) config: Config,
     database_url: SecretString,
@@ -97,8 +108,7 @@ pub(crate) struct Shared {
     doubt: Mutex<Option<Doubt>>,
     /// Where messages are to be looked for.
     returned: Mutex<Returned>,
-    /// Topics that an operator has paused, and those that this relay does not take.
-    closed_topics: Mutex<(Vec<String>, Vec<String>)>,
+    closed_topics: Mutex<ClosedTopics>,
     /// Begins and ends of looks at keyed lanes.
     keyed_looks: AtomicU64,
     /// What no relay serves, when the janitor looked last.
@@ -323,23 +333,32 @@ impl Shared {
         paused: impl Iterator<Item = String>,
         not_taken: impl Iterator<Item = String>,
     ) {
-        let mut closed = self
-            .closed_topics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *closed = (paused.collect(), not_taken.collect());
+        let mut closed = self.lock_closed_topics();
+        closed.paused = paused.collect();
+        closed.not_taken = not_taken.collect();
+    }
+
+    pub(crate) fn set_full_topics(&self, full: impl Iterator<Item = String>) {
+        self.lock_closed_topics().full = full.collect();
     }
 
     pub(crate) fn paused_topics(&self) -> Vec<String> {
-        let closed = self.closed_topics.lock();
-        closed.unwrap_or_else(PoisonError::into_inner).0.clone()
+        self.lock_closed_topics().paused.clone()
     }
 
     /// Topics of which nothing is to be claimed.
     pub(crate) fn closed_topics(&self) -> Vec<String> {
+        let closed = self.lock_closed_topics();
+        [closed.paused.as_slice(), &closed.not_taken].concat()
+    }
+
+    pub(crate) fn full_topics(&self) -> Vec<String> {
+        self.lock_closed_topics().full.clone()
+    }
+
+    fn lock_closed_topics(&self) -> MutexGuard<'_, ClosedTopics> {
         let closed = self.closed_topics.lock();
-        let (paused, not_taken) = &*closed.unwrap_or_else(PoisonError::into_inner);
-        [paused.as_slice(), not_taken].concat()
+        closed.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {

@@ -119,15 +119,15 @@ impl Walk {
         }
     }
 
-    /// There was no room for these freed ones: they come again after the next wait.
+    /// There was no room for these freed ones.
     pub(super) fn wait_with(&mut self, keys: Vec<(To, Key)>) {
         self.waiting.extend(keys);
     }
 
-    /// There may be room again.
-    pub(super) fn wait_is_over(&mut self) {
-        self.freed
-            .extend(self.waiting.drain(..).map(|(_, key)| key));
+    /// Freed ones come again where there is room now.
+    pub(super) fn wait_is_over(&mut self, is_room: impl Fn(To) -> bool) {
+        let come = self.waiting.extract_if(.., |(to, _)| is_room(*to));
+        self.freed.extend(come.map(|(_, key)| key));
     }
 
     /// Freed keys to be looked at, every other time. No key twice: its message would be claimed twice.

@@ -1,11 +1,14 @@
 //! Claiming: the due messages of each topic.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{
-    Array, BigInt, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+    Array, BigInt, Bool, Double, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
 };
 use diesel::{PgConnection, RunQueryDsl};
 use uuid::Uuid;
@@ -129,6 +132,8 @@ pub(super) struct ClaimedRow {
     taken_over: i32,
     #[diesel(sql_type = Nullable<Integer>)]
     known: Option<i32>,
+    #[diesel(sql_type = Bool)]
+    is_cut: bool,
 }
 
 /// Who claims.
@@ -138,6 +143,17 @@ pub(crate) struct Claimant<'a> {
     /// Leases that are over: what they hold may be taken.
     pub(crate) expired: &'a [i64],
     pub(crate) max_attempts: u32,
+    /// Payloads and headers that a claim brings, beside those of its last message. One message it brings
+    /// in any case.
+    pub(crate) bytes: usize,
+}
+
+/// What a claim has brought.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) claimed: Vec<Claimed>,
+    /// Others were left where they are, for these are as large as they may be.
+    pub(crate) is_cut: bool,
 }
 
 /// Claims due messages without an ordering key, `room` of them at most, by one statement.
@@ -150,16 +166,16 @@ pub(crate) fn claim(
     claimant: Claimant<'_>,
     lanes: &[Lane],
     room: usize,
-) -> QueryResult<Vec<Claimed>> {
+) -> QueryResult<Batch> {
     let candidates = format!(
         "WITH lane AS MATERIALIZED (
-            SELECT * FROM unnest($4::text[], $5::text[], $6::bigint[], $7::timestamptz[], $8::bigint[])
+            SELECT * FROM unnest($5::text[], $6::text[], $7::bigint[], $8::timestamptz[], $9::bigint[])
                      WITH ORDINALITY AS t(topic, destination, room, after_time, after_sequence, n)
              WHERE {is_live}
              ORDER BY n
         ), candidate AS MATERIALIZED (
             SELECT chosen.* FROM lane CROSS JOIN LATERAL (
-                SELECT o.sequence, {taken_over} AS taken_over
+                SELECT {candidate}
                   FROM {outbox} o
                  WHERE o.topic = lane.topic AND o.destination = lane.destination
                    AND o.ordering_key IS NULL
@@ -170,10 +186,10 @@ pub(crate) fn claim(
                  LIMIT lane.room
                    FOR NO KEY UPDATE SKIP LOCKED
             ) chosen
-            LIMIT $9
+            LIMIT $10
         )",
         is_live = is_live(name),
-        taken_over = taken_over(),
+        candidate = candidate(),
         outbox = name.outbox(),
     );
     let before = Instant::now();
@@ -182,6 +198,7 @@ pub(crate) fn claim(
         .bind::<BigInt, _>(claimant.lease.0)
         .bind::<Array<BigInt>, _>(claimant.expired)
         .bind::<Integer, _>(most(claimant))
+        .bind::<BigInt, _>(as_bigint(claimant.bytes))
         .bind::<Array<Text>, _>(lanes.topics)
         .bind::<Array<Text>, _>(lanes.destinations)
         .bind::<Array<BigInt>, _>(lanes.rooms)
@@ -198,18 +215,18 @@ pub(crate) fn claim_chosen(
     name: &OutboxName,
     claimant: Claimant<'_>,
     sequences: &[i64],
-) -> QueryResult<Vec<Claimed>> {
+) -> QueryResult<Batch> {
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
-            SELECT o.sequence, {taken_over} AS taken_over
+            SELECT {candidate}
               FROM {outbox} o
-             WHERE o.sequence = ANY($4) AND {is_live}
+             WHERE o.sequence = ANY($5) AND {is_live}
                AND o.ordering_key IS NULL AND o.available_at <= now()
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
              ORDER BY o.sequence
                FOR NO KEY UPDATE SKIP LOCKED
         )",
-        taken_over = taken_over(),
+        candidate = candidate(),
         outbox = name.outbox(),
         is_live = is_live(name),
     );
@@ -218,6 +235,7 @@ pub(crate) fn claim_chosen(
         .bind::<BigInt, _>(claimant.lease.0)
         .bind::<Array<BigInt>, _>(claimant.expired)
         .bind::<Integer, _>(most(claimant))
+        .bind::<BigInt, _>(as_bigint(claimant.bytes))
         .bind::<Array<BigInt>, _>(sequences)
         .load::<ClaimedRow>(conn)
         .map(|rows| claimed(rows, before))
@@ -262,9 +280,14 @@ pub(super) fn is_live(name: &OutboxName) -> String {
     )
 }
 
-/// How a candidate is taken from the lease that holds it, if one does.
-pub(super) fn taken_over() -> String {
-    format!("CASE WHEN o.locked_by IS NULL THEN 0 WHEN {FIRST_TIME} THEN 1 ELSE 2 END")
+/// What a claim has to know of a candidate: also how it is taken from the lease that holds it, if one
+/// does.
+pub(super) fn candidate() -> String {
+    format!(
+        "o.sequence,
+         CASE WHEN o.locked_by IS NULL THEN 0 WHEN {FIRST_TIME} THEN 1 ELSE 2 END AS taken_over,
+         octet_length(o.payload::text) + coalesce(octet_length(o.headers::text), 0) AS bytes"
+    )
 }
 
 const FIRST_TIME: &str = "(o.locked_by IS NOT NULL AND o.attempts + 1 < $3
@@ -272,14 +295,20 @@ const FIRST_TIME: &str = "(o.locked_by IS NOT NULL AND o.attempts + 1 < $3
 
 /// Locks what `candidates` has chosen for the lease $1, and returns it.
 ///
-/// `candidates` is a WITH clause that ends with `candidate (sequence, taken_over)`. $2: leases that
-/// are over; they come as a parameter, because a subquery would keep the old snapshot when a row has
-/// changed meanwhile. $3: most attempts. `= ANY(ARRAY(…))` locks no more rows than were chosen. A key
+/// `candidates` is a WITH clause that ends with `candidate (sequence, taken_over, bytes)`. $2: leases
+/// that are over; they come as a parameter, because a subquery would keep the old snapshot when a row has
+/// changed meanwhile. $3: most attempts. $4: bytes; how large a row is once it is read its stored size
+/// does not tell, for that is compressed. `= ANY(ARRAY(…))` locks no more rows than were chosen. A key
 /// made from the message's own id cannot have been delivered before, so the ledger is asked about
 /// other keys only.
 pub(super) fn claim_statement(name: &OutboxName, candidates: &str) -> String {
     format!(
-        "{candidates}, claimed AS (
+        "{candidates}, measured AS (
+            SELECT sequence, taken_over, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
+              FROM candidate
+        ), chosen AS MATERIALIZED (
+            SELECT sequence, taken_over FROM measured WHERE before < $4
+        ), claimed AS (
             UPDATE {outbox} o
                SET locked_by = $1,
                    locked_at = clock_timestamp(),
@@ -287,7 +316,7 @@ pub(super) fn claim_statement(name: &OutboxName, candidates: &str) -> String {
                    last_error_code = CASE WHEN {FIRST_TIME} THEN 'ABANDONED' ELSE o.last_error_code END,
                    last_error = CASE WHEN {FIRST_TIME} THEN 'taken over from lease ' || o.locked_by
                                      ELSE o.last_error END
-             WHERE o.sequence = ANY(ARRAY(SELECT sequence FROM candidate))
+             WHERE o.sequence = ANY(ARRAY(SELECT sequence FROM chosen))
             RETURNING o.*
         )
         SELECT o.sequence, o.message_id, o.topic, o.destination, o.payload::text AS payload,
@@ -300,8 +329,9 @@ pub(super) fn claim_statement(name: &OutboxName, candidates: &str) -> String {
                 SELECT CASE WHEN l.digest = {digest} THEN 1 ELSE 2 END
                   FROM {ledger} l
                  WHERE l.idempotency_key = o.idempotency_key AND l.destination = o.destination
-                   AND l.status = 'delivered') END AS known
-          FROM claimed o JOIN candidate c USING (sequence)",
+                   AND l.status = 'delivered') END AS known,
+               (SELECT count(*) FROM chosen) < (SELECT count(*) FROM candidate) AS is_cut
+          FROM claimed o JOIN chosen c USING (sequence)",
         outbox = name.outbox(),
         ledger = name.ledger(),
         digest = digest_of("o"),
@@ -312,10 +342,13 @@ pub(super) fn most(claimant: Claimant<'_>) -> i32 {
     i32::try_from(claimant.max_attempts).unwrap_or(i32::MAX)
 }
 
-pub(super) fn claimed(rows: Vec<ClaimedRow>, before: Instant) -> Vec<Claimed> {
-    rows.into_iter()
-        .map(|row| row.into_claimed(before))
-        .collect()
+pub(super) fn claimed(rows: Vec<ClaimedRow>, before: Instant) -> Batch {
+    let is_cut = rows.iter().any(|row| row.is_cut);
+    let claimed = rows.into_iter().map(|row| row.into_claimed(before));
+    Batch {
+        claimed: claimed.collect(),
+        is_cut,
+    }
 }
 
 impl ClaimedRow {

@@ -18,12 +18,13 @@ pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Ve
         "SELECT sequence, message_id, topic, destination, payload::text AS payload,
                 headers::text AS headers, ordering_key, idempotency_key, tenant_id, created_at, occurred_at,
                 available_at, clock_timestamp() AS locked_at, attempts, 0 AS taken_over,
-                NULL::float8 AS expires_in, NULL::int AS known
+                NULL::float8 AS expires_in, NULL::int AS known, false AS is_cut
            FROM {} ORDER BY sequence",
         name.outbox()
     ))
     .load(conn)?;
     Ok(claimed(rows, before)
+        .claimed
         .into_iter()
         .map(|claimed| claimed.message)
         .collect())

@@ -28,8 +28,8 @@ pub(crate) use self::walk::{first_of, walk};
 
 use super::OUTBOX_NUMBER;
 use super::claim::{
-    Claimant, Claimed, ClaimedRow, Lane, Lanes, Position, Topic, claim_statement, claimed, is_live,
-    most, taken_over,
+    Batch, Claimant, Claimed, ClaimedRow, Lane, Lanes, Position, Topic, as_bigint, candidate,
+    claim_statement, claimed, is_live, most,
 };
 use super::lease::LeaseId;
 use super::settle::of_row;
@@ -259,20 +259,20 @@ pub(crate) fn claim(
     name: &OutboxName,
     claimant: Claimant<'_>,
     chosen: &[Candidate],
-) -> QueryResult<Option<Vec<Claimed>>> {
-    let goes_to = of_row("$5::text[]", "$4");
+) -> QueryResult<Option<Batch>> {
+    let goes_to = of_row("$6::text[]", "$5");
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
-            SELECT o.sequence, {taken_over} AS taken_over
+            SELECT {candidate}
               FROM {outbox} o
-             WHERE o.sequence = ANY($4) AND {is_live}
+             WHERE o.sequence = ANY($5) AND {is_live}
                AND o.available_at <= now()
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                AND {is_first} AND {is_alone}
              ORDER BY o.sequence
                FOR NO KEY UPDATE SKIP LOCKED
         )",
-        taken_over = taken_over(),
+        candidate = candidate(),
         outbox = name.outbox(),
         is_live = is_live(name),
         is_first = is_first(name, GoesTo::Known(&goes_to)),
@@ -299,6 +299,7 @@ pub(crate) fn claim(
             .bind::<BigInt, _>(claimant.lease.0)
             .bind::<Array<BigInt>, _>(claimant.expired)
             .bind::<Integer, _>(most(claimant))
+            .bind::<BigInt, _>(as_bigint(claimant.bytes))
             .bind::<Array<BigInt>, _>(sequences)
             .bind::<Array<Text>, _>(goes_to)
             .load::<ClaimedRow>(conn)
@@ -316,14 +317,15 @@ pub(crate) fn claim_one(
 ) -> QueryResult<Option<Claimed>> {
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
-            SELECT o.sequence, 0 AS taken_over
+            SELECT {candidate}
               FROM {outbox} o
-             WHERE o.available_at <= clock_timestamp() AND o.sequence <> ALL($4)
+             WHERE o.available_at <= clock_timestamp() AND o.sequence <> ALL($5)
                AND o.locked_by IS NULL
                AND (o.ordering_key IS NULL OR ({is_first} AND {is_not_kept_back}))
              ORDER BY o.sequence LIMIT 1
                FOR NO KEY UPDATE SKIP LOCKED
         )",
+        candidate = candidate(),
         outbox = name.outbox(),
         is_first = is_first(name, GoesTo::Unknown),
         is_not_kept_back = is_not_kept_back(name, GoesTo::Unknown),
@@ -333,9 +335,10 @@ pub(crate) fn claim_one(
         .bind::<BigInt, _>(lease.0)
         .bind::<Array<BigInt>, _>(Vec::<i64>::new())
         .bind::<Integer, _>(i32::MAX)
+        .bind::<BigInt, _>(i64::MAX)
         .bind::<Array<BigInt>, _>(but)
         .load::<ClaimedRow>(conn)
-        .map(|rows| claimed(rows, before).pop())
+        .map(|rows| claimed(rows, before).claimed.pop())
 }
 
 /// Claims the next message of each of these keys.
@@ -351,20 +354,20 @@ pub(crate) fn claim_next(
     claimant: Claimant<'_>,
     keys: &[Key],
     closed: &[String],
-) -> QueryResult<Vec<Claimed>> {
+) -> QueryResult<Batch> {
     let candidates = format!(
         "WITH candidate AS MATERIALIZED (
-            SELECT o.sequence, {taken_over} AS taken_over
+            SELECT {candidate}
               FROM {outbox} o
              WHERE o.sequence = ANY(ARRAY(
-                    SELECT next.sequence FROM unnest($4::text[], $5::text[]) AS k(ordering_key, destination)
+                    SELECT next.sequence FROM unnest($5::text[], $6::text[]) AS k(ordering_key, destination)
                      CROSS JOIN LATERAL (
                         SELECT n.sequence FROM {outbox} n
                          WHERE n.ordering_key = k.ordering_key AND n.destination = k.destination
                          ORDER BY {place} LIMIT 1
                      ) next))
                AND {is_live}
-               AND o.available_at <= clock_timestamp() AND o.topic <> ALL($6)
+               AND o.available_at <= clock_timestamp() AND o.topic <> ALL($7)
                AND (o.locked_by IS NULL OR o.locked_by = ANY($2))
                AND {is_not_kept_back}
                AND (o.destination = '' OR {none_before})
@@ -375,7 +378,7 @@ pub(crate) fn claim_next(
              ORDER BY o.sequence
                FOR NO KEY UPDATE SKIP LOCKED
         )",
-        taken_over = taken_over(),
+        candidate = candidate(),
         outbox = name.outbox(),
         place = place("n"),
         is_live = is_live(name),
@@ -393,6 +396,7 @@ pub(crate) fn claim_next(
         .bind::<BigInt, _>(claimant.lease.0)
         .bind::<Array<BigInt>, _>(claimant.expired)
         .bind::<Integer, _>(most(claimant))
+        .bind::<BigInt, _>(as_bigint(claimant.bytes))
         .bind::<Array<Text>, _>(ordering_keys)
         .bind::<Array<Text>, _>(destinations)
         .bind::<Array<Text>, _>(closed)

@@ -1,9 +1,10 @@
 //! A backlog costs disk, not memory.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::ground::{all_are_delivered, alone, enqueue};
-use crate::support::{Database, Receiver, Running};
+use crate::ground::{all_are_delivered, alone, enqueue, held};
+use crate::support::{Database, Receiver, Running, eventually};
 
 const MIB: usize = 1024 * 1024;
 
@@ -16,12 +17,12 @@ fn peak_bytes(process: u32) -> Option<usize> {
 }
 
 /// Drains, and returns the most memory that it used.
-fn peak_of_drain(database: &Database, receiver: &Receiver) -> usize {
+fn peak_of_drain(database: &Database, settings: &[(&str, &str)]) -> usize {
     let mut command = database.binary(&["drain", "--quiet"]);
     command
-        .env("OUTBOX_URL", receiver.url())
         .env("OUTBOX_LEASE", "60s")
-        .env("OUTBOX_SEND_TIMEOUT", "10s");
+        .env("OUTBOX_SEND_TIMEOUT", "10s")
+        .envs(settings.iter().copied());
     let mut drain = Running::start(command);
     let mut peak = 0;
     while drain.is_running() {
@@ -34,13 +35,35 @@ fn peak_of_drain(database: &Database, receiver: &Receiver) -> usize {
     peak
 }
 
+/// A file of settings, removed with the value.
+struct Settings(PathBuf);
+
+impl Settings {
+    fn new(database: &Database, text: &str) -> Self {
+        let file = std::env::temp_dir().join(format!("{}.toml", database.schema()));
+        std::fs::write(&file, text).expect("a file");
+        Self(file)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("a path in UTF-8")
+    }
+}
+
+impl Drop for Settings {
+    fn drop(&mut self) {
+        // It is a temporary one.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 #[test]
 fn a_hundred_thousand_waiting_messages_drain_in_64_mib() {
     let _alone = alone();
     let database = Database::new();
     let receiver = Receiver::ok();
     enqueue(&database, 1, 100_000);
-    let peak = peak_of_drain(&database, &receiver);
+    let peak = peak_of_drain(&database, &[("OUTBOX_URL", &receiver.url())]);
     assert!(peak < 64 * MIB, "{} MiB", peak / MIB);
     all_are_delivered(&database, 100_000);
 }
@@ -58,7 +81,7 @@ fn two_hundred_megabytes_of_payloads_drain_in_200_mib() {
            FROM generate_series(1, 200) AS n",
     );
     assert_eq!(enqueued, 200);
-    let peak = peak_of_drain(&database, &receiver);
+    let peak = peak_of_drain(&database, &[("OUTBOX_URL", &receiver.url())]);
     assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
     all_are_delivered(&database, 200);
     let requests = receiver.requests();
@@ -80,30 +103,84 @@ fn three_hundred_megabytes_that_are_fanned_out_drain_in_200_mib() {
          SELECT 'order.paid', to_json(repeat(md5(n::text), 31250)) FROM generate_series(1, 300) AS n",
     );
     assert_eq!(enqueued, 300);
-    let file = std::env::temp_dir().join(format!("{}.toml", database.schema()));
     let url = receiver.url();
-    std::fs::write(
-        &file,
-        format!(
+    let settings = Settings::new(
+        &database,
+        &format!(
             "[destinations.a]\nurl = '{url}'\n[destinations.b]\nurl = '{url}'\n
              [[routes]]\ntopic = '*'\nto = ['a', 'b']\n"
         ),
-    )
-    .expect("a file");
-    let mut command = database.binary(&["drain", "--quiet"]);
-    command
-        .env("OUTBOX_CONFIG", &file)
-        .env("OUTBOX_LEASE", "60s")
-        .env("OUTBOX_SEND_TIMEOUT", "10s");
-    let mut drain = Running::start(command);
-    let mut peak = 0;
-    while drain.is_running() {
-        peak = peak.max(peak_bytes(drain.pid()).unwrap_or_default());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
-    std::fs::remove_file(&file).expect("our file");
-    eprintln!("peak: {} MiB", peak / MIB);
+    );
+    let peak = peak_of_drain(&database, &[("OUTBOX_CONFIG", settings.path())]);
     assert_eq!(database.count("delivered"), 600);
     assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
+}
+
+/// R48
+#[test]
+fn payloads_that_grow_without_notice_drain_in_100_mib() {
+    for mode in ["binary", "batched"] {
+        let _alone = alone();
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        database.execute(
+            "INSERT INTO {o} (topic, payload) SELECT 'order.paid', '{}' FROM generate_series(1, 6000)",
+        );
+        database.execute(
+            "INSERT INTO {o} (topic, payload)
+             SELECT 'order.paid', to_json(repeat(md5(n::text), 32768)) FROM generate_series(1, 300) AS n",
+        );
+        let peak = peak_of_drain(
+            &database,
+            &[("OUTBOX_URL", &receiver.url()), ("OUTBOX_MODE", mode)],
+        );
+        assert_eq!(database.count("delivered"), 6300);
+        assert!(peak < 100 * MIB, "{mode}: {} MiB", peak / MIB);
+    }
+}
+
+/// R48
+#[test]
+fn what_follows_in_thousands_of_keys_waits_in_the_database_for_a_destination_that_hangs() {
+    let _alone = alone();
+    let database = Database::new();
+    let (fast, (slow, gate)) = (Receiver::ok(), held());
+    let settings = Settings::new(
+        &database,
+        &format!(
+            "[destinations.fast]\nurl = '{}'\n[destinations.slow]\nurl = '{}'\n
+             [[routes]]\ntopic = 'order.paid'\nto = ['fast']\n
+             [[routes]]\ntopic = 'order.sent'\nto = ['slow']\n",
+            fast.url(),
+            slow.url()
+        ),
+    );
+    const KEYS: i64 = 5_000;
+    for (topic, payload) in [
+        ("order.paid", "'{}'"),
+        ("order.sent", "to_json(repeat(md5(n::text), 625))"),
+    ] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, ordering_key)
+             SELECT '{topic}', {payload}, 'key-' || n FROM generate_series(1, {KEYS}) AS n"
+        ));
+    }
+    let mut command = database.binary(&["run"]);
+    command
+        .env("OUTBOX_CONFIG", settings.path())
+        .env("OUTBOX_SEND_TIMEOUT", "60s")
+        .env("OUTBOX_LEASE", "300s");
+    let relay = Running::start(command);
+    eventually("the fast destination has all of its messages", || {
+        database.count("delivered") == KEYS
+    });
+    let peak = peak_bytes(relay.pid()).expect("it runs");
+    eprintln!("peak: {} MiB", peak / MIB);
+    let claimed = database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL");
+    assert!(peak < 80 * MIB, "{} MiB, {claimed} claimed", peak / MIB);
+    gate.open();
+    eventually("all are delivered", || {
+        database.count("delivered") == 2 * KEYS
+    });
+    relay.stop();
 }

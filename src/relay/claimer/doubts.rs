@@ -8,6 +8,7 @@ use diesel::result::QueryResult;
 
 use super::Claimer;
 use crate::error::DatabaseError;
+use crate::relay::bulkhead::claim_bytes;
 use crate::relay::doubt::Doubt;
 use crate::relay::ranges::Ranges;
 use crate::store::claim::{Claimant, Claimed};
@@ -29,6 +30,7 @@ impl Claimer<'_> {
             lease,
             expired: &self.expired,
             max_attempts: self.shared.config.max_attempts,
+            bytes: claim_bytes(&self.shared.bulkheads),
         };
         let result = self.session.run(|conn| claim(conn, claimant));
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {

@@ -7,7 +7,7 @@ use super::{Claimer, Next};
 use crate::error::DatabaseError;
 use crate::relay::lanes::{SWEEP_SHARE, To};
 use crate::relay::shared::Shared;
-use crate::store::claim::{Position, Stream};
+use crate::store::claim::{Batch, Position, Stream};
 use crate::store::lease::LeaseId;
 use crate::store::ordered::{self, Candidate};
 use crate::store::unserved;
@@ -98,13 +98,17 @@ impl Claimer<'_> {
         };
         let candidates: Vec<Candidate> = part.sequences.into_iter().map(candidate).collect();
         if !candidates.is_empty() {
-            let claimed = self.claiming(lease, |conn, claimant| {
+            let batch = self.claiming(lease, |conn, claimant| {
                 ordered::claim(conn, name, claimant, &candidates)
             })?;
-            let Some(claimed) = claimed else {
+            let Some(Batch { claimed, is_cut }) = batch else {
                 return Ok(Some(Next::AgainSoon));
             };
             self.take(claimed, began.elapsed(), lease);
+            if is_cut {
+                // The rest stands behind the same place.
+                return Ok(Some(Next::Again));
+            }
         }
         self.expiry.learn(part.reached, began.elapsed());
         Ok(Some(Next::Again))

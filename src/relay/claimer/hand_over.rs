@@ -6,17 +6,44 @@ use std::time::Instant;
 use super::Claimer;
 use crate::dispatch::Failure;
 use crate::message::Message;
+use crate::relay::intake::Rooms;
 use crate::relay::lanes::To;
 use crate::relay::settlement::{Settlement, Verdict};
-use crate::relay::shared::Job;
+use crate::relay::shared::{Continued, Job};
 use crate::relay::stats::add;
 use crate::routes::Way;
 use crate::status::ReasonCode;
 use crate::store::claim::{Claimed, Known, TakenOver};
 use crate::store::lease::LeaseId;
 
+/// Who has claimed a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The claimer, where there is room.
+    Claimer,
+    /// A settler, which does not know whether there is.
+    Settler,
+}
+
 impl Claimer<'_> {
-    pub(super) fn hand_over_all(&mut self, mut claimed: Vec<Claimed>, lease: LeaseId) {
+    pub(super) fn hand_over_all(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
+        self.hand_over_from(By::Claimer, claimed, lease);
+    }
+
+    pub(super) fn hand_over_continued(&mut self, Continued { claimed, lease }: Continued) {
+        self.hand_over_from(By::Settler, claimed, lease);
+    }
+
+    /// Settlers go on with the messages of topics that have room again.
+    pub(super) fn open_full(&mut self, rooms: &Rooms) {
+        let count = self.full.len();
+        self.full.retain(|_, to| rooms.of(*to) == 0);
+        if self.full.len() < count {
+            self.shared.set_full_topics(self.full.keys().cloned());
+        }
+    }
+
+    fn hand_over_from(&mut self, by: By, mut claimed: Vec<Claimed>, lease: LeaseId) {
         if let Some(undoing) = &mut self.undoing {
             undoing.knows(&claimed, lease);
         }
@@ -39,9 +66,9 @@ impl Claimer<'_> {
             };
             if let Some((count, bytes)) = seen {
                 *count += 1;
-                *bytes += one.message.payload.len();
+                *bytes += one.message.bytes();
             }
-            self.hand_over(one, to, lease);
+            self.hand_over(by, one, to, lease);
         }
         for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
             intake.payloads.learn(count, bytes);
@@ -51,7 +78,7 @@ impl Claimer<'_> {
     }
 
     /// To a sender, or straight to the settler where nothing has to be sent.
-    fn hand_over(&mut self, claimed: Claimed, to: To, lease: LeaseId) {
+    fn hand_over(&mut self, by: By, claimed: Claimed, to: To, lease: LeaseId) {
         let Claimed {
             mut message,
             known,
@@ -61,11 +88,8 @@ impl Claimer<'_> {
         if taken_over != TakenOver::No {
             log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
         }
-        let number = match to {
-            To::Bulkhead(number) => number,
-            To::Split | To::Nowhere => self.shared.bulkheads.len() - 1,
-        };
-        let bulkhead = &self.shared.bulkheads[number];
+        let bulkhead = self.shared.bulkhead_of(to);
+        let intake = &mut self.intakes[bulkhead.number];
         bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
         let abandoned = || {
             let error = "the relay that had claimed it died or lost its lease";
@@ -91,12 +115,16 @@ impl Claimer<'_> {
         {
             // The takeover was the last attempt that its destination allows.
             Verdict::Dead(abandoned(), 0)
+        } else if by == By::Settler && !intake.has_place(bulkhead) {
+            if self.full.insert(message.topic.clone(), to).is_none() {
+                self.shared.set_full_topics(self.full.keys().cloned());
+            }
+            Verdict::Released
         } else {
-            self.intakes[number].put(Job { message, lease });
+            intake.put(Job { message, lease });
             return;
         };
-        // Not needed any more: the settle works on the stored row.
-        message.payload = String::new();
+        bulkhead.unload(&mut message);
         let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
         let _ = self.outcomes.send(settlement);
     }

@@ -1,6 +1,6 @@
 //! Claiming messages with ordering keys: where their lanes go on, and what the walk finds.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Claimer, Next};
@@ -8,7 +8,7 @@ use crate::error::DatabaseError;
 use crate::relay::intake::Rooms;
 use crate::relay::lanes::To;
 use crate::relay::walk::{self, Step};
-use crate::store::claim::{Claimed, Lane, Topic};
+use crate::store::claim::{Batch, Claimed, Lane, Topic};
 use crate::store::lease::LeaseId;
 use crate::store::ordered::{self, Candidate};
 use crate::store::range::briefly;
@@ -17,6 +17,8 @@ use crate::store::range::briefly;
 #[derive(Default)]
 struct Picked {
     candidates: Vec<Candidate>,
+    /// Their keys.
+    keys: Vec<ordered::Key>,
     /// Passed over: their destinations have no room.
     without_room: Vec<(To, ordered::Key)>,
     /// Not looked at any more.
@@ -46,11 +48,15 @@ impl<'a> Claimer<'a> {
                 reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
             }
             due.truncate(room);
-            let claimed = match due.is_empty() {
-                true => Some(Vec::new()),
+            let batch = match due.is_empty() {
+                true => Some(Batch::default()),
                 false => ordered::claim(conn, name, claimant, &due)?,
             };
-            Ok(claimed.map(|claimed| (claimed, reached)))
+            if batch.as_ref().is_some_and(|batch| batch.is_cut) {
+                // What was left stands before that place.
+                reached.clear();
+            }
+            Ok(batch.map(|batch| (batch, reached)))
         });
         self.shared.count_keyed_look();
         let harvest = match harvest {
@@ -91,7 +97,7 @@ impl<'a> Claimer<'a> {
         let step = page.last.map_or(Step::End, Step::At);
         let picked = self.pick(page.heads, limit, rooms);
         let claimed = match self.claim_picked(lease, &picked.candidates) {
-            Ok(Some(claimed)) => claimed,
+            Ok(Some(batch)) => self.leave_cut(&picked, batch),
             Ok(None) => return Ok(Next::AgainSoon),
             Err(error) if self.took_too_long(&error, began) => {
                 return Ok(self.end_round(began.elapsed()));
@@ -133,7 +139,10 @@ impl<'a> Claimer<'a> {
             Ok((picked, claimed))
         });
         let (picked, claimed) = match result {
-            Ok((picked, Some(claimed))) => (picked, claimed),
+            Ok((picked, Some(batch))) => {
+                let claimed = self.leave_cut(&picked, batch);
+                (picked, claimed)
+            }
             Ok((_, None)) => {
                 self.walk.freed(keys);
                 return Ok(Next::AgainSoon);
@@ -155,17 +164,29 @@ impl<'a> Claimer<'a> {
         &mut self,
         lease: LeaseId,
         candidates: &[Candidate],
-    ) -> Result<Option<Vec<Claimed>>, DatabaseError> {
+    ) -> Result<Option<Batch>, DatabaseError> {
         if candidates.is_empty() {
-            return Ok(Some(Vec::new()));
+            return Ok(Some(Batch::default()));
         }
         let name = &self.shared.config.table;
-        let claimed = self.claiming(lease, |conn, claimant| {
+        let batch = self.claiming(lease, |conn, claimant| {
             ordered::claim(conn, name, claimant, candidates)
         })?;
-        self.contended(claimed.is_none());
-        self.look.found_nothing &= claimed.as_ref().is_some_and(Vec::is_empty);
-        Ok(claimed)
+        self.contended(batch.is_none());
+        self.look.found_nothing &= batch.as_ref().is_some_and(|one| one.claimed.is_empty());
+        Ok(batch)
+    }
+
+    /// The keys of what a claim has left for its size are looked at again. Returns what it has brought.
+    fn leave_cut(&mut self, picked: &Picked, batch: Batch) -> Vec<Claimed> {
+        if batch.is_cut {
+            let claimed = batch.claimed.iter().map(|one| one.message.sequence.0);
+            let claimed: HashSet<i64> = claimed.collect();
+            let picked = picked.candidates.iter().zip(&picked.keys);
+            let left = picked.filter(|(one, _)| !claimed.contains(&one.sequence));
+            self.walk.freed(left.map(|(_, key)| key.clone()));
+        }
+        batch.claimed
     }
 
     /// A keyed claim was made, or another relay's was in its way.
@@ -199,6 +220,7 @@ impl<'a> Claimer<'a> {
                 break;
             } else {
                 *count += 1;
+                picked.keys.push(head.key);
                 picked.candidates.push(Candidate {
                     sequence: head.sequence,
                     goes_to: self.goes_to(to).to_owned(),

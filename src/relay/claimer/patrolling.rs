@@ -109,21 +109,23 @@ impl Claimer<'_> {
         picked
     }
 
-    /// `false`: another relay is claiming keyed messages just now.
+    /// `false`: another relay is claiming keyed messages just now, or some were left for their size.
     fn claim_free(&mut self, lease: LeaseId, picked: &Picked) -> Result<bool, DatabaseError> {
+        let mut has_all = true;
         if !picked.plain.is_empty() {
             let (name, began) = (&self.shared.config.table, Instant::now());
-            let claimed = self.claiming(lease, |conn, claimant| {
+            let batch = self.claiming(lease, |conn, claimant| {
                 claim::claim_chosen(conn, name, claimant, &picked.plain)
             })?;
-            self.look.found_nothing &= claimed.is_empty();
-            self.take(claimed, began.elapsed(), lease);
+            self.look.found_nothing &= batch.claimed.is_empty();
+            self.take(batch.claimed, began.elapsed(), lease);
+            has_all &= !batch.is_cut;
         }
         let began = Instant::now();
-        let Some(claimed) = self.claim_picked(lease, &picked.keyed)? else {
+        let Some(batch) = self.claim_picked(lease, &picked.keyed)? else {
             return Ok(false);
         };
-        self.take(claimed, began.elapsed(), lease);
-        Ok(true)
+        self.take(batch.claimed, began.elapsed(), lease);
+        Ok(has_all && !batch.is_cut)
     }
 }

@@ -98,7 +98,6 @@ pub(super) struct Look {
 impl Claimer<'_> {
     /// Every lane may have something again, as far as the last survey has seen lanes.
     pub(super) fn begin_look(&mut self) {
-        self.walk.wait_is_over();
         self.lanes.begin_look();
         self.look = Look {
             question: self.look.question,

@@ -8,7 +8,6 @@ use crossbeam_channel::{never, select};
 
 use super::Claimer;
 use crate::relay::intake::Intake;
-use crate::relay::shared::Continued;
 
 /// A queue holds half a second's work: senders that get on make room within this time.
 const SOON: Duration = Duration::from_millis(500);
@@ -50,7 +49,7 @@ impl Claimer<'_> {
             select! {
                 recv(self.doorbell) -> _ => return true,
                 recv(self.continued) -> continued => match continued {
-                    Ok(Continued { claimed, lease }) => self.hand_over_all(claimed, lease),
+                    Ok(continued) => self.hand_over_continued(continued),
                     // Both settlers of keys have ended by a defect, and the relay has failed. Until
                     // somebody ends it, nothing comes any more.
                     Err(_) => self.continued = never(),
@@ -72,8 +71,8 @@ impl Claimer<'_> {
 
     pub(super) fn take_continued(&mut self) {
         self.fill_queues();
-        while let Ok(Continued { claimed, lease }) = self.continued.try_recv() {
-            self.hand_over_all(claimed, lease);
+        while let Ok(continued) = self.continued.try_recv() {
+            self.hand_over_continued(continued);
         }
     }
 

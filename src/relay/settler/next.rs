@@ -7,11 +7,12 @@ use diesel::{Connection, PgConnection};
 use super::Settler;
 use super::written::{Written, blocks_key, write_down};
 use crate::error::DatabaseError;
+use crate::relay::bulkhead::left_bytes;
 use crate::relay::doubt::Doubt;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::{Continued, Shared};
 use crate::relay::stats::add;
-use crate::store::claim::{Claimant, Claimed};
+use crate::store::claim::{Batch, Claimant, Claimed};
 use crate::store::lease::LeaseId;
 use crate::store::ordered::{self, Key};
 use crate::store::settle::{self, Claim};
@@ -38,6 +39,7 @@ impl Settler<'_> {
         shared.count_claimed(claimed.len());
         add(&shared.stats.continued, claimed.len());
         shared.began(lease, claimed.len());
+        shared.load(&claimed);
         if let Err(error) = continued.send(Continued { claimed, lease }) {
             // The claimer is gone.
             self.release(error.0.claimed, lease);
@@ -57,8 +59,9 @@ impl Settler<'_> {
         let write = |conn: &mut PgConnection| {
             write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
         };
+        let bytes = left_bytes(&shared.bulkheads);
         let rows: HashMap<i64, (Key, u32)> =
-            if self.continued.is_some() && may_continue(shared, lease) {
+            if self.continued.is_some() && bytes > 0 && may_continue(shared, lease) {
                 let next = |settlement: &Settlement| {
                     Some((settlement.sequence(), next_key(shared, settlement)?))
                 };
@@ -74,12 +77,15 @@ impl Settler<'_> {
                 seen_to: HashSet::new(),
             });
         }
-        let mut closed = shared.closed_topics();
+        let full = shared.full_topics();
+        let has_full = !full.is_empty();
+        let mut closed = [shared.closed_topics(), full].concat();
         closed.extend(shared.held_topics().into_iter().map(|held| held.topic));
         let claimant = Claimant {
             lease,
             expired: &[],
             max_attempts: shared.config.max_attempts,
+            bytes,
         };
         let result = self.run_statements(|conn| {
             conn.transaction(|conn| {
@@ -90,12 +96,12 @@ impl Settler<'_> {
                     .filter_map(|sequence| rows.get(sequence));
                 let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
                 if keys.is_empty() {
-                    return Ok((written, Vec::new()));
+                    return Ok((written, Batch::default()));
                 }
                 let mut next =
                     ordered::claim_next(conn, &shared.config.table, claimant, &keys, &closed)?;
                 let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
-                for one in &mut next {
+                for one in &mut next.claimed {
                     let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
                     one.message.in_a_row = key.map_or(0, |count| count + 1);
                 }
@@ -109,9 +115,14 @@ impl Settler<'_> {
             shared.ring();
         }
         let (written, next) = result?;
+        let Batch {
+            claimed: next,
+            is_cut,
+        } = next;
         // What is behind it and came too late to be claimed here, the claimer may have passed meanwhile,
         // because it was not the first one yet.
-        let may_be_left = shared.keyed_looks().has_looked_since(looks) || shared.has_parts();
+        let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.has_parts();
+        let may_be_left = is_passed || is_cut || has_full;
         let claimed: HashSet<Key> = next
             .iter()
             .filter_map(|one| Key::of(&one.message))

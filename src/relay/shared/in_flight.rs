@@ -6,8 +6,10 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use crate::relay::bulkhead::Bulkhead;
+use crate::relay::lanes::To;
 use crate::relay::stats::add;
-use crate::store::claim::Topic;
+use crate::store::claim::{Claimed, Topic};
 use crate::store::lease::LeaseId;
 use crate::store::settle::Claim;
 
@@ -76,6 +78,22 @@ impl Shared {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         *held.entry(lease).or_default() += count;
         self.in_flight.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// These messages are in memory until their bulkheads unload them.
+    pub(crate) fn load(&self, claimed: &[Claimed]) {
+        for Claimed { message, .. } in claimed {
+            let to = To::of(&self.routes, &message.topic, &message.destination);
+            self.bulkhead_of(to).load(message);
+        }
+    }
+
+    /// The bulkhead that counts what goes there: the last one also what is settled without a send.
+    pub(crate) fn bulkhead_of(&self, to: To) -> &Bulkhead {
+        match to {
+            To::Bulkhead(number) => &self.bulkheads[number],
+            To::Split | To::Nowhere => &self.bulkheads[self.bulkheads.len() - 1],
+        }
     }
 
     /// These messages of a topic are put aside: they wait for a settle of their own, and nothing waits for

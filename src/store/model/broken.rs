@@ -16,7 +16,7 @@ use crate::store::SequenceRow;
 use crate::store::claim::{self, Claimant, Claimed, Known, Lane, Position, Stream};
 use crate::store::enqueue::Stored;
 use crate::store::ordered::Candidate;
-use crate::store::{dead, ordered, settle};
+use crate::store::{dead, settle};
 
 pub(super) use self::keyed::{ClaimsKeyed, Part};
 
@@ -77,7 +77,7 @@ impl System for NeverSweeps {
                 }
             })
             .collect();
-        let claimed = claim::claim(conn, name, claimant, &lanes, room)?;
+        let claimed = Store.claim(conn, name, claimant, &lanes, room)?;
         for one in &claimed {
             let stream = super::harness::stream_of(one);
             let place = places.entry((claimant.lease.0, stream));
@@ -127,7 +127,7 @@ impl System for ClaimsWhatOthersHave {
             expired: &expired,
             ..claimant
         };
-        claim::claim(conn, name, claimant, lanes, room)
+        Store.claim(conn, name, claimant, lanes, room)
     }
 }
 
@@ -152,7 +152,7 @@ impl System for ForgetsKeys {
         lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
-        let mut claimed = claim::claim(conn, name, claimant, lanes, room)?;
+        let mut claimed = Store.claim(conn, name, claimant, lanes, room)?;
         claimed.iter_mut().for_each(|one| one.known = Known::No);
         Ok(claimed)
     }
@@ -164,7 +164,7 @@ impl System for ForgetsKeys {
         claimant: Claimant<'_>,
         candidates: &[Candidate],
     ) -> QueryResult<Option<Vec<Claimed>>> {
-        let mut claimed = ordered::claim(conn, name, claimant, candidates)?;
+        let mut claimed = Store.claim_keyed(conn, name, claimant, candidates)?;
         (claimed.iter_mut().flatten()).for_each(|one| one.known = Known::No);
         Ok(claimed)
     }
@@ -312,7 +312,7 @@ impl System for TakesOverForFree {
         lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
-        let mut claimed = claim::claim(conn, name, claimant, lanes, room)?;
+        let mut claimed = Store.claim(conn, name, claimant, lanes, room)?;
         for one in &mut claimed {
             if one.taken_over == claim::TakenOver::Once {
                 add_attempts(conn, name, &[one.message.sequence.0], -1)?;

@@ -159,7 +159,7 @@ pub(super) trait System {
         lanes: &[Lane],
         room: usize,
     ) -> QueryResult<Vec<Claimed>> {
-        claim::claim(conn, name, claimant, lanes, room)
+        claim::claim(conn, name, claimant, lanes, room).map(|batch| batch.claimed)
     }
 
     fn claim_keyed(
@@ -169,7 +169,8 @@ pub(super) trait System {
         claimant: Claimant<'_>,
         candidates: &[Candidate],
     ) -> QueryResult<Option<Vec<Claimed>>> {
-        ordered::claim(conn, name, claimant, candidates)
+        let batch = ordered::claim(conn, name, claimant, candidates)?;
+        Ok(batch.map(|batch| batch.claimed))
     }
 
     fn settle(
@@ -227,7 +228,7 @@ pub(super) fn continue_keys(
         expired: &[],
         ..claimant
     };
-    ordered::claim_next(conn, name, claimant, keys, &[])
+    ordered::claim_next(conn, name, claimant, keys, &[]).map(|batch| batch.claimed)
 }
 
 pub(super) fn settle_them(

@@ -6,7 +6,7 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
 use crate::store::claim::{
-    Claimant, Claimed, ClaimedRow, claim_statement, claimed, is_live, most, taken_over,
+    Claimant, Claimed, ClaimedRow, as_bigint, candidate, claim_statement, claimed, is_live, most,
 };
 use crate::store::model::system::System;
 use crate::store::ordered::{self, Candidate};
@@ -46,10 +46,11 @@ impl System for ClaimsKeyed {
             .bind::<BigInt, _>(claimant.lease.0)
             .bind::<Array<BigInt>, _>(claimant.expired)
             .bind::<Integer, _>(most(claimant))
+            .bind::<BigInt, _>(as_bigint(claimant.bytes))
             .bind::<Array<BigInt>, _>(sequences)
             .bind::<Array<Text>, _>(goes_to)
             .load::<ClaimedRow>(conn)
-            .map(|rows| Some(claimed(rows, before)))
+            .map(|rows| Some(claimed(rows, before).claimed))
     }
 }
 
@@ -101,14 +102,14 @@ impl ClaimsKeyed {
         let kept: Vec<String> = kept.map(|(_, condition)| condition).collect();
         format!(
             "WITH candidate AS MATERIALIZED (
-                SELECT o.sequence, {taken_over} AS taken_over
-                  FROM unnest($4::bigint[], $5::text[]) AS w(sequence, goes_to)
+                SELECT {candidate}
+                  FROM unnest($5::bigint[], $6::text[]) AS w(sequence, goes_to)
                   JOIN {outbox} o USING (sequence)
                  WHERE o.available_at <= now()
                    AND (o.locked_by IS NULL OR o.locked_by = ANY($2)) AND {kept}
                  ORDER BY o.sequence FOR NO KEY UPDATE OF o SKIP LOCKED
             )",
-            taken_over = taken_over(),
+            candidate = candidate(),
             kept = kept.join(" AND "),
         )
     }

@@ -208,6 +208,7 @@ pub(super) fn claimant(lease: LeaseId, expired: &[i64]) -> Claimant<'_> {
         lease,
         expired,
         max_attempts: MAX_ATTEMPTS.unsigned_abs(),
+        bytes: usize::MAX,
     }
 }
 
