@@ -88,6 +88,14 @@ impl Walk {
         })
     }
 
+    /// When a round may begin that none has taken the place of since then: nobody else tells of what only a
+    /// round finds.
+    pub(super) fn owed_at(&self, since: Instant) -> Option<Instant> {
+        let is_owed = |last: &&Last| self.round.is_none() && last.began < since;
+        let last = self.last.as_ref().filter(is_owed)?;
+        Some(last.ended + SWEEP_SHARE * last.took)
+    }
+
     /// Learns where a step ended, and whether it passed over something for want of room.
     pub(super) fn learn(&mut self, step: Step, took: Duration, has_left: bool) {
         let Some(round) = &mut self.round else {
@@ -169,5 +177,24 @@ impl Walk {
     pub(super) fn restart(&mut self) {
         self.round = None;
         self.last = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// G5: it must not sleep through the time at which the round may begin.
+    #[test]
+    fn a_round_that_has_to_wait_for_its_time_is_owed_until_one_was_made() {
+        let mut walk = Walk::default();
+        let asked = Instant::now();
+        assert!(walk.from(true, None).is_some(), "the first is made at once");
+        walk.learn(Step::End, Duration::from_secs(1), false);
+        assert_eq!(walk.owed_at(asked), None);
+        let asked = Instant::now() + Duration::from_millis(1);
+        assert!(walk.from(true, None).is_none(), "it has to wait");
+        let at = walk.owed_at(asked).expect("it is owed");
+        assert!(at > asked + (SWEEP_SHARE - 1) * Duration::from_secs(1));
     }
 }

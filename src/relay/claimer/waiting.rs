@@ -13,13 +13,16 @@ use crate::relay::intake::Intake;
 const SOON: Duration = Duration::from_millis(500);
 
 impl Claimer<'_> {
-    /// Until the poll interval is over, a destination opens, or a look for streams is due.
+    /// Until the poll interval is over, a destination opens, or something is due that this look has left out.
     pub(super) fn until_next_look(&self) -> Duration {
         let now = Instant::now();
+        let has_keyed = self.lanes.has_keyed(|to| self.is_open(to));
+        let walk = self.walk.owed_at(self.look.began).filter(|_| has_keyed);
         self.shared
             .bulkheads
             .iter()
             .filter_map(|bulkhead| bulkhead.gate.opens_at())
+            .chain(walk)
             .chain(self.looks.owed_at())
             .chain(self.patrol.next_at())
             .chain(self.expiry.goes_on_at())
