@@ -782,6 +782,21 @@ fn drain_stops_after_max_messages_and_leaves_the_others() {
         assert_eq!(database.count("pending"), left);
     }
     assert_eq!(receiver.count(), 10);
+    database.enqueue_many(1);
+    for n in 0..3 {
+        let keyed = NewMessage::new("order.paid", &n).expect("JSON");
+        database.enqueue_message(keyed.ordering_key("k"));
+    }
+    let text = drain(&database, &receiver, &["--max-messages", "0"])
+        .code(0)
+        .stdout;
+    for line in [
+        "4 due messages are left",
+        "2 wait behind another message of their ordering key",
+        "2 wait for no other message: a pause, --max-messages or a signal kept them back",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}: {text}");
+    }
 }
 
 /// R40: a job for some topics takes, counts and reports these only.
@@ -867,7 +882,8 @@ fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
     for n in 0..3 {
         let message = NewMessage::new("order.paid", &n).expect("JSON");
         database.enqueue_message(message.ordering_key("k"));
-        database.enqueue("member.joined", json!(n));
+        let unrouted = NewMessage::new("member.joined", &n).expect("JSON");
+        database.enqueue_message(unrouted.ordering_key("member"));
     }
     let file = File::new(&format!(
         "[destinations.billing]\nurl = '{}'\n[[routes]]\ntopic = 'order.*'\nto = 'billing'\n",
@@ -889,11 +905,12 @@ fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
     ] {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
     }
+    assert!(!text.contains("for no other message"), "{text}");
     let shown = drain(&["--json"]).code(0).json();
     assert_eq!(
         shown["left"],
         json!([
-            { "topic": "member.joined", "destination": "", "due": 3, "behind_their_key": 0, "no_route": true },
+            { "topic": "member.joined", "destination": "", "due": 3, "behind_their_key": 2, "no_route": true },
             { "topic": "order.paid", "destination": "", "due": 2, "behind_their_key": 2, "no_route": false },
         ])
     );

@@ -207,7 +207,10 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
     if left.due.is_empty() {
         return Ok(());
     }
-    output::line(format!("{} due messages are left", count(&left.due)))?;
+    output::line(match count(&left.due) {
+        1 => "1 due message is left".to_owned(),
+        number => format!("{number} due messages are left"),
+    })?;
     for due in left.due.iter().filter(|due| due.no_route) {
         let to = match due.destination.as_str() {
             "" => String::new(),
@@ -219,10 +222,17 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
         );
         output::line(output::shown(&line))?;
     }
-    let behind: u64 = left.due.iter().map(|due| due.behind).sum();
+    let routed = left.due.iter().filter(|due| !due.no_route);
+    let behind: u64 = routed.clone().map(|due| due.behind).sum();
     if behind > 0 {
         output::line(format!(
             "{behind} wait behind another message of their ordering key"
+        ))?;
+    }
+    let first = routed.map(|due| due.count).sum::<u64>() - behind;
+    if first > 0 {
+        output::line(format!(
+            "{first} wait for no other message: a pause, --max-messages or a signal kept them back"
         ))?;
     }
     for pause in &left.pauses {
