@@ -1,6 +1,6 @@
 //! Whether settings agree with each other.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
@@ -169,7 +169,7 @@ impl Config {
     }
 
     fn validate_routes(&self) -> Result<(), ConfigError> {
-        let names: HashSet<String> = self.destination_names().collect();
+        let names: BTreeSet<String> = self.destination_names().collect();
         let mut topics = HashSet::new();
         for (index, route) in self.routes.iter().enumerate() {
             let key = format!("routes[{index}].to");
@@ -178,7 +178,13 @@ impl Config {
             }
             for (place, name) in route.to.iter().enumerate() {
                 if !names.contains(name) {
-                    return Err(bad(&key, &format!("no destination is called {name:?}")));
+                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                    let known = match names.as_slice() {
+                        [] => "there are none".to_owned(),
+                        names => format!("there are {}", names.join(", ")),
+                    };
+                    let why = format!("no destination is called {name:?}; {known}");
+                    return Err(bad(&key, &why));
                 }
                 if route.to[..place].contains(name) {
                     return Err(bad(&key, &format!("it names {name:?} twice")));

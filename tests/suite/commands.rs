@@ -199,7 +199,14 @@ fn malformed_toml_is_named_by_file_line_and_key() {
 fn routes_that_lead_nowhere_are_refused() {
     let database = Database::new();
     for (text, named) in [
-        ("[[routes]]\ntopic = 'a'\nto = 'nobody'", "nobody"),
+        (
+            "[[routes]]\ntopic = 'a'\nto = 'nobody'",
+            "\"nobody\"; there are none",
+        ),
+        (
+            "[destinations.a]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'x'\nto = 'nobody'",
+            "routes[0].to: no destination is called \"nobody\"; there are a",
+        ),
         (
             "[destinations.a]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'x'\nto = 'a'\n[[routes]]\ntopic = 'x'\nto = 'a'",
             "routes[1].topic",

@@ -194,12 +194,31 @@ fn a_role_without_rights_is_told_what_prints_them() {
     let database = Database::new();
     let role = format!("{}_nobody", database.schema());
     database.execute(&format!("CREATE ROLE {role} LOGIN"));
+    let mut url = url::Url::parse(&database.url).expect("a URL");
+    url.set_username(&role).expect("a user");
+    // As if there were none: the search path has no schema that may not be used.
+    let no_outbox = "the role needs USAGE on that schema";
+    let options = format!("options=-csearch_path%3D{}", database.schema());
+    url.set_query(Some(&options));
+    let of_schema = format!("permission denied for schema {}", database.schema());
+    let whole = format!("{}.{}", database.schema(), "outbox");
+    for (arguments, said) in [
+        (["status", "--table", "outbox"].as_slice(), no_outbox),
+        (&["status", "--table", &whole], &of_schema),
+        (&["status", "--table", &whole], "needs GRANT USAGE on it"),
+        (&["check", "--table", &whole], "needs GRANT USAGE on it"),
+    ] {
+        let mut command = database.binary(arguments);
+        command.env("DATABASE_URL", url.as_str());
+        let finished = finish(command).code(1);
+        let text = finished.stdout + &finished.stderr;
+        assert!(text.contains(said), "{arguments:?}: {text}");
+    }
+    url.set_query(None);
     database.execute(&format!(
         "GRANT USAGE ON SCHEMA {} TO {role}",
         database.schema()
     ));
-    let mut url = url::Url::parse(&database.url).expect("a URL");
-    url.set_username(&role).expect("a user");
     for (command, said) in [
         ("status", "permission denied for table"),
         ("dead list", "permission denied for table"),

@@ -11,7 +11,7 @@ use diesel_outbox::{Config, DatabaseError, HttpDispatcher};
 use serde_json::{Value, json};
 
 use crate::settings::SettingFlags;
-use crate::{output, pauses};
+use crate::{output, pauses, with_advice};
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
@@ -158,7 +158,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => return vec![bad("database", error.to_string())],
     };
     if let Err(error) = admin::check_schema(&mut conn, &config.table) {
-        findings.push(bad("schema", error.to_string()));
+        findings.push(bad("schema", with_advice(&error.into())));
         return findings;
     }
     findings.push(good(

@@ -43,8 +43,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let advice = advice(&error).unwrap_or_default();
-            eprintln!("diesel-outbox: {error:#}{advice}");
+            eprintln!("diesel-outbox: {}", with_advice(&error));
             ExitCode::from(if is_usage(&error) { USAGE } else { FAILED })
         }
     }
@@ -79,22 +78,25 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// What to do where the database refuses for want of a right. A server that speaks another language gets
-/// none.
-fn advice(error: &anyhow::Error) -> Option<&'static str> {
-    let texts = error.chain().map(ToString::to_string);
-    let what = texts
-        .filter_map(|text| Some(text.strip_prefix("permission denied for ")?.to_owned()))
-        .next()?;
-    Some(match what.split(' ').next() {
+/// An error, and what to do where the database refuses for want of a right. That of a server which speaks
+/// another language is told as it is.
+fn with_advice(error: &anyhow::Error) -> String {
+    let what = error.chain().find_map(|cause| {
+        let text = cause.to_string();
+        text.strip_prefix("permission denied for ")
+            .map(str::to_owned)
+    });
+    let advice = match what.as_deref().and_then(|what| what.split(' ').next()) {
+        None => "",
         Some("database") => ": the role needs GRANT CREATE on it",
         Some("schema") => {
             ": the role needs GRANT USAGE on it, and GRANT CREATE to make an outbox in it"
         }
-        _ => {
+        Some(_) => {
             "; `diesel-outbox migrate --print --roles` prints the rights of each role, `diesel-outbox check` those that a relay lacks"
         }
-    })
+    };
+    format!("{error:#}{advice}")
 }
 
 fn is_usage(error: &anyhow::Error) -> bool {

@@ -133,7 +133,7 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
 pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
-            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours"
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. An outbox in a schema that the role does not search has a name of two parts, such as shop.outbox (OUTBOX_TABLE), and the role needs USAGE on that schema"
         )));
     }
     let encoding = setting(conn, "server_encoding")?;
