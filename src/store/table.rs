@@ -1,0 +1,394 @@
+//! The tables of an outbox in Diesel's query builder, where their names are known only at run time.
+//!
+//! ```text
+//! lease::table(name.lease()).filter(lease::id.eq(7)).select(lease::relay)
+//! SELECT "lease"."relay" FROM "hrm"."outbox_lease" AS "lease" WHERE ("lease"."id" = $1)
+//! ```
+//!
+//! A table reads and works as one of `diesel::table!`. What differs, and why:
+//!
+//! - **A table is a value that holds its name**, quoted and with its schema, as [`OutboxName`] gives it.
+//!   `table!` writes the name into the type.
+//! - **Columns write an alias**, the name of their module: a column has no value that could hold a name.
+//! - **The types of columns are those of [`schema`](crate::schema)**, which declares them for users. Only
+//!   columns that a statement of ours needs are listed here.
+//! - **No query has a static [`QueryId`]**: queries of one type have another text for another outbox.
+//!   Diesel then keeps the prepared statement under its text.
+//! - **A table that a query names twice has two modules**, for example `lease` and `other_lease`: a query
+//!   of Diesel's may hold a type only once, so that it knows whose column is meant.
+//!   Diesel is told that all of these are apart, as `allow_tables_to_appear_in_same_query!` does.
+//! - **`update(table).filter(…)`, never `update(table.filter(…))`**, and the same for `delete`: the second
+//!   form makes a new table from the type, which has no name. Such a query ends with an error.
+//! - **`ctid`**, where PostgreSQL keeps the row, is a column of every table.
+//! - Joins, `find` and associations are not there, because nothing here uses them.
+//!
+//! [`OutboxName`]: crate::OutboxName
+//! [`QueryId`]: diesel::query_builder::QueryId
+
+use diesel::pg::Pg;
+use diesel::query_builder::AstPass;
+use diesel::result::{Error, QueryResult};
+use diesel::sql_types::SqlType;
+
+/// PostgreSQL's `tid`: where a row is.
+#[derive(SqlType)]
+#[diesel(postgres_type(oid = 27, array_oid = 1010))]
+pub struct Tid;
+
+/// Declares tables: `module, second module for the same table = table of crate::schema { columns }`.
+/// The first column is the primary key, or a part of it.
+macro_rules! tables {
+    ($($($module:ident),+ = $typed:ident $columns:tt)+) => {
+        $($(tables!(@table $module $typed $columns);)+)+
+        tables!(@apart $($($module)+)+);
+    };
+    (@apart $left:ident $($right:ident)+) => {
+        $(
+            impl diesel::query_source::TableNotEqual<$left::table> for $right::table {}
+            impl diesel::query_source::TableNotEqual<$right::table> for $left::table {}
+        )+
+        tables!(@apart $($right)+);
+    };
+    (@apart $last:ident) => {};
+    (@table $module:ident $typed:ident { $key:ident $(, $column:ident)* $(,)? }) => {
+        #[allow(
+            non_camel_case_types,
+            unreachable_pub,
+            dead_code,
+            reason = "as with `table!`: what Diesel's traits name is public, and columns may be unused"
+        )]
+        pub(crate) mod $module {
+            use diesel::associations::HasTable;
+            use diesel::internal::table_macro::{FromClause, SelectStatement};
+            use diesel::pg::Pg;
+            use diesel::query_builder::{
+                AsQuery, AstPass, IntoUpdateTarget, QueryFragment, QueryId, UpdateTarget,
+            };
+            use diesel::query_source::{AppearsInFromClause, Once};
+            use diesel::result::QueryResult;
+            use diesel::{Expression, QuerySource, Table};
+
+            /// The table, with its quoted name.
+            #[derive(Debug, Clone)]
+            pub struct table {
+                quoted: String,
+            }
+
+            /// The table of this quoted name.
+            pub(crate) fn table(quoted: impl Into<String>) -> table {
+                table { quoted: quoted.into() }
+            }
+
+            impl QueryFragment<Pg> for table {
+                fn walk_ast<'b>(&'b self, pass: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+                    crate::store::table::push_table(pass, &self.quoted, stringify!($module))
+                }
+            }
+
+            impl QueryId for table {
+                type QueryId = ();
+
+                const HAS_STATIC_QUERY_ID: bool = false;
+            }
+
+            impl QuerySource for table {
+                type FromClause = Self;
+                type DefaultSelection = <Self as Table>::AllColumns;
+
+                fn from_clause(&self) -> Self {
+                    self.clone()
+                }
+
+                fn default_selection(&self) -> Self::DefaultSelection {
+                    Self::all_columns()
+                }
+            }
+
+            impl AsQuery for table {
+                type SqlType = <<Self as Table>::AllColumns as Expression>::SqlType;
+                type Query = SelectStatement<FromClause<Self>>;
+
+                fn as_query(self) -> Self::Query {
+                    SelectStatement::simple(self)
+                }
+            }
+
+            impl Table for table {
+                type PrimaryKey = $key;
+                type AllColumns = ($key, $($column,)*);
+
+                fn primary_key(&self) -> Self::PrimaryKey {
+                    $key
+                }
+
+                fn all_columns() -> Self::AllColumns {
+                    ($key, $($column,)*)
+                }
+            }
+
+            impl HasTable for table {
+                type Table = Self;
+
+                /// Without a name: a query of this one is an error.
+                fn table() -> Self {
+                    table("")
+                }
+            }
+
+            impl IntoUpdateTarget for table {
+                type WhereClause = <<Self as AsQuery>::Query as IntoUpdateTarget>::WhereClause;
+
+                fn into_update_target(self) -> UpdateTarget<Self, Self::WhereClause> {
+                    UpdateTarget {
+                        where_clause: table("").as_query().into_update_target().where_clause,
+                        table: self,
+                    }
+                }
+            }
+
+            impl AppearsInFromClause<table> for table {
+                type Count = Once;
+            }
+
+            tables!(@column $module $key: <crate::schema::$typed::$key as Expression>::SqlType);
+            $(
+                tables!(@column $module $column: <crate::schema::$typed::$column as Expression>::SqlType);
+            )*
+            tables!(@column $module ctid: crate::store::table::Tid);
+        }
+    };
+    (@column $module:ident $column:ident: $sql_type:ty) => {
+        #[derive(Debug, Clone, Copy, QueryId)]
+        pub struct $column;
+
+        impl Expression for $column {
+            type SqlType = $sql_type;
+        }
+
+        impl QueryFragment<Pg> for $column {
+            fn walk_ast<'b>(&'b self, pass: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+                crate::store::table::push_column(pass, stringify!($module), stringify!($column))
+            }
+        }
+
+        impl diesel::query_source::Column for $column {
+            type Table = table;
+
+            const NAME: &'static str = stringify!($column);
+        }
+
+        impl<QS> diesel::AppearsOnTable<QS> for $column where
+            QS: AppearsInFromClause<table, Count = Once>
+        {
+        }
+
+        impl diesel::SelectableExpression<table> for $column {}
+
+        impl diesel::expression::ValidGrouping<()> for $column {
+            type IsAggregate = diesel::expression::is_aggregate::No;
+        }
+    };
+}
+
+/// `"hrm"."outbox_lease" AS "lease"`.
+fn push_table(mut out: AstPass<'_, '_, Pg>, quoted: &str, alias: &str) -> QueryResult<()> {
+    if quoted.is_empty() {
+        let error =
+            "this table has no name: write update(table).filter(…), and delete the same way";
+        return Err(Error::QueryBuilderError(error.into()));
+    }
+    out.push_sql(quoted);
+    out.push_sql(" AS ");
+    out.push_identifier(alias)
+}
+
+/// `"lease"."id"`.
+fn push_column(mut out: AstPass<'_, '_, Pg>, alias: &str, column: &str) -> QueryResult<()> {
+    out.push_identifier(alias)?;
+    out.push_sql(".");
+    out.push_identifier(column)
+}
+
+tables! {
+    lease, other_lease = outbox_lease {
+        id, relay, renewed_at, expires_at, single_active, ended, serves
+    }
+    pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
+    inbox = outbox_inbox { source, message_id }
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::dsl::{array, exists, not};
+    use diesel::query_builder::{QueryFragment, QueryId};
+    use diesel::query_dsl::methods::FilterDsl;
+    use diesel::sql_types::{BigInt, Bool};
+    use diesel::upsert::excluded;
+    use diesel::{
+        BoolExpressionMethods, BoxableExpression, ExpressionMethods, Insertable, RunQueryDsl,
+        debug_query, delete, insert_into, update,
+    };
+
+    use super::{Pg, Tid, lease, other_lease, pause};
+    use crate::name::OutboxName;
+    use crate::store::model::database::Outbox;
+
+    fn sql<T: QueryFragment<Pg>>(query: &T) -> String {
+        debug_query::<Pg, _>(query).to_string()
+    }
+
+    fn name() -> OutboxName {
+        "hrm.events".parse().expect("a name")
+    }
+
+    fn pauses() -> pause::table {
+        pause::table(name().pause())
+    }
+
+    fn leases() -> lease::table {
+        lease::table(name().lease())
+    }
+
+    fn others() -> other_lease::table {
+        other_lease::table(name().lease())
+    }
+
+    #[test]
+    fn a_select_names_the_table_and_its_columns_by_an_alias() {
+        use diesel::QueryDsl;
+
+        let is_topic: Box<dyn BoxableExpression<pause::table, Pg, SqlType = Bool>> =
+            Box::new(pause::kind.eq("topic"));
+        let select = QueryDsl::filter(pauses(), is_topic)
+            .order((pause::paused_at, pause::name))
+            .limit(5)
+            .select((pause::name, pause::openings))
+            .for_no_key_update()
+            .skip_locked();
+        assert_eq!(
+            sql(&select),
+            r#"SELECT "pause"."name", "pause"."openings" FROM "hrm"."events_pause" AS "pause" WHERE ("pause"."kind" = $1) ORDER BY "pause"."paused_at", "pause"."name" LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED -- binds: ["topic", 5]"#
+        );
+        const { assert!(!pause::table::HAS_STATIC_QUERY_ID, "kept by its text") };
+    }
+
+    #[test]
+    fn an_insert_may_have_rows_conflicts_and_an_answer() {
+        let row = |name| (pause::kind.eq("topic"), pause::name.eq(name));
+        let insert = insert_into(pauses())
+            .values(row("a"))
+            .on_conflict_do_nothing();
+        assert_eq!(
+            sql(&insert),
+            r#"INSERT INTO "hrm"."events_pause" AS "pause" ("kind", "name") VALUES ($1, $2) ON CONFLICT DO NOTHING -- binds: ["topic", "a"]"#
+        );
+        let upsert = insert_into(pauses())
+            .values(vec![row("a"), row("b")])
+            .on_conflict((pause::kind, pause::name))
+            .do_update()
+            .set(pause::openings.eq(excluded(pause::openings)));
+        let upsert = FilterDsl::filter(upsert, pause::paused_until.is_not_null());
+        assert_eq!(
+            sql(&upsert.returning(pause::name)),
+            r#"INSERT INTO "hrm"."events_pause" AS "pause" ("kind", "name") VALUES ($1, $2), ($3, $4) ON CONFLICT ("kind", "name") DO UPDATE SET "openings" = excluded."openings" WHERE ("pause"."paused_until" IS NOT NULL) RETURNING "pause"."name" -- binds: ["topic", "a", "topic", "b"]"#
+        );
+        let from_select = diesel::QueryDsl::select(others(), (other_lease::id, other_lease::relay))
+            .insert_into(leases())
+            .into_columns((lease::id, lease::relay));
+        assert_eq!(
+            sql(&from_select),
+            r#"INSERT INTO "hrm"."events_lease" AS "lease" ("id", "relay") SELECT "other_lease"."id", "other_lease"."relay" FROM "hrm"."events_lease" AS "other_lease" -- binds: []"#
+        );
+    }
+
+    /// As a claim takes what it has locked.
+    #[test]
+    fn an_update_takes_its_rows_from_the_second_type_over_the_same_name() {
+        use diesel::QueryDsl;
+
+        let found = QueryDsl::filter(others(), not(other_lease::ended))
+            .select(other_lease::id)
+            .order((other_lease::expires_at, other_lease::id))
+            .limit(3)
+            .for_no_key_update()
+            .skip_locked();
+        let change = update(leases())
+            .filter(lease::id.eq_any(array::<BigInt, _>(found)))
+            .set(lease::ended.eq(true))
+            .returning((lease::id, lease::relay));
+        assert_eq!(
+            sql(&change),
+            r#"UPDATE "hrm"."events_lease" AS "lease" SET "ended" = $1 WHERE ("lease"."id" = ANY(ARRAY(SELECT "other_lease"."id" FROM "hrm"."events_lease" AS "other_lease" WHERE  NOT ("other_lease"."ended") ORDER BY "other_lease"."expires_at", "other_lease"."id" LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))) RETURNING "lease"."id", "lease"."relay" -- binds: [true, 3]"#
+        );
+    }
+
+    #[test]
+    fn a_delete_may_ask_for_the_place_of_rows_and_for_other_rows() {
+        use diesel::QueryDsl;
+
+        let found = others().select(other_lease::ctid).limit(3);
+        let removal = delete(leases()).filter(lease::ctid.eq_any(array::<Tid, _>(found)));
+        assert_eq!(
+            sql(&removal),
+            r#"DELETE FROM "hrm"."events_lease" AS "lease" WHERE ("lease"."ctid" = ANY(ARRAY(SELECT "other_lease"."ctid" FROM "hrm"."events_lease" AS "other_lease" LIMIT $1))) -- binds: [3]"#
+        );
+        let older = others().select(other_lease::id);
+        let older = QueryDsl::filter(older, other_lease::id.lt(lease::id));
+        let removal = delete(leases())
+            .filter(lease::relay.eq("a").and(exists(older)))
+            .returning(lease::id);
+        assert_eq!(
+            sql(&removal),
+            r#"DELETE FROM "hrm"."events_lease" AS "lease" WHERE (("lease"."relay" = $1) AND EXISTS (SELECT "other_lease"."id" FROM "hrm"."events_lease" AS "other_lease" WHERE ("other_lease"."id" < "lease"."id"))) RETURNING "lease"."id" -- binds: ["a"]"#
+        );
+    }
+
+    #[test]
+    fn they_run_on_the_outbox_that_they_name() {
+        use diesel::QueryDsl;
+
+        let (outbox, other) = (Outbox::new(), Outbox::new());
+        let conn = &mut outbox.connect();
+        let table = || pause::table(outbox.name.pause());
+        let row = |name| {
+            (
+                pause::kind.eq("topic"),
+                pause::name.eq(name),
+                pause::reason.eq("r"),
+            )
+        };
+        let insert = |name| {
+            insert_into(table())
+                .values(row(name))
+                .on_conflict_do_nothing()
+        };
+        assert_eq!(insert("a").execute(conn), Ok(1));
+        assert_eq!(insert("a").execute(conn), Ok(0));
+        let batch = insert_into(table()).values(vec![row("b"), row("c")]);
+        let names = batch.returning(pause::name).get_results::<String>(conn);
+        assert_eq!(names, Ok(vec!["b".to_owned(), "c".to_owned()]));
+        let change = update(table())
+            .filter(pause::name.ne_all(["a"]))
+            .set(pause::openings.eq(pause::openings));
+        assert_eq!(change.execute(conn), Ok(2));
+        let removal = delete(table()).filter(pause::name.eq("b"));
+        let removed = removal.returning((pause::kind, pause::openings));
+        assert_eq!(removed.get_result(conn), Ok(("topic".to_owned(), 0)));
+        let locked = |name: &OutboxName| {
+            pause::table(name.pause())
+                .select(pause::name)
+                .order(pause::name.desc())
+                .limit(9)
+                .for_no_key_update()
+                .skip_locked()
+        };
+        let left = locked(&outbox.name).load::<String>(conn);
+        assert_eq!(left, Ok(vec!["c".to_owned(), "a".to_owned()]));
+        let left = locked(&other.name).load::<String>(conn);
+        assert_eq!(left, Ok(vec![]), "the same types, another outbox");
+
+        let made_of_a_query = delete(QueryDsl::filter(table(), pause::name.eq("a")));
+        let error = made_of_a_query.execute(conn).expect_err("no name");
+        assert!(error.to_string().contains("has no name"), "{error}");
+    }
+}
