@@ -3,14 +3,20 @@
 use std::fmt;
 use std::time::Duration;
 
+use diesel::dsl::{exists, max, not};
+use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, BoxableExpression, Connection, ExpressionMethods, Insertable, IntoSql,
+    QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
+use diesel::{PgConnection, delete, select, sql_query, update};
 
-use super::claim::is_live;
-use super::millis;
+use super::sql::{Json, clock_timestamp, date_part, greatest, interval, now};
 use super::statement::statement;
+use super::table::{lease, other_lease};
 use crate::name::OutboxName;
 
 /// The id of a lease: when it was registered, in microseconds. Never used twice in one outbox, not even
@@ -30,6 +36,23 @@ struct IdRow {
     id: i64,
 }
 
+/// What is asked of a lease.
+type Condition = Box<dyn BoxableExpression<lease::table, Pg, SqlType = Bool>>;
+
+/// It is this lease, and it is not over.
+fn is_valid(id: LeaseId) -> Condition {
+    Box::new(
+        lease::id
+            .eq(id.0)
+            .and(not(lease::ended))
+            .and(lease::expires_at.gt(clock_timestamp())),
+    )
+}
+
+fn leases(name: &OutboxName) -> lease::table {
+    lease::table(name.lease())
+}
+
 /// Registers a relay: a new lease, valid for `lease` from now. `single_active`: it is to work only
 /// while no older lease of that kind is alive. `serves`: what it takes, as JSON.
 pub(crate) fn register(
@@ -44,35 +67,34 @@ pub(crate) fn register(
         if single_active {
             // Ids become visible in their order: a lower one that appears later would put two to work.
             // So would a clock that was set back: hence not below the ids that are there.
+            // Text: Diesel has no LOCK TABLE.
             sql_query(format!(
                 "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
                 name.lease()
             ))
             .execute(conn)?;
         }
-        sql_query(format!(
-            "INSERT INTO {lease} (id, relay, expires_at, single_active, serves)
-             SELECT greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, max(id) + 1),
-                    $1, clock_timestamp() + $2 * interval '1 millisecond', $3, $4::json
-               FROM {lease} RETURNING id",
-            lease = name.lease()
-        ))
-        .bind::<Text, _>(relay)
-        .bind::<BigInt, _>(millis(lease))
-        .bind::<Bool, _>(single_active)
-        .bind::<Nullable<Text>, _>(serves)
-        .get_result::<IdRow>(conn)
-        .map(|row| LeaseId(row.id))
+        let micros = (date_part("epoch", clock_timestamp()) * 1e6).cast::<BigInt>();
+        other_lease::table(name.lease())
+            .select((
+                greatest(micros, max(other_lease::id) + 1),
+                relay.into_sql::<Text>(),
+                clock_timestamp() + interval(lease),
+                single_active.into_sql::<Bool>(),
+                serves.map(Json).into_sql::<Nullable<SqlJson>>(),
+            ))
+            .insert_into(leases(name))
+            .into_columns((
+                lease::id,
+                lease::relay,
+                lease::expires_at,
+                lease::single_active,
+                lease::serves,
+            ))
+            .returning(lease::id)
+            .get_result(conn)
+            .map(LeaseId)
     })
-}
-
-/// What a relay is to know at each look.
-#[derive(diesel::QueryableByName)]
-struct StandingRow {
-    #[diesel(sql_type = Timestamptz)]
-    now: PgTimestamp,
-    #[diesel(sql_type = Bool)]
-    is_active: bool,
 }
 
 /// How a relay stands.
@@ -89,16 +111,23 @@ pub(crate) fn standing(
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<Standing> {
-    statement(format!(
-        "SELECT clock_timestamp() AS now, {} AS is_active",
-        is_live(name)
-    ))
-    .bind::<BigInt, _>(id.0)
-    .get_result::<StandingRow>(conn)
-    .map(|row| Standing {
-        now: row.now.0,
-        is_active: row.is_active,
-    })
+    // Of several leases that are to be the only one at work, the oldest that has not ended: one that has
+    // expired may be about to be renewed.
+    let older = other_lease::table(name.lease())
+        .filter(other_lease::single_active)
+        .filter(other_lease::id.lt(lease::id))
+        .filter(not(other_lease::ended))
+        .select(other_lease::id);
+    let stands_first = leases(name)
+        .filter(is_valid(id))
+        .filter(not(lease::single_active.and(exists(older))))
+        .select(lease::id);
+    select((clock_timestamp(), exists(stands_first)))
+        .get_result::<(PgTimestamp, bool)>(conn)
+        .map(|(now, is_active)| Standing {
+            now: now.0,
+            is_active,
+        })
 }
 
 /// Renews a lease that is not over. `false`: it is over. Where nobody has ended it yet, somebody will.
@@ -108,22 +137,14 @@ pub(crate) fn renew(
     id: LeaseId,
     lease: Duration,
 ) -> QueryResult<bool> {
-    sql_query(format!(
-        "UPDATE {} SET renewed_at = clock_timestamp(),
-                       expires_at = clock_timestamp() + $2 * interval '1 millisecond'
-          WHERE id = $1 AND NOT ended AND expires_at > clock_timestamp()",
-        name.lease()
-    ))
-    .bind::<BigInt, _>(id.0)
-    .bind::<BigInt, _>(millis(lease))
-    .execute(conn)
-    .map(|rows| rows == 1)
-}
-
-#[derive(diesel::QueryableByName)]
-struct ThereRow {
-    #[diesel(sql_type = Bool)]
-    is_there: bool,
+    update(leases(name))
+        .filter(is_valid(id))
+        .set((
+            lease::renewed_at.eq(clock_timestamp()),
+            lease::expires_at.eq(clock_timestamp() + interval(lease)),
+        ))
+        .execute(conn)
+        .map(|rows| rows == 1)
 }
 
 /// Whether a lease is not over.
@@ -132,19 +153,14 @@ pub(crate) fn is_there(
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<bool> {
-    statement(format!(
-        "SELECT EXISTS (SELECT FROM {} WHERE id = $1 AND NOT ended AND expires_at > clock_timestamp()) AS is_there",
-        name.lease()
-    ))
-    .bind::<BigInt, _>(id.0)
-    .get_result::<ThereRow>(conn)
-    .map(|row| row.is_there)
+    let found = leases(name).filter(is_valid(id)).select(lease::id);
+    select(exists(found)).get_result(conn)
 }
 
 /// Ends a lease under which nothing is claimed any more.
 pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> QueryResult<usize> {
-    sql_query(format!("DELETE FROM {} WHERE id = $1", name.lease()))
-        .bind::<BigInt, _>(id.0)
+    delete(leases(name))
+        .filter(lease::id.eq(id.0))
         .execute(conn)
 }
 
@@ -153,6 +169,8 @@ pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> Qu
 /// A lease that has ended never comes back. An UPDATE says so: a renewal that comes later looks at the
 /// new row and changes nothing. A renewal that is under way holds its row: that lease is passed over, and
 /// whoever else holds a row keeps back what this one lease holds, and no claim.
+///
+/// Text: Diesel has no WITH.
 pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
     statement(format!(
         "WITH newly AS (
@@ -175,12 +193,13 @@ pub(crate) fn expire(
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<usize> {
-    sql_query(format!(
-        "UPDATE {} SET expires_at = clock_timestamp(), ended = true WHERE id = $1",
-        name.lease()
-    ))
-    .bind::<BigInt, _>(id.0)
-    .execute(conn)
+    update(leases(name))
+        .filter(lease::id.eq(id.0))
+        .set((
+            lease::expires_at.eq(clock_timestamp()),
+            lease::ended.eq(true),
+        ))
+        .execute(conn)
 }
 
 /// Who holds messages of a part of the outbox.
@@ -199,6 +218,8 @@ pub(crate) struct Part {
 }
 
 /// The part of the outbox behind a sequence, `count` messages at most.
+///
+/// Text: Diesel selects from no subquery.
 pub(crate) fn holders(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -230,14 +251,10 @@ pub(crate) fn forget(
     age: Duration,
     holders: &[i64],
 ) -> QueryResult<usize> {
-    sql_query(format!(
-        "DELETE FROM {lease} l
-          WHERE l.expires_at < now() - $1 * interval '1 millisecond' AND l.id <> ALL($2)",
-        lease = name.lease(),
-    ))
-    .bind::<BigInt, _>(millis(age))
-    .bind::<Array<BigInt>, _>(holders)
-    .execute(conn)
+    delete(leases(name))
+        .filter(lease::expires_at.lt(now() - interval(age)))
+        .filter(lease::id.ne_all(holders))
+        .execute(conn)
 }
 
 #[cfg(test)]
