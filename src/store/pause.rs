@@ -2,12 +2,20 @@
 
 use std::time::Duration;
 
+use diesel::pg::Pg;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, BoxableExpression, ExpressionMethods, NullableExpressionMethods,
+    QueryDsl, RunQueryDsl,
+};
+use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Double, Integer, Nullable, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Bool, Nullable};
+use diesel::upsert::excluded;
+use diesel::{PgConnection, delete, insert_into, update};
 
-use super::millis;
-use super::statement::statement;
+use super::sql::{clock_timestamp, interval};
+use super::table::pause;
 use crate::name::OutboxName;
 
 /// The reason of a row that a circuit breaker wrote.
@@ -51,43 +59,73 @@ pub(crate) struct Paused {
     pub(crate) left: Option<Duration>,
 }
 
-#[derive(diesel::QueryableByName)]
-struct PausedRow {
-    #[diesel(sql_type = Text)]
-    kind: String,
-    #[diesel(sql_type = Text)]
-    name: String,
-    #[diesel(sql_type = Text)]
-    reason: String,
-    #[diesel(sql_type = Integer)]
-    openings: i32,
-    #[diesel(sql_type = Nullable<Double>)]
-    seconds_left: Option<f64>,
+impl Paused {
+    fn new((kind, name, reason, openings, until, now): Row) -> Self {
+        let left = |until: PgTimestamp| {
+            let micros = until.0.saturating_sub(now.0);
+            Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+        };
+        Self {
+            kind,
+            name,
+            reason,
+            openings: u32::try_from(openings).unwrap_or(0),
+            left: until.filter(|until| !is_endless(*until)).map(left),
+        }
+    }
+}
+
+fn is_endless(time: PgTimestamp) -> bool {
+    matches!(time.0, i64::MIN | i64::MAX)
+}
+
+/// Kind, name, reason, openings, until when, and now.
+type Row = (
+    String,
+    String,
+    String,
+    i32,
+    Option<PgTimestamp>,
+    PgTimestamp,
+);
+
+/// What is asked of a pause. Where it has no end, this may be null.
+type Condition<'a> = Box<dyn BoxableExpression<pause::table, Pg, SqlType = Nullable<Bool>> + 'a>;
+
+fn is(kind: Pausable, which: &str) -> Condition<'_> {
+    let is_of_name = pause::kind.eq(kind.as_str()).and(pause::name.eq(which));
+    Box::new(is_of_name.nullable())
+}
+
+/// The breaker of this destination is open.
+fn is_breaker(destination: &str) -> Condition<'_> {
+    let is_open = pause::reason.eq(BREAKER_OPEN);
+    Box::new(is(Pausable::Destination, destination).and(is_open))
+}
+
+/// It will end, and more than `age` ago.
+fn was_over(age: Duration) -> Condition<'static> {
+    Box::new(pause::paused_until.lt((clock_timestamp() - interval(age)).nullable()))
+}
+
+fn pauses(name: &OutboxName) -> pause::table {
+    pause::table(name.pause())
 }
 
 /// All rows, also those whose time is over.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
-    let rows: Vec<PausedRow> = statement(format!(
-        "SELECT kind, name, reason, openings,
-                CASE WHEN isfinite(paused_until) THEN
-                     greatest(extract(epoch FROM paused_until - clock_timestamp()), 0)::float8
-                END AS seconds_left
-           FROM {} ORDER BY kind, name",
-        name.pause()
-    ))
-    .load(conn)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| Paused {
-            kind: row.kind,
-            name: row.name,
-            reason: row.reason,
-            openings: u32::try_from(row.openings).unwrap_or(0),
-            left: row
-                .seconds_left
-                .map(|left| Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
-        })
-        .collect())
+    let rows: Vec<Row> = pauses(name)
+        .order((pause::kind, pause::name))
+        .select((
+            pause::kind,
+            pause::name,
+            pause::reason,
+            pause::openings,
+            pause::paused_until,
+            clock_timestamp(),
+        ))
+        .load(conn)?;
+    Ok(rows.into_iter().map(Paused::new).collect())
 }
 
 /// Pauses a destination or a topic for a time, or until it is resumed. A pause that is there
@@ -101,24 +139,30 @@ pub(crate) fn pause(
     duration: Option<Duration>,
     openings: u32,
 ) -> QueryResult<()> {
-    sql_query(format!(
-        "INSERT INTO {pause} AS p (kind, name, reason, openings, paused_until)
-         VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 millisecond')
-         ON CONFLICT (kind, name) DO UPDATE
-            SET reason = excluded.reason, openings = excluded.openings,
-                paused_at = excluded.paused_at, paused_until = excluded.paused_until
-          WHERE p.paused_until IS NOT NULL
-            AND (p.reason = '{BREAKER_OPEN}' OR excluded.paused_until IS NULL
-                 OR excluded.paused_until > p.paused_until)",
-        pause = name.pause()
-    ))
-    .bind::<Text, _>(kind.as_str())
-    .bind::<Text, _>(which)
-    .bind::<Text, _>(reason)
-    .bind::<Integer, _>(i32::try_from(openings).unwrap_or(i32::MAX))
-    .bind::<Nullable<BigInt>, _>(duration.map(millis))
-    .execute(conn)
-    .map(|_| ())
+    let until = clock_timestamp().nullable() + duration.map(interval);
+    let upsert = insert_into(pauses(name))
+        .values((
+            pause::kind.eq(kind.as_str()),
+            pause::name.eq(which),
+            pause::reason.eq(reason),
+            pause::openings.eq(i32::try_from(openings).unwrap_or(i32::MAX)),
+            pause::paused_until.eq(until),
+        ))
+        .on_conflict((pause::kind, pause::name))
+        .do_update()
+        .set((
+            pause::reason.eq(excluded(pause::reason)),
+            pause::openings.eq(excluded(pause::openings)),
+            pause::paused_at.eq(excluded(pause::paused_at)),
+            pause::paused_until.eq(excluded(pause::paused_until)),
+        ));
+    let ends_later = excluded(pause::paused_until)
+        .is_null()
+        .or(excluded(pause::paused_until).gt(pause::paused_until));
+    let gives_way = pause::paused_until
+        .is_not_null()
+        .and(pause::reason.eq(BREAKER_OPEN).or(ends_later));
+    FilterDsl::filter(upsert, gives_way).execute(conn).map(drop)
 }
 
 /// Takes the right to probe a destination whose breaker has been open for long enough. Others get
@@ -129,16 +173,12 @@ pub(crate) fn take_probe(
     destination: &str,
     hold: Duration,
 ) -> QueryResult<bool> {
-    sql_query(format!(
-        "UPDATE {} SET paused_until = clock_timestamp() + $2 * interval '1 millisecond'
-          WHERE kind = 'destination' AND name = $1 AND reason = '{BREAKER_OPEN}'
-            AND paused_until <= clock_timestamp()",
-        name.pause()
-    ))
-    .bind::<Text, _>(destination)
-    .bind::<BigInt, _>(millis(hold))
-    .execute(conn)
-    .map(|count| count > 0)
+    update(pauses(name))
+        .filter(is_breaker(destination))
+        .filter(pause::paused_until.le(clock_timestamp().nullable()))
+        .set(pause::paused_until.eq((clock_timestamp() + interval(hold)).nullable()))
+        .execute(conn)
+        .map(|count| count > 0)
 }
 
 /// Gives the right to probe back: whoever comes next may.
@@ -147,14 +187,11 @@ pub(crate) fn give_back_probe(
     name: &OutboxName,
     destination: &str,
 ) -> QueryResult<()> {
-    sql_query(format!(
-        "UPDATE {} SET paused_until = clock_timestamp()
-          WHERE kind = 'destination' AND name = $1 AND reason = '{BREAKER_OPEN}'",
-        name.pause()
-    ))
-    .bind::<Text, _>(destination)
-    .execute(conn)
-    .map(|_| ())
+    update(pauses(name))
+        .filter(is_breaker(destination))
+        .set(pause::paused_until.eq(clock_timestamp().nullable()))
+        .execute(conn)
+        .map(drop)
 }
 
 /// A probe went well: the breaker is closed for all relays. Other pauses stay.
@@ -163,13 +200,10 @@ pub(crate) fn close_breaker(
     name: &OutboxName,
     destination: &str,
 ) -> QueryResult<()> {
-    sql_query(format!(
-        "DELETE FROM {} WHERE kind = 'destination' AND name = $1 AND reason = '{BREAKER_OPEN}'",
-        name.pause()
-    ))
-    .bind::<Text, _>(destination)
-    .execute(conn)
-    .map(|_| ())
+    delete(pauses(name))
+        .filter(is_breaker(destination))
+        .execute(conn)
+        .map(drop)
 }
 
 /// Ends a pause, whatever its reason. `false`: there was none.
@@ -179,14 +213,10 @@ pub(crate) fn resume(
     kind: Pausable,
     which: &str,
 ) -> QueryResult<bool> {
-    sql_query(format!(
-        "DELETE FROM {} WHERE kind = $1 AND name = $2",
-        name.pause()
-    ))
-    .bind::<Text, _>(kind.as_str())
-    .bind::<Text, _>(which)
-    .execute(conn)
-    .map(|count| count > 0)
+    delete(pauses(name))
+        .filter(is(kind, which))
+        .execute(conn)
+        .map(|count| count > 0)
 }
 
 /// Removes rows whose time was over long ago.
@@ -195,10 +225,5 @@ pub(crate) fn forget(
     name: &OutboxName,
     age: Duration,
 ) -> QueryResult<usize> {
-    sql_query(format!(
-        "DELETE FROM {} WHERE paused_until < clock_timestamp() - $1 * interval '1 millisecond'",
-        name.pause()
-    ))
-    .bind::<BigInt, _>(millis(age))
-    .execute(conn)
+    delete(pauses(name)).filter(was_over(age)).execute(conn)
 }
