@@ -5,26 +5,27 @@ use std::time::Duration;
 use diesel::pg::data_types::PgInterval;
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Interval, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{ExpressionMethods, PgConnection, RunQueryDsl, insert_into, sql_query};
 
 use super::pinned::located_by_default;
 use super::statement::statement;
+use super::table::inbox;
 use super::{LONGEST_AGE, millis};
 
 /// Remembers a message. `false`: it was there. Where a transaction that has not ended holds it, this
 /// waits for that one's end.
 pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) -> QueryResult<bool> {
-    statement(
-        "INSERT INTO outbox_inbox (source, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING",
-    )
-    .bind::<Text, _>(source)
-    .bind::<Text, _>(message_id)
-    .execute(conn)
-    .map(|rows| rows == 1)
+    insert_into(inbox::table(TABLE))
+        .values((inbox::source.eq(source), inbox::message_id.eq(message_id)))
+        .on_conflict_do_nothing()
+        .execute(conn)
+        .map(|rows| rows == 1)
 }
 
 /// Has no statement of the open transaction wait for a lock longer than `limit`, nor than the connection
 /// does anyway.
+///
+/// Text, for an application's search path: Diesel names no schema of operators and types.
 pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> QueryResult<()> {
     statement(
         "SELECT pg_catalog.set_config('lock_timeout', $1::pg_catalog.int8::pg_catalog.text, true)
@@ -43,6 +44,8 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
 ///
 /// Nothing locks rows of the inbox or changes them, so none is locked first: that would need the right
 /// to UPDATE.
+///
+/// Text, for an application's search path: Diesel names no schema of operators.
 pub(crate) fn remove_old_rows(
     conn: &mut PgConnection,
     table: &str,
@@ -84,6 +87,8 @@ struct CleaningRow {
 }
 
 /// Whether the inbox can be cleaned on this connection of a relay's.
+///
+/// Text: it asks PostgreSQL's catalogue.
 pub(crate) fn cleaning(conn: &mut PgConnection) -> QueryResult<Cleaning> {
     let Some(table) = located_by_default(conn, TABLE)? else {
         return Ok(Cleaning::NoTable);
