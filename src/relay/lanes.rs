@@ -152,6 +152,12 @@ impl State {
         (self.is_short || age >= SWEEP_INTERVAL) && age >= SWEEP_SHARE * took
     }
 
+    /// When a sweep may be made that this look has left out: nobody else tells of what only a sweep finds.
+    fn owed_at(&self) -> Option<Instant> {
+        let (at, took) = self.swept.filter(|_| !self.is_swept_in_look)?;
+        Some(at + SWEEP_INTERVAL.max(SWEEP_SHARE * took))
+    }
+
     /// Learns from a claim behind `after` that got all it asked for, or not, and ended at `last`.
     fn learn(
         &mut self,
@@ -394,6 +400,15 @@ impl Lanes {
             lane(known, room_of(known.to) / busy.max(1))
         });
         quiet.chain(busy).collect()
+    }
+
+    /// When the first of the sweeps may be made that this look has left out.
+    pub(super) fn owed_at(&self, is_open: impl Fn(To) -> bool) -> Option<Instant> {
+        let is_claimed = |lane: &&Known| {
+            !lane.stream.is_keyed && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
+        };
+        let lanes = self.lanes.iter().filter(is_claimed);
+        lanes.filter_map(|lane| lane.state.owed_at()).min()
     }
 
     /// Learns from a claim which of the lanes that it asked have more, and where they go on.

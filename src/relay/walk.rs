@@ -93,7 +93,7 @@ impl Walk {
     pub(super) fn owed_at(&self, since: Instant) -> Option<Instant> {
         let is_owed = |last: &&Last| self.round.is_none() && last.began < since;
         let last = self.last.as_ref().filter(is_owed)?;
-        Some(last.ended + SWEEP_SHARE * last.took)
+        Some(last.ended + INTERVAL.max(SWEEP_SHARE * last.took))
     }
 
     /// Learns where a step ended, and whether it passed over something for want of room.

@@ -254,3 +254,29 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     let asked = lanes.allot(|_| 10, false);
     assert!(asked[0].after < Position::of_time(10_000_000));
 }
+
+/// G5: what was committed late is found by a sweep, and the relay must not sleep through its time.
+#[test]
+fn a_sweep_that_a_look_has_left_out_is_owed() {
+    let mut lanes = lanes(&["a"], &[]);
+    let took = Duration::from_secs(1);
+    let clock = DatabaseClock::new(0, Instant::now());
+    let sweep = lanes.allot(|_| 10, false);
+    assert_eq!(sweep, [lane("a", 10)]);
+    lanes.learn(&Harvest {
+        took,
+        ..harvest(&sweep, &clock)
+    });
+    assert_eq!(lanes.owed_at(|_| true), None, "it was made");
+    lanes.begin_look();
+    let asked = lanes.allot(|_| 10, false);
+    assert!(
+        asked[0].after > Position::START,
+        "it is too soon for another"
+    );
+    lanes.learn(&harvest(&asked, &clock));
+    let left = |at: Instant| at.saturating_duration_since(Instant::now());
+    let owed = lanes.owed_at(|_| true).map(left).expect("it is owed");
+    assert!(owed > (SWEEP_SHARE - 1) * took, "{owed:?}");
+    assert_eq!(lanes.owed_at(|_| false), None, "nothing of it is claimed");
+}
