@@ -69,6 +69,44 @@ fn it_is_the_commit_that_wakes_and_not_the_insert() {
     eventually("all are settled", || relay.stats().delivered == 3);
 }
 
+/// R9: what was inserted long before its commit, right after a look that went over everything: keyed or not.
+#[test]
+fn a_late_commit_right_after_another_one_is_not_left_to_the_poll() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = sleeper(&database, &receiver);
+    const ROUNDS: usize = 12;
+    let late: Vec<PgConnection> = (0..ROUNDS)
+        .map(|n| {
+            let mut conn = database.connect();
+            let key = if n % 2 == 0 { "NULL" } else { "'late'" };
+            conn.batch_execute(&format!(
+                "BEGIN; INSERT INTO {} (topic, payload, ordering_key) VALUES ('t', '1', {key})",
+                database.name()
+            ))
+            .expect("inserted");
+            conn
+        })
+        .collect();
+    // Longer than claims look back.
+    database.execute("SELECT pg_sleep(1.5)");
+    for (n, mut conn) in late.into_iter().enumerate() {
+        let other = NewMessage::new("t", &json!(2)).expect("JSON");
+        let sequence = database.enqueue_message(other.ordering_key("soon"));
+        eventually("the other one is delivered", || {
+            let sent = format!("SELECT count(*) FROM {{o}} WHERE sequence = {sequence}");
+            database.number(&sent) == 0
+        });
+        conn.batch_execute("COMMIT").expect("committed");
+        eventually("the late one is delivered", || {
+            database.count("delivered") == 2 * i64::try_from(n + 1).expect("a small number")
+        });
+    }
+    relay
+        .shutdown(Duration::from_secs(10))
+        .expect("it ends cleanly");
+}
+
 /// R9
 #[test]
 fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
