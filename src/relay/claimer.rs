@@ -62,8 +62,8 @@ pub(crate) struct Claimer<'a> {
     clock: DatabaseClock,
     /// No other relay has to do the work.
     is_active: bool,
-    /// Leases that have ended, as the last survey has seen them.
-    ended: Vec<i64>,
+    /// Leases that have ended, as the last survey has seen them; `None` before the first one.
+    ended: Option<Vec<i64>>,
     /// Leases of others whose messages may be taken.
     expired: Vec<i64>,
     surveyed: Option<Instant>,
@@ -99,7 +99,7 @@ impl<'a> Claimer<'a> {
             glanced: Instant::now(),
             clock: DatabaseClock::default(),
             is_active: true,
-            ended: Vec::new(),
+            ended: None,
             expired: Vec::new(),
             surveyed: None,
             looks: Looks::default(),
@@ -192,7 +192,7 @@ impl<'a> Claimer<'a> {
             self.surveyed = None;
         }
         self.survey(lease)?;
-        if self.ended.contains(&lease.0) {
+        if self.ended.iter().flatten().any(|id| *id == lease.0) {
             // Others may take what it holds.
             self.shared.lose_lease(lease);
             self.shared.beat_now();

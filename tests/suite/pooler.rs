@@ -163,13 +163,9 @@ fn a_relay_works_through_a_pooler_and_listens_beside_it() {
             database.count("delivered") == 36 * round && database.count("dead") == 4 * round
         });
     }
-    // Not every one does: that of a transaction which takes long, and one that has to be sent again, are
-    // found at the next poll.
-    eventually("one came by notification", || {
-        if database.is_relay_asleep() {
-            enqueue(&database, &pooler, 2);
-        }
-        database.count("delivered") > 108
+    enqueue(&database, &pooler, 1);
+    eventually("the last one came by notification", || {
+        database.count("delivered") == 109
     });
     relay
         .shutdown(Duration::from_secs(10))

@@ -136,7 +136,9 @@ impl Claimer<'_> {
             self.looks = Looks::default();
         }
         let (seen, standing, clock, ended, paused) = surveyed?;
-        let is_new = |id: &&i64| !self.ended.contains(id);
+        let is_first = self.ended.is_none();
+        let before = self.ended.take().unwrap_or_default();
+        let is_new = |id: &&i64| !before.contains(id);
         let newly_ended: Vec<i64> = ended.iter().filter(is_new).copied().collect();
         if self.looks.is_cut {
             self.patrol.want();
@@ -152,13 +154,14 @@ impl Claimer<'_> {
             self.lanes.forget_places();
             self.walk.restart();
         }
-        for id in newly_ended {
+        // Those that had ended before this relay began are no news.
+        for id in newly_ended.iter().filter(|_| !is_first) {
             log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
         }
         // What this process itself still has to write down, under a lease that it has lost, is
         // not taken from it.
         let mut expired = ended.clone();
-        self.ended = ended;
+        self.ended = Some(ended);
         let is_undone = |id| self.undoing.as_ref().is_some_and(|one| one.is_of(id));
         expired.retain(|id| !self.shared.holds_under(LeaseId(*id)) && !is_undone(LeaseId(*id)));
         let vanished = self
