@@ -6,12 +6,14 @@
 use std::time::Duration;
 
 use diesel::declare_sql_function;
+use diesel::deserialize::{self, FromSql, FromSqlRow};
 use diesel::expression::AsExpression;
 use diesel::internal::table_macro::ops;
-use diesel::pg::Pg;
 use diesel::pg::data_types::PgInterval;
+use diesel::pg::{Pg, PgValue};
+use diesel::prelude::{BoolExpressionMethods, BoxableExpression, IntoSql};
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{BigInt, Interval, Nullable, Text, Timestamptz};
+use diesel::sql_types::{BigInt, Bool, Interval, Nullable, Text, Timestamptz};
 
 #[declare_sql_function]
 extern "SQL" {
@@ -59,10 +61,41 @@ pub(crate) fn interval(duration: Duration) -> PgInterval {
     PgInterval::from_microseconds(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX))
 }
 
+/// An expression on a row of a table; most are conditions.
+pub(crate) type On<'a, T, SqlType = Bool> =
+    Box<dyn BoxableExpression<T, Pg, SqlType = SqlType> + 'a>;
+
+/// All of these conditions. Of none: true.
+pub(crate) fn all_of<'a, T: 'a>(conditions: Vec<On<'a, T>>) -> On<'a, T> {
+    let both = |one: On<'a, T>, other: On<'a, T>| -> On<'a, T> { Box::new(one.and(other)) };
+    let all = conditions.into_iter().reduce(both);
+    all.unwrap_or_else(|| Box::new(true.into_sql::<Bool>()))
+}
+
 /// JSON as it is written.
 #[derive(Debug, AsExpression)]
 #[diesel(sql_type = diesel::sql_types::Json)]
 pub(crate) struct Json<'a>(pub(crate) &'a str);
+
+/// JSON as it was written, where there is some.
+#[derive(Debug, FromSqlRow)]
+pub struct MaybeJson(Option<String>);
+
+impl From<MaybeJson> for Option<String> {
+    fn from(json: MaybeJson) -> Self {
+        json.0
+    }
+}
+
+impl FromSql<Nullable<diesel::sql_types::Json>, Pg> for MaybeJson {
+    fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
+        FromSql::<Text, Pg>::from_sql(bytes).map(|json| Self(Some(json)))
+    }
+
+    fn from_nullable_sql(bytes: Option<PgValue<'_>>) -> deserialize::Result<Self> {
+        bytes.map_or(Ok(Self(None)), Self::from_sql)
+    }
+}
 
 impl ToSql<diesel::sql_types::Json, Pg> for Json<'_> {
     fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {

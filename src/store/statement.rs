@@ -1,4 +1,4 @@
-//! A statement whose text does not change from call to call, prepared once for each connection.
+//! Which statements are prepared once for each connection.
 
 use diesel::pg::Pg;
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
@@ -73,6 +73,36 @@ impl Query for Statement<'_> {
 
 impl RunQueryDsl<PgConnection> for Statement<'_> {}
 
+/// A query of Diesel's that the server plans at every call, for the values of that call.
+///
+/// Without this, Diesel prepares a query once for each connection, and PostgreSQL may keep one plan for all
+/// values. That is wrong where values decide which plan is good: a time of which everything or nothing is
+/// older, or a filter that leaves one row or all.
+pub(crate) struct PlannedAnew<Q>(Q);
+
+pub(crate) fn planned_anew<Q>(query: Q) -> PlannedAnew<Q> {
+    PlannedAnew(query)
+}
+
+impl<Q: QueryFragment<Pg>> QueryFragment<Pg> for PlannedAnew<Q> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.unsafe_to_cache_prepared();
+        self.0.walk_ast(out)
+    }
+}
+
+impl<Q> QueryId for PlannedAnew<Q> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl<Q: Query> Query for PlannedAnew<Q> {
+    type SqlType = Q::SqlType;
+}
+
+impl<Q> RunQueryDsl<PgConnection> for PlannedAnew<Q> {}
+
 struct Bind<T, V> {
     value: V,
     sql_type: std::marker::PhantomData<T>,
@@ -90,8 +120,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use diesel::debug_query;
-    use diesel::sql_types::{Array, BigInt, Nullable, Text};
+    use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text};
+    use diesel::{IntoSql, debug_query};
 
     use super::*;
 
@@ -105,5 +135,20 @@ mod tests {
             "SELECT $2, $1, $1\n-- $1 $2 -- binds: [[Some(7), None], \"a\"]"
         );
         const { assert!(!Statement::HAS_STATIC_QUERY_ID) };
+    }
+
+    #[test]
+    fn a_query_that_is_planned_anew_is_never_kept() {
+        let conn = &mut crate::store::model::database::Outbox::new().connect();
+        let one = || diesel::select(1.into_sql::<Integer>());
+        let kept = |conn: &mut PgConnection| {
+            let count = diesel::dsl::sql::<BigInt>("SELECT count(*) FROM pg_prepared_statements");
+            count.get_result::<i64>(conn).expect("a count")
+        };
+        let before = kept(conn);
+        assert_eq!(planned_anew(one()).get_result(conn), Ok(1));
+        assert_eq!(kept(conn), before);
+        assert_eq!(one().get_result(conn), Ok(1));
+        assert_eq!(kept(conn), before + 1);
     }
 }

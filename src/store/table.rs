@@ -25,15 +25,32 @@
 //! [`OutboxName`]: crate::OutboxName
 //! [`QueryId`]: diesel::query_builder::QueryId
 
+use std::io::Write;
+
+use diesel::expression::AsExpression;
 use diesel::pg::Pg;
 use diesel::query_builder::AstPass;
 use diesel::result::{Error, QueryResult};
+use diesel::serialize::{self, IsNull, Output, ToSql};
 use diesel::sql_types::SqlType;
 
 /// PostgreSQL's `tid`: where a row is.
 #[derive(SqlType)]
 #[diesel(postgres_type(oid = 27, array_oid = 1010))]
 pub struct Tid;
+
+/// The first place on a page of a table.
+#[derive(Debug, Clone, Copy, AsExpression)]
+#[diesel(sql_type = Tid)]
+pub struct PageBegin(pub(crate) u32);
+
+impl ToSql<Tid, Pg> for PageBegin {
+    fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {
+        out.write_all(&self.0.to_be_bytes())?;
+        out.write_all(&[0, 0])?;
+        Ok(IsNull::No)
+    }
+}
 
 /// Declares tables: `module, second module for the same table = table of crate::schema { columns }`.
 /// The first column is the primary key, or a part of it.
@@ -211,8 +228,22 @@ fn push_column(mut out: AstPass<'_, '_, Pg>, alias: &str, column: &str) -> Query
 
 tables! {
     lease, other_lease = outbox_lease {
-        id, relay, renewed_at, expires_at, single_active, ended, serves
+        id, relay, started_at, renewed_at, expires_at, single_active, ended, serves
     }
+    outbox = outbox {
+        sequence, message_id, topic, destination, idempotency_key, available_at, created_at, locked_by,
+        split_from
+    }
+    ledger, old_ledger = outbox_ledger {
+        idempotency_key, destination, sequence, message_id, topic, ordering_key, status, reason, error,
+        http_status, response, attempts, payload, created_at, settled_at
+    }
+    dead = outbox_dead {
+        sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
+        created_at, occurred_at, attempts, reason, last_error, http_status, response, died_at, split_from,
+        blocks_key
+    }
+    messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
     inbox = outbox_inbox { source, message_id }
 }
