@@ -2,12 +2,17 @@
 
 mod complete;
 
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Bool, Double, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{BigInt, Bool, Text};
+use diesel::{PgConnection, sql_query};
 
 pub(crate) use self::complete::check;
 
+use super::lease::stands_by;
+use super::sql::{clock_timestamp, now};
+use super::table::{lease, outbox};
 use crate::name::OutboxName;
 
 #[derive(diesel::QueryableByName)]
@@ -48,57 +53,71 @@ pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
 }
 
 /// A relay that is, or was, at work.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LeaseRow {
     /// The lease's id: the fencing token.
-    #[diesel(sql_type = BigInt)]
     pub id: i64,
     /// Host and process.
-    #[diesel(sql_type = Text)]
     pub relay: String,
     /// Seconds since it was registered: the relay's age, or the time since it lost its last lease.
-    #[diesel(sql_type = Double)]
     pub started_seconds_ago: f64,
     /// Seconds since it was renewed.
-    #[diesel(sql_type = Double)]
     pub renewed_seconds_ago: f64,
     /// Seconds until it is over; negative: it is.
-    #[diesel(sql_type = Double)]
     pub seconds_left: f64,
     /// An older one does the work, and it stands by.
-    #[diesel(sql_type = Bool)]
     pub stands_by: bool,
 }
 
-pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
-    sql_query(format!(
-        "SELECT id, relay,
-                extract(epoch FROM clock_timestamp() - started_at)::float8 AS started_seconds_ago,
-                extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS renewed_seconds_ago,
-                extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds_left,
-                single_active AND EXISTS (
-                    SELECT FROM {lease} e
-                     WHERE e.single_active AND e.id < l.id AND NOT e.ended) AS stands_by
-           FROM {lease} l ORDER BY id",
-        lease = name.lease()
-    ))
-    .load(conn)
+/// Id, relay, when it was registered, when renewed, when it is over, now, and whether it stands by.
+type Lease = (
+    i64,
+    String,
+    PgTimestamp,
+    PgTimestamp,
+    PgTimestamp,
+    PgTimestamp,
+    bool,
+);
+
+impl LeaseRow {
+    fn new((id, relay, started, renewed, expires, now, stands_by): Lease) -> Self {
+        #[allow(clippy::cast_precision_loss, reason = "times are short")]
+        let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
+        Self {
+            id,
+            relay,
+            started_seconds_ago: seconds(started, now),
+            renewed_seconds_ago: seconds(renewed, now),
+            seconds_left: seconds(now, expires),
+            stands_by,
+        }
+    }
 }
 
-#[derive(diesel::QueryableByName)]
-struct CountRow {
-    #[diesel(sql_type = BigInt)]
-    count: i64,
+pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
+    let rows: Vec<Lease> = super::lease::leases(name)
+        .order(lease::id)
+        .select((
+            lease::id,
+            lease::relay,
+            lease::started_at,
+            lease::renewed_at,
+            lease::expires_at,
+            clock_timestamp(),
+            stands_by(name),
+        ))
+        .load(conn)?;
+    Ok(rows.into_iter().map(LeaseRow::new).collect())
 }
 
 pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
-    sql_query(format!(
-        "SELECT count(*) AS count FROM {} WHERE locked_by IS NULL AND available_at <= now()",
-        name.outbox()
-    ))
-    .get_result::<CountRow>(conn)
-    .map(|row| row.count)
+    outbox::table(name.outbox())
+        .filter(outbox::locked_by.is_null())
+        .filter(outbox::available_at.le(now()))
+        .count()
+        .get_result(conn)
 }
 
 /// Due messages of a topic that nobody has claimed, for the destination that they name.

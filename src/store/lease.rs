@@ -4,17 +4,16 @@ use std::fmt;
 use std::time::Duration;
 
 use diesel::dsl::{exists, max, not};
-use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, BoxableExpression, Connection, ExpressionMethods, Insertable, IntoSql,
-    QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, Connection, ExpressionMethods, Insertable, IntoSql, QueryDsl,
+    RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
 use diesel::{PgConnection, delete, select, sql_query, update};
 
-use super::sql::{Json, clock_timestamp, date_part, greatest, interval, now};
+use super::sql::{Json, On, clock_timestamp, date_part, greatest, interval, now};
 use super::statement::statement;
 use super::table::{lease, other_lease};
 use crate::name::OutboxName;
@@ -36,20 +35,27 @@ struct IdRow {
     id: i64,
 }
 
-/// What is asked of a lease.
-type Condition = Box<dyn BoxableExpression<lease::table, Pg, SqlType = Bool>>;
-
 /// It is this lease, and it is not over.
-fn is_valid(id: LeaseId) -> Condition {
-    Box::new(
-        lease::id
-            .eq(id.0)
-            .and(not(lease::ended))
-            .and(lease::expires_at.gt(clock_timestamp())),
-    )
+fn is_valid(id: LeaseId) -> On<'static, lease::table> {
+    Box::new(lease::id.eq(id.0).and(is_not_over()))
 }
 
-fn leases(name: &OutboxName) -> lease::table {
+pub(super) fn is_not_over() -> On<'static, lease::table> {
+    Box::new(not(lease::ended).and(lease::expires_at.gt(clock_timestamp())))
+}
+
+/// Of several relays that are to be the only one at work, an older one is, or may be: one whose lease has
+/// expired may be about to renew it.
+pub(super) fn stands_by(name: &OutboxName) -> On<'static, lease::table> {
+    let older = other_lease::table(name.lease())
+        .filter(other_lease::single_active)
+        .filter(other_lease::id.lt(lease::id))
+        .filter(not(other_lease::ended))
+        .select(other_lease::id);
+    Box::new(lease::single_active.and(exists(older)))
+}
+
+pub(super) fn leases(name: &OutboxName) -> lease::table {
     lease::table(name.lease())
 }
 
@@ -111,18 +117,11 @@ pub(crate) fn standing(
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<Standing> {
-    // Of several leases that are to be the only one at work, the oldest that has not ended: one that has
-    // expired may be about to be renewed.
-    let older = other_lease::table(name.lease())
-        .filter(other_lease::single_active)
-        .filter(other_lease::id.lt(lease::id))
-        .filter(not(other_lease::ended))
-        .select(other_lease::id);
-    let stands_first = leases(name)
+    let at_work = leases(name)
         .filter(is_valid(id))
-        .filter(not(lease::single_active.and(exists(older))))
+        .filter(not(stands_by(name)))
         .select(lease::id);
-    select((clock_timestamp(), exists(stands_first)))
+    select((clock_timestamp(), exists(at_work)))
         .get_result::<(PgTimestamp, bool)>(conn)
         .map(|(now, is_active)| Standing {
             now: now.0,

@@ -2,19 +2,16 @@
 
 use std::time::Duration;
 
-use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, BoxableExpression, ExpressionMethods, NullableExpressionMethods,
-    QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Bool, Nullable};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, update};
 
-use super::sql::{clock_timestamp, interval};
+use super::sql::{On, clock_timestamp, interval};
 use super::table::pause;
 use crate::name::OutboxName;
 
@@ -89,23 +86,13 @@ type Row = (
     PgTimestamp,
 );
 
-/// What is asked of a pause. Where it has no end, this may be null.
-type Condition<'a> = Box<dyn BoxableExpression<pause::table, Pg, SqlType = Nullable<Bool>> + 'a>;
-
-fn is(kind: Pausable, which: &str) -> Condition<'_> {
-    let is_of_name = pause::kind.eq(kind.as_str()).and(pause::name.eq(which));
-    Box::new(is_of_name.nullable())
+fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
+    Box::new(pause::kind.eq(kind.as_str()).and(pause::name.eq(which)))
 }
 
 /// The breaker of this destination is open.
-fn is_breaker(destination: &str) -> Condition<'_> {
-    let is_open = pause::reason.eq(BREAKER_OPEN);
-    Box::new(is(Pausable::Destination, destination).and(is_open))
-}
-
-/// It will end, and more than `age` ago.
-fn was_over(age: Duration) -> Condition<'static> {
-    Box::new(pause::paused_until.lt((clock_timestamp() - interval(age)).nullable()))
+fn is_breaker(destination: &str) -> On<'_, pause::table> {
+    Box::new(is(Pausable::Destination, destination).and(pause::reason.eq(BREAKER_OPEN)))
 }
 
 fn pauses(name: &OutboxName) -> pause::table {
@@ -225,5 +212,8 @@ pub(crate) fn forget(
     name: &OutboxName,
     age: Duration,
 ) -> QueryResult<usize> {
-    delete(pauses(name)).filter(was_over(age)).execute(conn)
+    let long_ago = clock_timestamp() - interval(age);
+    delete(pauses(name))
+        .filter(pause::paused_until.lt(long_ago.nullable()))
+        .execute(conn)
 }

@@ -1,9 +1,13 @@
 //! What the relays at work serve, as they say so in their leases.
 
+use diesel::PgConnection;
+use diesel::dsl::not;
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::sql_types::Text;
-use diesel::{PgConnection, RunQueryDsl, sql_query};
 
+use super::lease::{is_not_over, leases, stands_by};
+use super::sql::MaybeJson;
+use super::table::lease;
 use crate::name::OutboxName;
 use crate::routes::{Routes, Serves};
 
@@ -15,28 +19,19 @@ pub(crate) struct Served {
     is_certain: bool,
 }
 
-#[derive(diesel::QueryableByName)]
-struct ServesRow {
-    #[diesel(sql_type = Text)]
-    relay: String,
-    #[diesel(sql_type = Text)]
-    serves: String,
-}
-
 /// Of relays with a live lease, but for those that stand by or are switched off.
 pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
-    let rows: Vec<ServesRow> = sql_query(format!(
-        "SELECT relay, serves::text AS serves FROM {lease} l
-          WHERE serves IS NOT NULL AND NOT ended AND expires_at > clock_timestamp()
-            AND NOT (single_active AND EXISTS (
-                    SELECT FROM {lease} e WHERE e.single_active AND e.id < l.id AND NOT e.ended))",
-        lease = name.lease()
-    ))
-    .load(conn)?;
+    let rows: Vec<(String, MaybeJson)> = leases(name)
+        .filter(lease::serves.is_not_null())
+        .filter(is_not_over())
+        .filter(not(stands_by(name)))
+        .select((lease::relay, lease::serves))
+        .load(conn)?;
     let count = rows.len();
-    let relays = rows.into_iter().filter_map(|row| {
-        let routes = Routes::of(Serves::from_json(&row.serves)?);
-        Some((row.relay, routes))
+    let relays = rows.into_iter().filter_map(|(relay, serves)| {
+        let serves: Option<String> = serves.into();
+        let routes = Routes::of(Serves::from_json(&serves?)?);
+        Some((relay, routes))
     });
     let relays: Vec<(String, Routes)> = relays.collect();
     Ok(Served {
