@@ -2,18 +2,23 @@
 
 mod groups;
 
-use diesel::pg::Pg;
-use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, Connection, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    QueryDsl, Queryable, RunQueryDsl,
+};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
-use diesel::{Connection, OptionalExtension, PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Array, BigInt, Json as SqlJson, Nullable};
+use diesel::{PgConnection, delete, sql_query};
 use uuid::Uuid;
 
 pub use self::groups::DeadGroup;
 pub(crate) use self::groups::groups;
 
-use super::SequenceRow;
-use super::place::{Place, micros, rfc3339};
+use super::place::{MaybeRfc3339, Place, Rfc3339, from_micros, to_micros};
+use super::sql::{Json, MaybeJson, On, all_of};
+use super::statement::planned_anew;
+use super::table::dead;
 use super::waiting;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -34,59 +39,47 @@ pub struct DeadFilter {
 }
 
 /// A dead letter.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct DeadLetter {
     /// Its place in the outbox, by which it is requeued.
-    #[diesel(sql_type = BigInt)]
     pub sequence: i64,
     /// Its id, as receivers see it.
-    #[diesel(sql_type = SqlUuid)]
     pub message_id: Uuid,
     /// Its topic.
-    #[diesel(sql_type = Text)]
     pub topic: String,
     /// Its named destination, or empty.
-    #[diesel(sql_type = Text)]
     pub destination: String,
     /// Its idempotency key.
-    #[diesel(sql_type = Text)]
     pub idempotency_key: String,
     /// Its ordering key.
-    #[diesel(sql_type = Nullable<Text>)]
     pub ordering_key: Option<String>,
     /// Why it died: the name of a [`ReasonCode`].
-    #[diesel(sql_type = Text)]
     pub reason: String,
     /// The last error.
-    #[diesel(sql_type = Nullable<Text>)]
     pub last_error: Option<String>,
     /// The last answer's status.
-    #[diesel(sql_type = Nullable<Integer>)]
     pub http_status: Option<i32>,
     /// The beginning of the last answer.
-    #[diesel(sql_type = Nullable<Text>)]
     pub response: Option<String>,
     /// Attempts made.
-    #[diesel(sql_type = Integer)]
     pub attempts: i32,
     /// When it was enqueued, RFC 3339.
-    #[diesel(sql_type = Text)]
+    #[diesel(deserialize_as = Rfc3339)]
     pub created_at: String,
     /// When the event occurred, RFC 3339, where who enqueued it has said so.
-    #[diesel(sql_type = Nullable<Text>)]
+    #[diesel(deserialize_as = MaybeRfc3339)]
     pub occurred_at: Option<String>,
     /// When it died, RFC 3339.
-    #[diesel(sql_type = Text)]
+    #[diesel(deserialize_as = Rfc3339)]
     pub died_at: String,
     /// The stored headers; only where one letter is read.
-    #[diesel(sql_type = Nullable<Text>)]
+    #[diesel(deserialize_as = MaybeJson)]
     pub headers: Option<String>,
     /// The stored JSON; only where one letter is read.
-    #[diesel(sql_type = Nullable<Text>)]
+    #[diesel(deserialize_as = MaybeJson)]
     pub payload: Option<String>,
-    #[diesel(sql_type = BigInt)]
-    died_at_micros: i64,
+    died: PgTimestamp,
 }
 
 impl DeadLetter {
@@ -108,49 +101,97 @@ impl DeadLetter {
     /// ```
     pub fn place(&self) -> Place {
         Place {
-            micros: self.died_at_micros,
+            micros: to_micros(self.died),
             sequence: self.sequence,
         }
     }
 }
 
-/// The values of a [`DeadFilter`] as parameters from `$1` on.
-type Filtered<'a> = BoxedSqlQuery<'a, Pg, SqlQuery>;
+type Condition<'a> = On<'a, dead::table>;
 
-/// What a [`DeadFilter`] asks of a dead letter `d`, by the parameters that [`filtered`] binds.
-fn condition() -> String {
-    format!(
-        "(cardinality($1::bigint[]) = 0 OR d.sequence = ANY($1::bigint[]))
-         AND ($2::text IS NULL OR d.topic = $2) AND ($3::text IS NULL OR d.reason = $3)
-         AND ($4::text IS NULL OR d.destination = $4)
-         AND ($5::bigint IS NULL OR ({}, d.sequence) < ($5, $6))",
-        micros("d.died_at")
-    )
+/// The filter asks for this dead letter.
+fn is_meant(filter: &DeadFilter) -> Condition<'_> {
+    let mut conditions: Vec<Condition<'_>> = Vec::new();
+    if !filter.sequences.is_empty() {
+        conditions.push(is_one_of(&filter.sequences));
+    }
+    if let Some(topic) = &filter.topic {
+        conditions.push(Box::new(dead::topic.eq(topic)));
+    }
+    if let Some(reason) = filter.reason {
+        conditions.push(Box::new(dead::reason.eq(reason.as_str())));
+    }
+    if let Some(destination) = &filter.destination {
+        conditions.push(Box::new(dead::destination.eq(destination)));
+    }
+    if let Some(place) = filter.before {
+        conditions.push(died_before(place));
+    }
+    all_of(conditions)
 }
 
-/// A statement with the values of a filter.
-fn filtered(sql: String, filter: &DeadFilter) -> Filtered<'_> {
-    sql_query(sql)
-        .into_boxed()
-        .bind::<Array<BigInt>, _>(&filter.sequences)
-        .bind::<Nullable<Text>, _>(&filter.topic)
-        .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
-        .bind::<Nullable<Text>, _>(&filter.destination)
-        .bind::<Nullable<BigInt>, _>(filter.before.map(|place| place.micros))
-        .bind::<Nullable<BigInt>, _>(filter.before.map(|place| place.sequence))
+fn is_one_of(sequences: &[i64]) -> Condition<'_> {
+    Box::new(dead::sequence.eq_any(sequences))
 }
 
-fn columns(headers: &str, payload: &str) -> String {
-    format!(
-        "d.sequence, d.message_id, d.topic, d.destination, d.idempotency_key, d.ordering_key,
-         d.reason, d.last_error, d.http_status, d.response, d.attempts,
-         {} AS created_at, {} AS occurred_at, {} AS died_at, {} AS died_at_micros,
-         {headers} AS headers, {payload} AS payload",
-        rfc3339("d.created_at"),
-        rfc3339("d.occurred_at"),
-        rfc3339("d.died_at"),
-        micros("d.died_at"),
-    )
+fn died_before(place: Place) -> Condition<'static> {
+    let time = from_micros(place.micros);
+    let at_that_time = dead::died_at
+        .eq(time)
+        .and(dead::sequence.lt(place.sequence));
+    Box::new(dead::died_at.lt(time).or(at_that_time))
+}
+
+type StoredJson<'a> = On<'a, dead::table, Nullable<SqlJson>>;
+
+/// Whether stored JSON is read with the rest.
+#[derive(Clone, Copy)]
+enum Content {
+    Whole,
+    Without,
+}
+
+impl Content {
+    fn of<'a>(self, column: StoredJson<'a>) -> StoredJson<'a> {
+        match self {
+            Self::Whole => column,
+            Self::Without => Box::new(None::<Json<'_>>.into_sql::<Nullable<SqlJson>>()),
+        }
+    }
+}
+
+/// The latest of these dead letters first.
+fn latest(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Condition<'_>,
+    content: Content,
+    limit: i64,
+) -> QueryResult<Vec<DeadLetter>> {
+    let letters = dead::table(name.dead())
+        .filter(which)
+        .order((dead::died_at.desc(), dead::sequence.desc()))
+        .limit(limit)
+        .select((
+            dead::sequence,
+            dead::message_id,
+            dead::topic,
+            dead::destination,
+            dead::idempotency_key,
+            dead::ordering_key,
+            dead::reason,
+            dead::last_error,
+            dead::http_status,
+            dead::response,
+            dead::attempts,
+            dead::created_at,
+            dead::occurred_at,
+            dead::died_at,
+            content.of(Box::new(dead::headers)),
+            content.of(Box::new(dead::payload.nullable())),
+            dead::died_at,
+        ));
+    planned_anew(letters).load(conn)
 }
 
 /// The latest dead letters first, without payloads.
@@ -160,17 +201,7 @@ pub(crate) fn list(
     filter: &DeadFilter,
     limit: i64,
 ) -> QueryResult<Vec<DeadLetter>> {
-    // Chosen first: what is shown is made for these only.
-    let sql = format!(
-        "SELECT {} FROM {dead} d
-          WHERE d.sequence = ANY(ARRAY(SELECT d.sequence FROM {dead} d WHERE {}
-                                        ORDER BY d.died_at DESC, d.sequence DESC LIMIT $7))
-          ORDER BY d.died_at DESC, d.sequence DESC",
-        columns("NULL::text", "NULL::text"),
-        condition(),
-        dead = name.dead(),
-    );
-    filtered(sql, filter).bind::<BigInt, _>(limit).load(conn)
+    latest(conn, name, is_meant(filter), Content::Without, limit)
 }
 
 /// The sequences of the dead letters that match, the oldest first.
@@ -179,14 +210,11 @@ pub(crate) fn matching(
     name: &OutboxName,
     filter: &DeadFilter,
 ) -> QueryResult<Vec<i64>> {
-    let sql = format!(
-        "SELECT d.sequence FROM {} d WHERE {} ORDER BY d.sequence",
-        name.dead(),
-        condition(),
-    );
-    filtered(sql, filter)
-        .load::<SequenceRow>(conn)
-        .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+    let sequences = dead::table(name.dead())
+        .filter(is_meant(filter))
+        .order(dead::sequence)
+        .select(dead::sequence);
+    planned_anew(sequences).load(conn)
 }
 
 /// One dead letter, whole.
@@ -195,14 +223,7 @@ pub(crate) fn find(
     name: &OutboxName,
     sequence: i64,
 ) -> QueryResult<Option<DeadLetter>> {
-    sql_query(format!(
-        "SELECT {} FROM {} d WHERE d.sequence = $1",
-        columns("d.headers::text", "d.payload::text"),
-        name.dead()
-    ))
-    .bind::<BigInt, _>(sequence)
-    .get_result(conn)
-    .optional()
+    latest(conn, name, is_one_of(&[sequence]), Content::Whole, 1).map(|mut found| found.pop())
 }
 
 /// The dead letters of a message: one for each destination that did not get it.
@@ -211,18 +232,17 @@ pub(crate) fn find_by_message_id(
     name: &OutboxName,
     message_id: Uuid,
 ) -> QueryResult<Vec<DeadLetter>> {
-    sql_query(format!(
-        "SELECT {} FROM {} d WHERE d.message_id = $1 ORDER BY d.sequence",
-        columns("d.headers::text", "d.payload::text"),
-        name.dead()
-    ))
-    .bind::<SqlUuid, _>(message_id)
-    .load(conn)
+    let is_of_message = Box::new(dead::message_id.eq(message_id));
+    let mut letters = latest(conn, name, is_of_message, Content::Whole, i64::MAX)?;
+    letters.sort_unstable_by_key(|letter| letter.sequence);
+    Ok(letters)
 }
 
 /// Puts these dead letters back into the outbox, due at once, with no attempts and, where their
 /// time was over, without an end. One whose key is in the outbox again stays where it is.
 /// Returns how many.
+///
+/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
 pub(crate) fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -270,22 +290,15 @@ pub(crate) fn discard(
     sequences: &[i64],
 ) -> QueryResult<usize> {
     conn.transaction(|conn| {
-        let gone: Vec<GoneRow> = sql_query(format!(
-            "DELETE FROM {} WHERE sequence = ANY($1)
-             RETURNING CASE WHEN blocks_key THEN ordering_key END AS held",
-            name.dead()
-        ))
-        .bind::<Array<BigInt>, _>(sequences)
-        .load(conn)?;
+        let gone: Vec<(bool, Option<String>)> = delete(dead::table(name.dead()))
+            .filter(is_one_of(sequences))
+            .returning((dead::blocks_key, dead::ordering_key))
+            .load(conn)?;
         let number = gone.len();
-        waiting::free(conn, name, gone.into_iter().filter_map(|row| row.held))?;
+        let held = gone
+            .into_iter()
+            .filter_map(|(blocks_key, key)| key.filter(|_| blocks_key));
+        waiting::free(conn, name, held)?;
         Ok(number)
     })
-}
-
-#[derive(diesel::QueryableByName)]
-struct GoneRow {
-    /// The ordering key that it has held.
-    #[diesel(sql_type = Nullable<Text>)]
-    held: Option<String>,
 }

@@ -1,12 +1,16 @@
 //! What dead letters died of.
 
+use diesel::pg::Pg;
+use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Nullable, Text};
+use diesel::sql_types::{BigInt, Nullable, Text, Timestamptz, Untyped};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::super::looking::looking;
-use super::super::place::rfc3339;
-use super::{DeadFilter, condition, filtered};
+use super::super::place::Rfc3339;
+use super::super::statement::planned_anew;
+use super::super::table::dead;
+use super::{Condition, DeadFilter, is_meant};
 use crate::name::OutboxName;
 
 /// Dead letters of one reason, topic and destination.
@@ -26,10 +30,10 @@ pub struct DeadGroup {
     #[diesel(sql_type = BigInt)]
     pub count: i64,
     /// When the first one died, RFC 3339.
-    #[diesel(sql_type = Text)]
+    #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
     pub oldest_died_at: String,
     /// When the last one died, RFC 3339.
-    #[diesel(sql_type = Text)]
+    #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
     pub latest_died_at: String,
     /// One of them: the one with the highest sequence.
     #[diesel(sql_type = BigInt)]
@@ -46,22 +50,48 @@ pub(crate) fn groups(
     filter: &DeadFilter,
     limit: i64,
 ) -> QueryResult<Vec<DeadGroup>> {
-    let sql = format!(
-        "SELECT g.reason, g.topic, g.destination, g.count,
-                {} AS oldest_died_at, {} AS latest_died_at,
-                g.example_sequence, e.last_error AS example_error
-           FROM (SELECT reason, topic, destination, count(*) AS count, min(died_at) AS oldest,
-                        max(died_at) AS latest, max(sequence) AS example_sequence
-                   FROM {dead} d WHERE {}
-                  GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT $7) g
-           JOIN {dead} e ON e.sequence = g.example_sequence
-          ORDER BY g.count DESC, 1, 2, 3",
-        rfc3339("g.oldest"),
-        rfc3339("g.latest"),
-        condition(),
-        dead = name.dead(),
-    );
-    looking(conn, None, |conn| {
-        filtered(sql, filter).bind::<BigInt, _>(limit).load(conn)
-    })
+    let groups = Groups {
+        dead: dead::table(name.dead()),
+        is_meant: is_meant(filter),
+        limit,
+    };
+    looking(conn, None, |conn| planned_anew(groups).load(conn))
+}
+
+/// Text around Diesel's words for the table and the filter: Diesel joins no subquery.
+struct Groups<'a> {
+    dead: dead::table,
+    is_meant: Condition<'a>,
+    limit: i64,
+}
+
+impl QueryFragment<Pg> for Groups<'_> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.push_sql(
+            "SELECT g.reason, g.topic, g.destination, g.count, g.oldest AS oldest_died_at,
+                    g.latest AS latest_died_at, g.example_sequence, dead.last_error AS example_error
+               FROM (SELECT reason, topic, destination, count(*) AS count, min(died_at) AS oldest,
+                            max(died_at) AS latest, max(sequence) AS example_sequence
+                       FROM ",
+        );
+        self.dead.walk_ast(out.reborrow())?;
+        out.push_sql(" WHERE ");
+        self.is_meant.walk_ast(out.reborrow())?;
+        out.push_sql(" GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT ");
+        out.push_bind_param::<BigInt, _>(&self.limit)?;
+        out.push_sql(") g JOIN ");
+        self.dead.walk_ast(out.reborrow())?;
+        out.push_sql(" ON dead.sequence = g.example_sequence ORDER BY g.count DESC, 1, 2, 3");
+        Ok(())
+    }
+}
+
+impl QueryId for Groups<'_> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl Query for Groups<'_> {
+    type SqlType = Untyped;
 }
