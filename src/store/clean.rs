@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use diesel::dsl::array;
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::sql_types::BigInt;
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, delete};
 
-use super::{LONGEST_AGE, millis};
+use super::LONGEST_AGE;
+use super::sql::{interval, now};
+use super::statement::planned_anew;
+use super::table::{Tid, ledger, old_ledger};
 use crate::name::OutboxName;
 
 /// Removes ledger rows that were settled longer than `retention` ago, `limit` at most. Returns
@@ -17,14 +21,14 @@ pub(crate) fn remove_old_ledger_rows(
     retention: Duration,
     limit: i64,
 ) -> QueryResult<usize> {
-    sql_query(format!(
-        "DELETE FROM {ledger} WHERE ctid = ANY(ARRAY(
-            SELECT ctid FROM {ledger}
-             WHERE settled_at < now() - $1 * interval '1 millisecond'
-             LIMIT $2 FOR UPDATE SKIP LOCKED))",
-        ledger = name.ledger()
-    ))
-    .bind::<BigInt, _>(millis(retention.min(LONGEST_AGE)))
-    .bind::<BigInt, _>(limit)
-    .execute(conn)
+    let settled_before = now() - interval(retention.min(LONGEST_AGE));
+    let old = old_ledger::table(name.ledger())
+        .filter(old_ledger::settled_at.lt(settled_before))
+        .limit(limit)
+        .select(old_ledger::ctid)
+        .for_update()
+        .skip_locked();
+    let removal =
+        delete(ledger::table(name.ledger())).filter(ledger::ctid.eq_any(array::<Tid, _>(old)));
+    planned_anew(removal).execute(conn)
 }

@@ -10,14 +10,22 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, Queryable,
+    RunQueryDsl,
+};
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{BigInt, Text};
+use diesel::{PgConnection, select, sql_query};
 use uuid::Uuid;
 
 use super::looking::looking_briefly;
-use super::place::{Place, from_micros, micros, rfc3339};
+use super::place::{Place, Rfc3339, from_micros, to_micros};
 use super::searched::{Deadline, Searched};
+use super::sql::{On, all_of, clock_timestamp};
+use super::statement::planned_anew;
+use super::table::{PageBegin, ledger};
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
 
@@ -56,56 +64,42 @@ pub struct LedgerFilter {
 }
 
 /// What became of a message at a destination.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct LedgerRow {
     /// Its place in the outbox.
-    #[diesel(sql_type = BigInt)]
     pub sequence: i64,
     /// Its id, as receivers see it.
-    #[diesel(sql_type = SqlUuid)]
     pub message_id: Uuid,
     /// Its topic.
-    #[diesel(sql_type = Text)]
     pub topic: String,
     /// Its destination; empty where it named none.
-    #[diesel(sql_type = Text)]
     pub destination: String,
     /// `delivered` or `dead`.
-    #[diesel(sql_type = Text)]
     pub status: String,
     /// Its idempotency key.
-    #[diesel(sql_type = Text)]
     pub idempotency_key: String,
     /// Its ordering key.
-    #[diesel(sql_type = Nullable<Text>)]
     pub ordering_key: Option<String>,
     /// Why it died: the name of a [`ReasonCode`].
-    #[diesel(sql_type = Nullable<Text>)]
     pub reason: Option<String>,
     /// The last error.
-    #[diesel(sql_type = Nullable<Text>)]
     pub error: Option<String>,
     /// The last answer's status.
-    #[diesel(sql_type = Nullable<Integer>)]
     pub http_status: Option<i32>,
     /// The beginning of the last answer.
-    #[diesel(sql_type = Nullable<Text>)]
     pub response: Option<String>,
     /// Attempts made.
-    #[diesel(sql_type = Integer)]
     pub attempts: i32,
     /// When it was enqueued, RFC 3339.
-    #[diesel(sql_type = Text)]
+    #[diesel(deserialize_as = Rfc3339)]
     pub created_at: String,
     /// When it was settled, RFC 3339.
-    #[diesel(sql_type = Text)]
+    #[diesel(deserialize_as = Rfc3339)]
     pub settled_at: String,
     /// Its payload is kept, so it can be replayed.
-    #[diesel(sql_type = Bool)]
     pub has_payload: bool,
-    #[diesel(sql_type = BigInt)]
-    settled_at_micros: i64,
+    settled: PgTimestamp,
 }
 
 impl LedgerRow {
@@ -120,16 +114,10 @@ impl LedgerRow {
     /// ```
     pub fn place(&self) -> Place {
         Place {
-            micros: self.settled_at_micros,
+            micros: to_micros(self.settled),
             sequence: self.sequence,
         }
     }
-}
-
-#[derive(diesel::QueryableByName)]
-struct MicrosRow {
-    #[diesel(sql_type = BigInt)]
-    micros: i64,
 }
 
 /// The latest rows first, `limit` at most.
@@ -202,14 +190,16 @@ fn at_the_end(
     limit: i64,
     pages: i64,
 ) -> QueryResult<Searched<LedgerRow>> {
+    // Text: it asks PostgreSQL's catalogue.
     let all: CountRow = sql_query(
         "SELECT pg_relation_size($1::regclass) / current_setting('block_size')::bigint AS count",
     )
     .bind::<Text, _>(name.ledger())
     .get_result(conn)?;
     let from = all.count.saturating_sub(pages).max(0);
+    let page = u32::try_from(from).unwrap_or(u32::MAX);
     let found = looking_briefly(conn, PATIENCE, |conn| {
-        between(conn, name, filter, times, limit, Pages::From(from))
+        between(conn, name, filter, times, limit, Pages::From(page))
     })?;
     Ok(Searched {
         is_complete: found.is_some() && from == 0,
@@ -221,13 +211,46 @@ fn at_the_end(
 #[derive(Debug, Clone, Copy)]
 enum Pages {
     All,
-    From(i64),
+    From(u32),
 }
 
 #[derive(diesel::QueryableByName)]
 struct CountRow {
     #[diesel(sql_type = BigInt)]
     count: i64,
+}
+
+/// The filter asks for this row, whenever it was settled.
+fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
+    let mut conditions: Vec<On<'_, ledger::table>> = Vec::new();
+    if let Some(topic) = &filter.topic {
+        conditions.push(Box::new(ledger::topic.eq(topic)));
+    }
+    if let Some(destination) = &filter.destination {
+        conditions.push(Box::new(ledger::destination.eq(destination)));
+    }
+    if let Some(status) = filter.status {
+        conditions.push(Box::new(ledger::status.eq(status.as_str())));
+    }
+    if let Some(reason) = filter.reason {
+        let died_of = ledger::reason.assume_not_null().eq(reason.as_str());
+        conditions.push(Box::new(died_of));
+    }
+    if let Some(key) = &filter.ordering_key {
+        conditions.push(Box::new(ledger::ordering_key.assume_not_null().eq(key)));
+    }
+    if let Some(place) = filter.before {
+        conditions.push(settled_before(place));
+    }
+    all_of(conditions)
+}
+
+fn settled_before(place: Place) -> On<'static, ledger::table> {
+    let time = from_micros(place.micros);
+    let at_that_time = ledger::settled_at
+        .eq(time)
+        .and(ledger::sequence.lt(place.sequence));
+    Box::new(ledger::settled_at.lt(time).or(at_that_time))
 }
 
 /// Rows that were settled from the first time on and before the second.
@@ -239,41 +262,34 @@ fn between(
     limit: i64,
     pages: Pages,
 ) -> QueryResult<Vec<LedgerRow>> {
-    let of_pages = match pages {
-        Pages::All => String::new(),
-        Pages::From(page) => format!("AND ctid >= '({page},0)'::tid"),
-    };
-    sql_query(format!(
-        "SELECT sequence, message_id, topic, destination, status, idempotency_key, ordering_key,
-                reason, error, http_status, response, attempts, {created_at} AS created_at,
-                {settled_at} AS settled_at, payload IS NOT NULL AS has_payload,
-                {micros} AS settled_at_micros
-           FROM (SELECT * FROM {ledger}
-                  WHERE settled_at >= $1 AND settled_at < $2 {of_pages}
-                    AND ($3::text IS NULL OR topic = $3)
-                    AND ($4::text IS NULL OR destination = $4)
-                    AND ($5::text IS NULL OR status = $5)
-                    AND ($6::text IS NULL OR reason = $6)
-                    AND ($7::text IS NULL OR ordering_key = $7)
-                    AND ($8::bigint IS NULL OR ({micros}, sequence) < ($8, $9))
-                  ORDER BY settled_at DESC, sequence DESC LIMIT $10) l
-          ORDER BY l.settled_at DESC, l.sequence DESC",
-        created_at = rfc3339("created_at"),
-        settled_at = rfc3339("settled_at"),
-        micros = micros("settled_at"),
-        ledger = name.ledger(),
-    ))
-    .bind::<Timestamptz, _>(from_micros(from))
-    .bind::<Timestamptz, _>(from_micros(to))
-    .bind::<Nullable<Text>, _>(&filter.topic)
-    .bind::<Nullable<Text>, _>(&filter.destination)
-    .bind::<Nullable<Text>, _>(filter.status.map(Status::as_str))
-    .bind::<Nullable<Text>, _>(filter.reason.map(ReasonCode::as_str))
-    .bind::<Nullable<Text>, _>(&filter.ordering_key)
-    .bind::<Nullable<BigInt>, _>(filter.before.map(|place| place.micros))
-    .bind::<Nullable<BigInt>, _>(filter.before.map(|place| place.sequence))
-    .bind::<BigInt, _>(limit)
-    .load(conn)
+    let rows = ledger::table(name.ledger())
+        .filter(ledger::settled_at.ge(from_micros(from)))
+        .filter(ledger::settled_at.lt(from_micros(to)))
+        .filter(is_meant(filter))
+        .order((ledger::settled_at.desc(), ledger::sequence.desc()))
+        .limit(limit)
+        .select((
+            ledger::sequence,
+            ledger::message_id,
+            ledger::topic,
+            ledger::destination,
+            ledger::status,
+            ledger::idempotency_key,
+            ledger::ordering_key,
+            ledger::reason,
+            ledger::error,
+            ledger::http_status,
+            ledger::response,
+            ledger::attempts,
+            ledger::created_at,
+            ledger::settled_at,
+            ledger::payload.is_not_null(),
+            ledger::settled_at,
+        ));
+    match pages {
+        Pages::All => planned_anew(rows).load(conn),
+        Pages::From(page) => planned_anew(rows.filter(ledger::ctid.ge(PageBegin(page)))).load(conn),
+    }
 }
 
 /// Just behind a place: rows of the same time may be before it.
@@ -283,12 +299,9 @@ fn behind(place: Option<Place>) -> Option<i64> {
 
 /// A little later than now: rows that are settled while this is read may be there or not.
 fn after_now(conn: &mut PgConnection) -> QueryResult<i64> {
-    sql_query(format!(
-        "SELECT {} + 1 AS micros",
-        micros("clock_timestamp()")
-    ))
-    .get_result::<MicrosRow>(conn)
-    .map(|row| row.micros)
+    select(clock_timestamp())
+        .get_result(conn)
+        .map(|now| to_micros(now).saturating_add(1))
 }
 
 /// Microseconds since 1970.

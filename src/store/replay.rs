@@ -2,14 +2,20 @@
 
 use std::time::SystemTime;
 
+use diesel::dsl::{self, count_star};
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Array, BigInt, Nullable, Text, Uuid as SqlUuid};
+use diesel::{PgConnection, sql_query};
 use uuid::Uuid;
 
 use super::ledger::as_micros;
 use super::looking::looking;
-use super::place::{from_micros, micros};
+use super::place::{from_micros, micros, to_micros};
+use super::sql::{On, all_of};
+use super::statement::planned_anew;
+use super::table::ledger;
 use crate::name::OutboxName;
 
 /// What stands between the key of a message and the name of the run that has replayed it.
@@ -82,26 +88,13 @@ pub struct Replayed {
     pub skipped: u64,
 }
 
-#[derive(diesel::QueryableByName)]
+#[derive(Queryable)]
 struct FoundRow {
-    #[diesel(sql_type = Text)]
     idempotency_key: String,
-    #[diesel(sql_type = Text)]
     destination: String,
-    #[diesel(sql_type = Bool)]
     has_payload: bool,
-    #[diesel(sql_type = BigInt)]
-    micros: i64,
-    #[diesel(sql_type = BigInt)]
+    settled_at: PgTimestamp,
     sequence: i64,
-}
-
-#[derive(diesel::QueryableByName)]
-struct CountRow {
-    #[diesel(sql_type = BigInt)]
-    replayed: i64,
-    #[diesel(sql_type = BigInt)]
-    without_payload: i64,
 }
 
 #[derive(diesel::QueryableByName)]
@@ -161,11 +154,32 @@ pub(crate) fn begin(
     })
 }
 
-/// Rows of the ledger that a filter means, `l`: `$1` and `$2` are their times, `$3` to `$5` the rest.
-fn condition() -> &'static str {
-    "l.status = 'delivered' AND l.settled_at >= $1 AND l.settled_at < $2
-     AND ($3::text IS NULL OR l.topic = $3) AND ($4::text IS NULL OR l.destination = $4)
-     AND (cardinality($5::text[]) = 0 OR l.idempotency_key = ANY($5))"
+/// The filter means this row of the ledger, and it was settled from the first time on and before the second.
+fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> {
+    let mut conditions: Vec<On<'_, ledger::table>> = vec![
+        Box::new(ledger::status.eq("delivered")),
+        Box::new(ledger::settled_at.ge(from_micros(from))),
+        Box::new(ledger::settled_at.lt(from_micros(to))),
+    ];
+    if let Some(topic) = &filter.topic {
+        conditions.push(Box::new(ledger::topic.eq(topic)));
+    }
+    if let Some(destination) = &filter.destination {
+        conditions.push(Box::new(ledger::destination.eq(destination)));
+    }
+    if !filter.idempotency_keys.is_empty() {
+        let keys = &filter.idempotency_keys;
+        conditions.push(Box::new(ledger::idempotency_key.eq_any(keys)));
+    }
+    all_of(conditions)
+}
+
+fn was_settled_after((micros, sequence): (i64, i64)) -> On<'static, ledger::table> {
+    let time = from_micros(micros);
+    let at_that_time = ledger::settled_at
+        .eq(time)
+        .and(ledger::sequence.gt(sequence));
+    Box::new(ledger::settled_at.gt(time).or(at_that_time))
 }
 
 /// How many there are to replay, from the walk's place on.
@@ -175,23 +189,15 @@ pub(crate) fn count(
     filter: &ReplayFilter,
     walk: &Walk,
 ) -> QueryResult<Replayed> {
-    let row: CountRow = looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT count(l.payload) AS replayed, count(*) - count(l.payload) AS without_payload
-               FROM {} l WHERE {}",
-            name.ledger(),
-            condition(),
-        ))
-        .bind::<Timestamptz, _>(from_micros(walk.place.0))
-        .bind::<Timestamptz, _>(from_micros(walk.end))
-        .bind::<Nullable<Text>, _>(&filter.topic)
-        .bind::<Nullable<Text>, _>(&filter.destination)
-        .bind::<Array<Text>, _>(&filter.idempotency_keys)
-        .get_result(conn)
+    let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
+        let counts = ledger::table(name.ledger())
+            .filter(is_meant(filter, walk.place.0, walk.end))
+            .select((dsl::count(ledger::payload), count_star()));
+        planned_anew(counts).get_result(conn)
     })?;
     Ok(Replayed {
-        replayed: u64::try_from(row.replayed).unwrap_or(0),
-        without_payload: u64::try_from(row.without_payload).unwrap_or(0),
+        replayed: u64::try_from(with_payload).unwrap_or(0),
+        without_payload: u64::try_from(all - with_payload).unwrap_or(0),
         skipped: 0,
     })
 }
@@ -241,28 +247,23 @@ fn next(
         to.min(walk.end)
     };
     let rows: Vec<FoundRow> = looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT l.idempotency_key, l.destination, l.payload IS NOT NULL AS has_payload,
-                    {micros} AS micros, l.sequence
-               FROM {ledger} l WHERE {condition} AND ({micros}, l.sequence) > ($6, $7)
-              ORDER BY l.settled_at, l.sequence LIMIT $8",
-            micros = micros("l.settled_at"),
-            ledger = name.ledger(),
-            condition = condition(),
-        ))
-        .bind::<Timestamptz, _>(from_micros(walk.place.0))
-        .bind::<Timestamptz, _>(from_micros(to))
-        .bind::<Nullable<Text>, _>(&filter.topic)
-        .bind::<Nullable<Text>, _>(&filter.destination)
-        .bind::<Array<Text>, _>(&filter.idempotency_keys)
-        .bind::<BigInt, _>(walk.place.0)
-        .bind::<BigInt, _>(walk.place.1)
-        .bind::<BigInt, _>(BATCH)
-        .load(conn)
+        let rows = ledger::table(name.ledger())
+            .filter(is_meant(filter, walk.place.0, to))
+            .filter(was_settled_after(walk.place))
+            .order((ledger::settled_at, ledger::sequence))
+            .limit(BATCH)
+            .select((
+                ledger::idempotency_key,
+                ledger::destination,
+                ledger::payload.is_not_null(),
+                ledger::settled_at,
+                ledger::sequence,
+            ));
+        planned_anew(rows).load(conn)
     })?;
     let number = i64::try_from(rows.len()).unwrap_or(BATCH);
     walk.place = match rows.last() {
-        Some(last) if number >= BATCH => (last.micros, last.sequence),
+        Some(last) if number >= BATCH => (to_micros(last.settled_at), last.sequence),
         _ => (to, i64::MIN),
     };
     if number >= BATCH {
@@ -274,6 +275,8 @@ fn next(
 }
 
 /// New messages of these rows, in their order. What this run has inserted before stays alone.
+///
+/// Text: Diesel has no `unnest`, and selects from no row of a parameter.
 fn insert(
     conn: &mut PgConnection,
     name: &OutboxName,
