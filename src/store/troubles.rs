@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query};
 
 use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
 use super::looking::{looking, looking_briefly};
+use super::statement::planned_anew;
 use super::streams::streams;
+use super::table::messages;
 use crate::name::OutboxName;
 
 /// Troubles that are shown.
@@ -114,13 +116,10 @@ pub(crate) fn delivered(
             Some(rows) => (rows - dead).max(0),
             None => {
                 // Live messages have none of the second, so the planner leaves their table out.
-                sql_query(format!(
-                    "SELECT count(*) AS count FROM {}
-                      WHERE status = 'delivered' AND settled_at IS NOT NULL",
-                    name.messages()
-                ))
-                .get_result::<CountRow>(conn)?
-                .count
+                let delivered = messages::table(name.messages())
+                    .filter(messages::status.eq("delivered"))
+                    .filter(messages::settled_at.is_not_null());
+                planned_anew(delivered.count()).get_result(conn)?
             }
         };
         Ok(StatusCount {

@@ -6,15 +6,23 @@
 
 use std::time::Duration;
 
+use diesel::dsl::{exists, max, min};
 use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, CombineDsl, ExpressionMethods, IntoSql, OptionalExtension, QueryDsl,
+    RunQueryDsl,
+};
+use diesel::query_dsl::methods::LoadQuery;
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Nullable, Text, Timestamptz, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::Text;
+use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use super::super::looking::looking_briefly;
-use super::super::place::{from_micros, micros};
+use super::super::place::{from_micros, to_micros};
 use super::super::searched::{ALL, Deadline, Searched};
+use super::super::statement::{PlannedAnew, planned_anew};
+use super::super::table::{dead, ledger, outbox};
 use super::MessageKey;
 use crate::name::OutboxName;
 
@@ -41,20 +49,6 @@ const WINDOWS: [(i64, i64); 7] = [
     (240 * HOUR, i64::MAX),
     (i64::MIN, -HOUR),
 ];
-
-#[derive(diesel::QueryableByName)]
-struct KeyRow {
-    #[diesel(sql_type = Text)]
-    idempotency_key: String,
-}
-
-#[derive(diesel::QueryableByName)]
-struct PlaceRow {
-    #[diesel(sql_type = Nullable<BigInt>)]
-    sequence: Option<i64>,
-    #[diesel(sql_type = Nullable<BigInt>)]
-    micros: Option<i64>,
-}
 
 /// A search under way.
 struct Search<'a> {
@@ -108,20 +102,31 @@ pub(super) fn keys(
 }
 
 impl Search<'_> {
-    /// Adds the keys that a statement finds, in the time that is left.
-    fn add<'q, Q>(&mut self, most: Duration, query: impl FnOnce() -> Q) -> QueryResult<bool>
+    fn outbox(&self) -> outbox::table {
+        outbox::table(self.name.outbox())
+    }
+
+    fn dead(&self) -> dead::table {
+        dead::table(self.name.dead())
+    }
+
+    fn ledger(&self) -> ledger::table {
+        ledger::table(self.name.ledger())
+    }
+
+    /// Adds the keys that a query finds, in the time that is left.
+    fn add<'q, Q>(&mut self, most: Duration, query: Q) -> QueryResult<bool>
     where
-        Q: diesel::query_dsl::methods::LoadQuery<'q, PgConnection, KeyRow>,
+        PlannedAnew<Q>: LoadQuery<'q, PgConnection, String>,
     {
         let Some(left) = self.deadline.left(most) else {
             self.is_complete = false;
             return Ok(false);
         };
-        match looking_briefly(self.conn, left, |conn| query().load::<KeyRow>(conn))? {
-            Some(rows) => {
-                let found = !rows.is_empty();
-                self.keys
-                    .extend(rows.into_iter().map(|row| row.idempotency_key));
+        match looking_briefly(self.conn, left, |conn| planned_anew(query).load(conn))? {
+            Some(keys) => {
+                let found = !keys.is_empty();
+                self.keys.extend(keys);
                 Ok(found)
             }
             None => {
@@ -132,43 +137,56 @@ impl Search<'_> {
     }
 
     fn by_key(&mut self, key: &str) -> QueryResult<bool> {
-        let sql = format!(
-            "SELECT $1::text AS idempotency_key
-              WHERE EXISTS (SELECT FROM {} WHERE idempotency_key = $1)
-                 OR EXISTS (SELECT FROM {} WHERE idempotency_key = $1)
-                 OR EXISTS (SELECT FROM {} WHERE idempotency_key = $1)",
-            self.name.outbox(),
-            self.name.ledger(),
-            self.name.dead(),
+        let is_live = exists(
+            self.outbox()
+                .filter(outbox::idempotency_key.eq(key))
+                .select(outbox::sequence),
         );
-        self.add(ALL, || sql_query(sql).bind::<Text, _>(key.to_owned()))
+        let is_settled = exists(
+            self.ledger()
+                .filter(ledger::idempotency_key.eq(key))
+                .select(ledger::sequence),
+        );
+        let is_dead = exists(
+            self.dead()
+                .filter(dead::idempotency_key.eq(key))
+                .select(dead::sequence),
+        );
+        let query = select(key.into_sql::<Text>()).filter(is_live.or(is_settled).or(is_dead));
+        self.add(ALL, query)
     }
 
     fn by_sequence(&mut self, sequence: i64) -> QueryResult<bool> {
-        let sql = format!(
-            "SELECT idempotency_key FROM {outbox} WHERE sequence = $1
-             UNION SELECT idempotency_key FROM {outbox} WHERE split_from = $1
-             UNION SELECT idempotency_key FROM {} WHERE sequence = $1",
-            self.name.dead(),
-            outbox = self.name.outbox(),
-        );
-        self.add(ALL, || sql_query(sql).bind::<BigInt, _>(sequence))
+        let live = self
+            .outbox()
+            .filter(outbox::sequence.eq(sequence))
+            .select(outbox::idempotency_key);
+        let parts = self
+            .outbox()
+            .filter(outbox::split_from.eq(sequence))
+            .select(outbox::idempotency_key);
+        let dead = self
+            .dead()
+            .filter(dead::sequence.eq(sequence))
+            .select(dead::idempotency_key);
+        self.add(ALL, live.union(parts).union(dead))
     }
 
     fn in_ledger_by_sequence(&mut self, sequence: i64) -> QueryResult<bool> {
-        let sql = format!(
-            "SELECT idempotency_key FROM {} WHERE sequence = $1",
-            self.name.ledger(),
-        );
-        self.add(ALL, || sql_query(sql).bind::<BigInt, _>(sequence))
+        let settled = self
+            .ledger()
+            .filter(ledger::sequence.eq(sequence))
+            .select(ledger::idempotency_key);
+        self.add(ALL, settled)
     }
 
     fn by_id(&mut self, id: Uuid) -> QueryResult<bool> {
-        let sql = format!(
-            "SELECT DISTINCT idempotency_key FROM {} WHERE message_id = $1",
-            self.name.dead(),
-        );
-        let found = self.add(ALL, || sql_query(sql).bind::<SqlUuid, _>(id))?;
+        let dead = self
+            .dead()
+            .filter(dead::message_id.eq(id))
+            .select(dead::idempotency_key)
+            .distinct();
+        let found = self.add(ALL, dead)?;
         if found {
             return Ok(true);
         }
@@ -193,41 +211,33 @@ impl Search<'_> {
                 None => return Ok(false),
             }
         }
-        let sql = format!(
-            "SELECT DISTINCT idempotency_key FROM {}
-              WHERE sequence BETWEEN $2 AND $3 AND message_id = $1",
-            self.name.outbox(),
-        );
-        self.add(ALL, || {
-            sql_query(sql)
-                .bind::<SqlUuid, _>(id)
-                .bind::<BigInt, _>(first.saturating_sub(AROUND))
-                .bind::<BigInt, _>(last.saturating_add(AROUND))
-        })
+        let near = self
+            .outbox()
+            .filter(outbox::sequence.ge(first.saturating_sub(AROUND)))
+            .filter(outbox::sequence.le(last.saturating_add(AROUND)))
+            .filter(outbox::message_id.eq(id))
+            .select(outbox::idempotency_key)
+            .distinct();
+        self.add(ALL, near)
     }
 
     fn bounds(&mut self) -> QueryResult<Option<(i64, i64)>> {
-        // As one, the middle would be the first and the last.
-        let sql = format!(
-            "SELECT min(sequence) AS sequence, max(sequence) AS micros FROM {}",
-            self.name.outbox()
-        );
-        let row = self.probe(|conn| sql_query(sql).get_result::<PlaceRow>(conn))?;
-        Ok(row.and_then(|row| Some((row.sequence?, row.micros?))))
+        let bounds = self
+            .outbox()
+            .select((min(outbox::sequence), max(outbox::sequence)));
+        let found = self.probe(|conn| bounds.get_result::<(Option<i64>, Option<i64>)>(conn))?;
+        Ok(found.and_then(|(first, last)| Some((first?, last?))))
     }
 
     /// When the first live message from this sequence on was enqueued.
     fn created_at_or_behind(&mut self, sequence: i64) -> QueryResult<Option<i64>> {
-        let sql = format!(
-            "SELECT sequence, {} AS micros FROM {} WHERE sequence >= $1 ORDER BY sequence LIMIT 1",
-            micros("created_at"),
-            self.name.outbox(),
-        );
-        let row = self.probe(|conn| {
-            let query = sql_query(sql).bind::<BigInt, _>(sequence);
-            query.get_results::<PlaceRow>(conn)
-        })?;
-        Ok(row.and_then(|rows| rows.first().and_then(|row| row.micros)))
+        let behind = self
+            .outbox()
+            .filter(outbox::sequence.ge(sequence))
+            .order(outbox::sequence)
+            .select(outbox::created_at);
+        let found = self.probe(|conn| behind.first::<PgTimestamp>(conn).optional())?;
+        Ok(found.flatten().map(to_micros))
     }
 
     fn probe<T>(
@@ -242,21 +252,18 @@ impl Search<'_> {
 
     fn in_ledger_around(&mut self, id: Uuid, at: i64) -> QueryResult<bool> {
         for (from, to) in WINDOWS {
-            let sql = format!(
-                "SELECT DISTINCT idempotency_key FROM {}
-                  WHERE settled_at >= $2 AND settled_at < $3 AND message_id = $1",
-                self.name.ledger(),
-            );
             let time = |offset: i64| match offset {
                 i64::MIN | i64::MAX => PgTimestamp(offset),
                 offset => from_micros(at.saturating_add(offset)),
             };
-            let found = self.add(ALL, || {
-                sql_query(sql)
-                    .bind::<SqlUuid, _>(id)
-                    .bind::<Timestamptz, _>(time(from))
-                    .bind::<Timestamptz, _>(time(to))
-            })?;
+            let settled = self
+                .ledger()
+                .filter(ledger::settled_at.ge(time(from)))
+                .filter(ledger::settled_at.lt(time(to)))
+                .filter(ledger::message_id.eq(id))
+                .select(ledger::idempotency_key)
+                .distinct();
+            let found = self.add(ALL, settled)?;
             if found {
                 return Ok(true);
             }
@@ -265,16 +272,21 @@ impl Search<'_> {
     }
 
     fn live_anywhere(&mut self, id: Uuid) -> QueryResult<bool> {
-        self.anywhere(self.name.outbox(), id)
+        let live = self
+            .outbox()
+            .filter(outbox::message_id.eq(id))
+            .select(outbox::idempotency_key)
+            .distinct();
+        self.add(ALL, live)
     }
 
     fn in_ledger_anywhere(&mut self, id: Uuid) -> QueryResult<bool> {
-        self.anywhere(self.name.ledger(), id)
-    }
-
-    fn anywhere(&mut self, table: String, id: Uuid) -> QueryResult<bool> {
-        let sql = format!("SELECT DISTINCT idempotency_key FROM {table} WHERE message_id = $1");
-        self.add(ALL, || sql_query(sql).bind::<SqlUuid, _>(id))
+        let settled = self
+            .ledger()
+            .filter(ledger::message_id.eq(id))
+            .select(ledger::idempotency_key)
+            .distinct();
+        self.add(ALL, settled)
     }
 }
 
