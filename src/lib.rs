@@ -68,7 +68,8 @@ mod dispatch;
 pub mod schema;
 mod store;
 
-// Floor 2: enqueueing and relaying.
+// Floor 2: the tables, enqueueing and relaying.
+mod migrations;
 mod outbox;
 mod relay;
 
@@ -90,6 +91,7 @@ pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
 pub use crate::handlers::{HandlerError, Handlers};
 pub use crate::message::{Due, MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
+pub use crate::migrations::{MIGRATIONS, Migrations};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
 pub use crate::relay::{

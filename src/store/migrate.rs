@@ -13,7 +13,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 
 /// One step. The version is the name of its folder.
-pub(crate) struct Migration {
+pub(crate) struct Step {
     pub(crate) version: &'static str,
     /// Whether it was done by somebody's own migration, as SQL that gives `found`.
     is_there: &'static str,
@@ -21,11 +21,11 @@ pub(crate) struct Migration {
     pub(crate) down: &'static str,
 }
 
-macro_rules! migration {
+macro_rules! step {
     ($folder:literal, $is_there:literal) => {
-        Migration {
+        Step {
             version: $folder,
-            is_there: concat!("SELECT ", $is_there, " IS NOT NULL AS found"),
+            is_there: concat!($is_there, " IS NOT NULL"),
             up: include_str!(concat!("../../migrations/", $folder, "/up.sql")),
             down: include_str!(concat!("../../migrations/", $folder, "/down.sql")),
         }
@@ -33,14 +33,14 @@ macro_rules! migration {
 }
 
 /// All steps, oldest first.
-pub(crate) const MIGRATIONS: &[Migration] = &[
-    migration!(
+pub(crate) const STEPS: &[Step] = &[
+    step!(
         "2026-11-20-000001_outbox_functions",
         "pg_catalog.to_regprocedure('outbox_create(pg_catalog.text)')"
     ),
     // By a column of its own: an application may have another table of this name, which is not to be
     // taken for ours, nor dropped.
-    migration!(
+    step!(
         "2026-11-20-000002_first_outbox",
         "(SELECT attrelid FROM pg_catalog.pg_attribute
            WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox')::pg_catalog.oid
@@ -51,7 +51,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
 
 /// The step that a database without an outbox can do alone. A table of this name that is another one
 /// (an outbox of this name, say) is in the way, and not taken for it.
-pub(crate) const INBOX: Migration = migration!(
+pub(crate) const INBOX: Step = step!(
     "2026-11-21-000003_inbox",
     "(SELECT attrelid FROM pg_catalog.pg_attribute
        WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox_inbox')::pg_catalog.oid
@@ -61,6 +61,30 @@ pub(crate) const INBOX: Migration = migration!(
 /// The step that creates the outbox of the default name. Who works with another one needs not
 /// have it.
 const FIRST_OUTBOX: &str = "2026-11-20-000002_first_outbox";
+
+impl Step {
+    /// SQL that takes the step where nobody has done so before.
+    pub(crate) fn up_unless_there(&self) -> String {
+        format!(
+            "DO $outbox_step$ BEGIN
+                IF NOT ({is_there}) THEN EXECUTE $outbox_sql$ {up} $outbox_sql$; END IF;
+             END $outbox_step$",
+            is_there = self.is_there,
+            up = self.up,
+        )
+    }
+
+    /// SQL that undoes the step where it was taken.
+    pub(crate) fn down_if_there(&self) -> String {
+        format!(
+            "DO $outbox_step$ BEGIN
+                IF {is_there} THEN EXECUTE $outbox_sql$ {down} $outbox_sql$; END IF;
+             END $outbox_step$",
+            is_there = self.is_there,
+            down = self.down,
+        )
+    }
+}
 
 /// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
 const MIGRATION_LOCK: i64 = 0x6469_6573_656c_6f75;
@@ -86,30 +110,27 @@ pub(crate) fn migrate(
             .into_iter()
             .map(|row| row.version)
             .collect();
-        for migration in MIGRATIONS {
-            let is_recorded = applied.iter().any(|version| version == migration.version);
-            let is_unwanted = migration.version == FIRST_OUTBOX && *name != OutboxName::default();
-            let found = is_there(conn, migration)?;
+        for step in STEPS {
+            let is_recorded = applied.iter().any(|version| version == step.version);
+            let is_unwanted = step.version == FIRST_OUTBOX && *name != OutboxName::default();
+            let found = is_there(conn, step)?;
             // Recorded and not there: an application's own migration made it, and has undone it.
             if is_unwanted || (is_recorded && found) {
                 continue;
             }
             if !found {
-                conn.batch_execute(migration.up)?;
+                conn.batch_execute(step.up)?;
             }
             sql_query(
                 "INSERT INTO outbox_migrations (version) VALUES ($1)
                  ON CONFLICT (version) DO UPDATE SET applied_at = excluded.applied_at",
             )
-            .bind::<Text, _>(migration.version)
+            .bind::<Text, _>(step.version)
             .execute(conn)?;
             done.push(if found {
-                format!(
-                    "found {} applied by a migration of yours",
-                    migration.version
-                )
+                format!("found {} applied by a migration of yours", step.version)
             } else {
-                format!("applied {}", migration.version)
+                format!("applied {}", step.version)
             });
         }
         if !inspect::table_exists(conn, name)? {
@@ -128,10 +149,10 @@ pub(crate) fn migrate(
 pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     conn.transaction(|conn| {
         lock(conn)?;
-        for migration in MIGRATIONS.iter().rev() {
-            let found = is_there(conn, migration)?;
+        for step in STEPS.iter().rev() {
+            let found = is_there(conn, step)?;
             if found {
-                conn.batch_execute(migration.down)?;
+                conn.batch_execute(step.down)?;
             }
         }
         conn.batch_execute("DROP TABLE outbox_migrations")?;
@@ -160,8 +181,8 @@ fn lock(conn: &mut PgConnection) -> QueryResult<()> {
     .map(|_| ())
 }
 
-fn is_there(conn: &mut PgConnection, migration: &Migration) -> QueryResult<bool> {
-    sql_query(migration.is_there)
+fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {
+    sql_query(format!("SELECT {} AS found", step.is_there))
         .get_result::<FoundRow>(conn)
         .map(|row| row.found)
 }
@@ -177,7 +198,7 @@ pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
         format!("SELECT outbox_create('{name}');"),
         format!("SELECT outbox_drop('{name}');"),
     );
-    let (up, down): (Vec<_>, Vec<_>) = MIGRATIONS
+    let (up, down): (Vec<_>, Vec<_>) = STEPS
         .iter()
         .map(|m| match m.version {
             FIRST_OUTBOX => ((m.version, create.as_str()), (m.version, drop.as_str())),
@@ -235,7 +256,7 @@ mod tests {
             })
             .collect();
         found.sort();
-        let listed: Vec<&str> = MIGRATIONS.iter().map(|m| m.version).collect();
+        let listed: Vec<&str> = STEPS.iter().map(|step| step.version).collect();
         assert_eq!(found, listed);
     }
 }

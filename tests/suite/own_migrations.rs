@@ -3,8 +3,9 @@
 use diesel::connection::SimpleConnection;
 use diesel::migration::MigrationConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel_migrations::{FileBasedMigrations, MigrationHarness};
 use diesel_outbox::admin::{self, Direction};
-use diesel_outbox::{NewMessage, Outbox, OutboxName};
+use diesel_outbox::{MIGRATIONS, NewMessage, Outbox, OutboxName};
 
 use crate::fresh::FreshDatabase;
 
@@ -121,4 +122,94 @@ fn what_our_runner_did_is_no_migration_of_the_application() {
     folder.run(conn);
     folder.revert(conn);
     enqueues(conn, &name);
+}
+
+/// The application's folder of migrations, in the layout of the `diesel` program.
+fn folder_of_the_application() -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("migrations-{}", uuid::Uuid::now_v7()));
+    let step = folder.join("2026-11-21-120000_orders");
+    std::fs::create_dir_all(&step).expect("a folder");
+    for (file, sql) in [
+        (
+            "up.sql",
+            "CREATE TABLE orders (id int PRIMARY KEY);\nSELECT outbox_create('orders_outbox');\n",
+        ),
+        (
+            "down.sql",
+            "SELECT outbox_drop('orders_outbox');\nDROP TABLE orders;\n",
+        ),
+    ] {
+        std::fs::write(step.join(file), sql).expect("a file");
+    }
+    folder
+}
+
+#[test]
+fn diesels_harness_runs_our_migrations_beside_the_applications() {
+    let database = FreshDatabase::new();
+    let conn = &mut database.connect();
+    conn.setup().expect("Diesel's own table");
+    let before = database.objects();
+    let folder = folder_of_the_application();
+    let own = FileBasedMigrations::from_path(&folder).expect("migrations");
+    for _ in 0..2 {
+        let ran = conn.run_pending_migrations(MIGRATIONS).expect("ours");
+        let ran: Vec<String> = ran.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            ran,
+            [
+                "0_outbox_000001_outbox_functions",
+                "0_outbox_000002_first_outbox",
+                "0_outbox_000003_inbox"
+            ]
+        );
+        conn.run_pending_migrations(own.clone()).expect("theirs");
+        let pending = conn.has_pending_migration(MIGRATIONS).expect("an answer");
+        assert!(!pending);
+        for name in ["outbox", "orders_outbox"] {
+            enqueues(conn, &name.parse().expect("a name"));
+        }
+        // As `diesel migration redo` and `revert` do it, which know the folder alone.
+        conn.revert_last_migration(own.clone()).expect("theirs");
+        conn.run_pending_migrations(own.clone())
+            .expect("theirs again");
+        conn.revert_last_migration(own.clone()).expect("theirs");
+        conn.revert_all_migrations(MIGRATIONS).expect("ours");
+        assert_eq!(database.objects(), before);
+    }
+    std::fs::remove_dir_all(folder).expect("our folder");
+}
+
+#[test]
+fn diesels_harness_and_our_command_follow_one_another_in_any_order() {
+    let name = OutboxName::default();
+    let database = FreshDatabase::new();
+    let conn = &mut database.connect();
+    admin::migrate(conn, &name).expect("migrated");
+    conn.run_pending_migrations(MIGRATIONS)
+        .expect("only recorded");
+    enqueues(conn, &name);
+    conn.revert_last_migration(MIGRATIONS)
+        .expect("the inbox is gone");
+    let done = admin::migrate(conn, &name).expect("migrated");
+    assert_eq!(done, ["applied 2026-11-21-000003_inbox"]);
+    conn.revert_all_migrations(MIGRATIONS).expect("all is gone");
+    conn.run_pending_migrations(MIGRATIONS).expect("made anew");
+    let done = admin::migrate(conn, &name).expect("nothing to do");
+    assert_eq!(done, Vec::<String>::new());
+    enqueues(conn, &name);
+
+    let database = FreshDatabase::new();
+    let conn = &mut database.connect();
+    conn.run_pending_migrations(MIGRATIONS).expect("made");
+    let done = admin::migrate(conn, &name).expect("only recorded");
+    assert_eq!(done.len(), 3);
+    assert!(
+        done.iter().all(|step| step.starts_with("found ")),
+        "{done:?}"
+    );
+    admin::revert_migrations(conn).expect("reverted");
+    // Reverted behind its back: what is gone already is no error.
+    conn.revert_all_migrations(MIGRATIONS)
+        .expect("nothing to do");
 }

@@ -7,7 +7,7 @@ use diesel::sql_types::{Array, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::super::looking::looking;
-use super::super::migrate::MIGRATIONS;
+use super::super::migrate::STEPS;
 use super::TABLES;
 use crate::name::OutboxName;
 
@@ -104,7 +104,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         .text;
         conn.batch_execute(&format!(
             "CREATE SCHEMA \"{schema}\"; SET LOCAL search_path = \"{schema}\", pg_catalog; {}",
-            MIGRATIONS[0].up
+            STEPS[0].up
         ))?;
         sql_query("SELECT outbox_create($1)")
             .bind::<Text, _>(format!("{schema}.{table}"))
@@ -201,7 +201,7 @@ pub(crate) fn other_functions(
     })?;
     let is_ours = |source: &str| {
         let written = format!("$function${source}$function$");
-        MIGRATIONS.iter().any(|step| step.up.contains(&written))
+        STEPS.iter().any(|step| step.up.contains(&written))
     };
     Ok(functions
         .into_iter()
