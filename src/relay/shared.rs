@@ -310,7 +310,8 @@ impl Shared {
         current.take_if(|doubt| doubt.lease == lease);
     }
 
-    /// Messages of these topics and keys were given back, or became free.
+    /// Messages of these topics and keys were given back, or became free. The claimer looks at keys at once, or
+    /// waits for room for them: what the settlers have claimed and the claimer gave back nobody tells of else.
     pub(crate) fn returned(
         &self,
         topics: impl Iterator<Item = (Topic, i64)>,
@@ -322,6 +323,11 @@ impl Shared {
             *first = available_at.min(*first);
         }
         returned.keys.extend(keys);
+        let has_keys = !returned.keys.is_empty();
+        drop(returned);
+        if has_keys {
+            self.ring();
+        }
     }
 
     pub(crate) fn take_returned(&self) -> Returned {

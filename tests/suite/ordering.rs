@@ -11,7 +11,7 @@ use diesel_outbox::{
 };
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Request, Running, eventually, finish};
+use crate::support::{Database, PATIENCE, Receiver, Request, Running, eventually, finish, status};
 
 /// No message may wait for it.
 const NEVER: Duration = Duration::from_secs(600);
@@ -674,4 +674,29 @@ fn after_a_step_of_the_databases_clock_no_older_message_comes_after_a_later_one(
 #[test]
 fn when_a_lease_is_removed_by_hand_no_older_message_comes_after_a_later_one() {
     no_send_begins_under_a_lease_that_ended_early("DELETE FROM {o}_lease");
+}
+
+/// G5, R48: what the settler has claimed and there is no room for is given back, and claimed again when there is.
+#[test]
+fn a_key_whose_messages_are_larger_than_their_share_goes_on_at_once() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut relay = database.relay().poll_interval(NEVER);
+    for n in 0..40 {
+        let name = format!("destination-{n}");
+        let destination = Destination::new(&name, &receiver.url()).expect("a URL");
+        relay = relay.destination(destination);
+    }
+    database.execute(
+        "INSERT INTO {o} (topic, destination, payload, ordering_key)
+         SELECT 'large', 'destination-1', to_json(repeat('x', 1000000)), 'key' FROM generate_series(1, 30)",
+    );
+    let relay = relay.start().expect("it starts");
+    receiver.wait_for(1);
+    let began = Instant::now();
+    receiver.wait_for(30);
+    // A round over all keys is made every second, and nothing needs one.
+    assert!(began.elapsed() < Duration::from_secs(15));
+    assert!(relay.wait_until_idle(PATIENCE));
+    assert_eq!(relay.stats().delivered, 30);
 }

@@ -180,7 +180,6 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
         .collect();
     if !keys.is_empty() {
         shared.returned(std::iter::empty(), keys.into_iter());
-        shared.ring();
     }
 }
 
