@@ -548,6 +548,16 @@ impl Running {
         self.child.id()
     }
 
+    /// The CPU time that it has used, in hundredths of a second.
+    pub fn cpu(&self) -> u64 {
+        let stat = format!("/proc/{}/stat", self.pid());
+        let stat = std::fs::read_to_string(stat).expect("the process is there");
+        // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
+        let (_, after) = stat.rsplit_once(')').expect("a name");
+        let times = after.split_whitespace().skip(11).take(2);
+        times.map(|time| time.parse::<u64>().expect("a time")).sum()
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("our child").is_none()
     }

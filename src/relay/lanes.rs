@@ -402,13 +402,15 @@ impl Lanes {
         quiet.chain(busy).collect()
     }
 
-    /// When the first of the sweeps may be made that this look has left out.
-    pub(super) fn owed_at(&self, is_open: impl Fn(To) -> bool) -> Option<Instant> {
+    /// When the first of the sweeps may be made that this look, which `began` then, has left out. What it could
+    /// have made at once there was no room for, and no time makes room.
+    pub(super) fn owed_at(&self, began: Instant, is_open: impl Fn(To) -> bool) -> Option<Instant> {
         let is_claimed = |lane: &&Known| {
             !lane.stream.is_keyed && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
         };
         let lanes = self.lanes.iter().filter(is_claimed);
-        lanes.filter_map(|lane| lane.state.owed_at()).min()
+        let owed = lanes.filter_map(|lane| lane.state.owed_at());
+        owed.filter(|at| *at >= began).min()
     }
 
     /// Learns from a claim which of the lanes that it asked have more, and where they go on.

@@ -89,11 +89,12 @@ impl Walk {
     }
 
     /// When a round may begin that none has taken the place of since then: nobody else tells of what only a
-    /// round finds.
+    /// round finds. One that could have begun by then had no room, and no time makes room.
     pub(super) fn owed_at(&self, since: Instant) -> Option<Instant> {
         let is_owed = |last: &&Last| self.round.is_none() && last.began < since;
         let last = self.last.as_ref().filter(is_owed)?;
-        Some(last.ended + INTERVAL.max(SWEEP_SHARE * last.took))
+        let at = last.ended + INTERVAL.max(SWEEP_SHARE * last.took);
+        (at >= since).then_some(at)
     }
 
     /// Learns where a step ended, and whether it passed over something for want of room.
@@ -196,5 +197,7 @@ mod tests {
         assert!(walk.from(true, None).is_none(), "it has to wait");
         let at = walk.owed_at(asked).expect("it is owed");
         assert!(at > asked + (SWEEP_SHARE - 1) * Duration::from_secs(1));
+        let later = at + Duration::from_millis(1);
+        assert_eq!(walk.owed_at(later), None, "there was no room for it");
     }
 }

@@ -1,6 +1,7 @@
 //! Waking by NOTIFY, and finding messages without it.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use diesel::{Connection, PgConnection};
 use diesel_outbox::{Destination, NewMessage, RelayHandle};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish};
+use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish, status};
 
 /// No message may wait for it, where it is to be shown that something else found the message.
 const NEVER: Duration = Duration::from_secs(600);
@@ -482,5 +483,41 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 % most
+    }
+}
+
+/// R9, R11: what a look has no room for, or must not claim, no time brings. The relay waits for a sender.
+#[test]
+fn a_relay_that_can_claim_nothing_does_not_spin() {
+    for command in [
+        vec!["run"],
+        vec!["drain", "--quiet", "--max-messages", "40"],
+    ] {
+        let database = Database::new();
+        // Until it is dropped, nobody gets an answer.
+        let (_held, answer) = crossbeam_channel::bounded::<()>(0);
+        let receiver = Receiver::start(move |_, stream| {
+            let _ = answer.recv();
+            stream.write_all(&status(200))
+        });
+        database.enqueue_many(3000);
+        let mut relay = database.binary(&command);
+        relay
+            .env("OUTBOX_URL", receiver.url())
+            .env("OUTBOX_POLL_INTERVAL", "500ms")
+            .env("OUTBOX_SEND_TIMEOUT", "60s")
+            .env("OUTBOX_LEASE", "300s")
+            .env("OUTBOX_CONCURRENCY", "4");
+        let relay = Running::start(relay);
+        receiver.wait_for(4);
+        // The time of the next sweep is over.
+        std::thread::sleep(Duration::from_secs(2));
+        let (before, began) = (relay.cpu(), Instant::now());
+        std::thread::sleep(Duration::from_secs(2));
+        let (used, took) = (relay.cpu() - before, began.elapsed());
+        assert!(
+            u128::from(used) < took.as_millis() / 100,
+            "{command:?}: {used} hundredths of a second in {took:?}"
+        );
     }
 }

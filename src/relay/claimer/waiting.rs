@@ -23,7 +23,7 @@ impl Claimer<'_> {
             .iter()
             .filter_map(|bulkhead| bulkhead.gate.opens_at())
             .chain(walk)
-            .chain(self.lanes.owed_at(|to| self.is_open(to)))
+            .chain(self.lanes.owed_at(self.look.began, |to| self.is_open(to)))
             .chain(self.looks.owed_at())
             .chain(self.patrol.next_at())
             .chain(self.expiry.goes_on_at())

@@ -267,7 +267,8 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
         took,
         ..harvest(&sweep, &clock)
     });
-    assert_eq!(lanes.owed_at(|_| true), None, "it was made");
+    let look = Instant::now();
+    assert_eq!(lanes.owed_at(look, |_| true), None, "it was made");
     lanes.begin_look();
     let asked = lanes.allot(|_| 10, false);
     assert!(
@@ -276,7 +277,11 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     );
     lanes.learn(&harvest(&asked, &clock));
     let left = |at: Instant| at.saturating_duration_since(Instant::now());
-    let owed = lanes.owed_at(|_| true).map(left).expect("it is owed");
-    assert!(owed > (SWEEP_SHARE - 1) * took, "{owed:?}");
-    assert_eq!(lanes.owed_at(|_| false), None, "nothing of it is claimed");
+    let owed = lanes.owed_at(look, |_| true).expect("it is owed");
+    assert!(left(owed) > (SWEEP_SHARE - 1) * took, "{:?}", left(owed));
+    let none = lanes.owed_at(look, |_| false);
+    assert_eq!(none, None, "nothing of it is claimed");
+    let later = owed + Duration::from_millis(1);
+    let none = lanes.owed_at(later, |_| true);
+    assert_eq!(none, None, "a look that began later had no room for it");
 }
