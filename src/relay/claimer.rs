@@ -19,7 +19,6 @@ use self::doubts::Undoing;
 use self::expiry::Expiry;
 use self::survey::{Look, Looks};
 use super::database_clock::DatabaseClock;
-use super::gate::Room;
 use super::intake::{Intake, Payloads, Rooms};
 use super::lanes::{Harvest, Lanes, To};
 use super::patrol::Patrol;
@@ -225,7 +224,10 @@ impl<'a> Claimer<'a> {
             self.glanced = Instant::now();
         }
         let rooms = Rooms::now(self.shared, &self.intakes, &self.split_payloads);
-        self.walk.wait_is_over(|to| rooms.of(to) > 0);
+        // Those of a closed one wait no longer: a round finds them when it opens.
+        let shared = self.shared;
+        self.walk
+            .wait_is_over(|to| rooms.of(to) > 0 || !shared.is_open(to));
         self.open_full(&rooms);
         let is_asked = self.is_asked();
         let mut asked = self.lanes.allot(|to| rooms.of(to), is_asked);
@@ -334,14 +336,6 @@ impl<'a> Claimer<'a> {
         To::of(&self.shared.routes, topic, destination)
     }
 
-    fn is_open(&self, to: To) -> bool {
-        match to {
-            To::Bulkhead(number) => self.shared.bulkheads[number].gate.room() != Room::Closed,
-            To::Split => true,
-            To::Nowhere => false,
-        }
-    }
-
     fn take(&mut self, claimed: Vec<Claimed>, took: Duration, lease: LeaseId) {
         if claimed.is_empty() {
             return;
@@ -371,8 +365,8 @@ impl<'a> Claimer<'a> {
             return Next::Again;
         }
         let waits_for_room = self.intakes.iter().any(Intake::is_full)
-            || self.lanes.is_anything_left(|to| self.is_open(to))
-            || (self.walk.is_under_way() && self.lanes.has_keyed(|to| self.is_open(to)));
+            || self.lanes.is_anything_left(|to| self.shared.is_open(to))
+            || (self.walk.is_under_way() && self.lanes.has_keyed(|to| self.shared.is_open(to)));
         if waits_for_room {
             return Next::WaitForRoom;
         }
@@ -381,7 +375,7 @@ impl<'a> Claimer<'a> {
             // A pause whose time is over was just read: what waits behind it may be sent.
             return Next::Again;
         }
-        let has_keyed = self.lanes.has_keyed(|to| self.is_open(to));
+        let has_keyed = self.lanes.has_keyed(|to| self.shared.is_open(to));
         let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
         let is_all_seen =
             is_walked && self.undoing.is_none() && self.patrol.is_done_since(self.look.began);

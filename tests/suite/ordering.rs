@@ -1,11 +1,13 @@
 //! Order by key.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
+use diesel_outbox::admin;
 use diesel_outbox::{
     Destination, Dispatcher, Message, NewMessage, Outcome, RelayBuilder, Response,
 };
@@ -699,4 +701,39 @@ fn a_key_whose_messages_are_larger_than_their_share_goes_on_at_once() {
     assert!(began.elapsed() < Duration::from_secs(15));
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!(relay.stats().delivered, 30);
+}
+
+/// R11, R48: keys that wait for room keep no relay from being idle when their destination is closed.
+#[test]
+fn keys_that_waited_for_room_at_a_destination_that_was_closed_are_not_due() {
+    let database = Database::new();
+    let is_slow = Arc::new(AtomicBool::new(true));
+    let slow = Arc::clone(&is_slow);
+    let receiver = Receiver::start(move |_, stream| {
+        if slow.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        stream.write_all(&status(200))
+    });
+    let destination = Destination::new("slow", &receiver.url()).expect("a URL");
+    let relay = database.relay().destination(destination);
+    let relay = relay.route("slow", "slow").url(&receiver.url());
+    enqueue(&database, &["slow"], 300, 3);
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at)
+         VALUES ('other', '1', 'other', now() + interval '1 hour')",
+    );
+    // With a limit no settler goes on with a key.
+    let relay = relay.limit(1_000_000).start().expect("it starts");
+    receiver.wait_for(40);
+    let name = database.name().parse().expect("a name");
+    let which = admin::Pausable::Destination;
+    let mut conn = database.connect();
+    admin::pause(&mut conn, &name, which, "slow", "manual", None).expect("paused");
+    assert!(relay.wait_until_idle(PATIENCE), "nothing is due");
+    is_slow.store(false, Ordering::Relaxed);
+    admin::resume(&mut conn, &name, which, "slow").expect("resumed");
+    receiver.wait_for(900);
+    assert!(relay.wait_until_idle(PATIENCE), "all are delivered");
+    assert_in_order(&receiver.requests(), 3);
 }

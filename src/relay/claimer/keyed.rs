@@ -211,7 +211,7 @@ impl<'a> Claimer<'a> {
             let room = rooms.of(to);
             let count = taken.entry(to).or_default();
             if room == 0 {
-                if self.is_open(to) {
+                if self.shared.is_open(to) {
                     picked.without_room.push((to, head.key));
                 }
             } else if *count >= room || picked.candidates.len() >= most {

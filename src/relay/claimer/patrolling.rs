@@ -94,7 +94,7 @@ impl Claimer<'_> {
             let to = self.way(&stream.topic.topic, &stream.topic.destination);
             let count = taken.entry(to).or_default();
             if *count >= rooms.of(to) || picked.plain.len() + picked.keyed.len() >= most {
-                picked.has_left |= self.is_open(to);
+                picked.has_left |= self.shared.is_open(to);
                 continue;
             }
             *count += 1;

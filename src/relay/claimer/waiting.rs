@@ -16,14 +16,17 @@ impl Claimer<'_> {
     /// Until the poll interval is over, a destination opens, or something is due that this look has left out.
     pub(super) fn until_next_look(&self) -> Duration {
         let now = Instant::now();
-        let has_keyed = self.lanes.has_keyed(|to| self.is_open(to));
+        let has_keyed = self.lanes.has_keyed(|to| self.shared.is_open(to));
         let walk = self.walk.owed_at(self.look.began).filter(|_| has_keyed);
         self.shared
             .bulkheads
             .iter()
             .filter_map(|bulkhead| bulkhead.gate.opens_at())
             .chain(walk)
-            .chain(self.lanes.owed_at(self.look.began, |to| self.is_open(to)))
+            .chain(
+                self.lanes
+                    .owed_at(self.look.began, |to| self.shared.is_open(to)),
+            )
             .chain(self.looks.owed_at())
             .chain(self.patrol.next_at())
             .chain(self.expiry.goes_on_at())

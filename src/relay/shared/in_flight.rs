@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::relay::bulkhead::Bulkhead;
+use crate::relay::gate::Room;
 use crate::relay::lanes::To;
 use crate::relay::stats::add;
 use crate::store::claim::{Claimed, Topic};
@@ -85,6 +86,15 @@ impl Shared {
         for Claimed { message, .. } in claimed {
             let to = To::of(&self.routes, &message.topic, &message.destination);
             self.bulkhead_of(to).load(message);
+        }
+    }
+
+    /// Whether messages may be sent there, as soon as there is room.
+    pub(crate) fn is_open(&self, to: To) -> bool {
+        match to {
+            To::Bulkhead(number) => self.bulkheads[number].gate.room() != Room::Closed,
+            To::Split => true,
+            To::Nowhere => false,
         }
     }
 
