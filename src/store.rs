@@ -49,8 +49,8 @@ pub(crate) mod unserved;
 pub(crate) mod waiting;
 
 use diesel::result::QueryResult;
-use diesel::sql_types::BigInt;
-use diesel::{PgConnection, RunQueryDsl};
+use diesel::sql_types::{BigInt, Integer};
+use diesel::{IntoSql, PgConnection, RunQueryDsl};
 
 /// A row that is only a sequence.
 #[derive(diesel::QueryableByName)]
@@ -83,5 +83,7 @@ pub(crate) fn millis(duration: std::time::Duration) -> i64 {
 /// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
 /// a rollback, and Diesel would take that for a commit.
 pub(crate) fn check_transaction(conn: &mut PgConnection) -> QueryResult<()> {
-    statement::statement("SELECT 1").execute(conn).map(drop)
+    diesel::select(1.into_sql::<Integer>())
+        .execute(conn)
+        .map(drop)
 }

@@ -1,4 +1,6 @@
 //! What has gone through an outbox, as PostgreSQL counts it anyway.
+//!
+//! Text: the counters of PostgreSQL's statistics.
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Double, Text};

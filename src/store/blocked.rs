@@ -1,5 +1,7 @@
 //! Keys that wait for a message that is not on its way: found from that message, so that what waits
 //! behind it is only counted, and not looked for.
+//!
+//! Text: WITH, and a subquery for each row (LATERAL).
 
 use std::time::Duration;
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 use diesel::connection::{CacheSize, SimpleConnection};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Integer, Text};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::{Connection, PgConnection, RunQueryDsl, select, sql_query};
 use secrecy::{ExposeSecret, SecretString};
 
+use super::sql::pg_backend_pid;
 use crate::error::DatabaseError;
 
 /// libpq's parameters, used where the URL does not set them itself. A dead server is noticed
@@ -165,6 +166,7 @@ fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
 /// Whether the server has what was asked for when the connection was made.
 fn are_set(conn: &mut PgConnection, statement_timeout: Duration) -> QueryResult<bool> {
     let timeout = super::millis(statement_timeout).max(1);
+    // Text: it asks PostgreSQL's catalogue, and nothing may be prepared by name yet.
     sql_query(
         "SELECT setting FROM pg_catalog.pg_settings
           WHERE name OPERATOR(pg_catalog.=) 'statement_timeout'",
@@ -191,25 +193,18 @@ fn establish(
     })
 }
 
-#[derive(diesel::QueryableByName)]
-struct PidRow {
-    #[diesel(sql_type = Integer)]
-    pid: i32,
-}
-
 /// The process that serves a connection.
 pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<i32> {
-    sql_query("SELECT pg_catalog.pg_backend_pid() AS pid")
-        .get_result::<PidRow>(conn)
-        .map(|row| row.pid)
+    select(pg_backend_pid()).get_result(conn)
 }
 
 /// Whether this process is still there: it may finish a statement whose client is gone.
 pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<bool> {
-    sql_query("SELECT pid FROM pg_stat_activity WHERE pid = $1")
+    // Text: it asks PostgreSQL's catalogue.
+    sql_query("SELECT FROM pg_stat_activity WHERE pid = $1")
         .bind::<Integer, _>(backend)
-        .load::<PidRow>(conn)
-        .map(|rows| !rows.is_empty())
+        .execute(conn)
+        .map(|rows| rows > 0)
 }
 
 /// Puts our parameters, and these, before the given ones: of two, libpq takes the later.

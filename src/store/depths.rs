@@ -5,6 +5,8 @@
 //! the limit some pages of the table are read, always the same ones while it has its size. Where an old
 //! snapshot keeps millions of dead entries in the indexes, reading by index is given up after a short
 //! time, and only the pages are read.
+//!
+//! Text: subqueries in FROM, `unnest` and TABLESAMPLE, and one list of counts for all of them.
 
 mod dead;
 pub(super) mod sample;

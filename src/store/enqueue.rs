@@ -1,4 +1,6 @@
 //! Inserts, on the caller's connection and in its transaction.
+//!
+//! Text: WITH, `unnest`, and operators with their schema, for the application's search path.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,6 @@
 //! Who has a message now, for a settle that found it in nobody's hands or in another's.
+//!
+//! Text: `unnest`, and a UNION of joins.
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};

@@ -6,12 +6,12 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Text};
-use diesel::{PgConnection, sql_query};
+use diesel::{PgConnection, select, sql_query};
 
 pub(crate) use self::complete::check;
 
 use super::lease::stands_by;
-use super::sql::{clock_timestamp, now};
+use super::sql::{clock_timestamp, current_setting, now, to_regclass};
 use super::table::{lease, outbox};
 use crate::name::OutboxName;
 
@@ -22,13 +22,12 @@ struct FoundRow {
 }
 
 pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    sql_query("SELECT pg_catalog.to_regclass($1) IS NOT NULL AS found")
-        .bind::<Text, _>(name.outbox())
-        .get_result::<FoundRow>(conn)
-        .map(|row| row.found)
+    select(to_regclass(name.outbox()).is_not_null()).get_result(conn)
 }
 
 /// Whether there is a table of this name with such a column.
+///
+/// Text, as the next one: it asks PostgreSQL's catalogue.
 pub(crate) fn has_column(conn: &mut PgConnection, table: &str, column: &str) -> QueryResult<bool> {
     sql_query(
         "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($1)
@@ -134,6 +133,7 @@ pub(crate) struct DueRow {
     pub(crate) behind: i64,
 }
 
+/// Text: each message is compared with those before it, live or dead, in a count.
 pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DueRow>> {
     let stands_before = |row: &str| {
         format!(
@@ -158,16 +158,7 @@ pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
     .load(conn)
 }
 
-#[derive(diesel::QueryableByName)]
-struct TextRow {
-    #[diesel(sql_type = Text)]
-    text: String,
-}
-
 /// A setting of the server, such as `server_version`.
 pub(crate) fn setting(conn: &mut PgConnection, name: &str) -> QueryResult<String> {
-    sql_query("SELECT pg_catalog.current_setting($1) AS text")
-        .bind::<Text, _>(name)
-        .get_result::<TextRow>(conn)
-        .map(|row| row.text)
+    select(current_setting(name)).get_result(conn)
 }

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::BigInt;
+use diesel::{PgConnection, RunQueryDsl, select, sql_query};
 
 use super::claim::{ClaimedRow, claimed};
 use super::millis;
+use super::sql::{current_setting, set_config};
 use crate::message::Message;
 use crate::name::OutboxName;
 
@@ -59,24 +60,15 @@ pub(crate) fn advance(
     .map(drop)
 }
 
-#[derive(diesel::QueryableByName)]
-struct SettingRow {
-    #[diesel(sql_type = Text)]
-    value: String,
-}
-
 /// Works with compilation (JIT) off, as on the relay's own connections: estimates of a test's uncommitted
 /// rows are wrong, and each claim would be compiled.
 pub(crate) fn without_jit<T>(
     conn: &mut PgConnection,
     work: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
 ) -> QueryResult<T> {
-    let SettingRow { value } =
-        sql_query("SELECT current_setting('jit') AS value").get_result(conn)?;
+    let value: String = select(current_setting("jit")).get_result(conn)?;
     let set = |conn: &mut PgConnection, value: &str| {
-        sql_query("SELECT set_config('jit', $1, false)")
-            .bind::<Text, _>(value)
-            .execute(conn)
+        select(set_config("jit", value, false)).execute(conn)
     };
     set(conn, "off")?;
     let worked = work(conn);

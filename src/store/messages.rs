@@ -1,4 +1,6 @@
 //! A message wherever it is: live, dead, or what the ledger keeps of it.
+//!
+//! Text: a UNION of tables with many columns, in FROM, and `unnest`.
 
 mod seek;
 

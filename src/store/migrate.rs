@@ -1,4 +1,6 @@
 //! Our own migrations, recorded in a table of our own.
+//!
+//! Text: it is DDL, PostgreSQL's catalogue, and operators with their schema.
 
 use std::fmt::Write;
 

@@ -1,28 +1,24 @@
 //! What is free in a range of sequences: found by the primary key, which no other index's dead entries slow.
 
+use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Nullable, Text, Timestamptz};
-use diesel::{PgConnection, RunQueryDsl};
 
 use super::claim::{Position, Stream, Topic, as_bigint};
 use super::range::Range;
-use super::statement::statement;
+use super::sql::now;
 use super::streams::Found;
+use super::table::outbox;
 use crate::name::OutboxName;
 
 /// A message that is due and held by nobody.
-#[derive(Debug, Clone, PartialEq, Eq, diesel::QueryableByName)]
+#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 pub(crate) struct Free {
-    #[diesel(sql_type = BigInt)]
     pub(crate) sequence: i64,
-    #[diesel(sql_type = Text)]
     topic: String,
-    #[diesel(sql_type = Text)]
     destination: String,
-    #[diesel(sql_type = Nullable<Text>)]
     ordering_key: Option<String>,
-    #[diesel(sql_type = Timestamptz)]
     available_at: PgTimestamp,
 }
 
@@ -53,17 +49,22 @@ pub(crate) fn free(
     range: Range,
     count: usize,
 ) -> QueryResult<Vec<Free>> {
-    statement(format!(
-        "SELECT o.sequence, o.topic, o.destination, o.ordering_key, o.available_at
-           FROM {outbox} o
-          WHERE o.sequence > $2 AND o.sequence <= $3 AND o.available_at <= now()
-            AND (o.locked_by IS NULL OR o.locked_by = ANY($1))
-          ORDER BY o.sequence LIMIT $4",
-        outbox = name.outbox(),
-    ))
-    .bind::<Array<BigInt>, _>(expired)
-    .bind::<BigInt, _>(range.after)
-    .bind::<BigInt, _>(range.upto)
-    .bind::<BigInt, _>(as_bigint(count))
-    .load(conn)
+    let is_free = outbox::locked_by
+        .is_null()
+        .or(outbox::locked_by.eq_any(expired));
+    outbox::table(name.outbox())
+        .filter(outbox::sequence.gt(range.after))
+        .filter(outbox::sequence.le(range.upto))
+        .filter(outbox::available_at.le(now()))
+        .filter(is_free)
+        .order(outbox::sequence)
+        .limit(as_bigint(count))
+        .select((
+            outbox::sequence,
+            outbox::topic,
+            outbox::destination,
+            outbox::ordering_key,
+            outbox::available_at,
+        ))
+        .load(conn)
 }

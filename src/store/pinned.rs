@@ -11,8 +11,9 @@
 use diesel::connection::{SimpleConnection, TransactionManager};
 use diesel::result::{Error, QueryResult};
 use diesel::sql_types::{Nullable, Text};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::{Connection, PgConnection, RunQueryDsl, select, sql_query};
 
+use super::sql::set_config;
 use crate::name::OutboxName;
 
 /// Where names without a schema are looked for. Without `pg_temp` temporary tables would come first.
@@ -27,6 +28,8 @@ struct PlaceRow {
 }
 
 /// The path of a connection, and the schema in which it finds a table of this (quoted) name.
+///
+/// Text: it asks PostgreSQL's catalogue, on an application's search path.
 fn place(conn: &mut PgConnection, table: &str) -> QueryResult<PlaceRow> {
     sql_query(
         "SELECT pg_catalog.current_setting('search_path') AS path,
@@ -85,9 +88,7 @@ pub(crate) fn pinned<T, E: From<Error>>(
         let worked = work(conn, &in_place(name, &place))?;
         // Where the transaction goes on, so would the path. Where it does not, its end resets it.
         if is_nested {
-            sql_query("SELECT pg_catalog.set_config('search_path', $1, true)")
-                .bind::<Text, _>(place.path)
-                .execute(conn)?;
+            select(set_config("search_path", place.path, true)).execute(conn)?;
         }
         Ok(worked)
     })

@@ -123,6 +123,8 @@ pub(crate) struct Walk {
 pub(crate) type Step = Option<Replayed>;
 
 /// Begins. Without a `run` it gets a name by the database's time.
+///
+/// Text: the database writes that name.
 pub(crate) fn begin(
     conn: &mut PgConnection,
     name: &OutboxName,

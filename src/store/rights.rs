@@ -1,5 +1,7 @@
 //! What roles of the database need, and no more: for `GRANT`, and for a relay that looks whether it
 //! has it. `docs/roles.sql` is what is printed here for the outbox of the default name.
+//!
+//! Text: PostgreSQL's catalogue.
 
 use std::fmt::Write;
 

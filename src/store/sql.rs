@@ -31,6 +31,30 @@ extern "SQL" {
 
     /// The greater one; a null is none.
     fn greatest(first: BigInt, second: Nullable<BigInt>) -> BigInt;
+
+    /// The latest of these times; a null is none.
+    #[sql_name = "greatest"]
+    fn latest(
+        first: Timestamptz,
+        second: Nullable<Timestamptz>,
+        third: Nullable<Timestamptz>,
+    ) -> Timestamptz;
+
+    /// The table of this name; null: there is none.
+    #[sql_name = "pg_catalog.to_regclass"]
+    fn to_regclass(name: Text) -> Nullable<diesel::sql_types::Oid>;
+
+    /// A setting of the session or of the server.
+    #[sql_name = "pg_catalog.current_setting"]
+    fn current_setting(name: Text) -> Text;
+
+    /// Changes a setting, and returns it. `is_local`: for the open transaction only.
+    #[sql_name = "pg_catalog.set_config"]
+    fn set_config(name: Text, value: Text, is_local: Bool) -> Text;
+
+    /// The process that serves the connection.
+    #[sql_name = "pg_catalog.pg_backend_pid"]
+    fn pg_backend_pid() -> diesel::sql_types::Integer;
 }
 
 /// Diesel gives operators to functions that have arguments, and not to these.

@@ -1,4 +1,6 @@
 //! Which streams of live messages there are.
+//!
+//! Text: a loose index scan is recursive (WITH RECURSIVE).
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;

@@ -230,9 +230,9 @@ tables! {
     lease, other_lease = outbox_lease {
         id, relay, started_at, renewed_at, expires_at, single_active, ended, serves
     }
-    outbox = outbox {
-        sequence, message_id, topic, destination, idempotency_key, available_at, created_at, locked_by,
-        split_from
+    outbox, candidate = outbox {
+        sequence, message_id, topic, destination, ordering_key, idempotency_key, available_at,
+        created_at, locked_by, split_from
     }
     ledger, old_ledger = outbox_ledger {
         idempotency_key, destination, sequence, message_id, topic, ordering_key, status, reason, error,

@@ -1,5 +1,7 @@
 //! What messages wait for or died of, and how many the ledger has delivered: counted where the tables are
 //! small, estimated where they are not.
+//!
+//! Text, but for the view: a sample in FROM, and `unnest`.
 
 use std::collections::BTreeMap;
 

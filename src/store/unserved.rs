@@ -1,4 +1,6 @@
 //! Messages that no relay serves, and whose time is over.
+//!
+//! Text: WITH, and window functions over a subquery.
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;

@@ -8,17 +8,25 @@ mod refs;
 
 use std::collections::BTreeSet;
 
+use diesel::dsl::{array, exists, not};
+use diesel::prelude::{
+    Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Interval, Nullable, Text, Timestamptz};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Array, BigInt, Nullable, Text};
+use diesel::{PgConnection, sql_query, update};
 
 pub use self::list::WaitingFilter;
 pub(crate) use self::list::list;
 pub use self::refs::{Answer, Changed, MessageRef, Part, PartState};
 
 use self::refs::{Found, find};
+use super::digest_of;
 use super::enqueue::{absolute, relative};
-use super::{SequenceRow, digest_of};
+use super::lease::leases;
+use super::sql::{clock_timestamp, latest};
+use super::statement::planned_anew;
+use super::table::{candidate, lease, outbox};
 use crate::message::Due;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -97,23 +105,19 @@ pub(crate) fn reschedule(
     conn.transaction(|conn| {
         let found = find(conn, name, which, Reach::Waiting)?;
         // Due now, or before, is now by the clock: a relay's lanes have passed what is earlier.
-        let done: Vec<i64> = sql_query(format!(
-            "UPDATE {outbox} o
-                SET available_at = greatest(clock_timestamp(), coalesce($2, clock_timestamp() + $3))
-              WHERE o.sequence = ANY(ARRAY(
-                        SELECT w.sequence FROM {outbox} w
-                         WHERE w.sequence = ANY($1) AND w.locked_by IS NULL
-                         ORDER BY w.sequence FOR NO KEY UPDATE SKIP LOCKED))
-            RETURNING o.sequence",
-            outbox = name.outbox()
-        ))
-        .bind::<Array<BigInt>, _>(found.live())
-        .bind::<Nullable<Timestamptz>, _>(absolute(due))
-        .bind::<Nullable<Interval>, _>(relative(due))
-        .load::<SequenceRow>(conn)?
-        .into_iter()
-        .map(|row| row.sequence)
-        .collect();
+        let waiting = candidate::table(name.outbox())
+            .filter(candidate::sequence.eq_any(found.live()))
+            .filter(candidate::locked_by.is_null())
+            .order(candidate::sequence)
+            .select(candidate::sequence)
+            .for_no_key_update()
+            .skip_locked();
+        let delayed = clock_timestamp().nullable() + relative(due);
+        let change = update(outbox::table(name.outbox()))
+            .filter(outbox::sequence.eq_any(array::<BigInt, _>(waiting)))
+            .set(outbox::available_at.eq(latest(clock_timestamp(), absolute(due), delayed)))
+            .returning(outbox::sequence);
+        let done: Vec<i64> = planned_anew(change).load(conn)?;
         if !done.is_empty() {
             wake(conn, name)?;
         }
@@ -151,17 +155,19 @@ fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult
     if live.is_empty() {
         return Ok(Vec::new());
     }
-    sql_query(format!(
-        "SELECT DISTINCT o.locked_by AS sequence FROM {outbox} o
-          WHERE o.sequence = ANY($1) AND o.locked_by IS NOT NULL
-            AND NOT EXISTS (SELECT FROM {lease} l
-                             WHERE l.id = o.locked_by AND l.expires_at > clock_timestamp())",
-        outbox = name.outbox(),
-        lease = name.lease(),
-    ))
-    .bind::<Array<BigInt>, _>(live)
-    .load::<SequenceRow>(conn)
-    .map(|rows| rows.into_iter().map(|row| row.sequence).collect())
+    let is_held = exists(
+        leases(name)
+            .filter(lease::id.nullable().eq(outbox::locked_by))
+            .filter(lease::expires_at.gt(clock_timestamp()))
+            .select(lease::id),
+    );
+    let over = outbox::table(name.outbox())
+        .filter(outbox::sequence.eq_any(live))
+        .filter(outbox::locked_by.is_not_null())
+        .filter(not(is_held))
+        .select(outbox::locked_by.assume_not_null())
+        .distinct();
+    planned_anew(over).load(conn)
 }
 
 fn end_live(
@@ -230,6 +236,8 @@ fn columns(row: &str) -> String {
 
 /// Writes what the statement `gone` removes into the ledger, as $2 says, for the reason $3 and with the
 /// note $4. A row of the ledger that says `delivered` stays.
+///
+/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
 fn recorded(name: &OutboxName, gone: &str) -> String {
     format!(
         "WITH gone AS ({gone}), recorded AS (
@@ -269,6 +277,8 @@ pub(super) fn free(
 /// The first message of a key at each destination, where it is due, is due from now on: behind the place
 /// that a relay's lanes have reached, as one that was just enqueued. (A relay's walk over all keys would
 /// find it, too, and takes its time.)
+///
+/// Text: a loose index scan is recursive.
 fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> QueryResult<()> {
     let outbox = name.outbox();
     let first = |behind: &str| {
@@ -299,6 +309,8 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
 }
 
 /// Tells relays that sleep, as the trigger `outbox_wake` does after an insert.
+///
+/// Text: it takes an advisory lock.
 fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
     sql_query(
         "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared(t.oid::bigint::bit(32)::integer, 1)

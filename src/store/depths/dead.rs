@@ -1,4 +1,6 @@
 //! How many dead letters there are.
+//!
+//! Text: a sample and a subquery in FROM.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,7 @@
 //! Whether an outbox is as this version makes one: by making one beside it, in a transaction that is rolled
 //! back, and comparing what the server says of both.
+//!
+//! Text: PostgreSQL's catalogue.
 
 use diesel::connection::SimpleConnection;
 use diesel::result::QueryResult;

@@ -1,4 +1,6 @@
 //! Who keeps an old snapshot, so that vacuum removes nothing that is younger.
+//!
+//! Text: PostgreSQL's catalogue.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! The server, and what it has set for this role.
+//!
+//! Text: PostgreSQL's catalogue.
 
 use std::time::{Instant, SystemTime};
 

@@ -1,4 +1,6 @@
 //! How an outbox's tables are: vacuumed, and as large as they may be.
+//!
+//! Text: PostgreSQL's catalogue.
 
 use std::time::Duration;
 

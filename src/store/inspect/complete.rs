@@ -1,4 +1,6 @@
 //! Whether an outbox has all that this version uses.
+//!
+//! Text: PostgreSQL's catalogue.
 
 use diesel::sql_types::{Array, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};

@@ -1,4 +1,6 @@
 //! What waits, listed by what is known of it.
+//!
+//! Text: `unnest`, and a subquery for each row (LATERAL).
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;

@@ -1,8 +1,12 @@
 //! Which message is meant, where it stands, and what became of the wish to change it.
 
+use diesel::PgConnection;
+use diesel::prelude::{
+    CombineDsl, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable,
+    RunQueryDsl,
+};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Nullable, Text, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{BigInt, Nullable, Text};
 use uuid::Uuid;
 
 use super::Reach;
@@ -10,6 +14,8 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::messages::{MessageKey, keys};
+use crate::store::statement::planned_anew;
+use crate::store::table::{dead, ledger, outbox};
 
 /// A message that somebody wants to change, and where: at each of its destinations, or at one.
 ///
@@ -165,22 +171,15 @@ impl Changed {
 }
 
 /// What a table has of a part.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone, Queryable)]
 pub(super) struct Row {
     /// `live`, or the status that the ledger or the dead letters give it.
-    #[diesel(sql_type = Text)]
     status: String,
-    #[diesel(sql_type = Nullable<Text>)]
     reason: Option<String>,
-    #[diesel(sql_type = BigInt)]
     sequence: i64,
-    #[diesel(sql_type = Nullable<BigInt>)]
     split_from: Option<i64>,
-    #[diesel(sql_type = SqlUuid)]
     message_id: Uuid,
-    #[diesel(sql_type = Text)]
     idempotency_key: String,
-    #[diesel(sql_type = Text)]
     destination: String,
 }
 
@@ -328,19 +327,29 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
 }
 
 fn of_keys(conn: &mut PgConnection, name: &OutboxName, keys: &[String]) -> QueryResult<Vec<Row>> {
-    sql_query(format!(
-        "SELECT 'live' AS status, NULL::text AS reason, o.sequence, o.split_from, o.message_id,
-                o.idempotency_key, o.destination
-           FROM {outbox} o WHERE o.idempotency_key = ANY($1)
-         UNION ALL
-         SELECT l.status, l.reason, l.sequence, NULL::bigint, l.message_id, l.idempotency_key,
-                l.destination
-           FROM {ledger} l WHERE l.idempotency_key = ANY($1)",
-        outbox = name.outbox(),
-        ledger = name.ledger(),
-    ))
-    .bind::<Array<Text>, _>(keys)
-    .load(conn)
+    let live = outbox::table(name.outbox())
+        .filter(outbox::idempotency_key.eq_any(keys))
+        .select((
+            "live".into_sql::<Text>(),
+            None::<&str>.into_sql::<Nullable<Text>>(),
+            outbox::sequence,
+            outbox::split_from,
+            outbox::message_id,
+            outbox::idempotency_key,
+            outbox::destination,
+        ));
+    let settled = ledger::table(name.ledger())
+        .filter(ledger::idempotency_key.eq_any(keys))
+        .select((
+            ledger::status,
+            ledger::reason,
+            ledger::sequence,
+            None::<i64>.into_sql::<Nullable<BigInt>>(),
+            ledger::message_id,
+            ledger::idempotency_key,
+            ledger::destination,
+        ));
+    planned_anew(live.union_all(settled)).load(conn)
 }
 
 fn dead_of_keys(
@@ -348,12 +357,16 @@ fn dead_of_keys(
     name: &OutboxName,
     keys: &[String],
 ) -> QueryResult<Vec<Row>> {
-    sql_query(format!(
-        "SELECT 'dead' AS status, d.reason, d.sequence, d.split_from, d.message_id,
-                d.idempotency_key, d.destination
-           FROM {dead} d WHERE d.idempotency_key = ANY($1)",
-        dead = name.dead(),
-    ))
-    .bind::<Array<Text>, _>(keys)
-    .load(conn)
+    let dead = dead::table(name.dead())
+        .filter(dead::idempotency_key.eq_any(keys))
+        .select((
+            "dead".into_sql::<Text>(),
+            dead::reason.nullable(),
+            dead::sequence,
+            dead::split_from,
+            dead::message_id,
+            dead::idempotency_key,
+            dead::destination,
+        ));
+    planned_anew(dead).load(conn)
 }
