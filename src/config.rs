@@ -35,7 +35,7 @@ pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{ConfigError, SETTINGS, Setting};
 pub use self::text::parse_duration;
 
-use self::settings::bad;
+use self::settings::{IN_FILES, bad};
 
 use self::text::{
     not_empty, parse_bool, parse_count, parse_database_url, parse_source, parse_url, parse_word,
@@ -235,13 +235,9 @@ impl Config {
     /// # Errors
     /// A [`ConfigError`] that names the variable or the file.
     pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
-        let of_file = match variable {
-            "DATABASE_URL_FILE" => "DATABASE_URL",
-            "OUTBOX_LISTENER_URL_FILE" => "OUTBOX_LISTENER_URL",
-            "OUTBOX_SECRET_FILE" => "OUTBOX_SECRET",
-            "OUTBOX_URL_FILE" => "OUTBOX_URL",
-            "OUTBOX_ADMIN_TOKEN_FILE" => "OUTBOX_ADMIN_TOKEN",
-            _ => return self.set(variable, value),
+        let of_file = variable.strip_suffix("_FILE");
+        let Some(of_file) = of_file.filter(|name| IN_FILES.contains(name)) else {
+            return self.set(variable, value);
         };
         let content = read_file(variable, value)?;
         self.set(of_file, content.trim_end_matches(['\r', '\n']))

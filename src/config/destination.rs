@@ -308,43 +308,36 @@ impl Destination {
     }
 }
 
+/// The key of a value that cannot be used, and why.
+pub(super) type Wrong = (&'static str, String);
+
 impl Destination {
-    /// Whether each value can be used. The key of the one that cannot, and why.
-    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
-        let within = |key, value: usize, most: usize| {
-            if (1..=most).contains(&value) {
-                return Ok(());
-            }
-            Err((key, format!("{value} is not a number from 1 to {most}")))
-        };
-        let wrong = |key, reason: &str| Err((key, reason.to_owned()));
-        within("concurrency", self.concurrency.unwrap_or(1), 1024)?;
+    /// Whether each value can be used.
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        check_limits(self.concurrency, self.timeout, self.max_attempts, self.rate)?;
         within("batch_size", self.request_batch.size, 10_000)?;
         if self.request_batch.linger > LONGEST_LINGER {
             return wrong("batch_linger", "it is longer than 10s");
-        }
-        if self.timeout.is_some_and(|timeout| timeout.as_millis() == 0) {
-            return wrong("timeout", "it has to be 1ms or longer");
-        }
-        if self.max_attempts == Some(0) {
-            return wrong("max_attempts", "it has to be 1 or more");
-        }
-        if self.rate.is_some_and(|rate| !rate.is_possible()) {
-            return wrong("rate", Rate::BOUNDS);
         }
         if let Some(breaker) = self.breaker {
             if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
                 return wrong("breaker.failure_ratio", "it has to be above 0 and up to 1");
             }
-            if breaker.open > breaker.open_cap || breaker.open.is_zero() {
-                return wrong("breaker.open", "it has to be above 0 and up to open_cap");
-            }
-            if breaker.window.is_zero() {
-                return wrong("breaker.window", "it has to be longer than 0");
+            within("breaker.min_sends", breaker.min_sends, MOST)?;
+            long_enough("breaker.window", breaker.window)?;
+            long_enough("breaker.open", breaker.open)?;
+            if breaker.open > breaker.open_cap {
+                let cap = humantime::format_duration(breaker.open_cap);
+                let reason = format!("it is longer than open_cap, which is {cap}");
+                return Err(("breaker.open", reason));
             }
         }
         if self.internal == Some(true) && !self.allow.is_empty() {
-            return wrong("allow", "internal = true allows every address already");
+            let reason = "internal = true allows every address: leave one of them out";
+            return wrong("allow", reason);
+        }
+        if self.tls.client_cert_file.is_some() != self.tls.client_key_file.is_some() {
+            return wrong("tls", "client_cert_file and client_key_file go together");
         }
         Ok(())
     }
@@ -352,6 +345,52 @@ impl Destination {
 
 /// A request in batched mode waits for no longer than this.
 const LONGEST_LINGER: Duration = Duration::from_secs(10);
+/// Of what is counted and has no other limit.
+const MOST: u32 = 1_000_000;
+
+/// Whether the limits that destinations and groups of handlers have can be used.
+pub(super) fn check_limits(
+    concurrency: Option<usize>,
+    timeout: Option<Duration>,
+    max_attempts: Option<u32>,
+    rate: Option<Rate>,
+) -> Result<(), Wrong> {
+    within("concurrency", concurrency.unwrap_or(1), 1024)?;
+    long_enough("timeout", timeout.unwrap_or(Duration::MAX))?;
+    within("max_attempts", max_attempts.unwrap_or(1), MOST)?;
+    let Some(rate) = rate else {
+        return Ok(());
+    };
+    if Rate::checked(rate.per_second).is_none() {
+        return wrong("rate", Rate::BOUNDS);
+    }
+    within("burst", rate.burst, MOST)
+}
+
+fn within<T: Copy + PartialOrd + From<u8> + fmt::Display>(
+    key: &'static str,
+    value: T,
+    most: T,
+) -> Result<(), Wrong> {
+    if (T::from(1)..=most).contains(&value) {
+        return Ok(());
+    }
+    Err((
+        key,
+        format!("{value} is not a whole number from 1 to {most}"),
+    ))
+}
+
+fn long_enough(key: &'static str, value: Duration) -> Result<(), Wrong> {
+    match value.as_millis() {
+        0 => wrong(key, "it has to be 1ms or longer"),
+        _ => Ok(()),
+    }
+}
+
+fn wrong(key: &'static str, reason: &str) -> Result<(), Wrong> {
+    Err((key, reason.to_owned()))
+}
 
 impl fmt::Debug for Destination {
     /// Without passwords, secrets and values of headers.
@@ -444,29 +483,28 @@ mod tests {
 
     use super::*;
 
+    /// A new field does not compile without a place here.
     #[test]
     fn each_setter_sets_its_field_and_no_other() {
         let seconds = Duration::from_secs;
-        let secret = || {
-            let text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-            text.parse::<SigningSecret>().expect("a secret")
-        };
+        let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+        let secret = || secret.parse::<SigningSecret>().expect("a secret");
         let batch = RequestBatch {
             size: 7,
             ..RequestBatch::default()
         };
-        let classes = Classes::default();
-        let tls = Tls {
+        let mut of_404 = Classes::default();
+        of_404.set(404, Class::Dead).expect("a status");
+        let system = Tls {
             roots: Some(Roots::System),
             ..Tls::default()
         };
-        let breaker = Breaker {
+        let of_nine = Breaker {
             min_sends: 9,
             ..Breaker::default()
         };
         let network: IpNet = "10.0.0.0/8".parse().expect("a network");
-        let url = "https://billing.test/";
-        let chained = Destination::new("billing", url)
+        let destination = Destination::new("billing", "https://billing.test/")
             .expect("a URL")
             .mode(Mode::Batched)
             .request_batch(batch)
@@ -480,40 +518,15 @@ mod tests {
             .backoff(Backoff::Table(vec![seconds(5)]))
             .on_dead(OnDead::Block)
             .retry_after_cap(seconds(6))
-            .breaker(breaker)
-            .classes(classes.clone())
+            .breaker(of_nine)
+            .classes(of_404.clone())
             .max_payload_bytes(7)
             .internal(false)
             .allow(network)
             .https_only(true)
-            .tls(tls.clone())
+            .tls(system.clone())
             .proxy(Proxy::Direct);
-        let mut written = Destination::new("billing", url).expect("a URL");
-        written.mode = Some(Mode::Batched);
-        written.request_batch = batch;
-        written.secrets = vec![secret(), secret()];
-        written.headers = vec![("authorization".to_owned(), "hunter2".into())];
-        written.timeout = Some(seconds(1));
-        written.concurrency = Some(2);
-        written.rate = Some(Rate::per_second(3.0));
-        written.max_attempts = Some(4);
-        written.backoff = Some(Backoff::Table(vec![seconds(5)]));
-        written.on_dead = Some(OnDead::Block);
-        written.retry_after_cap = seconds(6);
-        written.breaker = Some(breaker);
-        written.classes = classes;
-        written.max_payload_bytes = Some(7);
-        written.internal = Some(false);
-        written.allow = vec![network];
-        written.https_only = Some(true);
-        written.tls = tls;
-        written.proxy = Some(Proxy::Direct);
-        assert_eq!(all_of(&chained), all_of(&written));
-        assert!(chained.clone().breaker(None).breaker.is_none());
-    }
-
-    /// Every field: a new one does not compile without a place here.
-    fn all_of(destination: &Destination) -> String {
+        assert!(destination.clone().breaker(None).breaker.is_none());
         let Destination {
             name,
             url,
@@ -537,16 +550,27 @@ mod tests {
             tls,
             proxy,
         } = destination;
-        let keys: Vec<&[u8]> = secrets.iter().map(SigningSecret::key).collect();
-        let headers: Vec<(&str, &str)> = headers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.expose_secret()))
-            .collect();
-        format!(
-            "{name} {url} {mode:?} {request_batch:?} {keys:?} {headers:?} {timeout:?} {concurrency:?} {rate:?} \
-             {max_attempts:?} {backoff:?} {on_dead:?} {retry_after_cap:?} {breaker:?} {classes:?} \
-             {max_payload_bytes:?} {internal:?} {allow:?} {https_only:?} {tls:?} {proxy:?}"
-        )
+        assert_eq!(
+            (name.as_str(), url.host_str()),
+            ("billing", Some("billing.test"))
+        );
+        assert_eq!((mode, request_batch), (Some(Mode::Batched), batch));
+        assert_eq!(secrets.len(), 2);
+        assert_eq!(
+            (headers[0].0.as_str(), headers[0].1.expose_secret()),
+            ("authorization", "hunter2")
+        );
+        assert_eq!((timeout, concurrency), (Some(seconds(1)), Some(2)));
+        assert_eq!((rate, max_attempts), (Some(Rate::per_second(3.0)), Some(4)));
+        assert_eq!(backoff, Some(Backoff::Table(vec![seconds(5)])));
+        assert_eq!(
+            (on_dead, retry_after_cap),
+            (Some(OnDead::Block), seconds(6))
+        );
+        assert_eq!((breaker, classes), (Some(of_nine), of_404));
+        assert_eq!((max_payload_bytes, internal), (Some(7), Some(false)));
+        assert_eq!((allow, https_only), (vec![network], Some(true)));
+        assert_eq!((tls, proxy), (system, Some(Proxy::Direct)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Settings of the environment.
 
 use super::Config;
-use super::settings::{ConfigError, bad};
+use super::settings::{ConfigError, IN_FILES, bad};
 
 /// Reads the settings from the environment of this process, over those of the file at `OUTBOX_CONFIG`.
 ///
@@ -86,15 +86,13 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         }
     }
     let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
-    for (name, file) in [
-        ("DATABASE_URL", "DATABASE_URL_FILE"),
-        ("OUTBOX_LISTENER_URL", "OUTBOX_LISTENER_URL_FILE"),
-        ("OUTBOX_SECRET", "OUTBOX_SECRET_FILE"),
-        ("OUTBOX_URL", "OUTBOX_URL_FILE"),
-        ("OUTBOX_ADMIN_TOKEN", "OUTBOX_ADMIN_TOKEN_FILE"),
-    ] {
-        if is_set(name) && is_set(file) {
-            return Err(bad(file, &format!("{name} is set, too: unset one of them")));
+    for name in IN_FILES {
+        let file = format!("{name}_FILE");
+        if is_set(name) && is_set(&file) {
+            return Err(bad(
+                &file,
+                &format!("{name} is set, too: unset one of them"),
+            ));
         }
     }
     found.sort();

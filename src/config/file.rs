@@ -19,19 +19,12 @@ use toml::{Table, Value};
 
 use self::section::{Section, both, unknown_key};
 use self::values::{content, list, text, unshown, wrong_type};
+use super::settings::IN_FILES;
 use super::{Config, ConfigError, Route, SETTINGS, Setting};
 
 const DESTINATIONS: &str = "destinations";
 const ROUTES: &str = "routes";
 const ROUTE_KEYS: &[&str] = &["topic", "to"];
-/// What may stand in a file of its own, and the key that names that file.
-const OF_FILES: [(&str, &str); 5] = [
-    ("admin_token", "admin_token_file"),
-    ("database_url", "database_url_file"),
-    ("listener_url", "listener_url_file"),
-    ("secret", "secret_file"),
-    ("url", "url_file"),
-];
 
 impl Config {
     /// The settings, destinations and routes of an `outbox.toml`, over the defaults. Needs the feature
@@ -103,9 +96,10 @@ impl Config {
 
 fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
     let table: Table = text.parse().map_err(|error| not_toml(text, &error))?;
-    for (key, of_file) in OF_FILES {
-        if table.contains_key(key) && table.contains_key(of_file) {
-            return Err(both(of_file, key));
+    for key in IN_FILES.map(key_of) {
+        let of_file = format!("{key}_file");
+        if table.contains_key(&key) && table.contains_key(&of_file) {
+            return Err(both(&of_file, &key));
         }
     }
     for (key, value) in table {
@@ -161,8 +155,8 @@ fn routes(value: Value, config: &mut Config) -> Result<(), ConfigError> {
 
 /// One of [`SETTINGS`], or the file that one stands in.
 fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigError> {
-    if let Some((of, _)) = OF_FILES.iter().find(|(_, of_file)| *of_file == key)
-        && let Some(setting) = setting_of(of)
+    if let Some(setting) = key.strip_suffix("_file").and_then(setting_of)
+        && IN_FILES.contains(&setting.variable)
     {
         let text = content(key, &text(key, value)?)?;
         return set(config, setting, key, &text);
@@ -195,8 +189,7 @@ fn set(config: &mut Config, setting: &Setting, key: &str, text: &str) -> Result<
 }
 
 /// `OUTBOX_SEND_TIMEOUT` is `send_timeout`.
-fn key_of(setting: &Setting) -> String {
-    let variable = setting.variable;
+fn key_of(variable: &str) -> String {
     variable
         .strip_prefix("OUTBOX_")
         .unwrap_or(variable)
@@ -204,13 +197,15 @@ fn key_of(setting: &Setting) -> String {
 }
 
 fn setting_of(key: &str) -> Option<&'static Setting> {
-    SETTINGS.iter().find(|setting| key_of(setting) == key)
+    let mut settings = SETTINGS.iter();
+    settings.find(|setting| key_of(setting.variable) == key)
 }
 
 /// All keys that stand outside of tables, and the tables.
 fn keys() -> Vec<String> {
-    let settings = SETTINGS.iter().map(key_of).filter(|key| key != "config");
-    let of_files = OF_FILES.map(|(_, of_file)| of_file);
-    let others = of_files.into_iter().chain([DESTINATIONS, ROUTES]);
-    settings.chain(others.map(str::to_owned)).collect()
+    let settings = SETTINGS.iter().map(|setting| key_of(setting.variable));
+    let settings = settings.filter(|key| key != "config");
+    let of_files = IN_FILES.map(|variable| format!("{}_file", key_of(variable)));
+    let tables = [DESTINATIONS, ROUTES].map(str::to_owned);
+    settings.chain(of_files).chain(tables).collect()
 }

@@ -195,6 +195,15 @@ pub const SETTINGS: &[Setting] = &[
     ),
 ];
 
+/// The settings whose values may stand in files: that of `DATABASE_URL` in the one that `DATABASE_URL_FILE` names.
+pub(super) const IN_FILES: [&str; 5] = [
+    "DATABASE_URL",
+    "OUTBOX_ADMIN_TOKEN",
+    "OUTBOX_LISTENER_URL",
+    "OUTBOX_SECRET",
+    "OUTBOX_URL",
+];
+
 /// A setting that cannot be used, by its name.
 ///
 /// ```

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret;
 
+use super::destination::check_limits;
 use super::settings::{ConfigError, bad};
-use super::{Config, DEFAULT_DESTINATION, Rate};
+use super::{Config, DEFAULT_DESTINATION};
 use crate::header::check_header;
 
 /// Threads that send, of all destinations together.
@@ -108,14 +109,6 @@ impl Config {
             destination
                 .check()
                 .map_err(|(of, reason)| bad(&key(of), &reason))?;
-            if destination.tls.client_cert_file.is_some()
-                != destination.tls.client_key_file.is_some()
-            {
-                return Err(bad(
-                    &key("tls"),
-                    "client_cert_file and client_key_file go together",
-                ));
-            }
         }
         for local in &self.in_process {
             let name = &local.name;
@@ -125,30 +118,13 @@ impl Config {
                     "a destination has this name: choose another one",
                 ));
             }
-            if !(1..=1024).contains(&local.concurrency.unwrap_or(1)) {
-                return Err(bad(
-                    &format!("handlers.{name}.concurrency"),
-                    "it is not a number from 1 to 1024",
-                ));
-            }
-            if local
-                .timeout
-                .is_some_and(|timeout| timeout.as_millis() == 0)
-            {
-                return Err(bad(
-                    &format!("handlers.{name}.timeout"),
-                    "it has to be 1ms or longer",
-                ));
-            }
-            if local.max_attempts == Some(0) {
-                return Err(bad(
-                    &format!("handlers.{name}.max_attempts"),
-                    "it has to be 1 or more",
-                ));
-            }
-            if local.rate.is_some_and(|rate| !rate.is_possible()) {
-                return Err(bad(&format!("handlers.{name}.rate"), Rate::BOUNDS));
-            }
+            check_limits(
+                local.concurrency,
+                local.timeout,
+                local.max_attempts,
+                local.rate,
+            )
+            .map_err(|(of, reason)| bad(&format!("handlers.{name}.{of}"), &reason))?;
         }
         let urls = all.iter().map(|destination| destination.concurrency);
         let locals = self.in_process.iter().map(|local| local.concurrency);

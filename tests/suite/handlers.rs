@@ -476,7 +476,7 @@ fn groups_that_cannot_be_meant_are_refused_at_the_start() {
                 rate.burst = 0;
                 group().rate(rate)
             }),
-            "handlers.a.rate",
+            "handlers.a.burst",
         ),
     ] {
         let error = relay.start().expect_err(named);

@@ -43,30 +43,25 @@ pub struct Rate {
 }
 
 impl Rate {
+    pub(in crate::config) const BOUNDS: &str = "it has to be above 0 and below 1000000";
+
     /// So many requests a second, and a tenth of that, but at least one, at once.
     ///
     /// # Panics
     /// When `per_second` is not a number above zero and below a million.
     pub fn per_second(per_second: f64) -> Self {
-        assert!(
-            per_second > 0.0 && per_second < 1e6,
-            "a rate is above zero and below a million"
-        );
-        let tenth = (per_second / 10.0).ceil();
-        Self {
-            per_second,
-            // In range: checked above.
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            burst: tenth as u32,
-        }
+        Self::checked(per_second).expect("a rate is above zero and below a million")
     }
 
-    pub(in crate::config) const BOUNDS: &str =
-        "it has to be above 0 and below 1000000, with a burst of 1 or more";
-
-    /// Whether it is within [`BOUNDS`](Self::BOUNDS).
-    pub(in crate::config) fn is_possible(self) -> bool {
-        self.per_second > 0.0 && self.per_second < 1e6 && self.burst > 0
+    /// The same; `None`: `per_second` is not within [`BOUNDS`](Self::BOUNDS).
+    pub(in crate::config) fn checked(per_second: f64) -> Option<Self> {
+        let tenth = (per_second / 10.0).ceil();
+        (per_second > 0.0 && per_second < 1e6).then_some(Self {
+            per_second,
+            // In range, or not used.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            burst: tenth as u32,
+        })
     }
 }
 

@@ -1,7 +1,6 @@
 //! `[destinations.NAME]`
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ipnet::IpNet;
 use secrecy::SecretString;
@@ -9,8 +8,7 @@ use toml::Value;
 
 use super::section::{Section, shown};
 use super::values::{
-    bytes, content, count, duration, list, number, path, some_time, switch, text, unshown, word,
-    wrong_type,
+    bytes, content, count, duration, list, number, path, switch, text, unshown, word, wrong_type,
 };
 use crate::config::{
     Breaker, Class, Classes, ConfigError, Destination, Proxy, Rate, SigningSecret, Tls,
@@ -53,8 +51,6 @@ const TLS_KEYS: &[&str] = &[
     "min_version",
 ];
 const LONGEST_NAME: usize = 255;
-/// While a request waits for more messages, these wait, too.
-const LONGEST_LINGER: Duration = Duration::from_secs(10);
 const URL: &str = "it takes a URL such as https://shop.example/events";
 
 pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError> {
@@ -76,16 +72,19 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
     limits(&mut section, &mut destination)?;
     failures(&mut section, &mut destination)?;
     way(&mut section, &mut destination)?;
+    destination
+        .check()
+        .map_err(|(name, reason)| ConfigError::new(section.key(name), reason))?;
     Ok(destination)
 }
 
 /// How requests look.
 fn request(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.mode = section.take("mode", word("it takes binary, structured or batched"))?;
-    if let Some(size) = section.take("batch_size", count(1..=10_000))? {
+    if let Some(size) = section.take("batch_size", count)? {
         destination.request_batch.size = size;
     }
-    if let Some(linger) = section.take("batch_linger", linger)? {
+    if let Some(linger) = section.take("batch_linger", duration)? {
         destination.request_batch.linger = linger;
     }
     section.one_of("secret_file", "secret")?;
@@ -101,13 +100,10 @@ fn request(section: &mut Section, destination: &mut Destination) -> Result<(), C
 
 /// How much it gets, and how fast.
 fn limits(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
-    destination.timeout = section.take("timeout", some_time)?;
-    destination.concurrency = section.take("concurrency", count(1..=1024))?;
+    destination.timeout = section.take("timeout", duration)?;
+    destination.concurrency = section.take("concurrency", count)?;
     destination.rate = section.take("rate", rate)?;
-    match (
-        section.take("burst", count(1..=1_000_000))?,
-        &mut destination.rate,
-    ) {
+    match (section.take("burst", count)?, &mut destination.rate) {
         (None, _) => {}
         (Some(burst), Some(rate)) => rate.burst = burst,
         (Some(_), None) => {
@@ -122,7 +118,7 @@ fn limits(section: &mut Section, destination: &mut Destination) -> Result<(), Co
 
 /// What a failed send means.
 fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
-    destination.max_attempts = section.take("max_attempts", count(1..=1_000_000))?;
+    destination.max_attempts = section.take("max_attempts", count)?;
     let takes = "it takes exponential(base, cap) or a table 5s,10s,20s";
     destination.backoff = section.take("backoff", word(takes))?;
     destination.on_dead = section.take("on_dead", word("it takes continue or block"))?;
@@ -142,10 +138,6 @@ fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), 
 fn way(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.internal = section.take("internal", switch)?;
     destination.allow = section.take("allow", networks)?.unwrap_or_default();
-    if destination.internal == Some(true) && !destination.allow.is_empty() {
-        let reason = "internal = true allows every address: leave one of them out";
-        return Err(ConfigError::new(section.key("allow"), reason));
-    }
     destination.https_only = section.take("https_only", switch)?;
     destination.tls = section.take("tls", tls)?.unwrap_or_default();
     destination.proxy = section.take("proxy", |key, value| {
@@ -197,21 +189,9 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
     Ok(headers)
 }
 
-fn linger(key: &str, value: Value) -> Result<Duration, ConfigError> {
-    let linger = duration(key, value)?;
-    if linger > LONGEST_LINGER {
-        return Err(ConfigError::new(key, "it is longer than 10s"));
-    }
-    Ok(linger)
-}
-
 fn rate(key: &str, value: Value) -> Result<Rate, ConfigError> {
-    let per_second = number(key, value)?;
-    if per_second > 0.0 && per_second < 1e6 {
-        return Ok(Rate::per_second(per_second));
-    }
-    let reason = "it is not a number of requests a second above 0 and below 1000000";
-    Err(ConfigError::new(key, reason))
+    let rate = Rate::checked(number(key, value)?);
+    rate.ok_or_else(|| ConfigError::new(key, Rate::BOUNDS))
 }
 
 /// `false`, or how it behaves.
@@ -225,13 +205,9 @@ fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
     }
     let mut section = Section::new(key.to_owned(), value, BREAKER_KEYS)?;
     if let Some(ratio) = section.take("failure_ratio", number)? {
-        if !(ratio > 0.0 && ratio <= 1.0) {
-            let reason = "it is not a share above 0 and up to 1, such as 0.5";
-            return Err(ConfigError::new(section.key("failure_ratio"), reason));
-        }
         breaker.failure_ratio = ratio;
     }
-    if let Some(sends) = section.take("min_sends", count(1..=1_000_000))? {
+    if let Some(sends) = section.take("min_sends", count)? {
         breaker.min_sends = sends;
     }
     for (name, field) in [
@@ -239,14 +215,9 @@ fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
         ("open", &mut breaker.open),
         ("open_cap", &mut breaker.open_cap),
     ] {
-        if let Some(duration) = section.take(name, some_time)? {
+        if let Some(duration) = section.take(name, duration)? {
             *field = duration;
         }
-    }
-    if breaker.open > breaker.open_cap {
-        let cap = humantime::format_duration(breaker.open_cap);
-        let reason = format!("it is longer than open_cap, which is {cap}");
-        return Err(ConfigError::new(section.key("open"), reason));
     }
     Ok(Some(breaker))
 }

@@ -162,7 +162,8 @@ fn what_is_wrong_in_a_destination_is_named() {
         ("burst = 5", "burst", "rate"),
         ("rate = 5\nburst = 0", "burst", "from 1"),
         ("max_attempts = 0", "max_attempts", "from 1"),
-        ("max_attempts = 99999999999", "max_attempts", "from 1"),
+        ("max_attempts = 99999999999", "max_attempts", "too large"),
+        ("max_attempts = -1", "max_attempts", "from 1"),
         (
             "backoff = 'exponential(5s)'",
             "backoff",
@@ -262,7 +263,10 @@ fn a_secret_in_the_wrong_place_is_not_shown() {
         assert!(!error.contains("hunter22"), "{error}");
     }
     for setting in SETTINGS {
-        let text = format!("{} = 'hunter22://hunter22 hunter22'", key_of(setting));
+        let text = format!(
+            "{} = 'hunter22://hunter22 hunter22'",
+            key_of(setting.variable)
+        );
         if let Err(error) = read(&text) {
             assert!(!error.to_string().contains("hunter22"), "{error}");
         }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -59,30 +58,13 @@ pub(super) fn duration(key: &str, value: Value) -> Result<Duration, ConfigError>
     })
 }
 
-/// One that is not zero, nor as good as zero.
-pub(super) fn some_time(key: &str, value: Value) -> Result<Duration, ConfigError> {
-    let duration = duration(key, value)?;
-    if duration < Duration::from_millis(1) {
-        return Err(ConfigError::new(key, "it has to be 1ms or longer"));
-    }
-    Ok(duration)
-}
-
-/// A whole number in a range that `T` has.
-pub(super) fn count<T: TryFrom<i64>>(
-    range: RangeInclusive<i64>,
-) -> impl FnOnce(&str, Value) -> Result<T, ConfigError> {
-    move |key, value| {
-        let Value::Integer(number) = value else {
-            return Err(wrong_type(key, &value, "a whole number"));
-        };
-        let good = range.contains(&number).then(|| T::try_from(number).ok());
-        good.flatten().ok_or_else(|| {
-            let (least, most) = range.into_inner();
-            let reason = format!("it is not a whole number from {least} to {most}");
-            ConfigError::new(key, reason)
-        })
-    }
+/// A whole number that `T` has.
+pub(super) fn count<T: TryFrom<i64>>(key: &str, value: Value) -> Result<T, ConfigError> {
+    let Value::Integer(number) = value else {
+        return Err(wrong_type(key, &value, "a whole number"));
+    };
+    let reason = "it is not a whole number from 1, or too large";
+    T::try_from(number).map_err(|_| ConfigError::new(key, reason))
 }
 
 /// An integer or a float.
