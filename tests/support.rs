@@ -7,18 +7,20 @@
     reason = "each test binary uses a part of it"
 )]
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Nullable, Text};
 use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
-use diesel_outbox::{Backoff, NewMessage, Outbox, Relay, RelayBuilder};
+use diesel_outbox::{Backoff, NewMessage, Outbox, Relay, RelayBuilder, RelayHandle};
 
 /// By then a condition holds, or the test fails. Machines differ; no test waits for as long as this.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,6 +35,14 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Ends a relay, which has to come to a clean end.
+#[track_caller]
+pub fn end(relay: &RelayHandle) {
+    relay
+        .shutdown(Duration::from_secs(20))
+        .expect("a clean end");
 }
 
 /// The database that `scripts/with-postgres` has started.
@@ -178,6 +188,14 @@ impl Database {
         ) > 0
     }
 
+    /// Starts a relay that never polls, and returns when it sleeps: only what tells it leads it to a message.
+    pub fn sleeper(&self, relay: RelayBuilder) -> RelayHandle {
+        let relay = relay.poll_interval(Duration::from_secs(600)).start();
+        let relay = relay.expect("it starts");
+        eventually("it sleeps", || self.is_relay_asleep());
+        relay
+    }
+
     /// Enqueues one message in a transaction of its own; returns its sequence.
     pub fn enqueue(&self, topic: &str, payload: serde_json::Value) -> i64 {
         self.enqueue_message(NewMessage::new(topic, &payload).expect("JSON"))
@@ -225,6 +243,39 @@ struct NumberRow {
 struct TextRow {
     #[diesel(sql_type = Nullable<Text>)]
     value: Option<String>,
+}
+
+/// Whoever comes to it waits until it is opened, or dropped.
+pub struct Gate {
+    closed: Cell<Option<Sender<()>>>,
+    came: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    /// A closed gate, and what waits there.
+    pub fn new() -> (Self, impl Fn() + Clone + Send + Sync + 'static) {
+        let (closed, open) = bounded::<()>(0);
+        let came = Arc::new(AtomicUsize::new(0));
+        let gate = Self {
+            closed: Cell::new(Some(closed)),
+            came: Arc::clone(&came),
+        };
+        let pass = move || {
+            came.fetch_add(1, Ordering::SeqCst);
+            // Nothing is ever sent: this ends when the sender is dropped.
+            let _ = open.recv();
+        };
+        (gate, pass)
+    }
+
+    /// How many have come to it.
+    pub fn came(&self) -> usize {
+        self.came.load(Ordering::SeqCst)
+    }
+
+    pub fn open(&self) {
+        drop(self.closed.take());
+    }
 }
 
 /// A request that a receiver got.
@@ -291,6 +342,16 @@ impl Receiver {
 
     pub fn ok() -> Self {
         Self::answering(|_| 200)
+    }
+
+    /// Answers with 200 once the gate is open.
+    pub fn held() -> (Self, Gate) {
+        let (gate, pass) = Gate::new();
+        let receiver = Self::start(move |_, stream| {
+            pass();
+            stream.write_all(&status(200))
+        });
+        (receiver, gate)
     }
 
     /// Answers by writing to the connection, which stays open unless `answer` fails.

@@ -7,9 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded};
-
-use crate::support::{Database, Receiver, Running, status};
+use crate::support::{Database, Receiver, Running};
 
 /// Held by each test while it runs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -49,26 +47,6 @@ pub(crate) fn leases_of(database: &Database, process: u32) -> String {
         ))
         .unwrap_or_default();
     format!("'{{{leases}}}'::bigint[]")
-}
-
-/// Answers with 200 once the gate is open: each connection waits for it.
-pub(crate) fn held() -> (Receiver, Gate) {
-    let (gate, open) = bounded::<()>(0);
-    let receiver = Receiver::start(move |_, stream| {
-        // Nothing is ever sent: this ends when the gate is dropped.
-        let _ = open.recv();
-        std::io::Write::write_all(stream, &status(200))
-    });
-    (receiver, Gate(gate))
-}
-
-/// Closed until it is opened, or dropped.
-pub(crate) struct Gate(Sender<()>);
-
-impl Gate {
-    pub(crate) fn open(self) {
-        drop(self.0);
-    }
 }
 
 /// How many lines of the log have this text.

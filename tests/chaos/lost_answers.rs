@@ -11,8 +11,7 @@ use std::time::Duration;
 use url::Url;
 
 use crate::ground::{
-    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, held, lines_with,
-    relay,
+    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, lines_with, relay,
 };
 use crate::support::{Database, Receiver, Running, eventually};
 
@@ -232,7 +231,7 @@ fn a_claim_whose_answer_was_lost_strands_no_message() {
 fn a_claim_whose_answer_was_lost_before_a_shutdown_strands_no_message() {
     let _alone = alone();
     let database = Database::new();
-    let (held, gate) = held();
+    let (held, gate) = Receiver::held();
     let quick = Receiver::ok();
     let proxy = Proxy::new(&database);
     let settings = [("OUTBOX_LEASE", "60s")];
@@ -342,7 +341,7 @@ fn a_failed_attempt_whose_settle_was_not_answered_is_counted_once() {
 fn a_release_that_was_not_answered_ends_the_relay_cleanly() {
     let _alone = alone();
     let database = Database::new();
-    let (held, gate) = held();
+    let (held, gate) = Receiver::held();
     enqueue(&database, 1, 50);
     let proxy = Proxy::new(&database);
     let mut relay = Running::start(proxy.between(

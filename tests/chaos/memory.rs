@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::ground::{all_are_delivered, alone, enqueue, held};
+use crate::ground::{all_are_delivered, alone, enqueue};
 use crate::support::{Database, Receiver, Running, eventually};
 
 const MIB: usize = 1024 * 1024;
@@ -144,7 +144,7 @@ fn payloads_that_grow_without_notice_drain_in_160_mib() {
 fn what_follows_in_thousands_of_keys_waits_in_the_database_for_a_destination_that_hangs() {
     let _alone = alone();
     let database = Database::new();
-    let (fast, (slow, gate)) = (Receiver::ok(), held());
+    let (fast, (slow, gate)) = (Receiver::ok(), Receiver::held());
     let settings = Settings::new(
         &database,
         &format!(

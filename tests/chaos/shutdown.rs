@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 
 use crate::ground::{
-    Server, all_are_delivered, all_have_arrived, alone, duplicates, enqueue, held, relay,
+    Server, all_are_delivered, all_have_arrived, alone, duplicates, enqueue, relay,
 };
 use crate::support::{Database, Receiver, Running, eventually, status};
 
@@ -95,7 +95,7 @@ fn sigint_is_like_sigterm() {
 fn sends_that_outlast_the_shutdown_are_said_and_are_not_lost() {
     let _alone = alone();
     let database = Database::new();
-    let (hanging, gate) = held();
+    let (hanging, gate) = Receiver::held();
     enqueue(&database, 1, 60);
     let mut first = Running::start(relay(
         &database,
@@ -151,7 +151,7 @@ fn sends_that_outlast_the_shutdown_are_said_and_are_not_lost() {
 fn a_second_signal_ends_the_relay_at_once() {
     let _alone = alone();
     let database = Database::new();
-    let (hanging, _gate) = held();
+    let (hanging, _gate) = Receiver::held();
     enqueue(&database, 1, 60);
     let mut relay = Running::start(relay(
         &database,
@@ -190,7 +190,7 @@ fn sigterm_without_a_database_ends_within_the_timeout_and_says_what_is_left() {
     let _alone = alone();
     let database = Database::new();
     let server = Server::new();
-    let (held, gate) = held();
+    let (held, gate) = Receiver::held();
     enqueue(&database, 1, 50);
     let mut first = Running::start(relay(
         &database,

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crossbeam_channel::unbounded;
 
 use crate::ground::{
-    all_are_delivered, all_have_arrived, alone, duplicates, enqueue, held, leases_of, let_pass,
+    all_are_delivered, all_have_arrived, alone, duplicates, enqueue, leases_of, let_pass,
     lines_with, relay,
 };
-use crate::support::{Database, Receiver, Running, eventually, status};
+use crate::support::{Database, Gate, Receiver, Running, eventually, status};
 
 const LEASE: Duration = Duration::from_secs(3);
 const SETTINGS: &[(&str, &str)] = &[
@@ -29,7 +29,7 @@ fn ledger(database: &Database) -> String {
 fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled() {
     let _alone = alone();
     let database = Database::new();
-    let (first, gate) = held();
+    let (first, gate) = Receiver::held();
     let second = Receiver::ok();
     enqueue(&database, 1, 30);
     let mut sleeper = Running::start(relay(&database, &first, SETTINGS));
@@ -79,8 +79,8 @@ fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled()
 fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl Fn(&Database)) {
     let _alone = alone();
     let database = Database::new();
-    let (first, first_gate) = held();
-    let (second, second_gate) = held();
+    let (first, first_gate) = Receiver::held();
+    let (second, second_gate) = Receiver::held();
     let count = i64::try_from(messages).expect("a small number");
     enqueue(&database, 1, messages);
     let mut command = relay(&database, &first, settings);
@@ -144,15 +144,14 @@ fn a_delivery_of_a_lease_that_is_over_stays_with_the_relay_that_has_it() {
 fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     let _alone = alone();
     let database = Database::new();
-    let (gate, open) = unbounded::<()>();
+    let (gate, pass) = Gate::new();
     let (arrival, arrivals) = unbounded();
     let receiver = Receiver::start(move |_, stream| {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .expect("after 1970");
         arrival.send(now).expect("the test listens");
-        // Nothing is ever sent: this ends when the gate is dropped.
-        let _ = open.recv();
+        pass();
         std::io::Write::write_all(stream, &status(200))
     });
     enqueue(&database, 1, 30);
@@ -202,7 +201,7 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
 fn answers_that_came_while_a_relay_was_stopped_count_however_long_it_was() {
     let _alone = alone();
     let database = Database::new();
-    let (receiver, gate) = held();
+    let (receiver, gate) = Receiver::held();
     enqueue(&database, 1, 16);
     let settings = [
         ("OUTBOX_CONCURRENCY", "16"),

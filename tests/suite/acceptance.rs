@@ -9,7 +9,7 @@ use diesel_outbox::{Backoff, Dispatcher, Message, NewMessage, Outcome, Response}
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish};
+use crate::support::{Database, PATIENCE, Receiver, Running, end, eventually, finish};
 
 /// R7, R18, R19.
 #[test]
@@ -47,7 +47,7 @@ fn w_101_pending_then_sending_then_delivered() {
     assert_eq!(database.number("SELECT sequence FROM {o}_ledger"), sequence);
     assert_eq!(database.number("SELECT http_status FROM {o}_ledger"), 200);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn w_103_the_relay_is_killed_and_another_delivers_after_its_lease() {
     // One attempt for the relay that died, one for the one that delivered.
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
     assert_eq!(relay.stats().taken_over, 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
         .start()
         .expect("a relay");
     eventually("it is dead", || database.count("dead") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(failing.count(), 3);
     assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
     assert_eq!(
@@ -153,7 +153,7 @@ fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
         .start()
         .expect("a relay");
     eventually("it is delivered", || database.count("delivered") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(database.count("dead"), 0);
     assert_eq!(
         database.text("SELECT status FROM {o}_ledger").as_deref(),
@@ -199,7 +199,7 @@ fn w_105_what_the_ledger_has_as_delivered_is_settled_without_sending() {
         Some("delivered")
     );
     assert_eq!(receiver.count(), 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
 }
 
 /// R1, G1.
@@ -241,7 +241,7 @@ fn t_1_a_rollback_leaves_nothing() {
     // What was committed after it arrives, and it alone.
     database.enqueue("order.shipped", json!(2));
     let requests = receiver.wait_for(1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(requests[0].header("ce-type"), Some("order.shipped"));
     assert_eq!(receiver.count(), 1);
 }
@@ -265,7 +265,7 @@ fn t_2_two_relays_never_claim_one_message_twice() {
     eventually("all are delivered", || database.count("delivered") == 3000);
     let delivered: Vec<u64> = relays.iter().map(|relay| relay.stats().delivered).collect();
     for relay in relays {
-        relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+        end(&relay);
         assert_eq!(relay.stats().conflicts, 0);
     }
     assert_eq!(receiver.count(), 3000, "no message was sent twice");
@@ -306,7 +306,7 @@ fn t_3_a_lease_that_is_over_gives_its_messages_back() {
     });
     // The second was abandoned before: it waits as after any failed attempt.
     eventually("the second waits", || database.count("retrying") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(receiver.requests()[0].body, b"1");
     assert_eq!(receiver.count(), 1);
     assert_eq!(database.number("SELECT attempts FROM {o}"), 1);
@@ -336,7 +336,7 @@ fn t_4_backoff_then_dead_and_still_readable() {
         .start()
         .expect("a relay");
     eventually("it is dead", || database.count("dead") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     let at: Vec<_> = receiver
         .requests()
         .iter()
@@ -389,7 +389,7 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
         .start()
         .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_ledger"),
         2600,
@@ -416,7 +416,7 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
     eventually("old rows are removed", || {
         database.number("SELECT count(*) FROM {o}_ledger") == 100
     });
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(database.number("SELECT count(*) FROM {o}_ledger"), 100);
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 1);
     assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 1);
@@ -454,7 +454,7 @@ fn the_ledger_says_what_became_of_each_message() {
     eventually("all are settled", || {
         database.number("SELECT count(*) FROM {o}_ledger") == 3
     });
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     let row = |n: i64| {
         let digest = Sha256::digest(format!("order.paid\n{}", payload(n)));
         let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -489,10 +489,9 @@ fn a_retention_of_any_length_is_kept() {
     eventually("the cleaner has worked", || {
         database.number("SELECT count(*) FROM {o}_ledger") == 1
     });
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
 }
 
-/// Claims, and dies before it sends.
 /// Says when a send begins, and ends it when the test says so.
 struct Stuck {
     begun: crossbeam_channel::Sender<()>,
@@ -560,7 +559,7 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
     let database = Database::new();
     database.enqueue("order.paid", json!({ "n": 1 }));
     let (begun, has_begun) = crossbeam_channel::unbounded();
-    let (end, go) = crossbeam_channel::unbounded();
+    let (answer, go) = crossbeam_channel::unbounded();
     let stale = database
         .relay()
         .dispatcher(Stuck { begun, go })
@@ -580,7 +579,7 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
     eventually("the other relay has settled it", || {
         database.count("dead") == 1
     });
-    end.send(()).expect("the stale relay still sends");
+    answer.send(()).expect("the stale relay still sends");
     eventually("the stale relay's settle is refused", || {
         stale.stats().conflicts == 1
     });
@@ -590,6 +589,6 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
     eventually("the stale relay knows that its lease is lost", || {
         stale.stats().leases_lost == 1
     });
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
-    stale.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
+    end(&stale);
 }

@@ -13,7 +13,7 @@ use diesel_outbox::{
 };
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, eventually, status};
+use crate::support::{Database, PATIENCE, Receiver, end, eventually, status};
 
 fn destination(
     name: &str,
@@ -33,12 +33,6 @@ fn relay_to(database: &Database, destinations: Vec<Destination>) -> RelayBuilder
             let name = destination.name.clone();
             relay.destination(destination).route(&name, &name)
         })
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn enqueue(database: &Database, topic: &str, count: usize) {

@@ -7,16 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use diesel_outbox::admin::{self, Pausable};
-use diesel_outbox::{Destination, Relay, RelayHandle};
+use diesel_outbox::{Destination, Relay};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish, status};
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
-}
+use crate::support::{Database, PATIENCE, Receiver, Running, end, eventually, finish, status};
 
 /// PostgreSQL behind a wire that takes so long one way.
 fn far_away(database_url: &str, one_way: Duration) -> String {

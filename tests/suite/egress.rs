@@ -11,7 +11,7 @@ use diesel_outbox::{Backoff, Config, Destination, HttpDispatcher, Relay, RelayHa
 use ipnet::IpNet;
 use serde_json::json;
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 /// Settings for the database's outbox with short times.
 fn config(database: &Database) -> Config {
@@ -51,12 +51,6 @@ fn relay_with(
         .dispatcher(dispatcher)
         .start()
         .expect("a relay")
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn last_error(database: &Database) -> String {

@@ -13,7 +13,7 @@ use diesel_outbox::{
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 fn message(payload: i32) -> NewMessage {
     NewMessage::new("order.paid", &payload).expect("JSON")
@@ -428,7 +428,7 @@ fn an_expired_message_ends_dead_unsent() {
     eventually("both are settled", || {
         database.count("dead") == 1 && database.count("delivered") == 1
     });
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(
         database.number("SELECT sequence FROM {o}_dead"),
         expired.sequence.0

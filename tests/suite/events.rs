@@ -13,7 +13,7 @@ use diesel_outbox::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::support::{Database, Receiver, eventually, finish};
+use crate::support::{Database, Receiver, end, eventually, finish};
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct OrderPaid {
@@ -279,7 +279,7 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
             .start()
             .expect("a relay");
         eventually("all are delivered", || database.count("delivered") == 12);
-        relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+        end(&relay);
         let expected = database
             .text(
                 "SELECT json_object_agg(sequence, to_char(greatest(coalesce(occurred_at, created_at), 'epoch')
@@ -329,7 +329,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
     eventually("one part is delivered, the other one dead", || {
         is_kept("_ledger") == 2 && is_kept("_dead") == 1
     });
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(is_kept("_messages"), 2);
 
     let conn = &mut database.connect();

@@ -6,25 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
 use diesel::result::Error;
 
-use crate::support::{Database, Receiver, eventually, status};
+use crate::support::{Database, Gate, Receiver, eventually, status};
 
 /// G2, G4: sends are under way while the sequences of their messages are given to others, which the same
 /// lease claims. The answers to the old sends settle none of the new messages.
 #[test]
 fn a_settle_does_not_take_a_new_message_for_the_old_one_of_its_sequence() {
     let database = Database::new();
-    let (gate, open) = bounded::<()>(0);
+    let (gate, pass) = Gate::new();
     let is_well = Arc::new(AtomicBool::new(false));
     let well = Arc::clone(&is_well);
     let receiver = Receiver::start(move |request, stream| {
         let code = if request.json() == "old" {
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = open.recv();
+            pass();
             200
         } else if well.load(Ordering::SeqCst) {
             200

@@ -12,7 +12,7 @@ use diesel_outbox::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Database, PATIENCE, Receiver, eventually, finish, status};
+use crate::support::{Database, PATIENCE, Receiver, end, eventually, finish, status};
 
 fn to_both(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBuilder {
     database
@@ -20,12 +20,6 @@ fn to_both(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBu
         .destination(Destination::new("billing", &billing.url()).expect("a URL"))
         .destination(Destination::new("audit", &audit.url()).expect("a URL"))
         .route_to_each("order.*", &["billing", "audit"])
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn order(key: &str, payload: Value) -> NewMessage {

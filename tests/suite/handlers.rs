@@ -18,7 +18,7 @@ use diesel_outbox::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, eventually};
+use crate::support::{Database, Gate, PATIENCE, Receiver, end, eventually};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct MemberJoined {
@@ -45,10 +45,6 @@ fn join(database: &Database, member_id: i64) -> i64 {
         .expect("enqueued")
         .sequence
         .0
-}
-
-fn stop(relay: diesel_outbox::RelayHandle) {
-    relay.shutdown(PATIENCE).expect("a clean end");
 }
 
 /// R16
@@ -82,7 +78,7 @@ fn a_handler_gets_the_events_of_its_topic_and_urls_get_the_rest() {
         .filter_map(|request| request.header("ce-type").map(str::to_owned))
         .collect();
     assert_eq!(topics, ["order.paid"]);
-    stop(relay);
+    end(&relay);
 }
 
 /// R16
@@ -105,7 +101,7 @@ fn a_topic_without_a_handler_is_a_visible_error_and_no_silent_success() {
     });
     assert_eq!(database.count("pending"), 2);
     assert_eq!(database.number("SELECT sum(attempts) FROM {o}"), 0);
-    stop(relay);
+    end(&relay);
 }
 
 #[test]
@@ -152,7 +148,7 @@ fn what_a_handler_says_decides_done_again_later_or_dead() {
     assert_eq!(counts, [1, 2, 2, 1, 2]);
     let again = of(2);
     assert!(again[1].2.duration_since(again[0].2) >= Duration::from_millis(400));
-    stop(relay);
+    end(&relay);
 }
 
 /// R45, G6
@@ -187,7 +183,7 @@ fn a_snoozed_message_comes_again_when_asked_and_costs_no_attempt() {
         assert!(pair[1].1.duration_since(pair[0].1) >= Duration::from_millis(300));
     }
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
-    stop(relay);
+    end(&relay);
 }
 
 /// R45
@@ -229,7 +225,7 @@ fn a_group_has_its_own_attempts_backoff_and_rate() {
     let took = calls[4].duration_since(calls[0]);
     // One at once, and then one in a tenth of a second.
     assert!(took >= Duration::from_millis(390), "{took:?}");
-    stop(relay);
+    end(&relay);
 }
 
 /// R22, R24
@@ -266,7 +262,7 @@ fn a_payload_of_another_shape_is_dead_at_once_and_a_newer_version_waits_for_a_ne
                 .to_owned()
         )
     );
-    stop(relay);
+    end(&relay);
 }
 
 #[test]
@@ -307,7 +303,7 @@ fn groups_and_urls_each_get_a_message_of_their_own() {
         ),
         Some("crm1 mailer2 statistics1".to_owned())
     );
-    stop(relay);
+    end(&relay);
 }
 
 #[test]
@@ -337,7 +333,7 @@ fn handlers_work_on_connections_of_the_applications_pool() {
     eventually("all are handled", || database.count("delivered") == 10);
     let members = format!("SELECT count(*) FROM {}.members", database.schema());
     assert_eq!(database.number(&members), 10);
-    stop(relay);
+    end(&relay);
 }
 
 #[test]
@@ -380,7 +376,7 @@ fn a_group_is_paused_and_resumed_by_its_name_like_any_destination() {
     diesel_outbox::admin::resume(conn, &name, kind, "handlers").expect("resumed");
     eventually("it is handled", || database.count("delivered") == 1);
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
-    stop(relay);
+    end(&relay);
 }
 
 /// G5
@@ -412,7 +408,7 @@ fn handlers_keep_the_order_of_a_key() {
     eventually("all are handled", || database.count("delivered") == 40);
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(*seen, (0..40).collect::<Vec<_>>());
-    stop(relay);
+    end(&relay);
 }
 
 #[test]

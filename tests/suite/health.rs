@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::fresh::FreshDatabase;
 use crate::metrics::Metrics;
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 /// A dispatcher and an observer whose calls hang until the other end is dropped.
 struct Hanging(Mutex<Gate<()>>);
@@ -71,12 +71,6 @@ fn until(relay: &RelayHandle, expected: &[ProblemKind]) -> Health {
         kinds(&relay.health()) == expected
     });
     relay.health()
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn set(database: &Database, settings: &[(&str, &str)]) -> RelayHandle {

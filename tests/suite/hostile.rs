@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::fresh::FreshDatabase;
 use crate::page::Page;
-use crate::support::{Receiver, binary, database_url, eventually, finish};
+use crate::support::{Receiver, binary, database_url, end, eventually, finish};
 
 /// Types of what our statements compare, add and convert.
 const TYPES: &str = "{int4,int8,float8,numeric,text,name,\"\\\"char\\\"\",bool,timestamptz,interval,uuid,bytea,json,oid,tid,regclass,int8[],int4[],text[],timestamptz[],uuid[],bool[]}";
@@ -288,9 +288,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
     });
     eventually("what can be is delivered", || good.count() == 23);
     assert_eq!(ground.count("SELECT count(*) FROM public.outbox"), 1);
-    first
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&first);
     assert_eq!(ground.calls(), 0, "by the relay");
 
     // An operator, by the library on a connection of the application's, inside of a transaction of its own.
@@ -335,9 +333,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
     eventually("what was requeued has failed again", || {
         settled("dead") == 21
     });
-    second
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&second);
     let page = Page::start(ground.command(&["admin"]));
     for path in [
         "/",

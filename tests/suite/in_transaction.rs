@@ -1,7 +1,6 @@
 //! What writes messages asks for a transaction of the caller's, unless that is switched off by name.
 
 use std::sync::mpsc;
-use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::r2d2::{ConnectionManager, Pool};
@@ -10,7 +9,7 @@ use diesel::{Connection, PgConnection};
 use diesel_outbox::{Aggregate, EnqueueError, Event, Events, NewMessage, Outbox};
 use serde::{Deserialize, Serialize};
 
-use crate::support::{Database, PATIENCE, eventually};
+use crate::support::{Database, PATIENCE, end, eventually};
 
 #[derive(Serialize, Deserialize)]
 struct OrderPaid {
@@ -224,7 +223,5 @@ fn a_handlers_work_that_is_done_once_is_in_a_transaction_and_its_connection_is_n
     let refused = told.recv_timeout(PATIENCE).expect("it is called");
     assert_refused(refused, "on the handler's connection");
     eventually("both are handled", || database.count("delivered") == 2);
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
 }

@@ -4,7 +4,6 @@ mod retention;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
 
 use crossbeam_channel::{Receiver as Signal, Sender, bounded};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
@@ -17,7 +16,7 @@ use diesel_outbox::{Destination, EnqueueError, Event};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::support::{Database, PATIENCE, Receiver, eventually};
+use crate::support::{Database, PATIENCE, Receiver, end, eventually};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -480,9 +479,7 @@ fn what_a_relay_delivers_twice_is_handled_once() {
         eventually("all are delivered", || {
             consumer.database.count("delivered") == ORDERS
         });
-        relay
-            .shutdown(Duration::from_secs(10))
-            .expect("a clean end");
+        end(&relay);
         for order in 0..ORDERS {
             assert_eq!(consumer.done(&format!("order {order}")), 1, "in {mode:?}");
         }

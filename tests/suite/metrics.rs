@@ -1,21 +1,20 @@
 //! What an application's own recorder sees. It is one for the whole process: the outboxes' names tell the
 //! tests apart.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Breaker;
 use diesel_outbox::{
-    Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ReasonCode, RelayHandle,
-    Response,
+    Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ReasonCode, Response,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::json;
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Gate, Receiver, end, eventually};
 
 fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -71,12 +70,6 @@ impl<F: Fn(&Message) -> Outcome + Send + Sync + 'static> Dispatcher for Dispatch
 
 fn delivered() -> Outcome {
     Outcome::Delivered(Response::default())
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn with_key(topic: &str, key: &str) -> NewMessage {
@@ -202,13 +195,11 @@ fn takeovers_lost_leases_and_conflicts_are_counted() {
     let database = Database::new();
     let metrics = Metrics::of(&database);
     database.enqueue("order.paid", json!(1));
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
+    let (gate, pass) = Gate::new();
     let relay = database
         .relay()
         .dispatcher(Dispatch(move |_: &Message| {
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             delivered()
         }))
         .start()
@@ -374,14 +365,12 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
 fn gauges_say_what_the_relay_does_just_now() {
     let database = Database::new();
     let metrics = Metrics::of(&database);
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
+    let (gate, pass) = Gate::new();
     let relay = database
         .relay()
         .concurrency(2)
         .dispatcher(Dispatch(move |_: &Message| {
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             delivered()
         }))
         .start()
@@ -432,16 +421,14 @@ fn gauges_say_what_the_relay_does_just_now() {
 fn connections_of_the_handlers_pool_are_counted() {
     let database = Database::new();
     let metrics = Metrics::of(&database);
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
+    let (gate, pass) = Gate::new();
     let url = database.url.clone();
     let relay = database
         .relay()
         .connections(move || PgConnection::establish(&url).map(Box::new))
         .on_topic_pooled("t", move |_, context| {
             let _conn = context.connection()?;
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             Ok(())
         })
         .start()

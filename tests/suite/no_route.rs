@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::commands::{File, With, refused};
 use crate::metrics::Metrics;
-use crate::support::{Database, Receiver, Running, eventually, finish};
+use crate::support::{Database, Receiver, Running, end, eventually, finish};
 
 fn to(database: &Database, topic: &str, receiver: &Receiver) -> RelayBuilder {
     let billing = Destination::new("billing", &receiver.url()).expect("a URL");
@@ -18,12 +18,6 @@ fn to(database: &Database, topic: &str, receiver: &Receiver) -> RelayBuilder {
         .relay()
         .destination(billing)
         .route(topic, "billing")
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn keyed(topic: &str, key: &str) -> NewMessage {

@@ -7,7 +7,7 @@ use diesel::connection::SimpleConnection;
 use diesel_outbox::{Dispatcher, EnqueueError, Failure, Message, NewMessage, Outcome, ReasonCode};
 use serde_json::json;
 
-use crate::support::{Database, Receiver, eventually, finish};
+use crate::support::{Database, Receiver, end, eventually, finish};
 
 #[test]
 fn times_without_end_are_read_as_never_and_always() {
@@ -36,7 +36,7 @@ fn times_without_end_are_read_as_never_and_always() {
         database.count("delivered") == 5
     });
     eventually("one was too late", || database.count("dead") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(
         database.text("SELECT reason FROM {o}_dead").as_deref(),
         Some("EXPIRED")
@@ -78,9 +78,7 @@ fn a_message_that_cannot_be_settled_holds_no_other() {
     );
     // Once they are let through, they are settled, at the latest when the relay ends.
     database.execute("DROP TRIGGER refuse ON {o}_ledger");
-    relay
-        .shutdown(Duration::from_secs(20))
-        .expect("a clean end");
+    end(&relay);
     assert_eq!(database.count("delivered"), 85);
     assert_eq!(receiver.count(), 85, "nothing was sent twice");
 }
@@ -102,7 +100,7 @@ fn an_endless_wait_is_a_long_one() {
     database.enqueue("order.paid", json!(1));
     let relay = database.relay().dispatcher(Never).start().expect("a relay");
     eventually("it waits", || database.count("retrying") == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(
         database.number("SELECT (available_at > now() + interval '99 years')::int FROM {o}"),
         1

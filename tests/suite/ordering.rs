@@ -13,7 +13,9 @@ use diesel_outbox::{
 };
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Request, Running, eventually, finish, status};
+use crate::support::{
+    Database, PATIENCE, Receiver, Request, Running, end, eventually, finish, status,
+};
 
 /// No message may wait for it.
 const NEVER: Duration = Duration::from_secs(600);
@@ -633,15 +635,10 @@ fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
 }
 
 /// G5, R14: a lease can end before its time, by a step of the database's clock or by hand. Another relay may
-/// take its messages at once, so none of them is sent any more. `end` ends all leases.
-fn no_send_begins_under_a_lease_that_ended_early(end: &str) {
+/// take its messages at once, so none of them is sent any more. `sql` ends all leases.
+fn no_send_begins_under_a_lease_that_ended_early(sql: &str) {
     let database = Database::new();
-    let (open, gate) = crossbeam_channel::bounded::<()>(0);
-    let first = Receiver::start(move |_, stream| {
-        // Nothing is ever sent: this ends when the other end is dropped.
-        let _ = gate.recv();
-        std::io::Write::write_all(stream, &crate::support::status(200))
-    });
+    let (first, gate) = Receiver::held();
     let second = Receiver::ok();
     enqueue(&database, &["a"], 10, 2);
     let slow = database.relay().url(&first.url()).concurrency(1);
@@ -654,14 +651,14 @@ fn no_send_begins_under_a_lease_that_ended_early(end: &str) {
     eventually("it holds the first of each key", || {
         database.count("sending") == 10
     });
-    database.execute(end);
+    database.execute(sql);
     let other = database.relay().url(&second.url());
     let other = other.start().expect("it starts");
     eventually("it has noticed", || slow.stats().leases_lost == 1);
     second.wait_for(20);
-    drop(open);
-    slow.shutdown(PATIENCE).expect("it ends");
-    other.shutdown(PATIENCE).expect("it ends");
+    gate.open();
+    end(&slow);
+    end(&other);
     assert_eq!(first.count(), 1, "one was on its way");
     assert_in_order(&second.requests(), 2);
 }

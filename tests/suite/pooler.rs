@@ -11,7 +11,7 @@ use serde_json::json;
 use url::Url;
 
 use crate::page::Page;
-use crate::support::{Database, Receiver, Running, database_url, eventually, finish};
+use crate::support::{Database, Receiver, Running, database_url, end, eventually, finish};
 
 /// A PgBouncer before the tests' server, ended when dropped.
 struct Pooler {
@@ -167,9 +167,7 @@ fn a_relay_works_through_a_pooler_and_listens_beside_it() {
     eventually("the last one came by notification", || {
         database.count("delivered") == 109
     });
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("it ends cleanly");
+    end(&relay);
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
 

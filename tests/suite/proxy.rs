@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diesel_outbox::config::{Breaker, Proxy};
-use diesel_outbox::{Destination, HttpDispatcher, RelayBuilder, RelayHandle};
+use diesel_outbox::{Destination, HttpDispatcher, RelayBuilder};
 use serde_json::json;
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 /// A proxy for CONNECT on a real socket. It does what `treat` does with the request's head and
 /// the connection, whose next byte is the first one after the head.
@@ -108,12 +108,6 @@ fn relay(database: &Database, destination: Destination) -> RelayBuilder {
         .max_attempts(3)
         .destination(destination)
         .route("*", "shop")
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 fn last_error(database: &Database) -> Option<String> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use diesel_outbox::ProblemKind;
 use serde_json::json;
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 /// No row of the ledger for which this is true can be written.
 fn refuse(database: &Database, condition: &str) {
@@ -66,9 +66,7 @@ fn a_topic_whose_settles_are_refused_costs_others_nothing() {
     eventually("what was refused is written down", || {
         delivered(&database, "refused") == 200
     });
-    relay
-        .shutdown(Duration::from_secs(20))
-        .expect("a clean end");
+    end(&relay);
     once_each(&receiver, 5200);
 }
 
@@ -100,9 +98,7 @@ fn beside_refused_messages_a_settle_takes_no_longer() {
     assert!(took[20] < Duration::from_millis(500), "{took:?}");
     assert!(took[39] < Duration::from_secs(4), "{took:?}");
     refuse_no_more(&database);
-    relay
-        .shutdown(Duration::from_secs(20))
-        .expect("a clean end");
+    end(&relay);
     assert_eq!(delivered(&database, "refused"), 30);
     once_each(&receiver, 70);
 }
@@ -130,9 +126,7 @@ fn single_messages_that_are_refused_hold_none_of_their_topic() {
     });
     refuse_no_more(&database);
     eventually("all are", || delivered(&database, "order.paid") == 1000);
-    relay
-        .shutdown(Duration::from_secs(20))
-        .expect("a clean end");
+    end(&relay);
     once_each(&receiver, 1006);
 }
 
@@ -174,9 +168,7 @@ fn a_topic_that_is_refused_is_claimed_no_more_and_goes_on_when_it_is_not() {
     refuse_no_more(&database);
     eventually("all are delivered", || database.count("delivered") == 4000);
     eventually("it says so no more", || relay.health().to_string() == "ok");
-    relay
-        .shutdown(Duration::from_secs(20))
-        .expect("a clean end");
+    end(&relay);
     once_each(&receiver, 4000);
 }
 

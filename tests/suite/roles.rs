@@ -13,7 +13,7 @@ use serde_json::json;
 use url::Url;
 
 use crate::fresh::FreshDatabase;
-use crate::support::{Finished, Receiver, binary, eventually, finish};
+use crate::support::{Finished, Receiver, binary, end, eventually, finish};
 
 const KINDS: [&str; 5] = ["enqueuer", "canceller", "relay", "reader", "receiver"];
 const NEVER: Duration = Duration::from_secs(600);
@@ -314,9 +314,7 @@ fn a_relay_works_with_its_role() {
             "SELECT count(*) FROM hrm.events_pause WHERE name = 'gone' AND reason = 'GONE'";
         ground.database.number(pauses) == 1
     });
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
     assert_eq!(
         ground
             .database

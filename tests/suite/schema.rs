@@ -11,7 +11,7 @@ use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError};
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
-use crate::support::{Database, Receiver, binary, eventually, finish};
+use crate::support::{Database, Receiver, binary, end, eventually, finish};
 
 /// The binary in this database.
 fn command(database: &FreshDatabase, arguments: &[&str]) -> std::process::Command {
@@ -36,9 +36,7 @@ fn works(database: &FreshDatabase, name: &str) {
         .start()
         .expect("a relay");
     receiver.wait_for(1);
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
     assert_eq!(relay.stats().delivered, 1);
 }
 
@@ -435,9 +433,7 @@ fn a_claim_is_a_hot_update() {
         .start()
         .expect("a relay");
     eventually("all are delivered", || database.count("delivered") == 500);
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
     let updates = |column: &str| {
         database.number(&format!(
             "SELECT {column} FROM pg_stat_all_tables WHERE relid = '{{o}}'::regclass"
@@ -493,9 +489,7 @@ fn the_view_shows_every_state() {
     );
     drop(go);
     eventually("it is delivered", || database.count("delivered") == 2);
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use self::ground::{
     Authority, BOTH, Clients, ONLY_1_2, ONLY_1_3, OpensslServer, TlsReceiver, destination,
 };
 
-use crate::support::{Database, eventually, finish};
+use crate::support::{Database, end, eventually, finish};
 
 fn relay(database: &Database, destination: Destination) -> RelayHandle {
     database
@@ -28,12 +28,6 @@ fn relay(database: &Database, destination: Destination) -> RelayHandle {
         .route("*", "billing")
         .start()
         .expect("a relay")
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 #[track_caller]

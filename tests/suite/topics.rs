@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 #[test]
 fn more_topics_than_one_claim_takes_are_all_served() {
@@ -17,7 +17,7 @@ fn more_topics_than_one_claim_takes_are_all_served() {
         .start()
         .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(30)));
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
     assert_eq!(database.count("delivered"), 450);
     assert_eq!(receiver.count(), 450);
 }
@@ -42,7 +42,7 @@ fn a_relay_with_many_topics_and_nothing_due_is_idle_and_does_not_spin() {
           AND query LIKE '%{o}%' AND state_change < clock_timestamp() - interval '300 ms'"
         .replace("{o}", &database.name().replace('.', "\".\""));
     eventually("the claimer waits", || database.number(&idle_since) == 1);
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
 }
 
 #[test]
@@ -66,5 +66,5 @@ fn a_quiet_topic_does_not_wait_behind_a_busy_one() {
     });
     let waiting = database.number("SELECT count(*) FROM {o} WHERE topic = 'busy'");
     assert!(waiting > 0, "the busy topic was not done yet");
-    relay.shutdown(Duration::from_secs(5)).expect("a clean end");
+    end(&relay);
 }

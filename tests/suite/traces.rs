@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use diesel::Connection;
 use diesel_outbox::{NewMessage, TraceContext};
@@ -12,7 +11,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, Receiver, end, eventually};
 
 const TRACE_ID: &str = "0af7651916cd43dd8448eb211c80319c";
 
@@ -48,9 +47,7 @@ fn the_trace_of_the_enqueuer_reaches_the_receiver_and_each_attempt_is_a_step_of_
         .start()
         .expect("a relay");
     eventually("both are delivered", || database.count("delivered") == 2);
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
     let requests = receiver.requests();
     let parents: Vec<String> = requests
         .iter()
@@ -102,9 +99,7 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
         .start()
         .expect("a relay");
     eventually("it is delivered", || database.count("delivered") == 1);
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+    end(&relay);
     let spans = spans.closed();
     let of_message = |name, span: &&Span| {
         let field = "messaging.message.id";

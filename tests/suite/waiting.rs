@@ -14,10 +14,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::page::Page;
-use crate::support::{Database, Finished, Receiver, eventually, finish};
+use crate::support::{Database, Finished, Receiver, end, eventually, finish};
 
-/// No message may wait for it.
-const NEVER: Duration = Duration::from_secs(600);
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn name(db: &Database) -> OutboxName {
@@ -198,7 +196,7 @@ fn the_parts_of_a_fan_out_are_told_apart() {
     eventually("one is delivered, one waits", || {
         (db.count("delivered"), db.count("retrying")) == (1, 1)
     });
-    relay.shutdown(Duration::from_secs(10)).expect("it ends");
+    end(&relay);
     let later = db
         .outbox()
         .reschedule(&mut db.connect(), whole, Due::After(HOUR))
@@ -218,14 +216,6 @@ fn the_parts_of_a_fan_out_are_told_apart() {
     assert_eq!(changed.answer(), Answer::Delivered);
 }
 
-/// A relay that has passed everything and sleeps: only what tells it leads it to a message.
-fn sleeper(db: &Database, receiver: &Receiver) -> diesel_outbox::RelayHandle {
-    let relay = db.relay().poll_interval(NEVER).url(&receiver.url());
-    let relay = relay.start().expect("it starts");
-    eventually("it sleeps", || db.is_relay_asleep());
-    relay
-}
-
 /// R39, R9: sooner. The lanes have passed the message's place, and nobody polls.
 #[test]
 fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {
@@ -234,7 +224,7 @@ fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {
     let keyed = message("t").ordering_key("k").delay(HOUR);
     let plain = message("t").delay(HOUR);
     let sequences = [plain, keyed].map(|message| enqueue(&db, message).sequence);
-    let relay = sleeper(&db, &receiver);
+    let relay = db.sleeper(db.relay().url(&receiver.url()));
     let long_ago = Due::At(SystemTime::now() - 24 * HOUR);
     for (count, (sequence, due)) in (1..).zip(sequences.into_iter().zip([Due::Now, long_ago])) {
         eventually("it sleeps", || db.is_relay_asleep());
@@ -277,7 +267,7 @@ fn a_cancelled_first_message_frees_its_key_at_once() {
     let first = enqueue(&db, keyed(1).delay(HOUR)).sequence;
     enqueue(&db, keyed(2));
     enqueue(&db, keyed(3));
-    let relay = sleeper(&db, &receiver);
+    let relay = db.sleeper(db.relay().url(&receiver.url()));
     assert_eq!(cancel(&db, first).answer(), Answer::Done);
     let numbers: Vec<_> = receiver
         .wait_for(2)
@@ -318,13 +308,8 @@ fn a_dead_letter_is_settled_by_hand() {
         let behind = message("t").ordering_key("k").idempotency_key("behind");
         enqueue(&db, behind.destination("billing"));
         let receiver = Receiver::ok();
-        let relay = db
-            .relay()
-            .poll_interval(NEVER)
-            .destination(Destination::new("billing", &receiver.url()).expect("a URL"))
-            .start()
-            .expect("it starts");
-        eventually("it sleeps", || db.is_relay_asleep());
+        let billing = Destination::new("billing", &receiver.url()).expect("a URL");
+        let relay = db.sleeper(db.relay().destination(billing));
         let changed = settle(&db, Sequence(-1), verdict);
         assert_eq!(parts(&changed), ["billing Done"]);
         assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 0);
@@ -349,13 +334,8 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
         enqueue(&db, behind.destination("billing"));
     }
     let receiver = Receiver::ok();
-    let relay = db
-        .relay()
-        .poll_interval(NEVER)
-        .destination(Destination::new("billing", &receiver.url()).expect("a URL"))
-        .start()
-        .expect("it starts");
-    eventually("it sleeps", || db.is_relay_asleep());
+    let billing = Destination::new("billing", &receiver.url()).expect("a URL");
+    let relay = db.sleeper(db.relay().destination(billing));
     let discarded = admin::discard(&mut db.connect(), &name(&db), &[-1]);
     assert_eq!(discarded.expect("an answer"), 1);
     let numbers: Vec<_> = receiver.wait_for(2).iter().map(|one| one.json()).collect();
@@ -386,7 +366,7 @@ fn what_was_delivered_by_hand_counts_as_delivered() {
     eventually("it is settled", || {
         db.number("SELECT count(*) FROM {o}") == 0
     });
-    relay.shutdown(Duration::from_secs(10)).expect("it ends");
+    end(&relay);
     assert_eq!(receiver.count(), 0);
     assert_eq!(
         ledger(&db).as_deref(),

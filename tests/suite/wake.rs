@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::{Destination, NewMessage, RelayHandle};
+use diesel_outbox::{Destination, NewMessage};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Running, eventually, finish, status};
+use crate::support::{Database, Receiver, Running, end, eventually, finish, status};
 
 /// No message may wait for it, where it is to be shown that something else found the message.
 const NEVER: Duration = Duration::from_secs(600);
@@ -20,20 +20,12 @@ fn number(database: &Database) -> i64 {
     database.number("SELECT '{o}'::regclass::oid::bigint::bit(32)::integer")
 }
 
-/// Whether a relay has the lock by which inserts know that somebody sleeps.
-fn sleeper(database: &Database, receiver: &Receiver) -> RelayHandle {
-    let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
-    let relay = relay.start().expect("it starts");
-    eventually("it sleeps", || database.is_relay_asleep());
-    relay
-}
-
 /// R9
 #[test]
 fn a_commit_wakes_a_relay_that_sleeps() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let relay = sleeper(&database, &receiver);
+    let relay = database.sleeper(database.relay().url(&receiver.url()));
     // Known topics and new ones, one after the other and several at once.
     for n in 1..=20 {
         database.enqueue(&format!("topic-{}", n / 3), json!({ "n": n }));
@@ -51,7 +43,7 @@ fn a_commit_wakes_a_relay_that_sleeps() {
 fn it_is_the_commit_that_wakes_and_not_the_insert() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let relay = sleeper(&database, &receiver);
+    let relay = database.sleeper(database.relay().url(&receiver.url()));
     let mut conn = database.connect();
     let insert = format!(
         "BEGIN; INSERT INTO {} (topic, payload) VALUES ('t', '1')",
@@ -75,7 +67,7 @@ fn it_is_the_commit_that_wakes_and_not_the_insert() {
 fn a_late_commit_right_after_another_one_is_not_left_to_the_poll() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let relay = sleeper(&database, &receiver);
+    let relay = database.sleeper(database.relay().url(&receiver.url()));
     const ROUNDS: usize = 12;
     let late: Vec<PgConnection> = (0..ROUNDS)
         .map(|n| {
@@ -103,9 +95,7 @@ fn a_late_commit_right_after_another_one_is_not_left_to_the_poll() {
             database.count("delivered") == 2 * i64::try_from(n + 1).expect("a small number")
         });
     }
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("it ends cleanly");
+    end(&relay);
 }
 
 /// R9
@@ -114,9 +104,9 @@ fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let mut relays = vec![
-        sleeper(&database, &receiver),
-        sleeper(&database, &receiver),
-        sleeper(&database, &receiver),
+        database.sleeper(database.relay().url(&receiver.url())),
+        database.sleeper(database.relay().url(&receiver.url())),
+        database.sleeper(database.relay().url(&receiver.url())),
     ];
     let mut count = 0;
     while !relays.is_empty() {
@@ -138,7 +128,7 @@ fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
 fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let first = sleeper(&database, &receiver);
+    let first = database.sleeper(database.relay().url(&receiver.url()));
     let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
     let _second = relay.start().expect("it starts");
     let asks_who_has_it = format!(
@@ -173,7 +163,7 @@ fn nobody_notifies_while_no_relay_sleeps() {
     assert_eq!(heard(&mut listening), 0, "no relay is there");
 
     let receiver = Receiver::ok();
-    let relay = sleeper(&database, &receiver);
+    let relay = database.sleeper(database.relay().url(&receiver.url()));
     database.enqueue("t", json!(2));
     receiver.wait_for(2);
     eventually("somebody notified", || heard(&mut listening) > 0);
@@ -220,7 +210,7 @@ fn nobody_notifies_while_no_relay_sleeps() {
 fn a_listener_that_was_cut_off_listens_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let relay = sleeper(&database, &receiver);
+    let relay = database.sleeper(database.relay().url(&receiver.url()));
     for n in 1..=3 {
         let cut = database.number(&format!(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks
@@ -378,12 +368,7 @@ fn no_commit_is_left_waiting_at_any_interleaving() {
 #[test]
 fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
     let database = Database::new();
-    let (open, gate) = crossbeam_channel::bounded::<()>(0);
-    let stuck = Receiver::start(move |_, stream| {
-        // Nothing is ever sent: this ends when the other end is dropped.
-        let _ = gate.recv();
-        std::io::Write::write_all(stream, &crate::support::status(200))
-    });
+    let (stuck, gate) = Receiver::held();
     let receiver = Receiver::ok();
     for n in 0..200 {
         database.enqueue("stuck", json!({ "n": n }));
@@ -404,8 +389,8 @@ fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
         database.enqueue(&format!("topic-{}", n / 2), json!({ "n": n }));
         receiver.wait_for(n);
     }
-    drop(open);
-    relay.shutdown(PATIENCE).expect("it ends");
+    gate.open();
+    end(&relay);
 }
 
 /// R9: a relay cannot fall asleep while a transaction is open that has inserted something. What others commit
@@ -432,7 +417,7 @@ fn beside_an_open_transaction_messages_of_new_topics_are_found_soon() {
     assert!(took < Duration::from_secs(6), "{took:?}");
     open.batch_execute("COMMIT").expect("committed");
     receiver.wait_for(13);
-    relay.shutdown(PATIENCE).expect("it ends");
+    end(&relay);
 }
 
 /// Commits messages after random times, some in transactions that take a while, and rolls some back.

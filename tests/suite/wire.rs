@@ -13,11 +13,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use diesel_outbox::config::Mode;
-use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::support::{Database, Receiver, Request, eventually, finish, status};
+use crate::support::{Database, Receiver, Request, end, eventually, finish, status};
 
 const NEW_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OLD_SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
@@ -71,12 +71,6 @@ fn destination(url: &str, mode: Mode) -> Destination {
 
 fn relay(database: &Database, destination: Destination) -> RelayBuilder {
     database.relay().destination(destination).route("*", "hook")
-}
-
-fn end(relay: &RelayHandle) {
-    relay
-        .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
 }
 
 /// Delivers what is there, and shows what arrived.

@@ -80,7 +80,7 @@ fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
     );
     assert!(is_logged(&database, "dispatch_panic", thirteen));
     assert!(relay.is_healthy());
-    stop(relay);
+    end(&relay);
 }
 
 /// R17, R24
@@ -105,7 +105,7 @@ fn a_panics_text_that_may_quote_the_payload_is_not_kept() {
         error.contains("panicked") && !error.contains("hunter2"),
         "{error}"
     );
-    stop(relay);
+    end(&relay);
 }
 
 /// R17, R45
@@ -114,17 +114,12 @@ fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_
 {
     keep_log_lines();
     let database = Database::new();
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&calls);
+    let (gate, pass) = Gate::new();
     let handlers = Handlers::new()
         .timeout(Duration::from_millis(200))
         .concurrency(1)
         .on::<MemberJoined>(move |_, context| {
-            count.fetch_add(1, Ordering::SeqCst);
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             assert!(context.remaining().is_zero());
             Err(HandlerError::dead("late, and heard"))
         })
@@ -149,39 +144,34 @@ fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_
     database.enqueue("member.left", json!({ "member_id": 1 }));
     eventually("the group goes on", || database.count("delivered") == 1);
     assert_eq!(database.count("sending"), 1);
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-    drop(gate);
+    assert_eq!(gate.came(), 1);
+    gate.open();
     eventually("its word counts", || database.count("dead") == 1);
     assert!(is_logged(&database, "handler_late", stuck));
     assert_eq!(
         database.text("SELECT last_error || ' ' || attempts FROM {o}_dead"),
         Some("late, and heard 1".to_owned())
     );
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-    stop(relay);
+    assert_eq!(gate.came(), 1);
+    end(&relay);
 }
 
 /// R45, G4
 #[test]
 fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() {
     let database = Database::new();
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&calls);
+    let (gate, pass) = Gate::new();
     let relay = database
         .relay()
         .on::<MemberJoined>(move |_, _| {
-            count.fetch_add(1, Ordering::SeqCst);
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             Ok(())
         })
         .on::<MemberLeft>(|_, _| Ok(()))
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("it is called", || calls.load(Ordering::SeqCst) == 1);
+    eventually("it is called", || gate.came() == 1);
     let first = database.number("SELECT locked_by FROM {o}");
     database.execute(&format!(
         "UPDATE {{o}}_lease SET expires_at = now() - interval '1 second' WHERE id = {first}"
@@ -192,44 +182,39 @@ fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() 
     // Behind it in the same lane, and delivered: the relay has gone on.
     database.enqueue("member.left", json!({ "member_id": 1 }));
     eventually("others are handled", || database.count("delivered") == 1);
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-    drop(gate);
+    assert_eq!(gate.came(), 1);
+    gate.open();
     eventually("its success counts", || database.count("delivered") == 2);
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert_eq!(gate.came(), 1);
     // The relay might have died of it: that is one.
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 2);
-    stop(relay);
+    end(&relay);
 }
 
 /// R28, R45
 #[test]
 fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_it_comes() {
     let database = Database::new();
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&calls);
+    let (gate, pass) = Gate::new();
     let relay = database
         .relay()
         .lease(Duration::from_secs(60))
         .on::<MemberJoined>(move |_, _| {
-            count.fetch_add(1, Ordering::SeqCst);
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             Ok(())
         })
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("it is called", || calls.load(Ordering::SeqCst) == 1);
+    eventually("it is called", || gate.came() == 1);
     let ended = relay.shutdown(Duration::from_millis(300));
     assert!(
         matches!(ended, Err(ShutdownError::Deadline { messages: 1, .. })),
         "{ended:?}"
     );
     assert_eq!(database.count("sending"), 1, "it is left to the lease");
-    drop(gate);
-    stop(relay);
+    gate.open();
+    end(&relay);
     assert_eq!(database.count("delivered"), 1);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
 }
@@ -238,17 +223,13 @@ fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_
 fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
     keep_log_lines();
     let database = Database::new();
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&calls);
+    let (gate, pass) = Gate::new();
     let handlers = Handlers::new()
         .timeout(Duration::from_millis(50))
         .concurrency(16)
         .on::<MemberJoined>(move |event, _| {
-            count.fetch_add(1, Ordering::SeqCst);
             if event.member_id == 1 {
-                let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                pass();
             }
             Ok(())
         });
@@ -270,8 +251,8 @@ fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
         )) == 1
     });
     // As many as were begun at once may go beyond it.
-    assert!(calls.load(Ordering::SeqCst) < 64 + 16);
-    drop(gate);
+    assert!(gate.came() < 64 + 16);
+    gate.open();
     eventually("all are handled", || database.count("delivered") == 65);
     assert_eq!(
         database.number(&format!(
@@ -279,7 +260,7 @@ fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
         )),
         1
     );
-    stop(relay);
+    end(&relay);
 }
 
 /// What a handler panics with; dropping it panics again.
@@ -309,37 +290,32 @@ fn a_panic_whose_value_panics_when_it_is_dropped_ends_no_thread() {
     database.enqueue("member.left", json!({ "member_id": 1 }));
     eventually("the group goes on", || database.count("delivered") == 1);
     assert!(relay.is_healthy());
-    stop(relay);
+    end(&relay);
 }
 
 /// R45
 #[test]
 fn a_handler_that_takes_longer_than_the_lease_is_called_once_and_its_success_counts() {
     let database = Database::new();
-    let (gate, opened) = mpsc::channel::<()>();
-    let opened = Mutex::new(opened);
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&calls);
+    let (gate, pass) = Gate::new();
     let relay = database
         .relay()
         .on::<MemberJoined>(move |_, _| {
-            count.fetch_add(1, Ordering::SeqCst);
-            // Nothing is ever sent: this ends when the gate is dropped.
-            let _ = opened.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            pass();
             Ok(())
         })
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("it is called", || calls.load(Ordering::SeqCst) == 1);
+    eventually("it is called", || gate.came() == 1);
     let ends = "SELECT (extract(epoch FROM expires_at) * 1000)::bigint FROM {o}_lease";
     let (first, lease) = (database.number(ends), LEASE.as_millis());
     eventually("the lease is renewed for longer than a lease", || {
         u128::try_from(database.number(ends) - first).is_ok_and(|later| later > lease)
     });
-    drop(gate);
+    gate.open();
     eventually("it is delivered", || database.count("delivered") == 1);
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert_eq!(gate.came(), 1);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
-    stop(relay);
+    end(&relay);
 }

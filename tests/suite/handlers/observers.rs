@@ -62,7 +62,7 @@ fn observers_are_told_of_each_step_and_their_panics_harm_nobody() {
         .expect("a relay");
     join(&database, 5);
     eventually("it is handled", || database.count("delivered") == 1);
-    stop(relay);
+    end(&relay);
     let lines = told.0.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(
         *lines,
@@ -121,5 +121,5 @@ fn an_observer_that_outlasts_the_lease_lets_nothing_be_sent_under_it() {
     eventually("it is handled", || database.count("delivered") == 1);
     assert_eq!(told_at_the_call.load(Ordering::SeqCst), 2);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
-    stop(relay);
+    end(&relay);
 }

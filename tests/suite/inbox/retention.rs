@@ -9,7 +9,7 @@ use diesel_outbox::inbox::{self, Once};
 use uuid::Uuid;
 
 use crate::fresh::FreshDatabase;
-use crate::support::{Receiver, Running, binary, eventually};
+use crate::support::{Receiver, Running, binary, end, eventually};
 
 /// A database whose inbox has messages that were handled two days ago, and one of just now.
 fn with_old_messages(count: usize) -> FreshDatabase {
@@ -79,9 +79,7 @@ fn the_relay_cleans_the_inbox_when_it_is_told_to() {
         builder.start().expect("a relay")
     };
     let end = |relay: diesel_outbox::RelayHandle| {
-        relay
-            .shutdown(Duration::from_secs(10))
-            .expect("a clean end");
+        end(&relay);
     };
 
     let keeping = relay(None);
