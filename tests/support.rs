@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -20,7 +21,10 @@ use crossbeam_channel::{Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Nullable, Text};
 use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
-use diesel_outbox::{Backoff, NewMessage, Outbox, Relay, RelayBuilder, RelayHandle};
+use diesel_outbox::{
+    Backoff, Dispatcher, Message, NewMessage, Outbox, OutboxName, Outcome, Relay, RelayBuilder,
+    RelayHandle, Response,
+};
 
 /// By then a condition holds, or the test fails. Machines differ; no test waits for as long as this.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -99,6 +103,10 @@ impl Database {
     /// `schema.outbox`
     pub fn name(&self) -> String {
         format!("{}.outbox", self.schema)
+    }
+
+    pub fn outbox_name(&self) -> OutboxName {
+        self.name().parse().expect("a name")
     }
 
     pub fn schema(&self) -> &str {
@@ -275,6 +283,41 @@ impl Gate {
 
     pub fn open(&self) {
         drop(self.closed.take());
+    }
+}
+
+/// A dispatcher made of a closure.
+pub struct Dispatch<F>(pub F);
+
+impl<F: Fn(&Message) -> Outcome + Send + Sync + 'static> Dispatcher for Dispatch<F> {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        (self.0)(message)
+    }
+}
+
+pub fn delivered() -> Outcome {
+    Outcome::Delivered(Response::default())
+}
+
+/// A file with this text, removed when dropped.
+pub struct File(PathBuf);
+
+impl File {
+    pub fn new(text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("outbox-test-{}", uuid::Uuid::now_v7()));
+        std::fs::write(&path, text).expect("a file");
+        Self(path)
+    }
+
+    pub fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

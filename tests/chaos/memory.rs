@@ -1,10 +1,9 @@
 //! A backlog costs disk, not memory.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::ground::{all_are_delivered, alone, enqueue};
-use crate::support::{Database, Receiver, Running, eventually};
+use crate::support::{Database, File, Receiver, Running, eventually};
 
 const MIB: usize = 1024 * 1024;
 
@@ -33,28 +32,6 @@ fn peak_of_drain(database: &Database, settings: &[(&str, &str)]) -> usize {
     assert!(peak > MIB, "it was looked at while it ran: {peak}");
     eprintln!("peak: {} MiB", peak / MIB);
     peak
-}
-
-/// A file of settings, removed with the value.
-struct Settings(PathBuf);
-
-impl Settings {
-    fn new(database: &Database, text: &str) -> Self {
-        let file = std::env::temp_dir().join(format!("{}.toml", database.schema()));
-        std::fs::write(&file, text).expect("a file");
-        Self(file)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().expect("a path in UTF-8")
-    }
-}
-
-impl Drop for Settings {
-    fn drop(&mut self) {
-        // It is a temporary one.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 #[test]
@@ -104,13 +81,10 @@ fn three_hundred_megabytes_that_are_fanned_out_drain_in_200_mib() {
     );
     assert_eq!(enqueued, 300);
     let url = receiver.url();
-    let settings = Settings::new(
-        &database,
-        &format!(
-            "[destinations.a]\nurl = '{url}'\n[destinations.b]\nurl = '{url}'\n
+    let settings = File::new(&format!(
+        "[destinations.a]\nurl = '{url}'\n[destinations.b]\nurl = '{url}'\n
              [[routes]]\ntopic = '*'\nto = ['a', 'b']\n"
-        ),
-    );
+    ));
     let peak = peak_of_drain(&database, &[("OUTBOX_CONFIG", settings.path())]);
     assert_eq!(database.count("delivered"), 600);
     assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
@@ -145,16 +119,13 @@ fn what_follows_in_thousands_of_keys_waits_in_the_database_for_a_destination_tha
     let _alone = alone();
     let database = Database::new();
     let (fast, (slow, gate)) = (Receiver::ok(), Receiver::held());
-    let settings = Settings::new(
-        &database,
-        &format!(
-            "[destinations.fast]\nurl = '{}'\n[destinations.slow]\nurl = '{}'\n
+    let settings = File::new(&format!(
+        "[destinations.fast]\nurl = '{}'\n[destinations.slow]\nurl = '{}'\n
              [[routes]]\ntopic = 'order.paid'\nto = ['fast']\n
              [[routes]]\ntopic = 'order.sent'\nto = ['slow']\n",
-            fast.url(),
-            slow.url()
-        ),
-    );
+        fast.url(),
+        slow.url()
+    ));
     const KEYS: i64 = 3_000;
     for (topic, payload) in [
         ("order.paid", "'{}'"),

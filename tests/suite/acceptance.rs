@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, RunQueryDsl, sql_query};
-use diesel_outbox::{Backoff, Dispatcher, Message, NewMessage, Outcome, Response};
+use diesel_outbox::{Backoff, Message, NewMessage};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::support::{Database, PATIENCE, Receiver, Running, end, eventually, finish};
+use crate::support::{
+    Database, Dispatch, Gate, Receiver, Running, delivered, end, eventually, finish,
+};
 
 /// R7, R18, R19.
 #[test]
@@ -54,10 +56,10 @@ fn w_101_pending_then_sending_then_delivered() {
 fn w_102_a_timeout_then_success_on_the_second_attempt() {
     let database = Database::new();
     let calls = AtomicUsize::new(0);
-    let (_silent, never) = crossbeam_channel::bounded::<()>(0);
+    let (_silent, wait) = Gate::new();
     let receiver = Receiver::start(move |_, stream| {
         if calls.fetch_add(1, Ordering::SeqCst) == 0 {
-            let _ = never.recv();
+            wait();
         }
         std::io::Write::write_all(stream, &crate::support::status(200))
     });
@@ -492,20 +494,6 @@ fn a_retention_of_any_length_is_kept() {
     end(&relay);
 }
 
-/// Says when a send begins, and ends it when the test says so.
-struct Stuck {
-    begun: crossbeam_channel::Sender<()>,
-    go: crossbeam_channel::Receiver<()>,
-}
-
-impl Dispatcher for Stuck {
-    fn dispatch(&self, _: &Message) -> Outcome {
-        let _ = self.begun.send(());
-        let _ = self.go.recv();
-        Outcome::Delivered(Response::default())
-    }
-}
-
 /// The claim waits for a lock of the test's. The process is stopped and then killed before it hears that
 /// the claim has worked.
 #[test]
@@ -558,16 +546,16 @@ fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
 fn t_7_a_stale_relays_settle_changes_nothing() {
     let database = Database::new();
     database.enqueue("order.paid", json!({ "n": 1 }));
-    let (begun, has_begun) = crossbeam_channel::unbounded();
-    let (answer, go) = crossbeam_channel::unbounded();
+    let (gate, pass) = Gate::new();
     let stale = database
         .relay()
-        .dispatcher(Stuck { begun, go })
+        .dispatcher(Dispatch(move |_: &Message| {
+            pass();
+            delivered()
+        }))
         .start()
         .expect("a relay");
-    has_begun
-        .recv_timeout(PATIENCE)
-        .expect("the stale relay sends");
+    eventually("the stale relay sends", || gate.came() == 1);
     // Its lease is over, as after a long pause of its process, and another relay takes over.
     database.execute("UPDATE {o}_lease SET expires_at = now() - interval '1 s'");
     let failing = Receiver::answering(|_| 400);
@@ -579,7 +567,7 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
     eventually("the other relay has settled it", || {
         database.count("dead") == 1
     });
-    answer.send(()).expect("the stale relay still sends");
+    gate.open();
     eventually("the stale relay's settle is refused", || {
         stale.stats().conflicts == 1
     });

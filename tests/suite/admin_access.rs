@@ -1,9 +1,9 @@
 //! Who may see and change the admin page, and what attacks on it meet. Requests that are none are in
 //! `admin_requests`, and what the pages show is in `admin_pages`.
 
-use crate::commands::{File, With, refused};
+use crate::commands::{With, refused};
 use crate::page::{Page, TOKEN};
-use crate::support::{Database, Running, eventually, finish};
+use crate::support::{Database, File, Running, eventually, finish};
 
 /// A page beside no relay, so that nothing but the page is tested.
 pub(super) fn open(database: &Database) -> Page {

@@ -42,7 +42,7 @@ fn enqueue(database: &Database, topic: &str, count: usize) {
 }
 
 fn resume(database: &Database, name: &str) -> bool {
-    let outbox = database.name().parse().expect("a name");
+    let outbox = database.outbox_name();
     admin::resume(
         &mut database.connect(),
         &outbox,
@@ -175,7 +175,7 @@ fn a_destination_can_choose_that_gone_is_the_end_of_a_message() {
 #[test]
 fn a_pause_of_one_relay_holds_for_another_that_starts_later() {
     let database = Database::new();
-    let outbox = database.name().parse().expect("a name");
+    let outbox = database.outbox_name();
     let mut conn = database.connect();
     admin::pause(
         &mut conn,
@@ -209,7 +209,7 @@ fn a_pause_of_one_relay_holds_for_another_that_starts_later() {
 #[test]
 fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
     let database = Database::new();
-    let outbox = database.name().parse().expect("a name");
+    let outbox = database.outbox_name();
     let mut conn = database.connect();
     admin::pause(
         &mut conn,
@@ -241,7 +241,7 @@ fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
 #[test]
 fn a_pause_for_a_time_ends_by_itself() {
     let database = Database::new();
-    let outbox = database.name().parse().expect("a name");
+    let outbox = database.outbox_name();
     admin::pause(
         &mut database.connect(),
         &outbox,

@@ -1,7 +1,6 @@
 //! The binary: exit codes, what it says, where settings come from, and what its logs never show.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +11,7 @@ use diesel_outbox::NewMessage;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Database, Finished, Receiver, Running, binary, database_url, eventually, finish, status,
+    Database, File, Finished, Receiver, Running, binary, database_url, eventually, finish, status,
 };
 
 /// Commands that need settings and a database, each with the arguments that it needs.
@@ -26,28 +25,6 @@ const COMMANDS: &[&[&str]] = &[
     &["resume", "topic", "order.paid"],
     &["check"],
 ];
-
-/// A file with this text, removed when dropped.
-pub(super) struct File(PathBuf);
-
-impl File {
-    pub(super) fn new(text: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("outbox-test-{}", uuid::Uuid::now_v7()));
-        std::fs::write(&path, text).expect("a file");
-        Self(path)
-    }
-
-    pub(super) fn path(&self) -> &str {
-        self.0.to_str().expect("UTF-8")
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        // It may be gone.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
 
 pub(super) trait With {
     /// With this variable in its environment.

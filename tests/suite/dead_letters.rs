@@ -1,13 +1,9 @@
 //! Dead letters by pages and by groups.
 
+use diesel_outbox::ReasonCode;
 use diesel_outbox::admin::{self, DeadFilter, Place};
-use diesel_outbox::{OutboxName, ReasonCode};
 
 use crate::support::Database;
-
-fn name(db: &Database) -> OutboxName {
-    db.name().parse().expect("a name")
-}
 
 /// 25 dead letters; several of one time.
 fn fill(db: &Database) {
@@ -33,7 +29,7 @@ fn pages_show_each_dead_letter_once() {
             before,
             ..DeadFilter::default()
         };
-        let page = admin::dead_letters(&mut conn, &name(&db), &filter, 4).expect("a page");
+        let page = admin::dead_letters(&mut conn, &db.outbox_name(), &filter, 4).expect("a page");
         let Some(last) = page.last() else { break };
         // As a link has it.
         before = Some(last.place().to_string().parse().expect("a place"));
@@ -55,7 +51,7 @@ fn groups_say_how_many_died_of_what() {
     fill(&db);
     let mut conn = db.connect();
     let all = DeadFilter::default();
-    let groups = admin::dead_groups(&mut conn, &name(&db), &all, 10).expect("groups");
+    let groups = admin::dead_groups(&mut conn, &db.outbox_name(), &all, 10).expect("groups");
     let seen: Vec<(&str, &str, i64, i64)> = groups
         .iter()
         .map(|g| {
@@ -80,7 +76,7 @@ fn groups_say_how_many_died_of_what() {
         reason: Some(ReasonCode::Timeout),
         ..all
     };
-    let groups = admin::dead_groups(&mut conn, &name(&db), &timeouts, 1).expect("groups");
+    let groups = admin::dead_groups(&mut conn, &db.outbox_name(), &timeouts, 1).expect("groups");
     assert_eq!(groups.len(), 1);
     assert_eq!(groups[0].count, 3);
 }

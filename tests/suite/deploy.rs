@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use crate::commands::{File, With};
-use crate::support::{Database, binary, finish};
+use crate::commands::With;
+use crate::support::{Database, File, binary, finish};
 
 const MANIFEST: &str = include_str!("../../deploy/kubernetes/diesel-outbox.yaml");
 const DOCKERFILE: &str = include_str!("../../deploy/container/Dockerfile");

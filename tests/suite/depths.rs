@@ -5,17 +5,12 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
-use diesel_outbox::OutboxName;
 use diesel_outbox::admin::{self, Depths};
 
 use crate::support::Database;
 
-fn name(db: &Database) -> OutboxName {
-    db.name().parse().expect("a name")
-}
-
 fn depths(db: &Database) -> Depths {
-    admin::depths(&mut db.connect(), &name(db)).expect("depths")
+    admin::depths(&mut db.connect(), &db.outbox_name()).expect("depths")
 }
 
 /// What is counted by hand: pending, sending, retrying, dead.
@@ -74,7 +69,7 @@ fn a_small_outbox_is_counted_exactly() {
         let depths = depths(&db);
         assert_eq!(as_counts(&depths), counts);
         assert!(!depths.is_estimate);
-        let all = admin::count_all(&mut db.connect(), &name(&db)).expect("counted");
+        let all = admin::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
         assert_eq!(as_counts(&all), counts);
     }
 }
@@ -145,7 +140,7 @@ fn long_lanes_are_estimated_and_short_ones_beside_them_are_exact() {
     let took = before.elapsed();
     assert!(took < Duration::from_millis(500), "{took:?}");
     assert!(estimated.is_estimate);
-    let exact = admin::count_all(&mut db.connect(), &name(&db)).expect("counted");
+    let exact = admin::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
     assert_eq!(estimated.lanes.len(), exact.lanes.len());
     for (about, truth) in estimated.lanes.iter().zip(&exact.lanes) {
         assert_eq!(
@@ -220,8 +215,8 @@ fn looking_changes_no_setting_of_the_connection_and_nothing_of_an_open_transacti
     conn.batch_execute("SET jit = on").expect("set");
     conn.transaction(|conn| {
         conn.batch_execute("CREATE TEMP TABLE mine (n int)")?;
-        admin::depths(conn, &name(&db)).expect("depths");
-        admin::blocked_keys(conn, &name(&db), 10).expect("keys");
+        admin::depths(conn, &db.outbox_name()).expect("depths");
+        admin::blocked_keys(conn, &db.outbox_name(), 10).expect("keys");
         conn.batch_execute(
             "INSERT INTO mine VALUES (1);
              DO $$ BEGIN ASSERT current_setting('jit') = 'on'; END $$",
@@ -234,10 +229,10 @@ fn looking_changes_no_setting_of_the_connection_and_nothing_of_an_open_transacti
 #[test]
 fn activity_counts_what_comes_in_and_what_is_settled() {
     let db = Database::new();
-    let first = admin::activity(&mut db.connect(), &name(&db)).expect("activity");
+    let first = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
     db.enqueue_many(30);
     crate::support::eventually("thirty have come in", || {
-        let now = admin::activity(&mut db.connect(), &name(&db)).expect("activity");
+        let now = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
         let rates = now.since(&first).expect("time has passed");
         now.enqueued - first.enqueued == 30 && rates.enqueued > 0.0 && rates.died == 0.0
     });

@@ -228,7 +228,7 @@ fn a_destination_without_a_breaker_passes_over_the_breakers_of_other_relays() {
 fn messages_of_a_paused_destination_that_the_settings_do_not_have_wait_at_no_cost() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let outbox = database.name().parse().expect("a name");
+    let outbox = database.outbox_name();
     let mut conn = database.connect();
     admin::pause(
         &mut conn,

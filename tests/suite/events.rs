@@ -333,7 +333,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
     assert_eq!(is_kept("_messages"), 2);
 
     let conn = &mut database.connect();
-    let name: OutboxName = database.name().parse().expect("a name");
+    let name: OutboxName = database.outbox_name();
     let records = admin::message(conn, &name, &MessageKey::Id(id)).expect("found");
     assert_eq!(records.rows.len(), 3);
     for record in &records.rows {

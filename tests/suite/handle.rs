@@ -8,25 +8,12 @@ use diesel::r2d2::{ConnectionManager, Pool};
 use diesel::{Connection, PgConnection};
 use diesel_outbox::{
     Config, DatabaseError, Destination, Dispatcher, Failure, Message, NewMessage, Outcome,
-    ReasonCode, Relay, Response, ShutdownError, StartError,
+    ReasonCode, Relay, ShutdownError, StartError,
 };
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
-use crate::support::{Database, Gate, PATIENCE, Receiver, end, eventually};
-
-/// A dispatcher made of a closure.
-struct Dispatch<F>(F);
-
-impl<F: Fn(&Message) -> Outcome + Send + Sync + 'static> Dispatcher for Dispatch<F> {
-    fn dispatch(&self, message: &Message) -> Outcome {
-        (self.0)(message)
-    }
-}
-
-fn delivered() -> Outcome {
-    Outcome::Delivered(Response::default())
-}
+use crate::support::{Database, Dispatch, Gate, PATIENCE, Receiver, delivered, end, eventually};
 
 /// Sends that hang until the gate is open.
 fn gated() -> (impl Dispatcher, Gate) {

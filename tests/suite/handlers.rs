@@ -359,7 +359,7 @@ fn without_a_pool_a_relay_with_a_handler_that_wants_one_does_not_start() {
 #[test]
 fn a_group_is_paused_and_resumed_by_its_name_like_any_destination() {
     let database = Database::new();
-    let name = database.name().parse().expect("a name");
+    let name = database.outbox_name();
     let conn = &mut database.connect();
     let kind = diesel_outbox::admin::Pausable::Destination;
     diesel_outbox::admin::pause(conn, &name, kind, "handlers", "by a test", None).expect("paused");

@@ -2,20 +2,16 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use diesel_outbox::Status;
 use diesel_outbox::admin::{
     self, LedgerFilter, LedgerRow, MessageKey, MessageRecord, Place, Searched,
 };
-use diesel_outbox::{OutboxName, Status};
 use uuid::Uuid;
 
 use crate::support::Database;
 
-fn name(db: &Database) -> OutboxName {
-    db.name().parse().expect("a name")
-}
-
 fn find(db: &Database, key: &MessageKey) -> Vec<MessageRecord> {
-    let found = admin::message(&mut db.connect(), &name(db), key).expect("a search");
+    let found = admin::message(&mut db.connect(), &db.outbox_name(), key).expect("a search");
     assert!(found.is_complete);
     found.rows
 }
@@ -149,7 +145,7 @@ fn an_id_of_the_librarys_is_found_among_many() {
 }
 
 fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRow> {
-    admin::ledger(&mut db.connect(), &name(db), filter, limit).expect("the ledger")
+    admin::ledger(&mut db.connect(), &db.outbox_name(), filter, limit).expect("the ledger")
 }
 
 /// R32: the ledger by pages, the latest first, whatever the distance in time between its rows.
@@ -281,7 +277,7 @@ fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
          VALUES (0, gen_random_uuid(), 't', '', '1', 'd', 'k1', now(), now(), 3, 'REJECTED', true)",
     );
     let of = |limit| {
-        let records = admin::key_messages(&mut db.connect(), &name(&db), "k1", limit);
+        let records = admin::key_messages(&mut db.connect(), &db.outbox_name(), "k1", limit);
         let records = records.expect("messages");
         let line = |r: &MessageRecord| (r.sequence, r.status.clone(), r.blocks_key);
         records.iter().map(line).collect::<Vec<_>>()
@@ -324,7 +320,7 @@ fn blocked_keys_are_found_among_many_that_are_not_blocked() {
     );
     let blocked = |limit| {
         let before = Instant::now();
-        let keys = admin::blocked_keys(&mut db.connect(), &name(&db), limit).expect("keys");
+        let keys = admin::blocked_keys(&mut db.connect(), &db.outbox_name(), limit).expect("keys");
         assert!(
             before.elapsed() < Duration::from_secs(1),
             "{:?}",

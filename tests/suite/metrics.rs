@@ -8,13 +8,11 @@ use std::time::Duration;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Breaker;
-use diesel_outbox::{
-    Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ReasonCode, Response,
-};
+use diesel_outbox::{Destination, Failure, Message, NewMessage, Outcome, ReasonCode};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::json;
 
-use crate::support::{Database, Gate, Receiver, end, eventually};
+use crate::support::{Database, Dispatch, Gate, Receiver, delivered, end, eventually};
 
 fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -57,19 +55,6 @@ impl<'a> Metrics<'a> {
     pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.find(name, labels).unwrap_or(0.0)
     }
-}
-
-/// A dispatcher made of a closure.
-struct Dispatch<F>(F);
-
-impl<F: Fn(&Message) -> Outcome + Send + Sync + 'static> Dispatcher for Dispatch<F> {
-    fn dispatch(&self, message: &Message) -> Outcome {
-        (self.0)(message)
-    }
-}
-
-fn delivered() -> Outcome {
-    Outcome::Delivered(Response::default())
 }
 
 fn with_key(topic: &str, key: &str) -> NewMessage {
@@ -288,7 +273,7 @@ fn breakers_wake_ups_and_errors_are_counted() {
 fn gauges_say_how_much_waits_and_fall_to_zero() {
     let database = Database::new();
     let metrics = Metrics::of(&database);
-    let outbox = database.name().parse().expect("a name");
+    let outbox = database.outbox_name();
     let waits = (Pausable::Topic, "waits");
     let mut conn = database.connect();
     admin::pause(&mut conn, &outbox, waits.0, waits.1, "test", None).expect("paused");

@@ -8,9 +8,9 @@ use diesel_outbox::{
 };
 use serde_json::json;
 
-use crate::commands::{File, With, refused};
+use crate::commands::{With, refused};
 use crate::metrics::Metrics;
-use crate::support::{Database, Receiver, Running, end, eventually, finish};
+use crate::support::{Database, File, Receiver, Running, end, eventually, finish};
 
 fn to(database: &Database, topic: &str, receiver: &Receiver) -> RelayBuilder {
     let billing = Destination::new("billing", &receiver.url()).expect("a URL");
@@ -320,7 +320,7 @@ fn a_relay_without_any_destination_says_what_to_set() {
 fn without_a_relay_no_topic_lacks_a_route() {
     let database = Database::new();
     database.enqueue("order.paid", json!(1));
-    let name = database.name().parse().expect("a name");
+    let name = database.outbox_name();
     let unrouted = || {
         let depths = admin::depths(&mut database.connect(), &name).expect("depths");
         depths.unrouted().count()

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::commands::{File, With, refused};
-use crate::support::{Database, Finished, Receiver, Running, eventually, finish};
+use crate::commands::{With, refused};
+use crate::support::{Database, File, Finished, Receiver, Running, eventually, finish};
 
 /// Two destinations with a topic for each: `billing` and `audit`.
 struct Shop {

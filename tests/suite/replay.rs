@@ -3,15 +3,11 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
+use diesel_outbox::NewMessage;
 use diesel_outbox::admin::{self, ReplayFilter, ReplayIds, ReplayRun};
-use diesel_outbox::{NewMessage, OutboxName};
 use serde_json::{Value, json};
 
 use crate::support::{Database, Receiver, finish};
-
-fn name(db: &Database) -> OutboxName {
-    db.name().parse().expect("a name")
-}
 
 /// Delivers what is due, and keeps payloads if it is told to.
 fn drain(db: &Database, receiver: &Receiver, keep: bool) {
@@ -190,12 +186,12 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     let mut conn = db.connect();
     let run: ReplayRun = "r".parse().expect("a name");
     let filter = ReplayFilter::default();
-    let found = admin::count_replayable(&mut conn, &name(&db), &filter).expect("counted");
+    let found = admin::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
     assert_eq!(found.replayed, 3500);
     let mut batches = 0;
     let stopped = admin::replay(
         &mut conn,
-        &name(&db),
+        &db.outbox_name(),
         &filter,
         ReplayIds::Same,
         Some(&run),
@@ -209,7 +205,7 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     assert!((1..3500).contains(&stopped.replayed), "{stopped:?}");
     let rest = admin::replay(
         &mut conn,
-        &name(&db),
+        &db.outbox_name(),
         &filter,
         ReplayIds::Same,
         Some(&run),
@@ -272,11 +268,11 @@ fn times_bound_what_is_replayed() {
         ..ReplayFilter::default()
     };
     let mut conn = db.connect();
-    let found = admin::count_replayable(&mut conn, &name(&db), &filter).expect("counted");
+    let found = admin::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
     assert_eq!(found.replayed, 3);
     let done = admin::replay(
         &mut conn,
-        &name(&db),
+        &db.outbox_name(),
         &filter,
         ReplayIds::New,
         None,

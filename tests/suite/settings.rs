@@ -4,8 +4,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::commands::{File, With, refused};
-use crate::support::{Database, Finished, Receiver, finish};
+use crate::commands::{With, refused};
+use crate::support::{Database, File, Finished, Receiver, finish};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OLD_SECRET: &str = "whsec_Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=";

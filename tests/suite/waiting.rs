@@ -7,8 +7,8 @@ use diesel::result::Error;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, MessageKey, Note, Verdict, WaitingFilter};
 use diesel_outbox::{
-    Answer, Changed, Destination, Due, Enqueued, MessageRef, NewMessage, OutboxName, PartState,
-    Sequence, Status,
+    Answer, Changed, Destination, Due, Enqueued, MessageRef, NewMessage, PartState, Sequence,
+    Status,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -17,10 +17,6 @@ use crate::page::Page;
 use crate::support::{Database, Finished, Receiver, end, eventually, finish};
 
 const HOUR: Duration = Duration::from_secs(3600);
-
-fn name(db: &Database) -> OutboxName {
-    db.name().parse().expect("a name")
-}
 
 fn message(topic: &str) -> NewMessage {
     NewMessage::new(topic, &json!({ "n": 1 })).expect("JSON")
@@ -47,7 +43,7 @@ fn note() -> Note {
 fn settle(db: &Database, which: impl Into<MessageRef>, verdict: Verdict) -> Changed {
     let changed = admin::settle(
         &mut db.connect(),
-        &name(db),
+        &db.outbox_name(),
         &which.into(),
         verdict,
         &note(),
@@ -150,7 +146,7 @@ fn what_is_under_way_is_left_alone_at_once() {
     let mut conn = db.connect();
     conn.batch_execute("SET statement_timeout = '10s'")
         .expect("set");
-    let (outbox, name) = (db.outbox(), name(&db));
+    let (outbox, name) = (db.outbox(), db.outbox_name());
     for which in [claimed, locked] {
         let changed = outbox.cancel(&mut conn, which).expect("an answer");
         assert_eq!(changed.answer(), Answer::UnderWay);
@@ -318,7 +314,7 @@ fn a_dead_letter_is_settled_by_hand() {
         db.execute("DELETE FROM {o}_ledger WHERE idempotency_key = 'behind'");
         assert_eq!(ledger(&db).as_deref(), Some(row));
         let key = MessageKey::Key("dead-1".to_owned());
-        let records = admin::message(&mut db.connect(), &name(&db), &key).expect("a search");
+        let records = admin::message(&mut db.connect(), &db.outbox_name(), &key).expect("a search");
         let error = records.rows[0].last_error.as_deref();
         assert_eq!(error, Some("alice: sent by fax"));
     }
@@ -336,12 +332,12 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
     let receiver = Receiver::ok();
     let billing = Destination::new("billing", &receiver.url()).expect("a URL");
     let relay = db.sleeper(db.relay().destination(billing));
-    let discarded = admin::discard(&mut db.connect(), &name(&db), &[-1]);
+    let discarded = admin::discard(&mut db.connect(), &db.outbox_name(), &[-1]);
     assert_eq!(discarded.expect("an answer"), 1);
     let numbers: Vec<_> = receiver.wait_for(2).iter().map(|one| one.json()).collect();
     assert_eq!(numbers, [json!(1), json!(2)]);
     eventually("both are settled", || relay.stats().delivered == 2);
-    let again = admin::discard(&mut db.connect(), &name(&db), &[-1]);
+    let again = admin::discard(&mut db.connect(), &db.outbox_name(), &[-1]);
     assert_eq!(again.expect("an answer"), 0);
 }
 
@@ -375,7 +371,7 @@ fn what_was_delivered_by_hand_counts_as_delivered() {
 }
 
 fn list(conn: &mut PgConnection, db: &Database, filter: &WaitingFilter, limit: i64) -> Vec<String> {
-    let found = admin::waiting(conn, &name(db), filter, limit).expect("a list");
+    let found = admin::waiting(conn, &db.outbox_name(), filter, limit).expect("a list");
     assert!(found.is_complete);
     let keys = found.rows.iter().map(|row| row.idempotency_key.clone());
     keys.collect()
@@ -450,7 +446,7 @@ fn what_waits_is_listed_by_topic_destination_tenant_key_and_state() {
     let mut seen = Vec::new();
     let mut filter = all;
     loop {
-        let page = admin::waiting(&mut conn, &name(&db), &filter, 1).expect("a list");
+        let page = admin::waiting(&mut conn, &db.outbox_name(), &filter, 1).expect("a list");
         let Some(row) = page.rows.first() else {
             break;
         };
