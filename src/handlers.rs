@@ -125,13 +125,7 @@ impl Handlers {
         self,
         handler: impl Fn(E, &Context<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
     ) -> Self {
-        self.insert(
-            E::TOPIC.to_owned(),
-            Arc::new(move |message, context| {
-                let event = message.decode::<E>().map_err(Refusal::Undecodable)?;
-                handler(event, context).map_err(Refusal::Handler)
-            }),
-        )
+        self.insert_event(move |event, context| handler(event, context))
     }
 
     /// [`on`](Self::on), for a handler that works in the database: its context has
@@ -163,13 +157,7 @@ impl Handlers {
         handler: impl Fn(E, &PooledContext<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
     ) -> Self {
         self.wants_pool = true;
-        self.insert(
-            E::TOPIC.to_owned(),
-            Arc::new(move |message, context| {
-                let event = message.decode::<E>().map_err(Refusal::Undecodable)?;
-                handler(event, context).map_err(Refusal::Handler)
-            }),
-        )
+        self.insert_event(handler)
     }
 
     /// Handles the messages of a topic as they are: of use where the topic has no type.
@@ -226,6 +214,19 @@ impl Handlers {
         self.insert(
             topic.into(),
             Arc::new(move |message, context| handler(message, context).map_err(Refusal::Handler)),
+        )
+    }
+
+    fn insert_event<E: Event + DeserializeOwned>(
+        self,
+        handler: impl Fn(E, &PooledContext<'_>) -> Result<(), HandlerError> + Send + Sync + 'static,
+    ) -> Self {
+        self.insert(
+            E::TOPIC.to_owned(),
+            Arc::new(move |message, context| {
+                let event = message.decode::<E>().map_err(Refusal::Undecodable)?;
+                handler(event, context).map_err(Refusal::Handler)
+            }),
         )
     }
 

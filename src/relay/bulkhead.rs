@@ -100,12 +100,8 @@ impl Bulkhead {
         });
         let nowhere = InProcess {
             name: NOWHERE.to_owned(),
-            topics: Vec::new(),
             concurrency: Some(own_threads.unwrap_or(0)),
-            timeout: None,
-            max_attempts: None,
-            backoff: None,
-            rate: None,
+            ..InProcess::default()
         };
         let serves = Serves::Dispatcher(common.clone());
         let last = Self::plain(nowhere, config, most_bytes, serves);
@@ -157,28 +153,20 @@ impl Bulkhead {
             None if request_batch.is_some() => 2 * config.batch,
             None => config.batch,
         };
+        let local = InProcess {
+            name: destination.name.clone(),
+            concurrency: destination.concurrency,
+            timeout: destination.timeout,
+            max_attempts: destination.max_attempts,
+            backoff: destination.backoff.clone(),
+            ..InProcess::default()
+        };
         Self {
-            name: destination.name.as_str().into(),
-            number: 0,
             gate: Gate::new(destination),
-            serves: Serves::Dispatcher(dispatcher),
-            concurrency: destination.concurrency.unwrap_or(config.concurrency),
             request_batch,
-            retries: Retries {
-                max_attempts: destination.max_attempts.unwrap_or(config.max_attempts),
-                backoff: destination
-                    .backoff
-                    .clone()
-                    .unwrap_or_else(|| config.backoff.clone()),
-            },
             on_dead: destination.on_dead.unwrap_or(config.on_dead),
             batch,
-            most_bytes,
-            bytes: AtomicUsize::new(0),
-            send_timeout: destination.timeout.unwrap_or(config.send_timeout),
-            send_micros: AtomicU64::new(0),
-            wants_room: AtomicBool::new(false),
-            in_flight: AtomicUsize::new(0),
+            ..Self::plain(local, config, most_bytes, Serves::Dispatcher(dispatcher))
         }
     }
 
@@ -232,7 +220,7 @@ impl Bulkhead {
         } else {
             (before - before / 8).saturating_add(micros / 8)
         };
-        // Of two threads at once one is not heard: it is a mean all the same.
+        // Two threads may race and one sample may be lost; the mean barely changes.
         self.send_micros.store(mean, Ordering::Relaxed);
     }
 

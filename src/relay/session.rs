@@ -14,6 +14,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::connection::{Connected, Limits, Plans, backend, connect, lock_limit};
 use crate::store::pinned::{pin, pinned};
+use crate::store::range::is_over_time;
 use crate::store::rights;
 
 /// How long a pooler lets a client wait for its turn: the default of PgBouncer's `query_wait_timeout`.
@@ -112,7 +113,9 @@ impl Session {
             }
             Err(error) => {
                 let limit = lock_limit(self.statement_timeout);
-                let cause = if is_timeout(error, post.in_database.stayed(), limit) {
+                let took = post.in_database.stayed();
+                let is_timeout = matches!(error, DatabaseError::Statement(error) if is_over_time(error, took, limit));
+                let cause = if is_timeout {
                     Cause::TimeOut
                 } else {
                     self.missing(error).map_or(Cause::Other, Cause::Missing)
@@ -234,19 +237,6 @@ pub(super) enum Cause {
     Other,
 }
 
-/// What both clocks round away.
-const ROUNDING: Duration = Duration::from_millis(2);
-
-/// Whether a statement, which failed after `took`, was ended by its limits: `limit` is the shorter one. Known by
-/// its time, as a server says it in its own language and Diesel does not give its SQLSTATE away.
-fn is_timeout(error: &DatabaseError, took: Duration, limit: Duration) -> bool {
-    let of_no_kind = matches!(
-        error,
-        DatabaseError::Statement(Error::DatabaseError(DatabaseErrorKind::Unknown, _))
-    );
-    of_no_kind && took.saturating_add(ROUNDING) >= limit
-}
-
 /// Which threads have no database just now. Says so once, and once when all have it again.
 #[derive(Debug, Default)]
 pub(crate) struct Outage {
@@ -327,30 +317,5 @@ impl Outage {
         needed
             .map(|(thread, trouble)| (*thread, trouble.clone()))
             .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// R30: a server says it in the language of `lc_messages`, and a trigger of a user's may say anything.
-    #[test]
-    fn a_timeout_is_known_by_its_time_and_not_by_words() {
-        let unknown = |text: &str| {
-            let text = Box::new(text.to_owned());
-            DatabaseError::Statement(Error::DatabaseError(DatabaseErrorKind::Unknown, text))
-        };
-        let limit = Duration::from_secs(5);
-        let german = unknown("storniere Anfrage wegen Zeitüberschreitung der Sperre");
-        assert!(is_timeout(&german, limit, limit));
-        assert!(is_timeout(&german, limit - Duration::from_millis(1), limit));
-        let forged = unknown("canceling statement due to statement timeout");
-        assert!(!is_timeout(&forged, Duration::from_millis(3), limit));
-        let gone = Box::new("server closed the connection".to_owned());
-        let gone = Error::DatabaseError(DatabaseErrorKind::ClosedConnection, gone);
-        assert!(!is_timeout(&gone.into(), limit * 4, limit));
-        let refused = DatabaseError::Connect("timeout expired".to_owned());
-        assert!(!is_timeout(&refused, limit * 4, limit));
     }
 }

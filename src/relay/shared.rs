@@ -86,7 +86,7 @@ pub(crate) struct Shared {
     pub(crate) bulkheads: Vec<Bulkhead>,
     /// Messages to claim at most.
     pub(crate) limit: Option<u64>,
-    /// A claim that takes longer than this is given up and tried again.
+    /// [`CLAIM_LIMIT`], but for tests.
     pub(crate) claim_limit: Duration,
     pub(crate) lease: LeaseClock,
     pub(crate) outage: Arc<Outage>,

@@ -43,8 +43,8 @@ pub(crate) fn briefly<T>(
     }
 }
 
-/// Whether a statement has failed because it took too long. By its time and not by what the server says of
-/// it, which may be in any language. Two clocks: the server's may be a little faster.
+/// Whether a statement has failed because it took too long: known by its time, as a server says it in its own
+/// language and Diesel does not give its SQLSTATE away. Two clocks: the server's may be a little faster.
 pub(crate) fn is_over_time(error: &Error, took: Duration, limit: Duration) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::Unknown, _))
         && took >= limit.mul_f64(0.9)
@@ -57,6 +57,28 @@ mod tests {
 
     use super::*;
     use crate::store::model::database::Outbox;
+
+    /// R30: a server says it in the language of `lc_messages`, and a trigger of a user's may say anything.
+    #[test]
+    fn a_timeout_is_known_by_its_time_and_not_by_words() {
+        let error = |kind, text: &str| Error::DatabaseError(kind, Box::new(text.to_owned()));
+        let unknown = |text| error(DatabaseErrorKind::Unknown, text);
+        let limit = Duration::from_secs(5);
+        let german = unknown("storniere Anfrage wegen Zeitüberschreitung der Sperre");
+        assert!(is_over_time(&german, limit, limit));
+        assert!(is_over_time(
+            &german,
+            limit - Duration::from_millis(1),
+            limit
+        ));
+        let forged = unknown("canceling statement due to statement timeout");
+        assert!(!is_over_time(&forged, Duration::from_millis(3), limit));
+        let gone = error(
+            DatabaseErrorKind::ClosedConnection,
+            "server closed the connection",
+        );
+        assert!(!is_over_time(&gone, limit * 4, limit));
+    }
 
     #[test]
     fn what_takes_too_long_is_undone_and_the_connection_goes_on() {

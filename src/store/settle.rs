@@ -252,8 +252,8 @@ pub(crate) fn dead(
     .map(only_sequences)
 }
 
-/// Gives messages back unsent. Costs no attempt, and is a HOT update. When its answer was lost and the same lease has claimed a message anew meanwhile, the
-/// repeat leaves it alone.
+/// Gives messages back unsent. Costs no attempt, and is a HOT update. When its answer was lost and the same lease
+/// has claimed a message anew meanwhile, the repeat leaves it alone.
 pub(crate) fn release(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -313,7 +313,6 @@ pub(crate) fn settled(
     name: &OutboxName,
     traces: &[Trace<'_>],
 ) -> QueryResult<Vec<i64>> {
-    let traces_of = || traces.iter();
     statement(format!(
         "SELECT l.sequence
            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::uuid[])
@@ -322,10 +321,10 @@ pub(crate) fn settled(
           WHERE l.sequence = t.sequence AND l.message_id = t.message_id",
         name.ledger()
     ))
-    .bind::<Array<Text>, _>(traces_of().map(|t| t.idempotency_key).collect::<Vec<_>>())
-    .bind::<Array<Text>, _>(traces_of().map(|t| t.destination).collect::<Vec<_>>())
-    .bind::<Array<BigInt>, _>(traces_of().map(|t| t.sequence).collect::<Vec<_>>())
-    .bind::<Array<SqlUuid>, _>(traces_of().map(|t| t.message_id).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(traces.iter().map(|t| t.idempotency_key).collect::<Vec<_>>())
+    .bind::<Array<Text>, _>(traces.iter().map(|t| t.destination).collect::<Vec<_>>())
+    .bind::<Array<BigInt>, _>(traces.iter().map(|t| t.sequence).collect::<Vec<_>>())
+    .bind::<Array<SqlUuid>, _>(traces.iter().map(|t| t.message_id).collect::<Vec<_>>())
     .load::<SequenceRow>(conn)
     .map(only_sequences)
 }

@@ -9,7 +9,7 @@ use comfy_table::{ContentArrangement, Table};
 /// Columns of a table, at least.
 const LEAST_WIDTH: u16 = 60;
 /// Characters of a name that a row of a table shows.
-const LONGEST_NAME: usize = 80;
+pub(crate) const LONGEST_NAME: usize = 80;
 
 /// Writes a text and a line break.
 pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
@@ -47,11 +47,16 @@ pub(crate) fn shown(text: &str) -> String {
 
 /// The beginning of a name, which may have a kilobyte, for a row of a table. JSON has all of it.
 pub(crate) fn name(name: &str) -> String {
-    let mut short = shown(name);
-    if let Some((end, _)) = short.char_indices().nth(LONGEST_NAME) {
-        short.truncate(end);
-        short.push('…');
+    shortened(&shown(name), LONGEST_NAME)
+}
+
+/// The beginning of a text of any length.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
     }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
     short
 }
 

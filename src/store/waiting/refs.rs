@@ -158,14 +158,20 @@ impl Changed {
     pub fn answer(&self) -> Answer {
         let has = |state: PartState| self.parts.iter().any(|part| part.state == state);
         let all_done = self.parts.iter().all(|part| part.state == PartState::Done);
-        match () {
-            () if self.parts.is_empty() => Answer::Unknown,
-            () if all_done => Answer::Done,
-            () if has(PartState::Done) => Answer::Partly,
-            () if has(PartState::UnderWay) => Answer::UnderWay,
-            () if has(PartState::Delivered) => Answer::Delivered,
-            () if has(PartState::Dead) => Answer::Dead,
-            () => Answer::Cancelled,
+        if self.parts.is_empty() {
+            Answer::Unknown
+        } else if all_done {
+            Answer::Done
+        } else if has(PartState::Done) {
+            Answer::Partly
+        } else if has(PartState::UnderWay) {
+            Answer::UnderWay
+        } else if has(PartState::Delivered) {
+            Answer::Delivered
+        } else if has(PartState::Dead) {
+            Answer::Dead
+        } else {
+            Answer::Cancelled
         }
     }
 }

@@ -24,7 +24,6 @@ pub(super) use self::login::{login, refused};
 
 use self::dead::change::{self, Change};
 use self::layout::Page;
-use self::messages::change::Change as Message;
 use super::http::{Request, Response, Status};
 use super::{Site, Visitor};
 
@@ -65,11 +64,9 @@ pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Respo
     match request.path.as_str() {
         "/dead/requeue" => change::answer(site, visitor, request, Change::Requeue),
         "/dead/discard" => change::answer(site, visitor, request, Change::Discard),
-        "/message/cancel" => messages::change::answer(site, visitor, request, Message::Cancel),
-        "/message/reschedule" => {
-            messages::change::answer(site, visitor, request, Message::Reschedule)
+        "/message/cancel" | "/message/reschedule" | "/message/settle" => {
+            messages::change::answer(site, visitor, request)
         }
-        "/message/settle" => messages::change::answer(site, visitor, request, Message::Settle),
         "/pause" => pauses::pause(site, visitor, request),
         "/resume" => pauses::resume(site, visitor, request),
         _ => missing(

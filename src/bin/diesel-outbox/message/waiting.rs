@@ -121,39 +121,19 @@ impl Which {
 }
 
 pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> Result<()> {
-    let status = match options.status.as_deref() {
-        None => None,
-        Some(word) => match word.parse::<Status>() {
-            Ok(status) if !matches!(status, Status::Delivered | Status::Dead) => Some(status),
-            _ => {
-                let why = format!(
-                    "{word:?} is not pending, sending or retrying, the states of what waits; see `dead list` for dead letters"
-                );
-                return Err(ConfigError::new("--status", why).into());
-            }
-        },
-    };
-    let tenant_id = match &options.tenant {
-        None => None,
-        Some(text) => match text.parse() {
-            Ok(tenant) => Some(tenant),
-            Err(_) => {
-                let why = format!("{text:?} is no UUID");
-                return Err(ConfigError::new("--tenant", why).into());
-            }
-        },
-    };
+    let tenant = options.tenant.as_deref().map(|text| {
+        let why = || ConfigError::new("--tenant", format!("{text:?} is no UUID"));
+        text.parse().map_err(|_| why())
+    });
+    let after = options.after.as_deref();
+    let after = after.map(|text| dead::place("--after", text));
     let filter = WaitingFilter {
         topic: options.topic.clone(),
         destination: options.destination.clone(),
-        tenant_id,
+        tenant_id: tenant.transpose()?,
         ordering_key: options.key.clone(),
-        status,
-        after: options
-            .after
-            .as_deref()
-            .map(|text| dead::place("--after", text))
-            .transpose()?,
+        status: options.status.as_deref().map(status).transpose()?,
+        after: after.transpose()?,
     };
     let limit = i64::from(options.limit);
     let found = admin::waiting(conn, &config.table, &filter, limit)?;
@@ -172,6 +152,17 @@ pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> 
         Some(place) => output::line(format!("more: --after {place}")),
         None => Ok(()),
     }
+}
+
+fn status(word: &str) -> Result<Status, ConfigError> {
+    let status = word.parse().ok();
+    let waits = |status: &Status| !matches!(status, Status::Delivered | Status::Dead);
+    status.filter(waits).ok_or_else(|| {
+        let why = format!(
+            "{word:?} is not pending, sending or retrying, the states of what waits; see `dead list` for dead letters"
+        );
+        ConfigError::new("--status", why)
+    })
 }
 
 fn show_list(found: &Searched<MessageRecord>) -> Result<()> {

@@ -4,6 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
+use crate::output::LONGEST_NAME;
+pub(super) use crate::output::shortened;
+
 /// `1234567` as `1,234,567`; an estimate as `~1,234,567`.
 pub(super) fn count(number: i64, is_estimate: bool) -> String {
     let digits = number.unsigned_abs().to_string();
@@ -115,25 +118,12 @@ pub(super) fn clock(time: SystemTime) -> String {
     text.get(11..19).unwrap_or(&text).to_owned()
 }
 
-/// Characters of a name that a row of a table shows.
-const LONGEST_NAME: usize = 80;
-
 /// A name that may have a kilobyte; all of a long one for whoever points at it.
 pub(super) fn name(name: &str) -> Markup {
     if name.chars().count() <= LONGEST_NAME {
         return html! { (name) };
     }
     html! { span title=(name) { (shortened(name, LONGEST_NAME)) } }
-}
-
-/// The beginning of a text of any length.
-pub(super) fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
-    short.push('…');
-    short
 }
 
 #[cfg(test)]

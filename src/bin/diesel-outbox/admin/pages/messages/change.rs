@@ -1,7 +1,7 @@
 //! A message that somebody cancels, puts off, or settles by hand.
 
 use diesel_outbox::admin::{self, MessageRecord, Note, Verdict};
-use diesel_outbox::{Answer, Changed, DatabaseError, Due, MessageRef, Sequence};
+use diesel_outbox::{Answer, Due, MessageRef, Sequence};
 use maud::{Markup, html};
 
 use crate::admin::http::Form;
@@ -10,14 +10,6 @@ use crate::admin::pages::{bad_request, database_away, link};
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
 /// What is done to a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::admin::pages) enum Change {
-    Cancel,
-    Reschedule,
-    Settle,
-}
-
-/// The same, with what it needs.
 enum Order {
     Cancel,
     Reschedule(Due),
@@ -25,14 +17,14 @@ enum Order {
 }
 
 impl Order {
-    fn of(change: Change, form: &Form, why: &str) -> Result<Self, String> {
-        match change {
-            Change::Cancel => Ok(Self::Cancel),
-            Change::Reschedule => due(form).map(Self::Reschedule),
-            Change::Settle if why.is_empty() => {
+    fn of(path: &str, form: &Form, why: &str) -> Result<Self, String> {
+        match path {
+            "/message/cancel" => Ok(Self::Cancel),
+            "/message/reschedule" => due(form).map(Self::Reschedule),
+            _ if why.is_empty() => {
                 Err("Say why: whoever looks at it later has nothing else.".to_owned())
             }
-            Change::Settle => match form.get("verdict") {
+            _ => match form.get("verdict") {
                 Some("delivered") => Ok(Self::Settle(Verdict::Delivered)),
                 Some("never") => Ok(Self::Settle(Verdict::NotToBeSent)),
                 _ => Err("Was it delivered, or must it not be sent?".to_owned()),
@@ -65,7 +57,6 @@ pub(in crate::admin::pages) fn answer(
     site: &Site,
     visitor: &Visitor,
     request: &Request,
-    change: Change,
 ) -> Response {
     let form = request.form();
     let value = |name| form.get(name).unwrap_or_default().trim();
@@ -73,19 +64,16 @@ pub(in crate::admin::pages) fn answer(
         return bad_request(site, visitor, request, "Which message is meant?");
     };
     let why = value("why");
-    let order = match Order::of(change, &form, why) {
+    let order = match Order::of(&request.path, &form, why) {
         Ok(order) => order,
         Err(error) => return bad_request(site, visitor, request, &error),
     };
     let which = MessageRef::from(Sequence(sequence)).at(value("destination"));
     let note = Note::new(&visitor.who, why);
-    let done = site.changes.run(|conn, outbox| {
-        let changed: Result<Changed, DatabaseError> = match &order {
-            Order::Cancel => admin::cancel(conn, outbox, &which, &note),
-            Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due),
-            Order::Settle(verdict) => admin::settle(conn, outbox, &which, *verdict, &note),
-        };
-        changed
+    let done = site.changes.run(|conn, outbox| match &order {
+        Order::Cancel => admin::cancel(conn, outbox, &which, &note),
+        Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due),
+        Order::Settle(verdict) => admin::settle(conn, outbox, &which, *verdict, &note),
     });
     site.forget();
     let (event, done_word) = order.words();
