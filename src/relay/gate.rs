@@ -70,7 +70,7 @@ enum Phase {
 pub(crate) enum News {
     /// Closed until then, or until an operator resumes it.
     Paused(ReasonCode, Option<Instant>),
-    /// The breaker is open until then, for the so-manieth time in a row.
+    /// The breaker is open until then, for the nth time in a row.
     Opened(Instant, u32),
     /// A probe went well.
     Recovered,

@@ -124,7 +124,7 @@ impl State {
         let floor = match (found.stream.is_keyed, slow) {
             (true, _) => recently(clock, KEYED_OVERLAP),
             (false, None) => Position::START,
-            // That one may be due much later than what comes before the lane is asked.
+            // The message we found may be due later than others committed since.
             (false, Some(_)) => {
                 Position::of_time(found.first.available_at).min(recently(clock, OVERLAP))
             }

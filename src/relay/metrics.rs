@@ -170,7 +170,7 @@ impl OfDestination {
         }
     }
 
-    /// The so-manieth attempt has failed; 0: it counts as none.
+    /// The nth attempt has failed; 0: it counts as none.
     fn retried(&self, attempt: u32) {
         let Some(number) = attempt.checked_sub(1) else {
             return;

@@ -107,7 +107,7 @@ pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
         Ok::<(), DatabaseError>(())
     };
     if let Err(error) = tell_all() {
-        log::warn!(event = "pause_lost", error:% = error; "other relays are not told of pauses and will find out themselves");
+        log::warn!(event = "pause_lost", error:% = error; "could not record the pause: other relays will discover it on their own");
     }
 }
 

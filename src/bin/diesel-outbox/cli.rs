@@ -25,7 +25,7 @@ pub(crate) enum Command {
     Migrate(migrate::Options),
     /// Deliver until a signal comes. Needs a route or a destination, else it ends with exit code 2
     Run,
-    /// Serve the admin page without a relay, beside an application that has one
+    /// Serve the admin page without a relay
     Admin,
     /// Deliver what is due, then exit
     Drain(drain::Options),

@@ -194,7 +194,7 @@ fn answer(request: Request, number: u64, handler: &Arc<Handler>) -> Response {
     match answers.recv_timeout(limit) {
         Ok(response) => response,
         Err(RecvTimeoutError::Timeout) => {
-            log::warn!(event = "admin_answer_late"; "an answer of the admin page takes longer than {} s: its database hangs?", limit.as_secs());
+            log::warn!(event = "admin_answer_late"; "admin page: no answer from the database within {} s", limit.as_secs());
             let late =
                 "no answer in time: the database hangs? What was asked for may still happen\n";
             Response::text(Status::Unavailable, late)
