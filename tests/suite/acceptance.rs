@@ -20,12 +20,7 @@ fn w_101_pending_then_sending_then_delivered() {
     let sequence = database.enqueue("order.paid", json!({ "n": 1 }));
     assert_eq!(database.count("pending"), 1);
 
-    // The receiver holds its answer until the test has seen the message being sent.
-    let (go, gone) = crossbeam_channel::bounded::<()>(0);
-    let receiver = Receiver::start(move |_, stream| {
-        let _ = gone.recv();
-        std::io::Write::write_all(stream, &crate::support::status(200))
-    });
+    let (receiver, gate) = Receiver::held();
     let relay = database
         .relay()
         .lease(Duration::from_secs(60))
@@ -42,7 +37,7 @@ fn w_101_pending_then_sending_then_delivered() {
         database.schema()
     );
     assert_eq!(database.number(&open), 0);
-    go.send(()).expect("the receiver waits");
+    gate.open();
     eventually("it is delivered", || database.count("delivered") == 1);
 
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);

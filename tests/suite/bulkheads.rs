@@ -471,12 +471,7 @@ fn nor_does_one_that_hangs_with_many_messages_in_each_request() {
 
 fn beside_a_hanging_one(change: impl FnOnce(&mut Destination)) {
     let database = Database::new();
-    let (release, released) = crossbeam_channel::bounded::<()>(0);
-    let hanging = Receiver::start(move |_, _| {
-        // Until the end of the test.
-        let _ = released.recv();
-        Err(std::io::ErrorKind::Other.into())
-    });
+    let (hanging, gate) = Receiver::held();
     let healthy = Receiver::ok();
     enqueue(&database, "hanging", 8000);
     let relay = relay_to(
@@ -511,7 +506,7 @@ fn beside_a_hanging_one(change: impl FnOnce(&mut Destination)) {
         "before the first timeout"
     );
     assert_eq!(hanging.count(), 4, "its threads are all taken");
-    drop(release);
+    gate.open();
     end(&relay);
 }
 

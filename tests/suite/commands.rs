@@ -2,8 +2,6 @@
 
 use std::io::Write;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
@@ -11,7 +9,8 @@ use diesel_outbox::NewMessage;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Database, File, Finished, Receiver, Running, binary, database_url, eventually, finish, status,
+    Database, File, Finished, Gate, Receiver, Running, binary, database_url, eventually, finish,
+    status,
 };
 
 /// Commands that need settings and a database, each with the arguments that it needs.
@@ -944,14 +943,9 @@ fn a_relay_that_is_not_enabled_sends_nothing() {
 
 // --- Signals ------------------------------------------------------------------------------
 
-/// A relay with a send under way that does not end before the returned sender is dropped.
-fn sending(database: &Database) -> (Running, Receiver, mpsc::Sender<()>) {
-    let (go, gone) = mpsc::channel::<()>();
-    let gone = Mutex::new(gone);
-    let receiver = Receiver::start(move |_, stream| {
-        let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        stream.write_all(&status(200))
-    });
+/// A relay with a send under way that does not end before the gate is opened.
+fn sending(database: &Database, shutdown_timeout: &str) -> (Running, Receiver, Gate) {
+    let (receiver, gate) = Receiver::held();
     database.enqueue("order.paid", json!(1));
     let relay = Running::start(
         database
@@ -959,21 +953,21 @@ fn sending(database: &Database) -> (Running, Receiver, mpsc::Sender<()>) {
             .with("OUTBOX_URL", &receiver.url())
             .with("OUTBOX_SEND_TIMEOUT", "100s")
             .with("OUTBOX_LEASE", "300s")
-            .with("OUTBOX_SHUTDOWN_TIMEOUT", "100s"),
+            .with("OUTBOX_SHUTDOWN_TIMEOUT", shutdown_timeout),
     );
     receiver.wait_for(1);
-    (relay, receiver, go)
+    (relay, receiver, gate)
 }
 
 #[test]
 fn the_first_signal_lets_sends_finish() {
     for signal in ["TERM", "INT"] {
         let database = Database::new();
-        let (mut relay, _receiver, go) = sending(&database);
+        let (mut relay, _receiver, gate) = sending(&database, "100s");
         relay.signal(signal);
         relay.wait_for_log("event=signal");
         assert!(relay.is_running());
-        drop(go);
+        gate.open();
         assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
         assert_eq!(database.count("delivered"), 1);
         assert!(relay.log().contains("relay_stopped"), "{}", relay.log());
@@ -983,7 +977,7 @@ fn the_first_signal_lets_sends_finish() {
 #[test]
 fn the_second_signal_ends_it_at_once() {
     let database = Database::new();
-    let (mut relay, _receiver, _go) = sending(&database);
+    let (mut relay, _receiver, _gate) = sending(&database, "100s");
     relay.signal("TERM");
     relay.wait_for_log("event=signal");
     let began = Instant::now();
@@ -999,22 +993,7 @@ fn the_second_signal_ends_it_at_once() {
 #[test]
 fn a_shutdown_that_does_not_come_to_its_end_in_time_is_a_failure() {
     let database = Database::new();
-    let (go, gone) = mpsc::channel::<()>();
-    let gone = Mutex::new(gone);
-    let receiver = Receiver::start(move |_, stream| {
-        let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        stream.write_all(&status(200))
-    });
-    database.enqueue("order.paid", json!(1));
-    let mut relay = Running::start(
-        database
-            .binary(&["run"])
-            .with("OUTBOX_URL", &receiver.url())
-            .with("OUTBOX_SEND_TIMEOUT", "100s")
-            .with("OUTBOX_LEASE", "300s")
-            .with("OUTBOX_SHUTDOWN_TIMEOUT", "300ms"),
-    );
-    receiver.wait_for(1);
+    let (mut relay, _receiver, _gate) = sending(&database, "300ms");
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(1), "{}", relay.log());
     assert!(
@@ -1022,7 +1001,6 @@ fn a_shutdown_that_does_not_come_to_its_end_in_time_is_a_failure() {
         "{}",
         relay.log()
     );
-    drop(go);
 }
 
 // --- Logs ---------------------------------------------------------------------------------
@@ -1031,8 +1009,7 @@ fn a_shutdown_that_does_not_come_to_its_end_in_time_is_a_failure() {
 #[test]
 fn json_logs_carry_the_event_names_and_never_what_is_private() {
     let database = Database::new();
-    let (go, gone) = mpsc::channel::<()>();
-    let gone = Mutex::new(gone);
+    let (gate, pass) = Gate::new();
     let receiver = Receiver::start(move |request, stream| {
         let is_first = request.header("outbox-attempt") == Some("1");
         let code = match request.json()["case"].as_str() {
@@ -1040,7 +1017,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
             Some("dead") => 400,
             Some("conflict") => {
                 // Until the test has given it to somebody else.
-                let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                pass();
                 200
             }
             _ => 200,
@@ -1087,7 +1064,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
         "INSERT INTO {o}_lease (relay, expires_at) VALUES ('other:1', now() + interval '1 h')",
     );
     database.execute("UPDATE {o} SET locked_by = (SELECT max(id) FROM {o}_lease)");
-    drop(go);
+    gate.open();
     relay.wait_for_log("\"event\":\"conflict\"");
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());

@@ -10,7 +10,9 @@ use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::{Destination, Relay};
 use serde_json::json;
 
-use crate::support::{Database, PATIENCE, Receiver, Running, end, eventually, finish, status};
+use crate::support::{
+    Database, Gate, PATIENCE, Receiver, Running, end, eventually, finish, status,
+};
 
 /// PostgreSQL behind a wire that takes so long one way.
 fn far_away(database_url: &str, one_way: Duration) -> String {
@@ -272,9 +274,9 @@ fn messages_of_a_paused_destination_that_the_settings_do_not_have_wait_at_no_cos
 #[test]
 fn a_pause_that_the_last_send_of_a_shutdown_brings_is_written_down() {
     let database = Database::new();
-    let (release, released) = crossbeam_channel::bounded::<()>(0);
+    let (gate, pass) = Gate::new();
     let receiver = Receiver::start(move |_, stream| {
-        let _ = released.recv();
+        pass();
         stream.write_all(&status(410))
     });
     database.enqueue("order.paid", json!(1));
@@ -289,7 +291,7 @@ fn a_pause_that_the_last_send_of_a_shutdown_brings_is_written_down() {
     std::thread::scope(|scope| {
         let ending = scope.spawn(|| end(&relay));
         eventually("it is stopping", || !relay.is_healthy());
-        drop(release);
+        gate.open();
         ending.join().expect("a clean end");
     });
     assert_eq!(

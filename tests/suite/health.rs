@@ -1,47 +1,24 @@
 //! What a relay says of itself. That its database hangs is shown in `chaos::wedged`.
 
-use std::sync::mpsc::{Receiver as Gate, Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
 use diesel_outbox::{
-    Config, Dispatcher, Handlers, Health, Message, NewMessage, Observer, Outcome, ProblemKind,
-    Relay, RelayHandle, Response, Settled,
+    Config, Handlers, Health, Message, NewMessage, Observer, ProblemKind, Relay, RelayHandle,
+    Settled,
 };
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
 use crate::metrics::Metrics;
-use crate::support::{Database, Receiver, end, eventually};
+use crate::support::{Database, Dispatch, Gate, Receiver, delivered, end, eventually};
 
-/// A dispatcher and an observer whose calls hang until the other end is dropped.
-struct Hanging(Mutex<Gate<()>>);
+/// Calls it with each outcome.
+struct Observing<F>(F);
 
-fn hanging() -> (Hanging, Sender<()>) {
-    let (open, gate) = channel();
-    (Hanging(Mutex::new(gate)), open)
-}
-
-impl Hanging {
-    fn hang(&self) {
-        // Nothing is ever sent: this ends when the other end is dropped.
-        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).recv();
-    }
-}
-
-impl Dispatcher for Hanging {
-    fn dispatch(&self, message: &Message) -> Outcome {
-        if message.topic == "hangs" {
-            self.hang();
-        }
-        Outcome::Delivered(Response::default())
-    }
-}
-
-impl Observer for Hanging {
+impl<F: Fn() + Send + Sync + 'static> Observer for Observing<F> {
     fn settled(&self, _: &Settled<'_>) {
-        self.hang();
+        self.0();
     }
 }
 
@@ -146,13 +123,20 @@ fn a_relay_whose_settle_is_refused_has_its_database() {
 fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     let (database, half) = (Database::new(), Database::new());
     let metrics = [Metrics::of(&database), Metrics::of(&half)];
-    let ((all_hang, open), (one_hangs, half_open)) = (hanging(), hanging());
-    let relay = |database: &Database, threads, dispatcher| {
+    let (gate, pass) = Gate::new();
+    let relay = |database: &Database, threads| {
         let fine = Handlers::new().on_topic("fine", |_, _| Ok(()));
-        let relay = database.relay().concurrency(threads).dispatcher(dispatcher);
+        let pass = pass.clone();
+        let hanging = Dispatch(move |message: &Message| {
+            if message.topic == "hangs" {
+                pass();
+            }
+            delivered()
+        });
+        let relay = database.relay().concurrency(threads).dispatcher(hanging);
         relay.handlers("fine", fine).start().expect("a relay")
     };
-    let relays = [relay(&database, 1, all_hang), relay(&half, 2, one_hangs)];
+    let relays = [relay(&database, 1), relay(&half, 2)];
     for database in [&database, &half] {
         database.enqueue("hangs", json!(1));
     }
@@ -174,7 +158,7 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
             relay.stats().delivered == 1
         });
     }
-    drop((open, half_open));
+    gate.open();
     for relay in &relays {
         assert!(until(relay, &[]).is_live());
         eventually("what hung is delivered", || relay.stats().delivered == 2);
@@ -187,15 +171,18 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
 fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     let database = Database::new();
     let metrics = Metrics::of(&database);
-    let (observer, open) = hanging();
+    let (gate, pass) = Gate::new();
     let receiver = Receiver::ok();
-    let relay = database.relay().observe(observer).url(&receiver.url());
+    let relay = database
+        .relay()
+        .observe(Observing(pass))
+        .url(&receiver.url());
     let relay = relay.start().expect("a relay");
     database.enqueue("order.paid", json!(1));
     let health = until(&relay, &[ProblemKind::NoProgress]);
     assert!(!health.is_live());
     is_shown(&relay, &metrics, "no_progress", 0.0);
-    drop(open);
+    gate.open();
     assert!(until(&relay, &[]).is_live());
     end(&relay);
 }

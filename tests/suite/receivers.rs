@@ -984,13 +984,7 @@ fn stored_headers_that_cannot_be_sent_kill_the_message_unsent() {
 #[test]
 fn one_bad_receiver_does_not_hold_up_another() {
     let database = Database::new();
-    let (go, gone) = mpsc::channel::<()>();
-    let gone = Mutex::new(gone);
-    let bad = Receiver::start(move |_, stream| {
-        // Until the test drops its end.
-        let _ = gone.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        stream.write_all(&status(200))
-    });
+    let (bad, gate) = Receiver::held();
     let good = Receiver::ok();
     database
         .execute("INSERT INTO {o} (topic, payload) SELECT 'slow', '1' FROM generate_series(1, 2)");
@@ -1009,7 +1003,7 @@ fn one_bad_receiver_does_not_hold_up_another() {
         database.count("delivered") == 50
     });
     assert_eq!(database.count("sending"), 2);
-    drop(go);
+    gate.open();
     eventually("the two are delivered, too", || {
         database.count("delivered") == 52
     });

@@ -11,7 +11,7 @@ use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError};
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
-use crate::support::{Database, Receiver, binary, end, eventually, finish};
+use crate::support::{Database, Gate, Receiver, binary, end, eventually, finish};
 
 /// The binary in this database.
 fn command(database: &FreshDatabase, arguments: &[&str]) -> std::process::Command {
@@ -446,12 +446,11 @@ fn a_claim_is_a_hot_update() {
 #[test]
 fn the_view_shows_every_state() {
     let database = Database::new();
-    let (go, gone) = crossbeam_channel::bounded::<()>(0);
+    let (gate, pass) = Gate::new();
     let receiver = Receiver::start(move |request, stream| {
         let status = match request.json().as_str() {
             Some("sending") => {
-                // Until the test drops its end.
-                let _ = gone.recv();
+                pass();
                 200
             }
             Some("dead") => 400,
@@ -487,7 +486,7 @@ fn the_view_shows_every_state() {
             .as_deref(),
         Some("dead delivered pending retrying sending")
     );
-    drop(go);
+    gate.open();
     eventually("it is delivered", || database.count("delivered") == 2);
     end(&relay);
 }

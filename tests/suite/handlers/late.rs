@@ -1,5 +1,7 @@
 //! Handlers that panic, or take too long.
 
+use diesel_outbox::{RelayBuilder, RelayHandle};
+
 use super::*;
 
 /// That of `Database::relay`.
@@ -50,6 +52,21 @@ fn is_logged(database: &Database, event: &str, sequence: i64) -> bool {
     lines
         .iter()
         .any(|line| line.starts_with(event) && line.contains(&id))
+}
+
+/// This relay with a handler that has been called with a message, and is held by the gate.
+fn held(database: &Database, relay: RelayBuilder) -> (RelayHandle, Gate) {
+    let (gate, pass) = Gate::new();
+    let relay = relay
+        .on::<MemberJoined>(move |_, _| {
+            pass();
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    join(database, 1);
+    eventually("it is called", || gate.came() == 1);
+    (relay, gate)
 }
 
 /// R17
@@ -160,18 +177,7 @@ fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_
 #[test]
 fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() {
     let database = Database::new();
-    let (gate, pass) = Gate::new();
-    let relay = database
-        .relay()
-        .on::<MemberJoined>(move |_, _| {
-            pass();
-            Ok(())
-        })
-        .on::<MemberLeft>(|_, _| Ok(()))
-        .start()
-        .expect("a relay");
-    join(&database, 1);
-    eventually("it is called", || gate.came() == 1);
+    let (relay, gate) = held(&database, database.relay().on::<MemberLeft>(|_, _| Ok(())));
     let first = database.number("SELECT locked_by FROM {o}");
     database.execute(&format!(
         "UPDATE {{o}}_lease SET expires_at = now() - interval '1 second' WHERE id = {first}"
@@ -195,18 +201,7 @@ fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() 
 #[test]
 fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_it_comes() {
     let database = Database::new();
-    let (gate, pass) = Gate::new();
-    let relay = database
-        .relay()
-        .lease(Duration::from_secs(60))
-        .on::<MemberJoined>(move |_, _| {
-            pass();
-            Ok(())
-        })
-        .start()
-        .expect("a relay");
-    join(&database, 1);
-    eventually("it is called", || gate.came() == 1);
+    let (relay, gate) = held(&database, database.relay().lease(Duration::from_secs(60)));
     let ended = relay.shutdown(Duration::from_millis(300));
     assert!(
         matches!(ended, Err(ShutdownError::Deadline { messages: 1, .. })),
@@ -297,17 +292,7 @@ fn a_panic_whose_value_panics_when_it_is_dropped_ends_no_thread() {
 #[test]
 fn a_handler_that_takes_longer_than_the_lease_is_called_once_and_its_success_counts() {
     let database = Database::new();
-    let (gate, pass) = Gate::new();
-    let relay = database
-        .relay()
-        .on::<MemberJoined>(move |_, _| {
-            pass();
-            Ok(())
-        })
-        .start()
-        .expect("a relay");
-    join(&database, 1);
-    eventually("it is called", || gate.came() == 1);
+    let (relay, gate) = held(&database, database.relay());
     let ends = "SELECT (extract(epoch FROM expires_at) * 1000)::bigint FROM {o}_lease";
     let (first, lease) = (database.number(ends), LEASE.as_millis());
     eventually("the lease is renewed for longer than a lease", || {
