@@ -17,9 +17,9 @@ pub(crate) const MOST_LANES: usize = 64;
 /// What is older than this, by its time of availability, was most likely committed when it was
 /// passed. What was not is found by a sweep.
 const OVERLAP: Duration = Duration::from_secs(1);
-/// The same for keyed messages, of which many may wait: what was committed later is the walk's.
+/// The same for keyed messages, of which many may wait.
 const KEYED_OVERLAP: Duration = Duration::from_millis(50);
-/// A lane that always has more is swept no more often than this.
+/// A lane that always has more is swept no more often than this, nor one of keyed messages.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Sweeps take a twentieth of the time at most: where an old snapshot keeps a million dead entries in
 /// the index, a sweep reads them all.
@@ -59,7 +59,8 @@ impl To {
 /// A lane goes on where its last claim ended: so the entries of what was settled since, which an old
 /// snapshot may keep in the index for hours, are not read again and again. What was committed late,
 /// given back or left by a dead relay stands before that place. A sweep, a claim from the start,
-/// finds it. (Of messages with an ordering key it is the [`Walk`](super::walk::Walk) that does.)
+/// finds it. Of messages with an ordering key a sweep looks at the first ones only, and the
+/// [`Walk`](super::walk::Walk) finds the rest: one that is due may stand behind many of other keys that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: Vec<Known>,
@@ -140,16 +141,17 @@ impl State {
     }
 
     /// Whether its next claim begins at the start. `is_asked`: somebody wants to know whether really
-    /// nothing is left.
-    fn is_sweep_due(&self, is_asked: bool) -> bool {
+    /// nothing is left; of keyed messages it is the walk that tells.
+    fn is_sweep_due(&self, is_keyed: bool, is_asked: bool) -> bool {
         let Some((at, took)) = self.swept else {
             return true;
         };
-        if self.is_short && is_asked && !self.is_swept_in_look {
+        if !is_keyed && self.is_short && is_asked && !self.is_swept_in_look {
             return true;
         }
         let age = at.elapsed();
-        (self.is_short || age >= SWEEP_INTERVAL) && age >= SWEEP_SHARE * took
+        let is_soon = self.is_short && !is_keyed;
+        (is_soon || age >= SWEEP_INTERVAL) && age >= SWEEP_SHARE * took
     }
 
     /// When a sweep may be made that this look has left out: nobody else tells of what only a sweep finds.
@@ -173,6 +175,11 @@ impl State {
         let is_sweep = after == Position::START;
         if is_sweep {
             self.swept = Some((Instant::now(), harvest.took));
+        }
+        if is_sweep && is_keyed && is_full {
+            // Much waits there behind others of its key, or more than there is room for: the walk's.
+            self.is_swept_in_look = true;
+            return;
         }
         if is_full {
             self.floor = last.unwrap_or(self.floor);
@@ -380,7 +387,7 @@ impl Lanes {
             shares.entry(lane.to).or_default().1 += 1;
         }
         let lane = |known: &Known, room: usize| {
-            let is_sweep = !known.stream.is_keyed && known.state.is_sweep_due(is_asked);
+            let is_sweep = known.state.is_sweep_due(known.stream.is_keyed, is_asked);
             Lane {
                 stream: known.stream.clone(),
                 room: room.max(1),
@@ -405,9 +412,8 @@ impl Lanes {
     /// When the first of the sweeps may be made that this look, which `began` then, has left out. What it could
     /// have made at once there was no room for, and no time makes room.
     pub(super) fn owed_at(&self, began: Instant, is_open: impl Fn(To) -> bool) -> Option<Instant> {
-        let is_claimed = |lane: &&Known| {
-            !lane.stream.is_keyed && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
-        };
+        let is_claimed =
+            |lane: &&Known| is_open(lane.to) && !self.kept_back.has(&lane.stream.topic);
         let lanes = self.lanes.iter().filter(is_claimed);
         let owed = lanes.filter_map(|lane| lane.state.owed_at());
         owed.filter(|at| *at >= began).min()

@@ -130,7 +130,7 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     let clock = DatabaseClock::new(1_000_000_000, now);
     let found = all(&["a"]).found.remove(0);
     let mut state = State::new(&found, &clock, None);
-    assert!(state.is_sweep_due(false), "it was never asked");
+    assert!(state.is_sweep_due(false, false), "it was never asked");
     let last = Position {
         available_at: 1_000_000_000,
         sequence: 7,
@@ -147,14 +147,17 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         &brought(Duration::from_millis(1)),
     );
     assert_eq!((state.floor, state.is_done), (last, false));
-    assert!(!state.is_sweep_due(false), "it has more behind its place");
+    assert!(
+        !state.is_sweep_due(false, false),
+        "it has more behind its place"
+    );
     // Nothing more there: once again from a little before, for what was committed meanwhile.
     state.learn(false, last, false, None, &brought(Duration::ZERO));
     assert!(state.floor < last && !state.is_done && state.is_quiet);
     let floor = state.floor;
     state.learn(false, floor, false, None, &brought(Duration::ZERO));
     assert!(state.is_done && !state.is_swept_in_look);
-    assert!(state.is_sweep_due(true), "somebody asks");
+    assert!(state.is_sweep_due(false, true), "somebody asks");
     // A sweep that took long is not repeated soon, however much somebody asks.
     state.learn(
         false,
@@ -164,7 +167,7 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         &brought(Duration::from_secs(3600)),
     );
     assert!(state.is_done && state.is_swept_in_look);
-    assert!(!state.is_sweep_due(true));
+    assert!(!state.is_sweep_due(false, true));
 }
 
 #[test]
@@ -284,4 +287,35 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     let later = owed + Duration::from_millis(1);
     let none = lanes.owed_at(later, |_| true);
     assert_eq!(none, None, "a look that began later had no room for it");
+}
+
+/// G5: a keyed message that was committed late stands before the place of its lane, and beside a hundred thousand
+/// keys that are not due a walk takes many seconds.
+#[test]
+fn keyed_lanes_are_swept_each_second() {
+    let mut lanes = lanes(&["a"], &[]);
+    let keyed = Stream {
+        is_keyed: true,
+        ..stream("a")
+    };
+    lanes.lanes[0].stream = keyed.clone();
+    let clock = DatabaseClock::new(0, Instant::now());
+    let sweep = lanes.allot(|_| 10, false);
+    assert_eq!(sweep[0].after, Position::START);
+    // It has come to the end of what it looks at: what is behind that is the walk's.
+    let floor = lanes.lanes[0].state.floor;
+    let reached = HashMap::from([(keyed, Position::of_time(1))]);
+    lanes.learn(&Harvest {
+        reached: &reached,
+        ..harvest(&sweep, &clock)
+    });
+    assert_eq!(lanes.lanes[0].state.floor, floor, "it goes on where it was");
+    let next = lanes.allot(|_| 10, false);
+    assert_eq!(next[0].after, floor, "it was swept just now");
+    lanes.learn(&harvest(&next, &clock));
+    lanes.lanes[0].state.swept = Instant::now()
+        .checked_sub(SWEEP_INTERVAL)
+        .map(|at| (at, Duration::ZERO));
+    lanes.begin_look();
+    assert_eq!(lanes.allot(|_| 10, false)[0].after, Position::START);
 }
