@@ -250,8 +250,8 @@ impl Handlers {
     /// A thread cannot be killed, so the limit ends no call. A call that runs longer is reported
     /// (`event=handler_stuck`) and gives its place among the group's threads to the next message. The
     /// message stays claimed and is not started again while the call runs; the result counts when the
-    /// call returns, however late. While 64 calls of a group run past the limit, the group starts no more:
-    /// its messages wait, and no attempt is counted.
+    /// call returns, however late. While 64 calls of a group run past the limit, or fewer whose messages are
+    /// half of the group's share of memory, the group starts no more: its messages wait, and no attempt is counted.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
