@@ -19,8 +19,9 @@ use std::error::Error;
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use diesel_outbox::Outbox;
+use rocket::error::ErrorKind;
 use rocket::fairing::AdHoc;
-use rocket::{Build, Rocket, error, routes};
+use rocket::{Build, Rocket, error, routes, warn};
 use rocket_sync_db_pools::database;
 
 use crate::relay::RelayFairing;
@@ -36,7 +37,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .merge(("databases.shop.url", &database_url))
         // A receiver takes what the outbox takes: payloads of up to 1 MiB.
         .merge(("limits.bytes", "2MiB"));
-    rocket::custom(figment)
+    let relay = RelayFairing::new(database_url);
+    let launched = rocket::custom(figment)
         .manage(Outbox::new("outbox")?)
         .mount(
             "/",
@@ -44,10 +46,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
         )
         .attach(Db::fairing())
         .attach(AdHoc::try_on_ignite("migrations", migrate))
-        .attach(RelayFairing::new(database_url))
+        .attach(relay.clone())
         .launch()
-        .await?;
-    Ok(())
+        .await;
+    // Where the signal comes at an unlucky moment, Rocket 0.5 ends without its shutdown fairings.
+    relay.end().await;
+    match launched {
+        // So it says then, too, of connections that are still open: no message is lost by them.
+        Err(error) if matches!(error.kind(), ErrorKind::Shutdown(_, None)) => {
+            warn!("connections were open at the end");
+            Ok(())
+        }
+        launched => Ok(launched.map(drop)?),
+    }
 }
 
 async fn migrate(rocket: Rocket<Build>) -> rocket::fairing::Result {

@@ -13,6 +13,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts a relay when the server listens, and ends it when the server is to end. Starting and ending
 /// wait for the database and for receivers, so they stay away from Rocket's async threads.
+#[derive(Clone)]
 pub struct RelayFairing {
     database_url: String,
     relay: Arc<OnceLock<RelayHandle>>,
@@ -23,6 +24,20 @@ impl RelayFairing {
         Self {
             database_url,
             relay: Arc::default(),
+        }
+    }
+
+    /// Ends the relay, if it runs.
+    pub async fn end(&self) {
+        let relay = Arc::clone(&self.relay);
+        let end = spawn_blocking(move || match relay.get() {
+            Some(relay) => relay.shutdown(SHUTDOWN_TIMEOUT),
+            None => Ok(()),
+        });
+        match end.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => error!("the relay did not end cleanly: {error}"),
+            Err(error) => error!("the relay did not end cleanly: {error}"),
         }
     }
 }
@@ -56,15 +71,6 @@ impl Fairing for RelayFairing {
     }
 
     async fn on_shutdown(&self, _rocket: &Rocket<Orbit>) {
-        let relay = Arc::clone(&self.relay);
-        let end = spawn_blocking(move || match relay.get() {
-            Some(relay) => relay.shutdown(SHUTDOWN_TIMEOUT),
-            None => Ok(()),
-        });
-        match end.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => error!("the relay did not end cleanly: {error}"),
-            Err(error) => error!("the relay did not end cleanly: {error}"),
-        }
+        self.end().await;
     }
 }
