@@ -1,8 +1,9 @@
 # `make` lists the targets. Each one installs what it needs beyond a Rust toolchain and a C compiler.
 
 CARGO ?= cargo
-FEATURES := cli
-TEST_FEATURES := cli,tracing
+TEST_FEATURES := tracing
+# What applications may leave out.
+LEAN := '' relay relay,file,tracing http,aws-lc-rs
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
@@ -10,8 +11,8 @@ POSTGRES_VERSIONS := 13 14 15 16 17 18
 SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/run
 # What `make semver` compares with: a revision.
 BASE ?= origin/main
-# Examples that are projects of their own, for what they bring is not for this one's tree.
-PROJECTS := shop rocket-shop
+# Projects of their own, for what they bring is not for this one's tree: examples, and applications that only tests need.
+PROJECTS := examples/shop examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider
 # Tests wait more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
@@ -24,8 +25,8 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
-	$(CARGO) build --features $(FEATURES)
-	scripts/with-postgres $(CARGO) run --quiet --features $(FEATURES) -- demo $(ARGS)
+	$(CARGO) build
+	scripts/with-postgres $(CARGO) run --quiet -- demo $(ARGS)
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
 	scripts/install-receivers
@@ -43,11 +44,11 @@ screenshots: bootstrap ## Write the README's images of the admin page, docs/imag
 	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
-examples: bootstrap ## Test the examples that are projects of their own: shops on rouille and on Rocket
-	@for example in $(PROJECTS); do \
-		set -- --manifest-path examples/$$example/Cargo.toml; \
+examples: bootstrap ## Test what is a project of its own: shops on rouille, Rocket and diesel-async, and other applications
+	@for project in $(PROJECTS); do \
+		set -- --manifest-path $$project/Cargo.toml; \
 		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
-		echo "== examples/$$example"; \
+		echo "== $$project"; \
 		$(CARGO) test --no-run "$$@" && scripts/with-postgres $(CARGO) test "$$@" || exit 1; \
 	done
 
@@ -61,11 +62,15 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || \
 		rustup component add rustfmt clippy
 	$(CARGO) fmt --check
-	@for example in $(PROJECTS); do \
-		$(CARGO) fmt --check --manifest-path examples/$$example/Cargo.toml || exit 1; \
+	@for project in $(PROJECTS); do \
+		$(CARGO) fmt --check --manifest-path $$project/Cargo.toml || exit 1; \
 	done
 	$(CARGO) clippy --all-targets --features $(TEST_FEATURES) -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features $(TEST_FEATURES)
+	@for features in $(LEAN); do \
+		echo "$(CARGO) clippy --no-default-features --features '$$features'"; \
+		$(CARGO) clippy --quiet --package diesel-outbox --lib --no-default-features --features "$$features" -- -D warnings || exit 1; \
+	done
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --package diesel-outbox --features $(TEST_FEATURES)
 	scripts/check-dependencies
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api
@@ -84,23 +89,23 @@ api: bootstrap ## Write the public API down in public-api.txt, which `make check
 
 semver: bootstrap ## Look for changes since BASE (a revision) that break whoever uses the library
 	@$(CARGO) semver-checks --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-semver-checks
-	$(CARGO) semver-checks --baseline-rev $(BASE) --only-explicit-features --features tracing
+	$(CARGO) semver-checks --package diesel-outbox --baseline-rev $(BASE) --only-explicit-features --features tracing
 
 compile-time: bootstrap ## Measure what the library adds to the clean build of an application
 	scripts/compile-time
 
 bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=ordered: a scenario; ARGS=--help)
-	$(CARGO) build --release --features $(FEATURES)
+	$(CARGO) build --release
 	scripts/with-postgres $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 
 bench-nginx: bootstrap ## The same with nginx as the receiver, which costs the machine less
-	$(CARGO) build --release --features $(FEATURES)
+	$(CARGO) build --release
 	scripts/with-postgres scripts/with-nginx $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 
 static: ## Build one static executable, libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
 	RUSTFLAGS="-C target-feature=+crt-static" \
-		$(CARGO) build --release --features $(FEATURES),bundled --target $(HOST)
+		$(CARGO) build --release --package diesel-outbox-cli --features bundled --target $(HOST)
 	@program=$(TARGET_DIR)/$(HOST)/release/diesel-outbox; \
 	linkage=$$(ldd "$$program" 2>&1); \
 	case $$linkage in \

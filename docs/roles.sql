@@ -21,30 +21,35 @@ GRANT INSERT (message_id, topic, destination, payload, headers, ordering_key, id
 GRANT DELETE, SELECT (sequence, message_id, topic, destination, payload, ordering_key,
     idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, attempts, locked_by,
     split_from), UPDATE (available_at) ON "outbox" TO outbox_canceller;
-GRANT SELECT, INSERT, UPDATE ON "outbox_ledger" TO outbox_canceller;
-GRANT SELECT (sequence, message_id, destination, idempotency_key, reason, split_from) ON
-    "outbox_dead" TO outbox_canceller;
+GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_canceller;
+GRANT SELECT ON "outbox_part" TO outbox_canceller;
+GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_key, reason,
+    split_from) ON "outbox_dead" TO outbox_canceller;
 
 -- Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
 -- and what is requeued; UPDATE on a column of the dead letters lets it lock them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
-    occurred_at, split_from), UPDATE (available_at, attempts, locked_by, locked_at, last_error_code,
-    last_error) ON "outbox" TO outbox_relay;
-GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_ledger" TO outbox_relay;
+    occurred_at, split_from), UPDATE (available_at, attempts, locked_by, locked_at, last_attempt_at,
+    last_error_code, last_error) ON "outbox" TO outbox_relay;
+GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_relay;
+GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_relay;
+GRANT SELECT ON "outbox_part" TO outbox_relay;
 GRANT SELECT, INSERT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
+GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
 
 -- Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
 -- of receivers, in dead letters).
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
-    last_error_code, last_error, split_from) ON "outbox" TO outbox_reader;
-GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
-    available_at, expires_at, created_at, occurred_at, attempts, reason, last_error, http_status,
-    response, died_at, split_from, blocks_key) ON "outbox_dead" TO outbox_reader;
+    last_attempt_at, last_error_code, last_error, split_from) ON "outbox" TO outbox_reader;
+GRANT SELECT (sequence, message_id, topic, destination, named_destination, ordering_key,
+    idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
+    last_error, http_status, response, died_at, split_from, blocks_key) ON "outbox_dead" TO
+    outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;

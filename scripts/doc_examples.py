@@ -83,7 +83,7 @@ def calling(item, owner):
         forms.append(rf"\.{name}{arguments}")
     if "trait" in owner["inner"]:
         # Of a type that has the trait; and to write a trait's method is to show it.
-        forms += [rf"\w::{name}{arguments}", rf"\bfn {name}\b"]
+        forms += [rf"[\w>]::{name}{arguments}", rf"\bfn {name}\b"]
     return re.compile("|".join(forms))
 
 

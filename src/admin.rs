@@ -19,7 +19,8 @@
 //!     ..DeadFilter::default()
 //! };
 //! let sequences = admin::matching_dead_letters(&mut conn, &outbox, &filter)?;
-//! let requeued = admin::requeue(&mut conn, &outbox, &sequences)?;
+//! let note = admin::Note::new("alice", "the receiver is mended");
+//! let requeued = admin::requeue(&mut conn, &outbox, &sequences, &note)?;
 //! println!("{requeued} of {} dead letters are due again", sequences.len());
 //!
 //! // … and the destination gets messages again.
@@ -48,13 +49,15 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::matches_any;
 use crate::status::{ReasonCode, Status};
-use crate::store::claim::Topic;
-use crate::store::notifications::Listener;
+use crate::store::operate::troubles::{self, Care};
+use crate::store::operate::{blocked, depths as counting};
 use crate::store::pinned::pinned;
-use crate::store::served::served;
-use crate::store::streams::streams;
-use crate::store::troubles::{self, Care};
-use crate::store::{blocked, connection, depths as counting, inspect};
+use crate::store::relay::claim::Topic;
+use crate::store::relay::connection;
+use crate::store::relay::notifications::Listener;
+use crate::store::relay::served::served;
+use crate::store::relay::streams::streams;
+use crate::store::setup::inspect;
 
 pub use self::dead_letters::{
     dead_groups, dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters,
@@ -63,29 +66,30 @@ pub use self::dead_letters::{
 pub use self::depths::{activity, count_all, depths};
 pub use self::diagnose::{Finding, Severity, diagnose};
 pub use self::keys::{blocked_keys, leases};
-pub use self::messages::{key_messages, ledger, message};
+pub use self::messages::{history, key_messages, ledger, message};
 pub use self::migrations::{
-    check_schema, migrate, migration_sql, missing_rights, revert_migrations, roles_sql,
+    check_schema, migration_sql, missing_rights, revert_migrations, roles_sql,
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, count_replayable, replay};
 pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, waiting};
+pub use crate::migrations::{Direction, migrate};
 pub use crate::relay::DepthGauges;
-pub use crate::store::activity::{Activity, Rates};
-pub use crate::store::blocked::BlockedKey;
-pub use crate::store::dead::{DeadFilter, DeadGroup, DeadLetter};
-pub use crate::store::depths::{DeadDepth, Depths, LaneDepth};
-use crate::store::inspect::DueRow;
-pub use crate::store::inspect::LeaseRow;
-pub use crate::store::ledger::{LedgerFilter, LedgerRow};
-pub use crate::store::messages::{MessageKey, MessageRecord};
-pub use crate::store::migrate::Direction;
-pub use crate::store::pause::Pausable;
+pub use crate::store::operate::activity::{Activity, Rates};
+pub use crate::store::operate::blocked::BlockedKey;
+pub use crate::store::operate::dead::{DeadFilter, DeadGroup, DeadLetter};
+pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
+pub use crate::store::operate::history::HistoryEntry;
+pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
+pub use crate::store::operate::messages::{MessageKey, MessageRecord};
+pub use crate::store::operate::replay::{ReplayFilter, ReplayIds, Replayed};
+pub use crate::store::operate::status::LeaseRow;
+use crate::store::operate::status::{self, DueRow};
+pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
+pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::place::Place;
-pub use crate::store::replay::{ReplayFilter, ReplayIds, Replayed};
+pub use crate::store::relay::pause::Pausable;
 pub use crate::store::searched::Searched;
-pub use crate::store::troubles::{StatusCount, TroubleCount};
-pub use crate::store::waiting::WaitingFilter;
 
 /// Blocked keys that an overview shows.
 const MOST_KEYS: i64 = 100;
@@ -184,7 +188,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     let live_is_estimate = depths.lanes.iter().any(|lane| lane.is_estimate);
     let dead_is_estimate = depths.dead.iter().any(|lane| lane.is_estimate);
     let count = |status: Status, count, is_estimate| StatusCount {
-        status: status.to_string(),
+        status,
         count,
         is_estimate,
     };
@@ -204,7 +208,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
         troubles: all_troubles,
         blocked_keys: blocked::blocked_keys(conn, name, MOST_KEYS)?,
         oldest_due_seconds: depths.oldest_due_seconds(),
-        leases: inspect::leases(conn, name)?,
+        leases: status::leases(conn, name)?,
         depths,
     })
 }
@@ -216,7 +220,7 @@ fn unrouted(lane: &LaneDepth) -> TroubleCount {
         name => format!("no relay has the destination {name:?} for it"),
     };
     TroubleCount {
-        status: Status::Pending.to_string(),
+        status: Status::Pending,
         topic: lane.topic.clone(),
         reason: ReasonCode::NoRoute.to_string(),
         count: lane.pending + lane.retrying,
@@ -239,7 +243,7 @@ fn unrouted(lane: &LaneDepth) -> TroubleCount {
 /// # Errors
 /// A [`DatabaseError`].
 pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, DatabaseError> {
-    Ok(u64::try_from(pinned(conn, name, inspect::count_due)?).unwrap_or(0))
+    Ok(u64::try_from(pinned(conn, name, status::count_due)?).unwrap_or(0))
 }
 
 /// Due messages of a topic that nobody has claimed.
@@ -280,7 +284,7 @@ pub fn due(
     topics: &[String],
 ) -> Result<Vec<DueTopic>, DatabaseError> {
     let (served, mut rows) = pinned(conn, name, |conn, name| {
-        QueryResult::Ok((served(conn, name)?, inspect::due(conn, name)?))
+        QueryResult::Ok((served(conn, name)?, status::due(conn, name)?))
     })?;
     rows.retain(|row| topics.is_empty() || matches_any(topics, &row.topic));
     let due = |row: DueRow| DueTopic {

@@ -350,12 +350,15 @@ impl Config {
 
     /// The settings in one line, without secrets.
     pub fn summary(&self) -> String {
+        let database = self.database_url.as_ref();
+        self.summary_at(&database.map_or_else(|| "unset".to_owned(), shown_database))
+    }
+
+    /// The same of a relay that gets its connections elsewhere: `database` says where.
+    pub(crate) fn summary_at(&self, database: &str) -> String {
         format!(
-            "table={} database={} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={} admin={}",
+            "table={} database={database} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={} admin={}",
             self.table,
-            self.database_url
-                .as_ref()
-                .map_or_else(|| "unset".to_owned(), shown_database),
             self.url
                 .as_ref()
                 .map_or_else(|| "unset".to_owned(), shown_url),

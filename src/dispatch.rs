@@ -1,31 +1,21 @@
 //! One message out, one outcome back.
 
-mod address;
-mod cloudevents;
-mod connection;
-mod egress;
-mod form;
-mod headers;
+#[cfg(feature = "http")]
 mod http;
-mod lookups;
-mod proxy;
-mod resolver;
-mod response;
-pub(crate) mod signature;
-mod stored;
-mod target;
-mod tls;
-mod trace;
+#[cfg(not(feature = "http"))]
+mod without_http;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+#[cfg(feature = "http")]
 pub use self::http::HttpDispatcher;
+#[cfg(feature = "http")]
+pub(crate) use self::http::signature::Signer;
+#[cfg(not(feature = "http"))]
+pub(crate) use self::without_http::HttpDispatcher;
 use crate::message::Message;
 use crate::status::ReasonCode;
-
-/// How requests say whose they are, also to a proxy.
-const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
 
 /// Sends a message to where it belongs.
 ///

@@ -89,7 +89,7 @@ pub trait Event: Serialize {
         None
     }
 
-    /// Two messages of one key with the same content are one. Defaults to a unique one.
+    /// Two messages of one key with the same content are one. Defaults to none: compared with no other message.
     fn idempotency_key(&self) -> Option<String> {
         None
     }

@@ -38,8 +38,11 @@ use std::time::Duration;
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
-use crate::admin::Direction;
-use crate::store::{check_transaction, inbox, migrate};
+use crate::migrations::Direction;
+use crate::store::check_transaction;
+use crate::store::setup::migrate;
+use crate::store::write::inbox;
+use crate::store::write::inbox::Forgetting;
 
 /// Bytes that a source or a message's id may have. The table has the same limit.
 pub const MAX_KEY_BYTES: usize = 1024;
@@ -198,9 +201,10 @@ fn check(field: &'static str, value: &str) -> Result<(), BadKey> {
 /// An error of Diesel's; what was removed before it stays so, unless a transaction of the caller's was
 /// open.
 pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
+    let mut old = Forgetting::new(inbox::TABLE, age);
     let mut removed = 0;
     loop {
-        let rows = inbox::remove_old_rows(conn, inbox::TABLE, age, CLEAN_BATCH)?;
+        let rows = old.step(conn, CLEAN_BATCH)?;
         removed += rows;
         if rows == 0 {
             return Ok(removed);
@@ -228,7 +232,7 @@ pub fn create(conn: &mut PgConnection) -> QueryResult<()> {
 /// The SQL that creates the inbox, or undoes it, to be put into a migration of the application's own.
 ///
 /// ```
-/// use diesel_outbox::admin::Direction;
+/// use diesel_outbox::Direction;
 /// use diesel_outbox::inbox;
 ///
 /// let up = inbox::migration_sql(Direction::Up);

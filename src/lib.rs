@@ -44,15 +44,23 @@
 //! | delivering | [`Relay`], [`Destination`], [`config`]; [`handlers`] inside the process; [`Observer`] |
 //! | receiving | [`receive`] verifies and reads requests, [`inbox`] handles each message once |
 //! | testing an application | [`testing`] |
-//! | queries of one's own | [`schema`] |
+//! | queries of one's own | [`schema`], [`rows`] |
 //! | operating | [`admin`], and the binary `diesel-outbox` |
 //!
 //! The promises, the three ways in which a duplicate can come about, and all settings stand in
 //! the README; what comes after it in the [`guide`]; how it works inside, in ARCHITECTURE.md.
 
+// Where relay or HTTP are left out, what only they use of the other modules is left in.
+#![cfg_attr(
+    not(all(feature = "relay", feature = "http")),
+    allow(dead_code, unused_imports, unreachable_pub)
+)]
+
 // Floor 0: plain types and pure functions.
 mod aggregate;
+#[cfg(feature = "relay")]
 mod backoff;
+#[cfg(feature = "relay")]
 pub mod config;
 mod error;
 mod event;
@@ -60,46 +68,61 @@ mod header;
 mod message;
 mod metrics;
 mod name;
+#[cfg(feature = "relay")]
 mod routes;
 mod status;
 
 // Floor 1: the database, and the way out.
+#[cfg(feature = "relay")]
 mod dispatch;
+pub mod rows;
 pub mod schema;
 mod store;
 
 // Floor 2: the tables, enqueueing and relaying.
 mod migrations;
 mod outbox;
+#[cfg(feature = "relay")]
 mod relay;
 
 // Floor 3: for whoever operates an outbox, for who receives, in the process or elsewhere, and for
 // tests.
+#[cfg(feature = "relay")]
 pub mod admin;
+#[cfg(feature = "http")]
 pub mod guide;
+#[cfg(feature = "relay")]
 pub mod handlers;
 pub mod inbox;
+#[cfg(feature = "http")]
 pub mod receive;
 pub mod testing;
 
-pub use crate::admin::migrate;
 pub use crate::aggregate::{Aggregate, Events};
+#[cfg(feature = "relay")]
 pub use crate::backoff::{Backoff, BadBackoff};
+#[cfg(feature = "relay")]
 pub use crate::config::{Config, ConfigError, Destination, Route};
-pub use crate::dispatch::{Dispatcher, Failure, HttpDispatcher, Outcome, Pause, Response};
+#[cfg(feature = "http")]
+pub use crate::dispatch::HttpDispatcher;
+#[cfg(feature = "relay")]
+pub use crate::dispatch::{Dispatcher, Failure, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
+#[cfg(feature = "relay")]
 pub use crate::handlers::{HandlerError, Handlers};
 pub use crate::message::{Due, MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
-pub use crate::migrations::{MIGRATIONS, Migrations};
+pub use crate::migrations::{Direction, MIGRATIONS, Migrations, migrate};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
+#[cfg(feature = "relay")]
 pub use crate::relay::{
     DestinationState, Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle,
     Settled, ShutdownError, StartError, Stats,
 };
 pub use crate::status::{ReasonCode, Status, UnknownWord};
-pub use crate::store::waiting::{Answer, Changed, MessageRef, Part, PartState};
+pub use crate::store::write::insert::Insert;
+pub use crate::store::write::waiting::{Answer, Changed, MessageRef, Part, PartState};
 
 /// The README's examples are tests.
 #[cfg(doctest)]

@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use diesel::deserialize::FromSqlRow;
+use diesel::expression::AsExpression;
+use diesel::sql_types::BigInt;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -24,10 +27,15 @@ pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
 /// Bytes that names and values of the headers may have together. The table's own limit leaves room
 /// for their JSON.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
+/// Bytes that payload and headers of a row may have: by the table's own limits, whoever wrote it.
+pub(crate) const MAX_ROW_BYTES: usize = MAX_PAYLOAD_BYTES + 64 * 1024;
 
 /// A message's place in its outbox. Given by the database, in the order of the inserts. Receivers see
 /// it as `ce-sequence`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow, Serialize,
+)]
+#[diesel(sql_type = BigInt)]
 pub struct Sequence(pub i64);
 
 impl fmt::Display for Sequence {
@@ -200,7 +208,8 @@ impl NewMessage {
 
     /// Two messages of one key (and destination) with the same topic and payload are one message.
     ///
-    /// Defaults to the message's id, which is unique.
+    /// Without a key a message is compared with no other: enqueued twice it is two messages of one id. Receivers
+    /// see the id as its key, and may take the two for one.
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
@@ -286,11 +295,24 @@ impl NewMessage {
         self.message_id
     }
 
-    /// The idempotency key, given or made from the id.
+    /// The idempotency key that was given, or else the id.
     pub(crate) fn key(&self) -> String {
         self.idempotency_key
             .clone()
             .unwrap_or_else(|| self.message_id.to_string())
+    }
+
+    /// The headers as a JSON object, where there are some.
+    pub(crate) fn headers_json(&self) -> Option<String> {
+        if self.headers.is_empty() {
+            return None;
+        }
+        let object = self
+            .headers
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone().into()))
+            .collect();
+        Some(serde_json::Value::Object(object).to_string())
     }
 
     pub(crate) fn digest(&self) -> Vec<u8> {

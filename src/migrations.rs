@@ -1,14 +1,42 @@
-//! The outbox's migrations for Diesel's own harness.
+//! Making an outbox: by a call, or by its migrations for Diesel's own harness.
 
 use std::fmt;
 
+use diesel::PgConnection;
 use diesel::connection::BoxableConnection;
 use diesel::migration::{
     Migration, MigrationMetadata, MigrationName, MigrationSource, MigrationVersion, Result,
 };
 use diesel::pg::Pg;
 
-use crate::store::migrate::{self, Step};
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+pub use crate::store::setup::migrate::Direction;
+use crate::store::setup::migrate::{self as steps, Step};
+
+/// Brings the database up to date and creates the outbox where it is missing. Safe to run again,
+/// and by two processes at once. What was applied is recorded in the table `outbox_migrations`.
+/// Returns what was done, in words.
+///
+/// ```no_run
+/// # use diesel::prelude::*;
+/// use diesel_outbox::OutboxName;
+///
+/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// for done in diesel_outbox::migrate(&mut conn, &OutboxName::default())? {
+///     println!("{done}"); // nothing, where there was nothing to do
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`]; then nothing was changed.
+pub fn migrate(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> std::result::Result<Vec<String>, DatabaseError> {
+    steps::migrate(conn, name)
+}
 
 /// The migrations that make the outbox `outbox` and its inbox, for `MigrationHarness` of
 /// [`diesel_migrations`](https://docs.rs/diesel_migrations): an application that runs its own migrations
@@ -28,7 +56,7 @@ use crate::store::migrate::{self, Step};
 /// ```
 ///
 /// Diesel records them in its table `__diesel_schema_migrations`, and
-/// [`migrate`](crate::admin::migrate) in `outbox_migrations`. Each of the two asks the database what is there, and not
+/// [`migrate`](migrate()) in `outbox_migrations`. Each of the two asks the database what is there, and not
 /// the other's record, so they can follow one another in any order: what is there is only recorded.
 ///
 /// Diesel reverts only what is in the source that it is given: `diesel migration revert`, which knows the
@@ -45,7 +73,7 @@ pub struct Migrations(());
 impl MigrationSource<Pg> for Migrations {
     fn migrations(&self) -> Result<Vec<Box<dyn Migration<Pg>>>> {
         let boxed = |step| Box::new(OfHarness(step)) as Box<dyn Migration<Pg>>;
-        Ok(migrate::STEPS.iter().map(boxed).collect())
+        Ok(steps::STEPS.iter().map(boxed).collect())
     }
 }
 

@@ -34,6 +34,18 @@ impl OutboxName {
         self.quoted("")
     }
 
+    pub(crate) fn part(&self) -> String {
+        self.quoted("_part")
+    }
+
+    pub(crate) fn attempt(&self) -> String {
+        self.quoted("_attempt")
+    }
+
+    pub(crate) fn rotate(&self) -> String {
+        self.quoted("_rotate")
+    }
+
     pub(crate) fn ledger(&self) -> String {
         self.quoted("_ledger")
     }

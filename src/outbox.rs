@@ -6,7 +6,9 @@ mod waiting;
 use std::fmt;
 use std::sync::Arc;
 
-use diesel::{Connection, PgConnection};
+use diesel::Connection;
+use diesel::connection::LoadConnection;
+use diesel::pg::Pg;
 use uuid::Uuid;
 
 use self::bulk::Bulk;
@@ -17,8 +19,9 @@ use crate::message::{NewMessage, Sequence};
 use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
 use crate::store::check_transaction;
-use crate::store::enqueue::{Row, Stored, insert_or_find};
 use crate::store::pinned::is_in_transaction;
+use crate::store::write::enqueue::{Row, Stored, insert_or_find};
+use crate::store::write::insert::Insert;
 
 /// An outbox to enqueue into. Cheap to make, to clone and to share between threads.
 ///
@@ -121,7 +124,7 @@ impl Outbox {
         self
     }
 
-    fn check_in_transaction(&self, conn: &mut PgConnection) -> Result<(), EnqueueError> {
+    fn check_in_transaction(&self, conn: &mut impl Connection) -> Result<(), EnqueueError> {
         if self.allows_outside || is_in_transaction(conn) {
             return Ok(());
         }
@@ -177,6 +180,9 @@ impl Outbox {
     /// Writes a message on the caller's connection, in its open transaction: it is delivered if
     /// and only if that commits. One statement.
     ///
+    /// The connection is any of Diesel's with the backend `Pg`: a `PgConnection`, one of a pool, a wrapper. For
+    /// others see [`insert`](Self::insert).
+    ///
     /// # Errors
     /// - [`EnqueueError::NotInTransaction`]: no transaction is open, and
     ///   [`allow_outside_transaction`](Self::allow_outside_transaction) was not called; nothing was sent to
@@ -187,7 +193,7 @@ impl Outbox {
     /// - [`EnqueueError::Database`]: the database failed.
     pub fn enqueue(
         &self,
-        conn: &mut PgConnection,
+        conn: &mut impl LoadConnection<Backend = Pg>,
         message: impl IntoMessage,
     ) -> Result<Enqueued, EnqueueError> {
         self.check_in_transaction(conn)?;
@@ -198,6 +204,56 @@ impl Outbox {
         let enqueued = outcome(&rows[0], stored[0])?;
         self.count(&rows, &[enqueued]);
         Ok(enqueued)
+    }
+
+    /// A message as a query, for whatever executes Diesel's queries: also `#[derive(MultiConnection)]`, and
+    /// diesel-async. Execute it in the transaction that changes the application's data.
+    ///
+    /// The message is checked, and its trace context taken, by this call: hence the `?`. What can only be seen on
+    /// a connection is left to the caller. [`enqueue`](Self::enqueue) does more, and is to be preferred on a
+    /// connection that it takes:
+    ///
+    /// | | `enqueue` | `insert` |
+    /// |---|---|---|
+    /// | where no transaction is open | is refused | commits by itself |
+    /// | the key of another message with the same topic and payload | `is_new: false`, with that message's sequence | no row |
+    /// | the same, with another topic or payload | [`EnqueueError::Conflict`] | no row |
+    /// | is counted by the metrics | yes | no |
+    ///
+    /// So where a message has an idempotency key, `execute` gives 1 for a message that is new and 0 for a key that
+    /// is taken, and `get_result` the [`Sequence`] or `NotFound`; of other messages `execute` always gives 1.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Event, Outbox, Sequence};
+    ///
+    /// #[derive(diesel::MultiConnection)]
+    /// enum AnyConnection {
+    ///     Postgres(PgConnection),
+    /// }
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct OrderPaid { order_id: i64 }
+    ///
+    /// impl Event for OrderPaid {
+    ///     const TOPIC: &'static str = "order.paid";
+    /// }
+    ///
+    /// fn pay(conn: &mut AnyConnection, outbox: &Outbox, order_id: i64) -> QueryResult<Option<Sequence>> {
+    ///     conn.transaction(|conn| {
+    ///         // … the change of the application's own tables …
+    ///         outbox.insert(&OrderPaid { order_id })?.get_result(conn).optional()
+    ///     })
+    /// }
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    /// [`EnqueueError::Message`]: the message is bad.
+    pub fn insert(&self, message: impl IntoMessage) -> Result<Insert, EnqueueError> {
+        let message = self.traced(message.into_message()?);
+        message.validate()?;
+        Ok(Insert::new(&self.name, message))
     }
 
     /// Writes many messages by one statement, all or none. The outcomes are in the order of
@@ -225,7 +281,7 @@ impl Outbox {
     /// written.
     pub fn enqueue_batch(
         &self,
-        conn: &mut PgConnection,
+        conn: &mut impl LoadConnection<Backend = Pg>,
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         self.check_in_transaction(conn)?;
@@ -315,13 +371,14 @@ impl Outbox {
     /// # Errors
     /// That of `store`, or one of enqueueing as of [`enqueue_batch`](Self::enqueue_batch). Nothing was
     /// written.
-    pub fn save<A: Aggregate, T, E>(
+    pub fn save<C, A: Aggregate, T, E>(
         &self,
-        conn: &mut PgConnection,
+        conn: &mut C,
         aggregate: &mut A,
-        store: impl FnOnce(&mut PgConnection, &mut A) -> Result<T, E>,
+        store: impl FnOnce(&mut C, &mut A) -> Result<T, E>,
     ) -> Result<T, E>
     where
+        C: LoadConnection<Backend = Pg>,
         E: From<EnqueueError> + From<diesel::result::Error>,
     {
         self.check_in_transaction(conn)?;
@@ -349,8 +406,8 @@ impl Outbox {
     /// them were new. For imports and backfills: it takes messages from the iterator as it goes, and
     /// holds some thousand of them (some MiB) at a time.
     ///
-    /// Keys count as in [`enqueue_batch`](Self::enqueue_batch): the same message again, in the outbox
-    /// or in the call, is left as it is and not counted, and another one is a conflict. It is
+    /// Keys count as in [`enqueue_batch`](Self::enqueue_batch): a message whose key and content are in the
+    /// outbox or in the call already is not counted, and one of other content is a conflict. It is
     /// fastest while keys are new; the first that is not makes PostgreSQL log a duplicate key, and
     /// the rest of the call looks at each key.
     ///
@@ -388,7 +445,7 @@ impl Outbox {
     /// - [`EnqueueError::Database`]: the database failed.
     pub fn enqueue_bulk(
         &self,
-        conn: &mut PgConnection,
+        conn: &mut impl LoadConnection<Backend = Pg>,
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<u64, EnqueueError> {
         self.check_in_transaction(conn)?;
@@ -418,7 +475,7 @@ fn add(enqueues: &mut Enqueues, rows: &[Row], enqueued: &[Enqueued]) {
 }
 
 fn insert_each(
-    conn: &mut PgConnection,
+    conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
     rows: &[Row],
 ) -> Result<Vec<Enqueued>, EnqueueError> {
@@ -433,7 +490,7 @@ fn outcome(row: &Row, stored: Stored) -> Result<Enqueued, EnqueueError> {
     let sequence = Sequence(stored.sequence);
     if !stored.is_same {
         return Err(EnqueueError::Conflict {
-            idempotency_key: row.key().to_owned(),
+            idempotency_key: row.key(),
             sequence,
         });
     }

@@ -67,9 +67,10 @@ use self::threads::{Exit, Running, Told};
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::routes::Serves;
-use crate::store::connection::{Limits, Plans, connect};
 use crate::store::pinned::{located, pinned};
-use crate::store::{lease, rights};
+use crate::store::relay::connection::{Limits, Manager, Plans, Source};
+use crate::store::relay::lease;
+use crate::store::setup::rights;
 
 /// The limit of each statement at the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -113,21 +114,25 @@ pub struct RelayHandle {
 impl RelayHandle {
     fn start(
         mut config: Config,
+        manager: Option<Arc<dyn Manager>>,
         bulkheads: Vec<Bulkhead>,
         observers: Observers,
         limit: Option<u64>,
         claim_limit: Duration,
     ) -> Result<Self, StartError> {
-        let database_url = config.database_url()?.clone();
-        let mut conn = connect(
-            &database_url,
-            "start",
-            Limits::of_relay(START_TIMEOUT, Plans::Any),
-        )?
-        .conn;
+        let source = match manager {
+            Some(manager) => Source::Manager(manager),
+            None => Source::Url(config.database_url()?.clone()),
+        };
+        let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
+        let mut conn = source.connect("start", limits)?.conn;
         // From here on tables are named with their schema.
         config.table = located(&mut conn, &config.table).map_err(DatabaseError::from)?;
         pinned(&mut conn, &config.table, rights::check_relay)?;
+        let summary = match &source {
+            Source::Url(_) => config.summary(),
+            Source::Manager(_) => config.summary_at("managed"),
+        };
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::new(config.lease, config.longest_send());
         let asked = BootTime::now();
@@ -154,7 +159,7 @@ impl RelayHandle {
         let (count, count_now) = bounded(1);
         let mut shared = Shared::new(
             config,
-            database_url,
+            source,
             bulkheads,
             observers,
             limit,
@@ -197,7 +202,7 @@ impl RelayHandle {
             let _ = handle.shutdown(START_TIMEOUT);
             return Err(error);
         }
-        log::info!(event = "relay_started", outbox:% = shared.config.table, lease = lease_id.0, relay = relay_name; "relay started: {}", shared.config.summary());
+        log::info!(event = "relay_started", outbox:% = shared.config.table, lease = lease_id.0, relay = relay_name; "relay started: {summary}");
         Ok(Self {
             shared,
             exits: running.exits.clone(),

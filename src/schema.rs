@@ -17,13 +17,16 @@
 //! [`outbox_tables!`](crate::outbox_tables) declares the same for an outbox of another name or schema.
 //!
 //! # For reading
-//! Read as much as you like. What changes these tables is [`Outbox`](crate::Outbox), the relay and
+//! Reading changes nothing; a long transaction on the ledger or the view delays retention. What changes these tables is [`Outbox`](crate::Outbox), the relay and
 //! [`admin`](crate::admin): they keep what belongs together together. (`INSERT` into `outbox` is for
 //! everybody, as in plain SQL; the columns that have defaults may be left out.)
 //!
 //! The view `outbox_messages` shows every message with its status, and no payload. A message is in
-//! `outbox` while it lives, in `outbox_dead` when it is dead, and what became of it is in
-//! `outbox_ledger`.
+//! `outbox` while it lives, in `outbox_dead` when it is dead (a cancelled one is in the ledger only), and what became of
+//! it is in `outbox_ledger`; `outbox_attempt`, the history, has its failed attempts and what operators did with it.
+//!
+//! After a fan-out each part has a sequence of its own, and the message id stays. The ledger has an index of message
+//! ids and of keys, and none of sequences.
 //!
 //! # Joins
 //! For joins with the application's own tables, declare these in the application's crate, by one line.
@@ -37,26 +40,25 @@
 //! diesel::table! {
 //!     orders (id) {
 //!         id -> Int4,
-//!         // The sequence that `enqueue` returned.
-//!         message -> Int8,
+//!         // The message id that `enqueue` returned.
+//!         message -> Uuid,
 //!     }
 //! }
-//! diesel::joinable!(orders -> outbox_messages (message));
 //! diesel::allow_tables_to_appear_in_same_query!(orders, outbox_messages);
 //! diesel::allow_tables_to_appear_in_same_query!(orders, outbox_dead);
 //!
 //! // The state of each order's message.
 //! fn states(conn: &mut PgConnection) -> QueryResult<Vec<(i32, String)>> {
 //!     orders::table
-//!         .inner_join(outbox_messages::table)
+//!         .inner_join(outbox_messages::table.on(outbox_messages::message_id.eq(orders::message)))
 //!         .select((orders::id, outbox_messages::status))
 //!         .load(conn)
 //! }
 //!
-//! // Without `joinable!`: which orders' messages died, and of what.
+//! // Which orders' messages died, and of what.
 //! fn dead(conn: &mut PgConnection) -> QueryResult<Vec<(i32, String)>> {
 //!     orders::table
-//!         .inner_join(outbox_dead::table.on(outbox_dead::sequence.eq(orders::message)))
+//!         .inner_join(outbox_dead::table.on(outbox_dead::message_id.eq(orders::message)))
 //!         .select((orders::id, outbox_dead::reason))
 //!         .load(conn)
 //! }
@@ -65,8 +67,9 @@
 //! Two calls of `allow_tables_to_appear_in_same_query!`, and not one with three tables: those of an
 //! outbox are declared for one another already.
 //!
-//! Where Diesel's command line writes the application's `schema.rs`, let it leave these tables out, or they
-//! are declared twice. In `diesel.toml`, under `[print_schema]`: `filter = { except_tables = ["^outbox"] }`.
+//! Where Diesel's command line writes the application's `schema.rs`, let it leave these tables out: it fails at those
+//! without a primary key (ledger and history), and would declare the others twice. In `diesel.toml`, under
+//! `[print_schema]`: `filter = { except_tables = ["^outbox"] }`, and a pattern more for each outbox of another name.
 //!
 //! # Types
 //! Columns have the types that they have in PostgreSQL. To load them, enable what you use of Diesel's
@@ -75,6 +78,7 @@
 //! which loads as [`SystemTime`](std::time::SystemTime).
 
 mod tables;
+pub(crate) mod values;
 
 /// Declares the tables of an outbox and its view, as `diesel::table!` does, in the module where it
 /// stands. The crate needs `diesel`.
@@ -89,15 +93,16 @@ mod tables;
 ///     pub mod hrm {
 ///         diesel_outbox::outbox_tables!(hrm.outbox);
 ///     }
-///     // Another name: macros cannot put names together, so all six are given, in this order.
+///     // Another name: macros cannot put names together, so all seven are given, in this order.
 ///     diesel_outbox::outbox_tables!(
-///         org_outbox: org_outbox_ledger, org_outbox_dead, org_outbox_lease, org_outbox_pause,
-///         org_outbox_messages
+///         org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease,
+///         org_outbox_pause, org_outbox_messages
 ///     );
 ///     // … in another schema
 ///     pub mod billing {
 ///         diesel_outbox::outbox_tables!(
-///             billing.events: events_ledger, events_dead, events_lease, events_pause, events_messages
+///             billing.events: events_ledger, events_attempt, events_dead, events_lease, events_pause,
+///             events_messages
 ///         );
 ///     }
 /// }
@@ -108,41 +113,43 @@ mod tables;
 ///
 /// ```compile_fail
 /// diesel_outbox::outbox_tables!(
-///     org_outbox: org_outbox_ledger, hrm_outbox_dead, org_outbox_lease, org_outbox_pause,
-///     org_outbox_messages
+///     org_outbox: org_outbox_ledger, org_outbox_attempt, hrm_outbox_dead, org_outbox_lease,
+///     org_outbox_pause, org_outbox_messages
 /// );
 /// ```
 #[macro_export]
 macro_rules! outbox_tables {
     (outbox) => {
         $crate::__outbox_tables!(
-            (outbox) (outbox_ledger) (outbox_dead) (outbox_lease) (outbox_pause) (outbox_messages)
-            outbox outbox_ledger outbox_dead outbox_lease outbox_pause outbox_messages
+            (outbox) (outbox_ledger) (outbox_attempt) (outbox_dead) (outbox_lease) (outbox_pause)
+            (outbox_messages)
+            outbox outbox_ledger outbox_attempt outbox_dead outbox_lease outbox_pause outbox_messages
         );
     };
     ($schema:ident . outbox) => {
         $crate::outbox_tables!(
             $schema.outbox:
-                outbox_ledger, outbox_dead, outbox_lease, outbox_pause, outbox_messages
+                outbox_ledger, outbox_attempt, outbox_dead, outbox_lease, outbox_pause,
+                outbox_messages
         );
     };
     (
         $outbox:ident :
-        $ledger:ident, $dead:ident, $lease:ident, $pause:ident, $messages:ident $(,)?
+        $ledger:ident, $attempt:ident, $dead:ident, $lease:ident, $pause:ident, $messages:ident $(,)?
     ) => {
         $crate::__outbox_tables!(
-            ($outbox) ($ledger) ($dead) ($lease) ($pause) ($messages)
-            $outbox $ledger $dead $lease $pause $messages
+            ($outbox) ($ledger) ($attempt) ($dead) ($lease) ($pause) ($messages)
+            $outbox $ledger $attempt $dead $lease $pause $messages
         );
     };
     (
         $schema:ident . $outbox:ident :
-        $ledger:ident, $dead:ident, $lease:ident, $pause:ident, $messages:ident $(,)?
+        $ledger:ident, $attempt:ident, $dead:ident, $lease:ident, $pause:ident, $messages:ident $(,)?
     ) => {
         $crate::__outbox_tables!(
-            ($schema.$outbox) ($schema.$ledger) ($schema.$dead)
+            ($schema.$outbox) ($schema.$ledger) ($schema.$attempt) ($schema.$dead)
             ($schema.$lease) ($schema.$pause) ($schema.$messages)
-            $outbox $ledger $dead $lease $pause $messages
+            $outbox $ledger $attempt $dead $lease $pause $messages
         );
     };
 }
@@ -161,6 +168,19 @@ diesel::table! {
     }
 }
 
+/// Which part of the ring the ledger and the history are written into. Nobody's but the library's.
+mod ring {
+    diesel::table! {
+        outbox_part (part) {
+            part -> diesel::sql_types::SmallInt,
+            opened_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+            closed_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+        }
+    }
+}
+
+pub(crate) use self::ring::outbox_part;
+
 /// Fails at compile time unless each name is the outbox's with its suffix.
 #[doc(hidden)]
 pub const fn check_names(outbox: &str, names: &[(&str, &str)]) {
@@ -169,7 +189,7 @@ pub const fn check_names(outbox: &str, names: &[(&str, &str)]) {
         let (name, suffix) = names[n];
         assert!(
             is_joined(name.as_bytes(), outbox.as_bytes(), suffix.as_bytes()),
-            "outbox_tables!: after NAME: come NAME_ledger, NAME_dead, NAME_lease, NAME_pause and NAME_messages"
+            "outbox_tables!: after NAME: come NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause and NAME_messages"
         );
         n += 1;
     }

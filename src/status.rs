@@ -3,6 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use diesel::deserialize::FromSqlRow;
+use diesel::expression::AsExpression;
+use diesel::sql_types::Text;
+
 /// Where a message stands. Derived from the rows, and shown by the view `<outbox>_messages`.
 ///
 /// ```
@@ -13,7 +17,8 @@ use std::str::FromStr;
 /// assert_eq!(status.as_str(), "retrying");
 /// # Ok::<(), diesel_outbox::UnknownWord>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow)]
+#[diesel(sql_type = Text)]
 #[non_exhaustive]
 pub enum Status {
     /// Committed and not tried yet.
@@ -56,6 +61,12 @@ impl fmt::Display for Status {
     }
 }
 
+impl serde::Serialize for Status {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
 impl FromStr for Status {
     type Err = UnknownWord;
 
@@ -83,7 +94,8 @@ macro_rules! reason_codes {
         /// }
         /// # Ok::<(), diesel_outbox::UnknownWord>(())
         /// ```
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow)]
+        #[diesel(sql_type = Text)]
         #[non_exhaustive]
         pub enum ReasonCode {
             $($(#[doc = $doc])+ $variant,)+

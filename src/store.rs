@@ -1,56 +1,38 @@
 //! Every statement. Free functions, the connection first, one short transaction each.
 //!
-//! Invariants of all of them: a change of a claimed message names the lease that holds it
+//! Invariants: a settle of a claimed message names the lease that holds it
 //! (`locked_by = $lease`) and the time of the claim (`locked_at`), so a relay whose messages were taken
 //! over changes nothing, and nor does one whose sequences were given to other messages; rows are
 //! locked in the order of their sequence (a sorted `= ANY(array)` on the primary key); only the
 //! database's clock decides what is due and which lease is over.
 
-pub(crate) mod activity;
-pub(crate) mod blocked;
-pub(crate) mod claim;
-pub(crate) mod claimable;
-pub(crate) mod clean;
-pub(crate) mod connection;
-pub(crate) mod dead;
-pub(crate) mod depths;
-pub(crate) mod doctor;
-pub(crate) mod enqueue;
-pub(crate) mod holders;
-pub(crate) mod inbox;
-pub(crate) mod inspect;
-pub(crate) mod lease;
-pub(crate) mod ledger;
-pub(crate) mod look;
+// What statements are made of.
+mod live;
 pub(crate) mod looking;
-pub(crate) mod messages;
-pub(crate) mod migrate;
-#[cfg(test)]
-pub(crate) mod model;
-pub(crate) mod notifications;
-pub(crate) mod ordered;
-pub(crate) mod patrol;
-pub(crate) mod pause;
 pub(crate) mod pinned;
 pub(crate) mod place;
 pub(crate) mod range;
-pub(crate) mod replay;
-pub(crate) mod rights;
 pub(crate) mod searched;
-pub(crate) mod served;
-pub(crate) mod settle;
-pub(crate) mod split;
 pub(crate) mod sql;
 pub(crate) mod statement;
-pub(crate) mod streams;
 pub(crate) mod table;
-pub(crate) mod troubles;
-pub(crate) mod unserved;
-pub(crate) mod waiting;
 
+pub(crate) mod operate;
+#[cfg(feature = "relay")]
+pub(crate) mod relay;
+pub(crate) mod setup;
+pub(crate) mod testing;
+pub(crate) mod write;
+
+#[cfg(test)]
+pub(crate) mod model;
+
+use diesel::pg::Pg;
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Integer};
-use diesel::{IntoSql, PgConnection, RunQueryDsl};
+use diesel::{Connection, IntoSql, RunQueryDsl};
+
+use crate::name::OutboxName;
 
 /// A row that is only a sequence.
 #[derive(diesel::QueryableByName)]
@@ -60,11 +42,30 @@ pub(crate) struct SequenceRow {
 }
 
 /// The digest of a row's content: plain inserts give none. As `message::digest` makes it.
+///
+/// Text, as what follows: parts of statements that are text.
 pub(crate) fn digest_of(row: &str) -> String {
     format!(
         "coalesce({row}.digest, pg_catalog.sha256(pg_catalog.convert_to(
             {row}.topic OPERATOR(pg_catalog.||) E'\\n' OPERATOR(pg_catalog.||) {row}.payload::pg_catalog.text,
             'UTF8')))"
+    )
+}
+
+/// The digest that the ledger keeps: of a row that has a key to compare under.
+pub(crate) fn kept_digest(row: &str) -> String {
+    format!(
+        "CASE WHEN {row}.idempotency_key IS NOT NULL THEN {} END",
+        digest_of(row)
+    )
+}
+
+/// The part of the ring that the ledger is written into now. Where its rows are lost: the first one, so that a
+/// settle never depends on them; `outbox_rotate` makes them again.
+pub(crate) fn open_part(name: &OutboxName) -> String {
+    format!(
+        "coalesce((SELECT part FROM {} WHERE opened_at IS NOT NULL AND closed_at IS NULL), 0)",
+        name.part()
     )
 }
 
@@ -82,7 +83,7 @@ pub(crate) fn millis(duration: std::time::Duration) -> i64 {
 
 /// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
 /// a rollback, and Diesel would take that for a commit.
-pub(crate) fn check_transaction(conn: &mut PgConnection) -> QueryResult<()> {
+pub(crate) fn check_transaction(conn: &mut impl Connection<Backend = Pg>) -> QueryResult<()> {
     diesel::select(1.into_sql::<Integer>())
         .execute(conn)
         .map(drop)

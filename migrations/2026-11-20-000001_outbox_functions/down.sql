@@ -1,6 +1,8 @@
 -- Outboxes made with the functions stay: each is undone by outbox_drop(name), before this. They work
--- without the trigger, too; relays then find messages by polling.
+-- without the trigger, too; relays then find messages by polling, and plain
+-- inserts have to give a message_id.
 DROP FUNCTION outbox_drop(text);
 DROP FUNCTION outbox_create(text);
 DROP FUNCTION outbox_wake() CASCADE;
+DROP FUNCTION outbox_message_id() CASCADE;
 DROP FUNCTION outbox_name_parts(text);

@@ -1,4 +1,4 @@
--- outbox_create(name) makes one outbox: five tables and a view. It is a function, and not
+-- outbox_create(name) makes one outbox: seven tables, a function and a view. It is a function, and not
 -- a list of CREATE statements, so that each module of an application can have an outbox of
 -- its own from its own migration: SELECT outbox_create('org_outbox').
 --
@@ -48,6 +48,17 @@ BEGIN
 END
 $function$;
 
+-- An id for a message whose insert gives none: a UUID of version 7 (RFC 9562), whose first 48 bits are the
+-- milliseconds since 1970, so ids that are made together lie together in an index.
+CREATE FUNCTION outbox_message_id() RETURNS uuid
+LANGUAGE sql VOLATILE PARALLEL SAFE AS $function$
+    SELECT pg_catalog.encode(pg_catalog.set_bit(pg_catalog.set_bit(pg_catalog.overlay(
+        pg_catalog.uuid_send(pg_catalog.gen_random_uuid()),
+        pg_catalog.substring(pg_catalog.int8send(pg_catalog.floor(
+            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::pg_catalog.int8), 3),
+        1, 6), 52, 1), 53, 1), 'hex')::pg_catalog.uuid
+$function$;
+
 -- The caller's search path says in which schema an outbox without one is made, and where the other
 -- functions are: so it is read first, and set to pg_catalog only after that.
 CREATE FUNCTION outbox_create(name text) RETURNS void
@@ -58,6 +69,8 @@ DECLARE
     s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
     t pg_catalog.text := parts[2];
     wake pg_catalog.regproc := pg_catalog.to_regproc('outbox_wake');
+    message_id pg_catalog.regproc := pg_catalog.to_regproc('outbox_message_id');
+    part pg_catalog.int4;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF s IS NULL OR to_regnamespace(quote_ident(s)) IS NULL THEN
@@ -76,16 +89,19 @@ BEGIN
     -- A claim changes locked_by, locked_at and, for a message taken over from a dead relay,
     -- attempts and the last error. No index and no index predicate may name one of these:
     -- then a claim is a HOT update, and fillfactor leaves each page room for it.
+    --
+    -- A key is stored where the caller gave one, and the digest where there is a key to compare under:
+    -- random keys in an index are what ages a table.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             sequence        bigint GENERATED ALWAYS AS IDENTITY,
-            message_id      uuid NOT NULL DEFAULT gen_random_uuid(),
+            message_id      uuid NOT NULL DEFAULT %4$s(),
             topic           text COLLATE "C" NOT NULL,
             destination     text COLLATE "C" NOT NULL DEFAULT '',
             payload         json NOT NULL,
             headers         json,
             ordering_key    text COLLATE "C",
-            idempotency_key text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
+            idempotency_key text COLLATE "C",
             digest          bytea,
             tenant_id       uuid,
             available_at    timestamptz NOT NULL DEFAULT now(),
@@ -95,11 +111,11 @@ BEGIN
             attempts        integer NOT NULL DEFAULT 0,
             locked_by       bigint,
             locked_at       timestamptz,
+            last_attempt_at timestamptz,
             last_error_code text,
             last_error      text,
             split_from      bigint,
             CONSTRAINT %3$I PRIMARY KEY (sequence),
-            CONSTRAINT %4$I UNIQUE (idempotency_key, destination),
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_is_at_most_255_bytes CHECK (octet_length(destination) <= 255),
             CONSTRAINT outbox_ordering_key_is_at_most_1_kib CHECK (octet_length(ordering_key) <= 1024),
@@ -115,7 +131,9 @@ BEGIN
             autovacuum_vacuum_cost_limit = 2000,
             autovacuum_analyze_scale_factor = 0.02,
             autovacuum_analyze_threshold = 5000
-        )$sql$, s, t, t || '_pkey', t || '_idempotency');
+        )$sql$, s, t, t || '_pkey', message_id);
+    EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I (idempotency_key, destination) WHERE idempotency_key IS NOT NULL',
+        s, t, t || '_idempotency');
     -- A claim reads the due messages of each topic and destination in this order, so that those of
     -- a destination that is left alone are passed over as a whole. Messages with an ordering key
     -- have an index of their own: most of them wait for one before them, and are in nobody's way.
@@ -136,60 +154,170 @@ BEGIN
     EXECUTE format('CREATE TRIGGER outbox_wake AFTER INSERT ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t, wake);
 
-    -- What became of each (idempotency key, destination): the truth about what was delivered.
-    -- Append-only, so BRIN finds the old rows for the cleaner at nearly no cost.
+    -- The ledger and the history are kept in a ring of parts, by time: all that is written goes into the part
+    -- that is open, and what is older than the retention goes with its whole part, by TRUNCATE. So
+    -- retention removes no row by itself, and no index grows without end. opened_at is null: the part is
+    -- empty; closed_at is null: it is open. Exactly one is.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            idempotency_key text COLLATE "C" NOT NULL,
-            destination     text COLLATE "C" NOT NULL,
-            sequence        bigint NOT NULL,
-            message_id      uuid NOT NULL,
-            topic           text NOT NULL,
-            ordering_key    text,
-            tenant_id       uuid,
-            digest          bytea NOT NULL,
-            status          text NOT NULL CHECK (status IN ('delivered', 'dead')),
-            reason          text,
-            error           text,
-            http_status     integer,
-            response        text,
-            attempts        integer NOT NULL,
-            payload         json,
-            created_at      timestamptz NOT NULL,
-            occurred_at     timestamptz,
-            settled_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-            CONSTRAINT %3$I PRIMARY KEY (idempotency_key, destination)
-        )$sql$, s, t || '_ledger', t || '_ledger_pkey');
+            part      smallint NOT NULL,
+            opened_at timestamptz,
+            closed_at timestamptz,
+            CONSTRAINT %3$I PRIMARY KEY (part)
+        )$sql$, s, t || '_part', t || '_part_pkey');
+    EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I ((true)) WHERE opened_at IS NOT NULL AND closed_at IS NULL',
+        s, t || '_part', t || '_part_open');
+    EXECUTE format('INSERT INTO %1$I.%2$I SELECT n, CASE n WHEN 0 THEN clock_timestamp() END FROM generate_series(0, 7) n',
+        s, t || '_part');
+
+    -- What became of each message at each destination: the truth about what was delivered. Written once and
+    -- never changed: a message that died, was requeued and was delivered has two entries.
+    -- destination: the one that was really used; named_destination: the one that the message named, or ''.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            part              smallint NOT NULL,
+            sequence          bigint NOT NULL,
+            message_id        uuid NOT NULL,
+            topic             text NOT NULL,
+            destination       text COLLATE "C" NOT NULL,
+            named_destination text COLLATE "C" NOT NULL DEFAULT '',
+            ordering_key      text,
+            idempotency_key   text COLLATE "C",
+            digest            bytea,
+            tenant_id         uuid,
+            status            text NOT NULL CHECK (status IN ('delivered', 'dead')),
+            reason            text,
+            error             text,
+            http_status       integer,
+            response          text,
+            attempts          integer NOT NULL,
+            payload           json,
+            created_at        timestamptz NOT NULL,
+            occurred_at       timestamptz,
+            settled_at        timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) PARTITION BY LIST (part)$sql$, s, t || '_ledger');
+
+    -- Failed attempts, and what operators did with a message beside settling it, which is an entry of the
+    -- ledger. Nothing is written for a message that succeeds at once.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            part        smallint NOT NULL,
+            sequence    bigint NOT NULL,
+            message_id  uuid NOT NULL,
+            topic       text NOT NULL,
+            destination text NOT NULL,
+            tenant_id   uuid,
+            event       text NOT NULL CHECK (event IN ('failed', 'requeued', 'discarded', 'replayed')),
+            attempt     integer,
+            reason      text,
+            error       text,
+            http_status integer,
+            response    text,
+            took        interval,
+            relay       text,
+            operator    text,
+            happened_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) PARTITION BY LIST (part)$sql$, s, t || '_attempt');
+    FOR part IN 0..7 LOOP
+        EXECUTE format('CREATE TABLE %1$I.%2$I PARTITION OF %1$I.%3$I FOR VALUES IN (%4$s)',
+            s, t || '_ledger_' || part, t || '_ledger', part);
+        EXECUTE format('CREATE TABLE %1$I.%2$I PARTITION OF %1$I.%3$I FOR VALUES IN (%4$s)',
+            s, t || '_attempt_' || part, t || '_attempt', part);
+    END LOOP;
+    -- Written in the order of time, so BRIN finds a span of it at nearly no cost. Ids of the library and of
+    -- outbox_message_id come in the order of time, too, so their index grows at one end.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I USING brin (settled_at) WITH (pages_per_range = 32, autosummarize = on)',
         s, t || '_ledger', t || '_ledger_settled');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
+        s, t || '_ledger', t || '_ledger_id');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (idempotency_key) WHERE idempotency_key IS NOT NULL',
+        s, t || '_ledger', t || '_ledger_key');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
+        s, t || '_attempt', t || '_attempt_id');
 
-    -- Dead letters, whole, until someone requeues or discards them.
+    -- Retention: empties the parts that were closed longer than the retention ago, and opens the next one when
+    -- the open one has taken a sixth of the retention. So an entry is kept for the retention, and
+    -- up to a sixth of it longer. Of the owner, so a relay needs no right to empty tables. emptied: how many
+    -- parts; none where another transaction does the same. is_in_use: another transaction reads an old part,
+    -- which stays until this is called again.
+    EXECUTE format($sql$
+        CREATE FUNCTION %1$I.%2$I(retention interval, OUT emptied integer, OUT is_in_use boolean)
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $body$
+        DECLARE
+            open_part smallint;
+            opened timestamptz;
+            old smallint;
+        BEGIN
+            emptied := 0;
+            is_in_use := false;
+            SELECT part, opened_at INTO open_part, opened FROM %1$I.%3$I
+             WHERE opened_at IS NOT NULL AND closed_at IS NULL FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                -- Its rows are lost, as in a copy of the schema without its data: settles write into part 0 then.
+                IF NOT EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
+                    INSERT INTO %1$I.%3$I (part) SELECT generate_series(0, 7) ON CONFLICT DO NOTHING;
+                    UPDATE %1$I.%3$I SET opened_at = clock_timestamp(), closed_at = NULL WHERE part = 0;
+                END IF;
+                RETURN;
+            END IF;
+            FOR old IN SELECT part FROM %1$I.%3$I WHERE closed_at <= clock_timestamp() - retention ORDER BY closed_at LOOP
+                BEGIN
+                    EXECUTE format('TRUNCATE %%I.%%I, %%I.%%I', %4$L, %5$L || old, %4$L, %6$L || old);
+                EXCEPTION WHEN lock_not_available THEN
+                    -- Whoever reads one part mostly reads all: to wait for each would keep others waiting.
+                    is_in_use := true;
+                    EXIT;
+                END;
+                UPDATE %1$I.%3$I SET opened_at = NULL, closed_at = NULL WHERE part = old;
+                emptied := emptied + 1;
+            END LOOP;
+            IF opened <= clock_timestamp() - retention / 6
+               AND (EXISTS (SELECT FROM %1$I.%7$I WHERE part = open_part) OR EXISTS (SELECT FROM %1$I.%8$I WHERE part = open_part))
+            THEN
+                -- All others may be full, where the retention was made longer: then this one stays open.
+                SELECT part INTO old FROM %1$I.%3$I WHERE opened_at IS NULL ORDER BY (part - open_part + 8) %% 8 LIMIT 1;
+                IF FOUND THEN
+                    UPDATE %1$I.%3$I SET closed_at = clock_timestamp() WHERE part = open_part;
+                    UPDATE %1$I.%3$I SET opened_at = clock_timestamp() WHERE part = old;
+                END IF;
+            END IF;
+        END
+        $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt');
+    EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval) FROM PUBLIC', s, t || '_rotate');
+
+    -- Dead letters, whole, until someone requeues or discards them. destination and named_destination: as in
+    -- the ledger.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            sequence        bigint NOT NULL,
-            message_id      uuid NOT NULL,
-            topic           text NOT NULL,
-            destination     text NOT NULL,
-            payload         json NOT NULL,
-            headers         json,
-            ordering_key    text COLLATE "C",
-            idempotency_key text NOT NULL,
-            digest          bytea,
-            tenant_id       uuid,
-            available_at    timestamptz NOT NULL,
-            expires_at      timestamptz,
-            created_at      timestamptz NOT NULL,
-            occurred_at     timestamptz,
-            attempts        integer NOT NULL,
-            reason          text NOT NULL,
-            last_error      text,
-            http_status     integer,
-            response        text,
-            died_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-            split_from      bigint,
-            blocks_key      boolean NOT NULL DEFAULT false,
+            sequence          bigint NOT NULL,
+            message_id        uuid NOT NULL,
+            topic             text NOT NULL,
+            destination       text COLLATE "C" NOT NULL,
+            named_destination text COLLATE "C" NOT NULL DEFAULT '',
+            payload           json NOT NULL,
+            headers           json,
+            ordering_key      text COLLATE "C",
+            idempotency_key   text COLLATE "C",
+            digest            bytea,
+            tenant_id         uuid,
+            available_at      timestamptz NOT NULL,
+            expires_at        timestamptz,
+            created_at        timestamptz NOT NULL,
+            occurred_at       timestamptz,
+            attempts          integer NOT NULL,
+            reason            text NOT NULL,
+            last_error        text,
+            http_status       integer,
+            response          text,
+            died_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+            split_from        bigint,
+            blocks_key        boolean NOT NULL DEFAULT false,
             CONSTRAINT %3$I PRIMARY KEY (sequence)
         )$sql$, s, t || '_dead', t || '_dead_pkey');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
+        s, t || '_dead', t || '_dead_id');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (idempotency_key) WHERE idempotency_key IS NOT NULL',
+        s, t || '_dead', t || '_dead_key');
     -- Where on_dead = "block", a dead letter keeps back its key until it is requeued or discarded. Each
     -- claim of keyed messages looks here, by keys of the outbox: only in the same collation by the index.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key) WHERE blocks_key',
@@ -226,26 +354,30 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
-    -- Every message with its status, and those that were cancelled as dead: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
+    -- Every message with its status, and those that were cancelled as dead. idempotency_key is the message id
+    -- where the caller gave no key: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
     EXECUTE format($sql$
         CREATE VIEW %1$I.%2$I AS
         SELECT sequence, message_id, topic, destination,
                CASE WHEN locked_by IS NOT NULL THEN 'sending'
                     WHEN attempts > 0 THEN 'retrying'
                     ELSE 'pending' END AS status,
-               ordering_key, idempotency_key, tenant_id, created_at, occurred_at, available_at, expires_at,
-               attempts, locked_by, locked_at, last_error_code, last_error,
-               NULL::integer AS http_status, NULL::timestamptz AS settled_at
+               ordering_key, coalesce(idempotency_key, message_id::text) AS idempotency_key, tenant_id,
+               created_at, occurred_at, available_at, expires_at, attempts, locked_by, locked_at,
+               last_attempt_at, last_error_code, last_error, NULL::integer AS http_status,
+               NULL::timestamptz AS settled_at
           FROM %1$I.%3$I
         UNION ALL
         SELECT sequence, message_id, topic, destination, 'dead',
-               ordering_key, idempotency_key, tenant_id, created_at, occurred_at, available_at, expires_at,
-               attempts, NULL, NULL, reason, last_error, http_status, died_at
+               ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
+               created_at, occurred_at, available_at, expires_at, attempts, NULL, NULL,
+               died_at, reason, last_error, http_status, died_at
           FROM %1$I.%4$I
         UNION ALL
         SELECT sequence, message_id, topic, destination, status,
-               ordering_key, idempotency_key, tenant_id, created_at, occurred_at, NULL, NULL,
-               attempts, NULL, NULL, reason, error, http_status, settled_at
+               ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
+               created_at, occurred_at, NULL, NULL, attempts, NULL, NULL,
+               settled_at, reason, error, http_status, settled_at
           FROM %1$I.%5$I
          WHERE status = 'delivered' OR reason = 'CANCELLED'$sql$,
         s, t || '_messages', t, t || '_dead', t || '_ledger');
@@ -263,7 +395,8 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
-    FOREACH suffix IN ARRAY ARRAY['_pause', '_lease', '_dead', '_ledger', ''] LOOP
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
+    FOREACH suffix IN ARRAY ARRAY['_pause', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     PERFORM set_config('search_path', path, true);

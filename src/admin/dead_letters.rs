@@ -2,9 +2,10 @@
 
 use diesel::PgConnection;
 
+use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::dead::{self, DeadFilter, DeadGroup, DeadLetter};
+use crate::store::operate::dead::{self, DeadFilter, DeadGroup, DeadLetter};
 use crate::store::pinned::pinned;
 
 /// Dead letters moved by one statement.
@@ -126,13 +127,13 @@ pub fn dead_letters_of(
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, ReasonCode};
-/// use diesel_outbox::admin::{self, DeadFilter};
+/// use diesel_outbox::admin::{self, DeadFilter, Note};
 ///
 /// /// Removes what came too late to be sent.
 /// fn discard_expired(conn: &mut PgConnection, outbox: &OutboxName) -> Result<usize, DatabaseError> {
 ///     let expired = DeadFilter { reason: Some(ReasonCode::Expired), ..DeadFilter::default() };
 ///     let sequences = admin::matching_dead_letters(conn, outbox, &expired)?;
-///     admin::discard(conn, outbox, &sequences)
+///     admin::discard(conn, outbox, &sequences, &Note::new("the nightly job", ""))
 /// }
 /// ```
 ///
@@ -149,15 +150,17 @@ pub fn matching_dead_letters(
 }
 
 /// Puts dead letters back into the outbox, due at once, with no attempts and, where their time was
-/// over, without an end. One whose key is in the outbox again stays dead. Returns how many were
-/// requeued.
+/// over, without an end. One whose key is in the outbox again stays dead. The history keeps who did it and
+/// why. Returns how many were requeued.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
-/// use diesel_outbox::{OutboxName, admin};
+/// use diesel_outbox::OutboxName;
+/// use diesel_outbox::admin::{self, Note};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// if admin::requeue(&mut conn, &OutboxName::default(), &[42])? == 0 {
+/// let note = Note::new("alice", "the receiver is mended");
+/// if admin::requeue(&mut conn, &OutboxName::default(), &[42], &note)? == 0 {
 ///     println!("there is no dead letter 42, or its key is in the outbox again");
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -169,22 +172,28 @@ pub fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequences: &[i64],
+    note: &Note,
 ) -> Result<usize, DatabaseError> {
     let mut requeued = 0;
     for batch in sequences.chunks(BATCH) {
-        requeued += pinned(conn, name, |conn, name| dead::requeue(conn, name, batch))?;
+        requeued += pinned(conn, name, |conn, name| {
+            dead::requeue(conn, name, batch, note.as_str())
+        })?;
     }
     Ok(requeued)
 }
 
-/// Removes dead letters for good; the ledger keeps that they died. Returns how many.
+/// Removes dead letters for good; the ledger keeps that they died, the history who has removed them and why.
+/// Returns how many.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
-/// use diesel_outbox::{OutboxName, admin};
+/// use diesel_outbox::OutboxName;
+/// use diesel_outbox::admin::{self, Note};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// let discarded = admin::discard(&mut conn, &OutboxName::default(), &[42, 43])?;
+/// let note = Note::new("alice", "the orders were cancelled");
+/// let discarded = admin::discard(&mut conn, &OutboxName::default(), &[42, 43], &note)?;
 /// println!("{discarded} removed");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -195,10 +204,13 @@ pub fn discard(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequences: &[i64],
+    note: &Note,
 ) -> Result<usize, DatabaseError> {
     let mut discarded = 0;
     for batch in sequences.chunks(BATCH) {
-        discarded += pinned(conn, name, |conn, name| dead::discard(conn, name, batch))?;
+        discarded += pinned(conn, name, |conn, name| {
+            dead::discard(conn, name, batch, note.as_str())
+        })?;
     }
     Ok(discarded)
 }

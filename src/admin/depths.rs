@@ -4,8 +4,8 @@ use diesel::PgConnection;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::activity::{self, Activity};
-use crate::store::depths::{self, Depths};
+use crate::store::operate::activity::{self, Activity};
+use crate::store::operate::depths::{self, Depths};
 use crate::store::pinned::pinned;
 
 /// How many messages wait and how many are dead, by topic and destination, at a cost that does not grow

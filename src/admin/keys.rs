@@ -4,8 +4,8 @@ use diesel::PgConnection;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::blocked::{self, BlockedKey};
-use crate::store::inspect::{self, LeaseRow};
+use crate::store::operate::blocked::{self, BlockedKey};
+use crate::store::operate::status::{self, LeaseRow};
 use crate::store::pinned::pinned;
 
 /// Ordering keys whose messages wait for a retry, for a delayed message or for an operator: those with
@@ -49,5 +49,5 @@ pub fn blocked_keys(
 /// # Errors
 /// A [`DatabaseError`].
 pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow>, DatabaseError> {
-    Ok(pinned(conn, name, inspect::leases)?)
+    Ok(pinned(conn, name, status::leases)?)
 }

@@ -4,8 +4,9 @@ use diesel::PgConnection;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::ledger::{self, LedgerFilter, LedgerRow};
-use crate::store::messages::{self, MessageKey, MessageRecord};
+use crate::store::operate::history::{self, HistoryEntry};
+use crate::store::operate::ledger::{self, LedgerFilter, LedgerRow};
+use crate::store::operate::messages::{self, MessageKey, MessageRecord};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
 
@@ -39,6 +40,32 @@ pub fn message(
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         messages::find(conn, name, key)
+    })?)
+}
+
+/// What has happened to messages, the first first: attempts that failed, and what operators did. A thousand
+/// entries at most. Of a message that was delivered at once there is none.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName, id: uuid::Uuid) -> Result<(), DatabaseError> {
+///     for entry in admin::history(conn, outbox, &[id])? {
+///         println!("{} {} {:?}", entry.happened_at, entry.event, entry.error);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn history(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_ids: &[uuid::Uuid],
+) -> Result<Vec<HistoryEntry>, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        history::history(conn, name, message_ids)
     })?)
 }
 

@@ -4,30 +4,9 @@ use diesel::PgConnection;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::migrate::{self as migrations, Direction};
 use crate::store::pinned::pinned;
-use crate::store::{inspect, rights};
-
-/// Brings the database up to date and creates the outbox where it is missing. Safe to run again,
-/// and by two processes at once. What was applied is recorded in the table `outbox_migrations`.
-/// Returns what was done, in words.
-///
-/// ```no_run
-/// # use diesel::prelude::*;
-/// use diesel_outbox::OutboxName;
-///
-/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// for done in diesel_outbox::migrate(&mut conn, &OutboxName::default())? {
-///     println!("{done}"); // nothing, where there was nothing to do
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// A [`DatabaseError`]; then nothing was changed.
-pub fn migrate(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<String>, DatabaseError> {
-    migrations::migrate(conn, name)
-}
+use crate::store::setup::migrate::{self as migrations, Direction};
+use crate::store::setup::{inspect, rights};
 
 /// Undoes all migrations, and with them the first outbox and the inbox and what is in them. Outboxes of
 /// other names stay: undo each before, by `SELECT outbox_drop('hrm.outbox')`.

@@ -6,8 +6,8 @@ use diesel::PgConnection;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::pause::{self, Pausable};
 use crate::store::pinned::pinned;
+use crate::store::relay::pause::{self, Pausable};
 
 /// A destination or a topic whose messages wait.
 #[derive(Debug, Clone, PartialEq, Eq)]

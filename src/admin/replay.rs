@@ -2,11 +2,12 @@
 
 use diesel::PgConnection;
 
+use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::status::UnknownWord;
+use crate::store::operate::replay::{self, ReplayFilter, ReplayIds, Replayed};
 use crate::store::pinned::pinned;
-use crate::store::replay::{self, ReplayFilter, ReplayIds, Replayed};
 
 /// The name of a run of [`replay`]: it stands in the idempotency keys of the messages that the run makes,
 /// as `<key>#replay-<run>`. A run that was broken off is continued under its name, and replays nothing
@@ -82,11 +83,12 @@ pub fn count_replayable(
 ///   and no payload in the ledger (`OUTBOX_LEDGER_PAYLOAD`) means no replay.
 /// - It has the same message id, so a receiver that knows what it has handled leaves it alone, or a new
 ///   one ([`ReplayIds`]). Its idempotency key is `<key>#replay-<run>`.
+/// - The history keeps who replayed it and why.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, ReplayFilter, ReplayIds};
+/// use diesel_outbox::admin::{self, Note, ReplayFilter, ReplayIds};
 /// use std::time::{Duration, SystemTime};
 ///
 /// /// Billing has lost the work of an hour.
@@ -96,7 +98,9 @@ pub fn count_replayable(
 ///         destination: Some("billing".to_owned()),
 ///         ..ReplayFilter::default()
 ///     };
-///     let replayed = admin::replay(conn, outbox, &filter, ReplayIds::New, None, |run, so_far| {
+///     let note = Note::new("alice", "billing was restored from a backup");
+///     let ids = ReplayIds::New;
+///     let replayed = admin::replay(conn, outbox, &filter, ids, None, &note, |run, so_far| {
 ///         println!("{run}: {} messages", so_far.replayed);
 ///         true
 ///     })?;
@@ -112,6 +116,7 @@ pub fn replay(
     filter: &ReplayFilter,
     ids: ReplayIds,
     run: Option<&ReplayRun>,
+    note: &Note,
     mut progress: impl FnMut(&str, &Replayed) -> bool,
 ) -> Result<Replayed, DatabaseError> {
     let run = run.map(|run| run.0.as_str());
@@ -120,7 +125,7 @@ pub fn replay(
     })?;
     let mut sum = Replayed::default();
     while let Some(step) = pinned(conn, name, |conn, name| {
-        replay::step(conn, name, filter, ids, &mut walk)
+        replay::step(conn, name, filter, ids, &mut walk, note.as_str())
     })? {
         sum.replayed += step.replayed;
         sum.without_payload += step.without_payload;

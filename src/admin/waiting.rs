@@ -5,10 +5,11 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::message::Due;
 use crate::name::OutboxName;
-use crate::store::messages::MessageRecord;
+use crate::store::operate::messages::MessageRecord;
+use crate::store::operate::waiting::{WaitingFilter, list};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
-use crate::store::waiting::{self, Changed, End, MessageRef, Reach, WaitingFilter};
+use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
 
 /// Characters of an operator's name, and of what is kept of the reason.
 const WHO: usize = 100;
@@ -48,7 +49,7 @@ pub fn waiting(
     limit: i64,
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        waiting::list(conn, name, filter, limit)
+        list(conn, name, filter, limit)
     })?)
 }
 
@@ -79,6 +80,12 @@ impl Note {
             true => who,
             false => format!("{who}: {why}"),
         })
+    }
+}
+
+impl Note {
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 

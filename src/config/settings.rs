@@ -95,7 +95,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "OUTBOX_BATCH",
         "500",
-        "Messages claimed, and settled, by one statement at most; twice as many in batched mode",
+        "Messages claimed, and settled, at once at most; twice as many in batched mode",
     ),
     setting(
         "OUTBOX_POLL_INTERVAL",

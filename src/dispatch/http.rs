@@ -1,18 +1,37 @@
 //! Blocking HTTP: messages to the destinations that their topics are routed to.
 
+mod address;
+mod cloudevents;
+mod connection;
+mod egress;
+mod form;
+mod headers;
+mod lookups;
+mod proxy;
+mod resolver;
+mod response;
+pub(crate) mod signature;
+mod stored;
+mod target;
+mod tls;
+mod trace;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
-use super::form::{Checked, Form, Request};
-use super::lookups::{Lookup, system_lookup};
-use super::target::{Common, Target};
-use super::{Dispatcher, Failure, Outcome, response};
+use self::form::{Checked, Form, Request};
+use self::lookups::{Lookup, system_lookup};
+use self::target::{Common, Target};
+use super::{Dispatcher, Failure, Outcome};
 use crate::config::{Config, ConfigError, Mode};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
+
+/// How requests say whose they are, also to a proxy.
+const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
 
 /// Posts messages to destinations, by topic or by name.
 ///

@@ -1,12 +1,13 @@
 //! Writing any number of messages, some at a time.
 
-use diesel::PgConnection;
+use diesel::connection::LoadConnection;
+use diesel::pg::Pg;
 
 use super::{add, insert_each};
 use crate::error::EnqueueError;
 use crate::metrics::Enqueues;
 use crate::name::OutboxName;
-use crate::store::enqueue::{Row, insert_all};
+use crate::store::write::enqueue::{Row, insert_all};
 
 /// Messages and bytes that go into one statement of a bulk. Large enough that round trips and
 /// savepoints cost nothing beside it, small enough to be held in memory a few times over.
@@ -36,7 +37,11 @@ impl<'a> Bulk<'a> {
         }
     }
 
-    pub(super) fn push(&mut self, conn: &mut PgConnection, row: Row) -> Result<(), EnqueueError> {
+    pub(super) fn push(
+        &mut self,
+        conn: &mut impl LoadConnection<Backend = Pg>,
+        row: Row,
+    ) -> Result<(), EnqueueError> {
         self.bytes += row.bytes();
         self.rows.push(row);
         if self.rows.len() < BULK_MESSAGES && self.bytes < BULK_BYTES {
@@ -45,7 +50,7 @@ impl<'a> Bulk<'a> {
         self.write(conn)
     }
 
-    fn write(&mut self, conn: &mut PgConnection) -> Result<(), EnqueueError> {
+    fn write(&mut self, conn: &mut impl LoadConnection<Backend = Pg>) -> Result<(), EnqueueError> {
         self.repeats = self.repeats || !insert_all(conn, self.name, &self.rows)?;
         let new = if self.repeats {
             let outcomes = insert_each(conn, self.name, &self.rows)?;
@@ -65,7 +70,7 @@ impl<'a> Bulk<'a> {
 
     pub(super) fn finish(
         mut self,
-        conn: &mut PgConnection,
+        conn: &mut impl LoadConnection<Backend = Pg>,
     ) -> Result<(u64, Enqueues), EnqueueError> {
         if !self.rows.is_empty() {
             self.write(conn)?;

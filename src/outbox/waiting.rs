@@ -6,7 +6,7 @@ use diesel::result::QueryResult;
 use super::Outbox;
 use crate::message::Due;
 use crate::store::pinned::pinned;
-use crate::store::waiting::{self, Changed, End, MessageRef, Reach};
+use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
 
 impl Outbox {
     /// Cancels a message that waits, on the caller's connection and in its transaction: an order is
@@ -22,8 +22,8 @@ impl Outbox {
     ///
     /// Works outside of a transaction too, and then commits by itself: it is one change of one message.
     ///
-    /// By idempotency key this is two short statements. A sequence or a message id that is not live any
-    /// more is looked for in the ledger, without an index, for two seconds at most.
+    /// By idempotency key this is a few short statements. A sequence that is not live any more is looked for
+    /// in the ledger, without an index, for two seconds at most.
     ///
     /// The role needs the rights of `outbox_canceller` (`diesel-outbox migrate --print --roles`).
     ///

@@ -12,7 +12,7 @@ use super::ReceiveError;
 use super::cloudevent::{self, CloudEvent, Mode};
 use super::headers::{Headers, Repeated};
 use crate::config::{ConfigError, SigningSecret, parse_secrets};
-use crate::dispatch::signature::Signer;
+use crate::dispatch::Signer;
 
 const ID: &str = "webhook-id";
 const TIMESTAMP: &str = "webhook-timestamp";

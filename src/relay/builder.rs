@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use diesel::PgConnection;
+use diesel::r2d2::ManageConnection;
 use serde::de::DeserializeOwned;
 
 pub(super) use self::assembly::Assembled;
@@ -23,6 +24,7 @@ use crate::dispatch::Dispatcher;
 use crate::event::Event;
 use crate::handlers::{Context, HandlerError, Handlers, Pool, PooledContext};
 use crate::message::Message;
+use crate::store::relay::connection::Manager;
 
 /// Where setting up a relay begins. What runs is a [`RelayHandle`].
 ///
@@ -47,6 +49,22 @@ impl Relay {
         let mut builder = Self::in_test();
         builder.set("DATABASE_URL", &database_url.into());
         builder
+    }
+
+    /// A relay for the outbox `outbox` in the database that this manager connects to, with default settings: see
+    /// [`RelayBuilder::manager`].
+    ///
+    /// ```no_run
+    /// use diesel::PgConnection;
+    /// use diesel::r2d2::ConnectionManager;
+    /// use diesel_outbox::Relay;
+    ///
+    /// let manager = ConnectionManager::<PgConnection>::new("postgres://localhost/shop");
+    /// let relay = Relay::managed(manager).url("https://receiver.example/events").start()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn managed(manager: impl ManageConnection<Connection = PgConnection>) -> RelayBuilder {
+        Self::in_test().manager(manager)
     }
 
     /// A relay with default settings and no database, for a [`TestRelay`](crate::testing::TestRelay):
@@ -81,6 +99,7 @@ impl Relay {
             dispatcher: None,
             handlers: Vec::new(),
             connections: None,
+            manager: None,
             observers: Observers::default(),
             limit: None,
             in_code: InCode::Some(Vec::new()),
@@ -132,6 +151,7 @@ pub struct RelayBuilder {
     dispatcher: Option<Arc<dyn Dispatcher>>,
     handlers: Vec<(String, Handlers)>,
     connections: Option<Arc<Pool>>,
+    manager: Option<Arc<dyn Manager>>,
     observers: Observers,
     limit: Option<u64>,
     in_code: InCode,
@@ -366,6 +386,86 @@ impl RelayBuilder {
         self
     }
 
+    /// Where the relay's own connections come from, instead of a URL: a manager of r2d2's, of your own where
+    /// passwords rotate, tokens expire, or a role is to be set. Each thread of the relay asks it for a connection,
+    /// keeps that one, and asks for another when it breaks. There is no pool: only
+    /// [`connect`](ManageConnection::connect) is called, by several threads at once.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel::connection::SimpleConnection;
+    /// use diesel::r2d2::{self, ManageConnection};
+    /// use diesel_outbox::Relay;
+    ///
+    /// # fn token() -> String { String::new() }
+    /// /// Connects with a token that is new each time, and works as the role `relay`.
+    /// struct ByToken;
+    ///
+    /// impl ManageConnection for ByToken {
+    ///     type Connection = PgConnection;
+    ///     type Error = r2d2::Error;
+    ///
+    ///     fn connect(&self) -> Result<PgConnection, r2d2::Error> {
+    ///         let url = format!("postgres://shop:{}@db/shop?tcp_user_timeout=20000", token());
+    ///         let mut conn = PgConnection::establish(&url).map_err(r2d2::Error::ConnectionError)?;
+    ///         conn.batch_execute("SET ROLE relay").map_err(r2d2::Error::QueryError)?;
+    ///         Ok(conn)
+    ///     }
+    ///
+    ///     fn is_valid(&self, _: &mut PgConnection) -> Result<(), r2d2::Error> {
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn has_broken(&self, _: &mut PgConnection) -> bool {
+    ///         false
+    ///     }
+    /// }
+    ///
+    /// let relay = Relay::managed(ByToken)
+    ///     .listener_url("postgres://shop@db/shop?passfile=/run/secrets/pgpass")
+    ///     .url("https://receiver.example/events")
+    ///     .start()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The relay names each connection and sets its limits, as by a URL. What it cannot set: how soon a connection
+    /// notices that its server is gone (`connect_timeout`, `keepalives_idle`, `keepalives_interval`,
+    /// `keepalives_count`, `tcp_user_timeout`): put these into the manager's URL. A pooler in transaction mode is
+    /// not noticed: let the manager connect to the server itself.
+    ///
+    /// No connection of a manager can listen for new messages. Give [`listener_url`](Self::listener_url) as well, or
+    /// the relay looks for them every [`poll_interval`](Self::poll_interval), and says so once.
+    ///
+    /// ```
+    /// use diesel::PgConnection;
+    /// use diesel::r2d2::ConnectionManager;
+    /// use diesel_outbox::Relay;
+    ///
+    /// let manager = ConnectionManager::<PgConnection>::new("postgres://shop@db/shop");
+    /// let builder = Relay::builder("").manager(manager);
+    /// # let _ = builder;
+    /// ```
+    #[must_use]
+    pub fn manager(mut self, manager: impl ManageConnection<Connection = PgConnection>) -> Self {
+        self.manager = Some(Arc::new(manager));
+        self
+    }
+
+    /// Where the relay listens for new messages: a direct connection, where its others lead through a pooler or come
+    /// from a [`manager`](Self::manager). Defaults to the URL of [`Relay::builder`].
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let builder = Relay::builder("postgres://pooler/shop").listener_url("postgres://db/shop");
+    /// # let _ = builder;
+    /// ```
+    #[must_use]
+    pub fn listener_url(mut self, url: &str) -> Self {
+        self.set("OUTBOX_LISTENER_URL", url);
+        self
+    }
+
     /// Tells this observer what happens to messages. There can be several.
     ///
     /// ```
@@ -437,6 +537,7 @@ impl RelayBuilder {
         }
         let Assembled {
             config,
+            manager,
             common,
             own_threads,
             groups,
@@ -450,6 +551,6 @@ impl RelayBuilder {
             groups,
         };
         let bulkheads = Bulkhead::all(&config, dispatchers);
-        RelayHandle::start(config, bulkheads, observers, limit, claim_limit)
+        RelayHandle::start(config, manager, bulkheads, observers, limit, claim_limit)
     }
 }

@@ -20,10 +20,11 @@ use crate::dispatch::{Failure, Outcome, caught};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
-use crate::store::claim::{Claimed, Known};
-use crate::store::lease::LeaseId;
 use crate::store::range::Range;
-use crate::store::{lease, look, ordered, settle};
+use crate::store::relay::claim::{Claimed, Known};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::{lease, ordered, settle};
+use crate::store::testing;
 
 /// How many transactions are open, one inside the other.
 fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
@@ -108,7 +109,7 @@ impl ByHand {
 
     /// Takes each message that is due, once.
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
-        look::without_jit(conn, |conn| {
+        testing::without_jit(conn, |conn| {
             let name = &self.config.table;
             let lease = lease::register(conn, name, "test", LEASE, false, None)?;
             let ended = self.take_each(conn, lease);

@@ -29,9 +29,9 @@ use super::shared::{Continued, Job, Returned, Shared};
 use super::stats::add;
 use super::walk::Walk;
 use crate::error::DatabaseError;
-use crate::store::claim::{self, Batch, Claimed, Lane, Position, Stream};
-use crate::store::connection::Plans;
-use crate::store::lease::LeaseId;
+use crate::store::relay::claim::{self, Batch, Claimed, Lane, Position, Stream};
+use crate::store::relay::connection::Plans;
+use crate::store::relay::lease::LeaseId;
 
 /// How often, at least, lanes are asked while a walk over many keys goes on: nobody rings a relay that is
 /// awake.

@@ -12,8 +12,8 @@ use super::shared::Shared;
 use super::unrouted::{Told, Unrouted};
 use crate::error::DatabaseError;
 use crate::routes::Way;
-use crate::store::claimable::is_claimable;
-use crate::store::depths::{self, Depths, LaneDepth};
+use crate::store::operate::depths::{self, Depths, LaneDepth};
+use crate::store::relay::claimable::is_claimable;
 
 /// How often messages are counted.
 const INTERVAL: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
 //! Claims whose answers were lost.
 
-use crate::store::lease::LeaseId;
+use crate::store::relay::lease::LeaseId;
 
 /// A claim without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

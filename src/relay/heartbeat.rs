@@ -6,8 +6,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
 use super::lease_clock::BootTime;
 use super::shared::Shared;
-use crate::store::connection::Plans;
-use crate::store::lease::{self, LeaseId};
+use crate::store::relay::connection::Plans;
+use crate::store::relay::lease::{self, LeaseId};
 
 /// What the last message to the heartbeat says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,9 +14,9 @@ use super::depths::Counting;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
-use crate::store::clean;
-use crate::store::connection::Plans;
-use crate::store::inbox::{self, Cleaning};
+use crate::store::relay::clean;
+use crate::store::relay::connection::Plans;
+use crate::store::write::inbox::{self, Cleaning, Forgetting};
 
 /// How often the ledger and the inbox are cleaned, at most.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
@@ -48,6 +48,8 @@ struct Janitor<'a> {
     interval: Duration,
     next_cleaning: Instant,
     leases: Leases,
+    /// An old part of the ledger was read by others when it was to be emptied last.
+    is_ledger_in_use: bool,
     /// What was found of the inbox last.
     cleaning: Option<Cleaning>,
 }
@@ -57,7 +59,7 @@ impl<'a> Janitor<'a> {
         // A short retention is kept more exactly.
         let inbox_retention = shared.config.inbox_retention;
         let interval = CLEAN_INTERVAL
-            .min(shared.config.retention / 2)
+            .min(shared.config.retention / 12)
             .min(inbox_retention.map_or(CLEAN_INTERVAL, |age| age / 2))
             .max(Duration::from_millis(200));
         Self {
@@ -67,6 +69,7 @@ impl<'a> Janitor<'a> {
             interval,
             next_cleaning: Instant::now(),
             leases: Leases::new(),
+            is_ledger_in_use: false,
             cleaning: None,
         }
     }
@@ -99,10 +102,16 @@ impl<'a> Janitor<'a> {
             return Ok(());
         }
         let (name, retention) = (&self.shared.config.table, self.shared.config.retention);
-        let removed = self
-            .remove_all(|conn| clean::remove_old_ledger_rows(conn, name, retention, CLEAN_BATCH))?;
-        if removed > 0 {
-            log::info!(event = "cleaned", rows = removed; "old ledger rows were removed");
+        let turned = self
+            .session
+            .run(|conn| clean::rotate(conn, name, retention))?;
+        let parts = turned.emptied;
+        if parts > 0 {
+            log::info!(event = "cleaned", parts = parts; "{parts} old parts of the ledger were emptied");
+        }
+        let was_in_use = std::mem::replace(&mut self.is_ledger_in_use, turned.is_in_use);
+        if turned.is_in_use && !was_in_use {
+            log::warn!(event = "ledger_in_use", retry_in:? = self.interval; "another transaction reads old parts of the ledger: emptying them is retried until the transaction ends");
         }
         Ok(())
     }
@@ -127,8 +136,8 @@ impl<'a> Janitor<'a> {
     }
 
     fn clean_inbox_in(&mut self, table: &str, retention: Duration) -> Result<(), DatabaseError> {
-        let removed =
-            self.remove_all(|conn| inbox::remove_old_rows(conn, table, retention, CLEAN_BATCH))?;
+        let mut old = Forgetting::new(table, retention);
+        let removed = self.remove_all(|conn| old.step(conn, CLEAN_BATCH))?;
         if removed > 0 {
             log::info!(event = "inbox_cleaned", rows = removed; "old rows of the inbox were removed");
         }
@@ -138,11 +147,11 @@ impl<'a> Janitor<'a> {
     /// Removes rows until none is left, or the relay stops. Returns how many.
     fn remove_all(
         &mut self,
-        remove: impl Fn(&mut PgConnection) -> QueryResult<usize>,
+        mut remove: impl FnMut(&mut PgConnection) -> QueryResult<usize>,
     ) -> Result<usize, DatabaseError> {
         let mut removed = 0;
         while !self.shared.is_stopping() {
-            let rows = self.session.run(&remove)?;
+            let rows = self.session.run(&mut remove)?;
             removed += rows;
             if rows == 0 {
                 break;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::database_clock::DatabaseClock;
 use super::pauses::KeptBack;
 use crate::routes::{Routes, Way};
-use crate::store::claim::{Claimed, Lane, Position, Stream, Topic};
-use crate::store::streams::Found;
+use crate::store::relay::claim::{Claimed, Lane, Position, Stream, Topic};
+use crate::store::relay::streams::Found;
 
 /// Lanes in one claim. With more of them than this they take turns.
 pub(crate) const MOST_LANES: usize = 64;
@@ -24,6 +24,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Sweeps take a twentieth of the time at most: where an old snapshot keeps a million dead entries in
 /// the index, a sweep reads them all.
 pub(super) const SWEEP_SHARE: u32 = 20;
+
+/// Messages that quiet lanes are asked for together. So few are claimed by one statement, as they are never too
+/// large; a lane that has more is a busy one from then on.
+const QUIET_ROOM: usize = 15;
 
 /// With more lanes than this a look for streams is slow for their number: none is kept that has nothing.
 const MOST_KEPT: usize = 1000;
@@ -400,7 +404,10 @@ impl Lanes {
         };
         let quiet = quiet.into_iter().map(|known| {
             let (quiet, _) = shares[&known.to];
-            lane(known, room_of(known.to) / 4 / quiet.max(1))
+            lane(
+                known,
+                (room_of(known.to) / 4).min(QUIET_ROOM) / quiet.max(1),
+            )
         });
         let busy = busy.into_iter().map(|known| {
             let (_, busy) = shares[&known.to];

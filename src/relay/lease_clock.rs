@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::store::lease::LeaseId;
+use crate::store::relay::lease::LeaseId;
 
 /// Linux's monotonic clock, which is `std`'s `Instant`, stands still while the machine is suspended. The
 /// database's does not, and there leases end.

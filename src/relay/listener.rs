@@ -6,7 +6,7 @@ use super::progress::MARGIN;
 use super::session::{Cause, LISTENER};
 use super::shared::Shared;
 use crate::error::DatabaseError;
-use crate::store::notifications::{Listener, Lock};
+use crate::store::relay::notifications::{Listener, Lock};
 
 /// The limit of each of its statements.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,11 +27,17 @@ const RECONNECT: Duration = Duration::from_secs(1);
 /// Listens until the relay stops. Everything it does is a hint: without it the relay polls.
 pub(crate) fn run(shared: &Shared) {
     let post = &shared.progress.listener;
+    let Some(url) = shared.listener_url() else {
+        log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager, and none of them can listen: new messages are found by polling. Set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false");
+        // This thread's end would be taken for a defect.
+        let _ = shared.stop_signal().recv();
+        return;
+    };
     while !shared.is_stopping() {
         let connected = post.asking(LONGEST_STAY, || {
             let is_direct = shared.config.listener_url.is_some();
             let name = &shared.config.table;
-            Listener::connect(shared.listener_url(), name, STATEMENT_TIMEOUT, is_direct)
+            Listener::connect(url, name, STATEMENT_TIMEOUT, is_direct)
         });
         let end = match connected {
             Ok(Some(listener)) => {

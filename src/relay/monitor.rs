@@ -13,7 +13,7 @@ use super::lanes::To;
 use super::progress::{MARGIN, Stay, millis, now};
 use super::shared::Shared;
 use crate::handlers::MOST_LATE;
-use crate::store::claim::Topic;
+use crate::store::relay::claim::Topic;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_secs(1);

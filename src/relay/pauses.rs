@@ -8,8 +8,8 @@ use super::gate::{Due, News};
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
-use crate::store::claim::Topic;
-use crate::store::pause::{self, BREAKER_OPEN, Pausable, Paused};
+use crate::store::relay::claim::Topic;
+use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 
 /// Beyond the time of a send, a probe has this long to be claimed and answered.
 const PROBE_TIME: Duration = Duration::from_secs(5);

@@ -19,7 +19,7 @@ use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
 use crate::handlers::Group;
 use crate::message::Message;
 use crate::status::ReasonCode;
-use crate::store::lease::LeaseId;
+use crate::store::relay::lease::LeaseId;
 
 /// Payload bytes of a request in batched mode, at most, where it has more than one message.
 const REQUEST_BYTES: usize = 1024 * 1024;

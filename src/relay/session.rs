@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 use diesel::connection::{AnsiTransactionManager, TransactionManager};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
-use secrecy::SecretString;
 
 use super::progress::{MARGIN, Post, each_statement};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::connection::{Connected, Limits, Plans, backend, connect, lock_limit};
 use crate::store::pinned::{pin, pinned};
 use crate::store::range::is_over_time;
-use crate::store::rights;
+use crate::store::relay::connection::{Connected, Limits, Plans, Source, backend, lock_limit};
+use crate::store::setup::rights;
 
 /// How long a pooler lets a client wait for its turn: the default of PgBouncer's `query_wait_timeout`.
 const POOLERS_TURN: Duration = Duration::from_secs(120);
@@ -42,7 +41,7 @@ pub(crate) enum AfterRefusal {
 
 /// A connection that is made when it is needed, and given up after any error.
 pub(crate) struct Session {
-    database_url: SecretString,
+    source: Source,
     outbox: OutboxName,
     post: Arc<Post>,
     statement_timeout: Duration,
@@ -58,7 +57,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(
-        database_url: SecretString,
+        source: Source,
         outbox: OutboxName,
         post: &Arc<Post>,
         statement_timeout: Duration,
@@ -66,7 +65,7 @@ impl Session {
         outage: &Arc<Outage>,
     ) -> Self {
         Self {
-            database_url,
+            source,
             outbox,
             post: Arc::clone(post),
             statement_timeout,
@@ -187,7 +186,7 @@ impl Session {
             Some(connected) => connected,
             none => {
                 let limits = Limits::of_relay(self.statement_timeout, self.plans);
-                let mut connected = connect(&self.database_url, self.post.thread, limits)?;
+                let mut connected = self.source.connect(self.post.thread, limits)?;
                 let longest = match connected.pooled {
                     None => of_ours,
                     Some(_) => of_pooled,

@@ -13,10 +13,10 @@ use super::bulkhead::{Bulkhead, Retries};
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::message::Message;
 use crate::status::ReasonCode;
-use crate::store::claim::Topic;
-use crate::store::lease::LeaseId;
-use crate::store::ordered::Key;
-use crate::store::settle::{Claim, Delivered, Failed};
+use crate::store::relay::claim::Topic;
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::Key;
+use crate::store::relay::settle::{Claim, Delivered, Failed, Trace};
 
 /// A hundred years: more is none of the database's intervals.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -152,6 +152,14 @@ impl Settlement {
         Claim {
             sequence: self.sequence(),
             at: self.message.claimed_at,
+        }
+    }
+
+    /// What its settle leaves in the ledger.
+    pub(super) fn trace(&self) -> Trace {
+        Trace {
+            claim: self.claim(),
+            message_id: self.message.message_id,
         }
     }
 
@@ -342,6 +350,7 @@ pub(super) fn delivered(settlement: &Settlement) -> Option<Delivered> {
     };
     Some(Delivered {
         claim: settlement.claim(),
+        destination: Arc::clone(&settlement.destination),
         http_status: response.status.map(i32::from),
         response: response.body.as_deref().map(storable),
     })
@@ -357,10 +366,12 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
     };
     Some(Failed {
         claim: settlement.claim(),
+        destination: Arc::clone(&settlement.destination),
         code: failure.code,
         error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
         http_status: failure.response.status.map(i32::from),
         response: failure.response.body.as_deref().map(storable),
+        took: settlement.latency,
         delay: delay.min(LONGEST_DELAY),
         before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,

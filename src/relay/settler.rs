@@ -25,10 +25,10 @@ use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::{Continued, Shared};
 use super::stats::add;
 use crate::error::DatabaseError;
-use crate::store::claim::Topic;
-use crate::store::connection::Plans;
-use crate::store::lease::LeaseId;
-use crate::store::settle::{self, Trace};
+use crate::store::relay::claim::Topic;
+use crate::store::relay::connection::Plans;
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::{self, Trace};
 
 /// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
 /// whether the senders have run out of work.
@@ -275,15 +275,10 @@ impl<'a> Settler<'a> {
 
     /// Of messages that a repeated settle did not find: those that the first one had settled.
     fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
-        let traces: Vec<Trace<'_>> = missed
+        let traces: Vec<Trace> = missed
             .iter()
             .filter(|s| s.repeated && matches!(s.kind(), Kind::Delivered | Kind::Dead))
-            .map(|s| Trace {
-                sequence: s.sequence(),
-                message_id: s.message.message_id,
-                idempotency_key: &s.message.idempotency_key,
-                destination: &s.message.destination,
-            })
+            .map(|s| s.trace())
             .collect();
         // A retry or a release that worked before leaves nothing to be told by; nor does it matter.
         let mut before: HashSet<i64> = missed

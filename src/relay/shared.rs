@@ -26,10 +26,10 @@ use super::unrouted::Unrouted;
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
-use crate::store::claim::{Claimed, Topic};
-use crate::store::connection::Plans;
-use crate::store::lease::LeaseId;
-use crate::store::ordered::Key;
+use crate::store::relay::claim::{Claimed, Topic};
+use crate::store::relay::connection::{Plans, Source};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::Key;
 
 /// A claim that takes longer than this is given up and tried again.
 pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
@@ -80,7 +80,7 @@ struct ClosedTopics {
 
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    database_url: SecretString,
+    source: Source,
     pub(crate) observers: Observers,
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
@@ -146,7 +146,7 @@ pub(crate) struct Signals {
 impl Shared {
     pub(crate) fn new(
         config: Config,
-        database_url: SecretString,
+        source: Source,
         bulkheads: Vec<Bulkhead>,
         observers: Observers,
         limit: Option<u64>,
@@ -163,7 +163,7 @@ impl Shared {
             ended: Mutex::default(),
             bulkheads,
             config,
-            database_url,
+            source,
             limit,
             claim_limit: CLAIM_LIMIT,
             lease,
@@ -409,12 +409,12 @@ impl Shared {
         self.idle.wait(timeout, || self.look())
     }
 
-    /// Where the listener connects.
-    pub(crate) fn listener_url(&self) -> &SecretString {
-        self.config
-            .listener_url
-            .as_ref()
-            .unwrap_or(&self.database_url)
+    /// Where the listener connects: a manager's connections do not give their sockets away.
+    pub(crate) fn listener_url(&self) -> Option<&SecretString> {
+        match (&self.config.listener_url, &self.source) {
+            (Some(url), _) | (None, Source::Url(url)) => Some(url),
+            (None, Source::Manager(_)) => None,
+        }
     }
 
     /// A session with no connection yet, for this thread.
@@ -425,7 +425,7 @@ impl Shared {
         plans: Plans,
     ) -> Session {
         Session::new(
-            self.database_url.clone(),
+            self.source.clone(),
             self.config.table.clone(),
             post,
             statement_timeout,

@@ -12,7 +12,7 @@ use super::progress::KEYED_SETTLERS;
 use super::settlement::Outcomes;
 use super::shared::{Job, Shared};
 use super::{StartError, janitor, listener, monitor, sender, settler};
-use crate::store::lease::LeaseId;
+use crate::store::relay::lease::LeaseId;
 
 /// The thread that ends last, told how.
 pub(super) const HEARTBEAT: &str = "relay-heartbeat";

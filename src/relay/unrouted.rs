@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::store::claim::Topic;
-use crate::store::depths::Depths;
+use crate::store::operate::depths::Depths;
+use crate::store::relay::claim::Topic;
 
 /// How often the log says so again.
 const AGAIN: Duration = Duration::from_secs(600);

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::lanes::{SWEEP_SHARE, To};
-use crate::store::ordered::Key;
+use crate::store::relay::ordered::Key;
 
 /// Keys of one step: a few milliseconds of the database's time.
 pub(super) const STEP: usize = 500;

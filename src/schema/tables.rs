@@ -5,14 +5,15 @@
 #[macro_export]
 macro_rules! __outbox_tables {
     (
-        ($($of_outbox:tt)+) ($($of_ledger:tt)+) ($($of_dead:tt)+)
+        ($($of_outbox:tt)+) ($($of_ledger:tt)+) ($($of_attempt:tt)+) ($($of_dead:tt)+)
         ($($of_lease:tt)+) ($($of_pause:tt)+) ($($of_messages:tt)+)
-        $outbox:ident $ledger:ident $dead:ident $lease:ident $pause:ident $messages:ident
+        $outbox:ident $ledger:ident $attempt:ident $dead:ident $lease:ident $pause:ident $messages:ident
     ) => {
         const _: () = $crate::schema::check_names(
             stringify!($outbox),
             &[
                 (stringify!($ledger), "_ledger"),
+                (stringify!($attempt), "_attempt"),
                 (stringify!($dead), "_dead"),
                 (stringify!($lease), "_lease"),
                 (stringify!($pause), "_pause"),
@@ -37,9 +38,9 @@ macro_rules! __outbox_tables {
                 headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// Messages of one key are delivered in order.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Unique together with the destination.
-                idempotency_key -> diesel::sql_types::Text,
-                /// SHA-256 of topic and payload; plain inserts give none.
+                /// Unique together with the destination; null: the caller gave none.
+                idempotency_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// SHA-256 of topic and payload, where there is a key; plain inserts give none.
                 digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
                 /// The tenant that it belongs to.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
@@ -57,6 +58,8 @@ macro_rules! __outbox_tables {
                 locked_by -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
                 /// Since when; the relay's.
                 locked_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// When the last attempt failed; null: none has.
+                last_attempt_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Why the last attempt failed: a reason code.
                 last_error_code -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// The same in words.
@@ -67,24 +70,29 @@ macro_rules! __outbox_tables {
         }
 
         diesel::table! {
-            /// What became of each idempotency key and destination.
-            $($of_ledger)+ (idempotency_key, destination) {
-                /// Of the message.
-                idempotency_key -> diesel::sql_types::Text,
-                /// Of the message; empty: routed by its topic.
-                destination -> diesel::sql_types::Text,
+            /// What became of each message at each destination. The table has no primary key, which Diesel wants:
+            /// do not use `find`.
+            $($of_ledger)+ (message_id, destination, settled_at) {
+                /// Which of the eight parts (0 to 7), which retention empties in turn, holds the entry.
+                part -> diesel::sql_types::SmallInt,
                 /// Of the message that was settled.
                 sequence -> diesel::sql_types::BigInt,
                 /// What receivers saw.
                 message_id -> diesel::sql_types::Uuid,
                 /// Its topic.
                 topic -> diesel::sql_types::Text,
+                /// The destination that was used; empty: none was. Settled or cancelled by hand: the one it named.
+                destination -> diesel::sql_types::Text,
+                /// The destination that the message named; empty: routed by its topic.
+                named_destination -> diesel::sql_types::Text,
                 /// Its ordering key.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Its idempotency key; null: the caller gave none.
+                idempotency_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// SHA-256 of topic and payload, where there is a key.
+                digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
                 /// The tenant that it belonged to.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// SHA-256 of topic and payload.
-                digest -> diesel::sql_types::Binary,
                 /// `delivered` or `dead`.
                 status -> diesel::sql_types::Text,
                 /// Why it died: a reason code.
@@ -109,6 +117,44 @@ macro_rules! __outbox_tables {
         }
 
         diesel::table! {
+            /// The history: failed attempts, and what operators did. Without a primary key, as the ledger.
+            $($of_attempt)+ (message_id, happened_at) {
+                /// Which of the eight parts holds the entry, as of the ledger.
+                part -> diesel::sql_types::SmallInt,
+                /// Of the message.
+                sequence -> diesel::sql_types::BigInt,
+                /// What receivers saw.
+                message_id -> diesel::sql_types::Uuid,
+                /// Its topic.
+                topic -> diesel::sql_types::Text,
+                /// The destination that was used; empty: none was. Of `replayed`: the one that the new message names.
+                destination -> diesel::sql_types::Text,
+                /// The tenant that it belongs to.
+                tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+                /// `failed`, `requeued`, `discarded` or `replayed`.
+                event -> diesel::sql_types::Text,
+                /// Which attempt failed: 1 is the first. Null: nothing was counted.
+                attempt -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// Why: a reason code.
+                reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The same in words.
+                error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Of the answer.
+                http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// The beginning of the answer.
+                response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// From the beginning of the send to its end.
+                took -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
+                /// The relay that sent.
+                relay -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Who did it and why, where a person did.
+                operator -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// When.
+                happened_at -> diesel::sql_types::Timestamptz,
+            }
+        }
+
+        diesel::table! {
             /// Dead letters, whole.
             $($of_dead)+ (sequence) {
                 /// As it was in the outbox.
@@ -117,17 +163,19 @@ macro_rules! __outbox_tables {
                 message_id -> diesel::sql_types::Uuid,
                 /// Its topic.
                 topic -> diesel::sql_types::Text,
-                /// Empty: routed by its topic.
+                /// The destination that was used; empty: none was.
                 destination -> diesel::sql_types::Text,
+                /// The destination that the message named; empty: routed by its topic.
+                named_destination -> diesel::sql_types::Text,
                 /// JSON, byte for byte.
                 payload -> diesel::sql_types::Json,
                 /// A JSON object of texts.
                 headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// Its ordering key.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Its idempotency key.
-                idempotency_key -> diesel::sql_types::Text,
-                /// SHA-256 of topic and payload; plain inserts gave none.
+                /// Its idempotency key; null: the caller gave none.
+                idempotency_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// SHA-256 of topic and payload, where there is a key; plain inserts gave none.
                 digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
                 /// The tenant that it belongs to.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
@@ -207,13 +255,14 @@ macro_rules! __outbox_tables {
                 message_id -> diesel::sql_types::Uuid,
                 /// Its topic.
                 topic -> diesel::sql_types::Text,
-                /// Empty: routed by its topic.
+                /// Of a live message the one that it names, empty: routed by its topic; of a settled one the one
+                /// that was used.
                 destination -> diesel::sql_types::Text,
                 /// `pending`, `sending`, `retrying`, `delivered` or `dead`.
                 status -> diesel::sql_types::Text,
                 /// Its ordering key.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Its idempotency key.
+                /// Its idempotency key; the message id where the caller gave none.
                 idempotency_key -> diesel::sql_types::Text,
                 /// The tenant that it belongs to.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
@@ -231,6 +280,8 @@ macro_rules! __outbox_tables {
                 locked_by -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
                 /// Since when.
                 locked_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// When the last attempt ended; null: none has.
+                last_attempt_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Why the last attempt failed, or it died: a reason code.
                 last_error_code -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// The same in words.
@@ -242,8 +293,10 @@ macro_rules! __outbox_tables {
             }
         }
 
+        $crate::__outbox_rows!($messages $dead $ledger);
+
         diesel::allow_tables_to_appear_in_same_query!(
-            $outbox, $ledger, $dead, $lease, $pause, $messages,
+            $outbox, $ledger, $attempt, $dead, $lease, $pause, $messages,
         );
     };
 }

@@ -6,8 +6,8 @@ use diesel::connection::SimpleConnection;
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
-use super::millis;
 use super::range::is_over_time;
+use crate::store::millis;
 
 /// Runs statements that change nothing in a transaction (or a savepoint of the caller's) that is always
 /// rolled back, so what is set for them ends with them. Plans are as the server likes, without compiling
@@ -62,9 +62,8 @@ mod tests {
 
     #[test]
     fn what_takes_too_long_is_given_up_whatever_the_language() {
-        let url = std::env::var("DATABASE_URL").expect(
-            "DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test --features cli`",
-        );
+        let url = std::env::var("DATABASE_URL")
+            .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
         let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
         let timeout = Duration::from_millis(100);
         let mut look = |sql: &str| {

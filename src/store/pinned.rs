@@ -95,10 +95,8 @@ pub(crate) fn pinned<T, E: From<Error>>(
 }
 
 /// Whether a transaction is open that was begun by Diesel. Asks nobody.
-pub(crate) fn is_in_transaction(conn: &mut PgConnection) -> bool {
-    type Manager = <PgConnection as Connection>::TransactionManager;
-    let status =
-        <Manager as TransactionManager<PgConnection>>::transaction_manager_status_mut(conn);
+pub(crate) fn is_in_transaction<C: Connection>(conn: &mut C) -> bool {
+    let status = C::TransactionManager::transaction_manager_status_mut(conn);
     // One that is broken is told by the next statement.
     status
         .transaction_depth()

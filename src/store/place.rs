@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::deserialize::{self, FromSql, FromSqlRow};
 use diesel::pg::data_types::PgTimestamp;
@@ -12,6 +13,15 @@ use crate::status::UnknownWord;
 
 /// PostgreSQL counts from 2000 on.
 const BEGIN_MICROS: i64 = 946_684_800_000_000;
+
+/// Microseconds since 1970.
+pub(crate) fn as_micros(time: SystemTime) -> i64 {
+    let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => micros(after),
+        Err(before) => -micros(before.duration()),
+    }
+}
 
 /// Where a page of a list ended: the next one goes on behind it, whatever has come or gone meanwhile.
 /// Written as text it fits into a link or a flag.
@@ -51,21 +61,6 @@ impl FromStr for Place {
     }
 }
 
-/// The SQL of a time as microseconds since 1970; times without an end are the first and the last.
-pub(super) fn micros(time: &str) -> String {
-    format!(
-        "CASE WHEN isfinite({time}) THEN (extract(epoch FROM {time}) * 1000000)::bigint
-              WHEN {time} > now() THEN 9223372036854775807 ELSE -9223372036854775808 END"
-    )
-}
-
-/// The SQL of a time as RFC 3339; `infinity` as it is.
-pub(super) fn rfc3339(time: &str) -> String {
-    format!(
-        "coalesce(to_char({time} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), {time}::text)"
-    )
-}
-
 /// Microseconds since 1970 as PostgreSQL has them; the first and the last stand for no end.
 pub(super) fn from_micros(micros: i64) -> PgTimestamp {
     match micros {
@@ -75,14 +70,14 @@ pub(super) fn from_micros(micros: i64) -> PgTimestamp {
 }
 
 /// PostgreSQL's time as microseconds since 1970; no end, or no beginning, is the last and the first.
-pub(super) fn to_micros(time: PgTimestamp) -> i64 {
+pub(crate) fn to_micros(time: PgTimestamp) -> i64 {
     match time.0 {
         i64::MIN | i64::MAX => time.0,
         micros => micros.saturating_add(BEGIN_MICROS),
     }
 }
 
-/// A time as it is shown, as [`rfc3339`] writes it in SQL.
+/// A time as it is shown, by [`rfc3339`].
 #[derive(Debug, FromSqlRow)]
 pub struct Rfc3339(String);
 
@@ -104,7 +99,7 @@ impl From<MaybeRfc3339> for Option<String> {
 
 impl FromSql<Timestamptz, Pg> for Rfc3339 {
     fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
-        FromSql::<Timestamptz, Pg>::from_sql(bytes).map(|time| Self(shown(time)))
+        FromSql::<Timestamptz, Pg>::from_sql(bytes).map(|time| Self(rfc3339(time)))
     }
 }
 
@@ -120,7 +115,8 @@ impl FromSql<Nullable<Timestamptz>, Pg> for MaybeRfc3339 {
 
 const DAY_MICROS: i64 = 86_400 * 1_000_000;
 
-fn shown(PgTimestamp(micros): PgTimestamp) -> String {
+/// A time as RFC 3339, to the millisecond; `infinity` as it is.
+pub(super) fn rfc3339(PgTimestamp(micros): PgTimestamp) -> String {
     match micros {
         i64::MAX => return "infinity".to_owned(),
         i64::MIN => return "-infinity".to_owned(),
@@ -179,20 +175,22 @@ mod tests {
     #[test]
     fn times_are_the_same_by_sql_and_by_us() {
         let conn: &mut PgConnection = &mut Outbox::new().connect();
-        let rows: Vec<Row> = sql_query(format!(
-            "SELECT time, {} AS shown, {} AS micros FROM (
-                SELECT timestamptz '0044-03-15 BC' + n * interval '97 days 13:14:15.678901'
-                  FROM generate_series(0, 9000) n
-                UNION ALL SELECT unnest('{{infinity,-infinity,epoch,2000-02-29,1900-02-28 23:59:59.9999Z,
-                    290000-12-31,4713-01-01 BC,0001-12-31 BC,0001-01-01}}'::timestamptz[])) t (time)",
-            rfc3339("time"),
-            micros("time"),
-        ))
+        let rows: Vec<Row> = sql_query(
+            "SELECT time,
+                    coalesce(to_char(time AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), time::text)
+                        AS shown,
+                    CASE WHEN isfinite(time) THEN (extract(epoch FROM time) * 1000000)::bigint
+                         WHEN time > now() THEN 9223372036854775807 ELSE -9223372036854775808 END AS micros
+               FROM (SELECT timestamptz '0044-03-15 BC' + n * interval '97 days 13:14:15.678901'
+                       FROM generate_series(0, 9000) n
+                     UNION ALL SELECT unnest('{infinity,-infinity,epoch,2000-02-29,1900-02-28 23:59:59.9999Z,
+                         290000-12-31,4713-01-01 BC,0001-12-31 BC,0001-01-01}'::timestamptz[])) t (time)",
+        )
         .load(conn)
         .expect("times");
         assert!(rows.len() > 9000);
         for row in rows {
-            assert_eq!(shown(row.time), row.shown);
+            assert_eq!(rfc3339(row.time), row.shown);
             assert_eq!(to_micros(row.time), row.micros, "{}", row.shown);
             assert_eq!(from_micros(row.micros), row.time, "{}", row.shown);
         }

@@ -6,7 +6,7 @@ use diesel::connection::SimpleConnection;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
-use super::millis;
+use crate::store::millis;
 
 /// Sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use diesel::declare_sql_function;
 use diesel::deserialize::{self, FromSql, FromSqlRow};
-use diesel::expression::AsExpression;
-use diesel::internal::table_macro::ops;
+use diesel::expression::{
+    AppearsOnTable, AsExpression, Expression, SelectableExpression, ValidGrouping,
+};
+use diesel::internal::table_macro::{NoFromClause, ops};
 use diesel::pg::data_types::PgInterval;
 use diesel::pg::{Pg, PgValue};
 use diesel::prelude::{BoolExpressionMethods, BoxableExpression, IntoSql};
+use diesel::query_builder::{AstPass, QueryFragment, QueryId};
+use diesel::result::QueryResult;
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{BigInt, Bool, Interval, Nullable, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Bool, Interval, Nullable, SmallInt, Text, Timestamptz};
 
 #[declare_sql_function]
 extern "SQL" {
@@ -40,9 +44,44 @@ extern "SQL" {
         third: Nullable<Timestamptz>,
     ) -> Timestamptz;
 
+    /// The first one, or the second where that is null. Syntax, as `greatest` is.
+    fn coalesce(first: Nullable<BigInt>, second: BigInt) -> BigInt;
+
+    /// The same, of the parts of a ring.
+    #[sql_name = "coalesce"]
+    fn part_or(first: Nullable<SmallInt>, second: SmallInt) -> SmallInt;
+
+    /// Bytes of a text, in the encoding of the database.
+    #[sql_name = "pg_catalog.octet_length"]
+    fn octet_length(text: Text) -> diesel::sql_types::Integer;
+
+    /// The same, where there may be none.
+    #[sql_name = "pg_catalog.octet_length"]
+    fn maybe_octet_length(text: Nullable<Text>) -> Nullable<diesel::sql_types::Integer>;
+
+    /// The first one, or where it is null the second.
+    #[sql_name = "coalesce"]
+    fn text_or(first: Nullable<Text>, second: Text) -> Text;
+
+    /// An id as it is written.
+    #[sql_name = "pg_catalog.text"]
+    fn id_text(id: diesel::sql_types::Uuid) -> Text;
+
+    /// The place of a number in an ascending array, from 1 on.
+    #[sql_name = "pg_catalog.width_bucket"]
+    fn width_bucket(number: BigInt, ascending: Array<BigInt>) -> diesel::sql_types::Integer;
+
     /// The table of this name; null: there is none.
     #[sql_name = "pg_catalog.to_regclass"]
     fn to_regclass(name: Text) -> Nullable<diesel::sql_types::Oid>;
+
+    /// The function of this name and these types; null: there is none.
+    #[sql_name = "pg_catalog.to_regprocedure"]
+    fn to_regprocedure(name: Text) -> Nullable<diesel::sql_types::Oid>;
+
+    /// Bytes of a table.
+    #[sql_name = "pg_catalog.pg_relation_size"]
+    fn pg_relation_size(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
 
     /// A setting of the session or of the server.
     #[sql_name = "pg_catalog.current_setting"]
@@ -55,7 +94,34 @@ extern "SQL" {
     /// The process that serves the connection.
     #[sql_name = "pg_catalog.pg_backend_pid"]
     fn pg_backend_pid() -> diesel::sql_types::Integer;
+
+    /// Whether the server is a standby.
+    #[sql_name = "pg_catalog.pg_is_in_recovery"]
+    fn pg_is_in_recovery() -> Bool;
+
+    /// The schemas of the search path.
+    #[sql_name = "pg_catalog.current_schemas"]
+    fn current_schemas(with_implicit: Bool) -> Array<Text>;
 }
+
+/// The idempotency key that is shown of a table's row: the message id where the caller gave none.
+macro_rules! shown_key {
+    ($table:ident) => {
+        crate::store::sql::text_or(
+            $table::idempotency_key,
+            crate::store::sql::id_text($table::message_id),
+        )
+    };
+}
+
+/// No value of this type of Rust and of SQL, for a column that one part of a UNION lacks.
+macro_rules! null {
+    ($value:ty, $sql:ty) => {
+        None::<$value>.into_sql::<Nullable<$sql>>()
+    };
+}
+
+pub(crate) use {null, shown_key};
 
 /// Diesel gives operators to functions that have arguments, and not to these.
 macro_rules! plus_and_minus_interval {
@@ -96,10 +162,54 @@ pub(crate) fn all_of<'a, T: 'a>(conditions: Vec<On<'a, T>>) -> On<'a, T> {
     all.unwrap_or_else(|| Box::new(true.into_sql::<Bool>()))
 }
 
+/// Any element of an array, for `column.eq(AnyOf(array))`: Diesel's `eq_any` takes no array that is boxed.
+#[derive(ValidGrouping)]
+pub(crate) struct AnyOf<'a>(pub(crate) On<'a, NoFromClause, Array<BigInt>>);
+
+impl Expression for AnyOf<'_> {
+    type SqlType = BigInt;
+}
+
+/// The array is made from no table of the query.
+impl<QS> AppearsOnTable<QS> for AnyOf<'_> {}
+
+impl<QS> SelectableExpression<QS> for AnyOf<'_> {}
+
+impl QueryId for AnyOf<'_> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl QueryFragment<Pg> for AnyOf<'_> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.push_sql("ANY(");
+        self.0.walk_ast(out.reborrow())?;
+        out.push_sql(")");
+        Ok(())
+    }
+}
+
 /// JSON as it is written.
 #[derive(Debug, AsExpression)]
 #[diesel(sql_type = diesel::sql_types::Json)]
 pub(crate) struct Json<'a>(pub(crate) &'a str);
+
+/// JSON as it was written.
+#[derive(Debug, FromSqlRow)]
+pub struct JsonText(String);
+
+impl From<JsonText> for String {
+    fn from(json: JsonText) -> Self {
+        json.0
+    }
+}
+
+impl FromSql<diesel::sql_types::Json, Pg> for JsonText {
+    fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
+        FromSql::<Text, Pg>::from_sql(bytes).map(Self)
+    }
+}
 
 /// JSON as it was written, where there is some.
 #[derive(Debug, FromSqlRow)]

@@ -103,6 +103,39 @@ impl<Q: Query> Query for PlannedAnew<Q> {
 
 impl<Q> RunQueryDsl<PgConnection> for PlannedAnew<Q> {}
 
+/// An UPDATE of Diesel's that is prepared once for each connection.
+///
+/// Diesel keeps no UPDATE by itself, because `.set(…)` may have another text for other values. This one must
+/// not: its text is one of few, as that of a [`Statement`]. It is loaded, with RETURNING: `execute` asks a reference to it,
+/// which does not know that it is kept.
+pub(crate) struct Kept<Q>(Q);
+
+pub(crate) fn kept<Q>(query: Q) -> Kept<Q> {
+    Kept(query)
+}
+
+impl<Q: QueryFragment<Pg>> QueryFragment<Pg> for Kept<Q> {
+    fn walk_ast<'b>(&'b self, out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        self.0.walk_ast(out)
+    }
+
+    fn is_safe_to_cache_prepared(&self, _: &Pg) -> QueryResult<bool> {
+        Ok(true)
+    }
+}
+
+impl<Q> QueryId for Kept<Q> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl<Q: Query> Query for Kept<Q> {
+    type SqlType = Q::SqlType;
+}
+
+impl<Q> RunQueryDsl<PgConnection> for Kept<Q> {}
+
 struct Bind<T, V> {
     value: V,
     sql_type: std::marker::PhantomData<T>,
@@ -121,9 +154,10 @@ where
 #[cfg(test)]
 mod tests {
     use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text};
-    use diesel::{IntoSql, debug_query};
+    use diesel::{ExpressionMethods, IntoSql, debug_query};
 
     use super::*;
+    use crate::store::table::pause;
 
     #[test]
     fn a_statement_has_its_own_placeholders_and_is_kept_by_its_text() {
@@ -135,6 +169,29 @@ mod tests {
             "SELECT $2, $1, $1\n-- $1 $2 -- binds: [[Some(7), None], \"a\"]"
         );
         const { assert!(!Statement::HAS_STATIC_QUERY_ID) };
+    }
+
+    #[test]
+    fn an_update_is_kept_where_that_is_asked_for() {
+        let outbox = crate::store::model::database::Outbox::new();
+        let conn = &mut outbox.connect();
+        let count = |conn: &mut PgConnection| {
+            let count = diesel::dsl::sql::<BigInt>("SELECT count(*) FROM pg_prepared_statements");
+            count.get_result::<i64>(conn).expect("a count")
+        };
+        let before = count(conn);
+        for openings in [1, 2] {
+            let change = || {
+                let pauses = diesel::update(pause::table(outbox.name.pause()));
+                pauses
+                    .set(pause::openings.eq(openings))
+                    .returning(pause::name)
+            };
+            change().load::<String>(conn).expect("by itself");
+            assert_eq!(count(conn), before + i64::from(openings - 1));
+            kept(change()).load::<String>(conn).expect("kept");
+            assert_eq!(count(conn), before + 1);
+        }
     }
 
     #[test]

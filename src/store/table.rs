@@ -76,7 +76,7 @@ macro_rules! tables {
         )]
         pub(crate) mod $module {
             use diesel::associations::HasTable;
-            use diesel::internal::table_macro::{FromClause, SelectStatement};
+            use diesel::internal::table_macro::{FromClause, Inner, Join, SelectStatement};
             use diesel::pg::Pg;
             use diesel::query_builder::{
                 AsQuery, AstPass, IntoUpdateTarget, QueryFragment, QueryId, UpdateTarget,
@@ -98,7 +98,8 @@ macro_rules! tables {
 
             impl QueryFragment<Pg> for table {
                 fn walk_ast<'b>(&'b self, pass: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
-                    crate::store::table::push_table(pass, &self.quoted, stringify!($module))
+                    let alias = concat!(" AS \"", stringify!($module), "\"");
+                    crate::store::table::push_table(pass, &self.quoted, alias)
                 }
             }
 
@@ -183,8 +184,11 @@ macro_rules! tables {
         }
 
         impl QueryFragment<Pg> for $column {
-            fn walk_ast<'b>(&'b self, pass: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
-                crate::store::table::push_column(pass, stringify!($module), stringify!($column))
+            fn walk_ast<'b>(&'b self, mut pass: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+                // One literal, `"lease"."id"`: a claim names dozens of columns.
+                let column = concat!('"', stringify!($module), "\".\"", stringify!($column), '"');
+                pass.push_sql(column);
+                Ok(())
             }
         }
 
@@ -201,6 +205,14 @@ macro_rules! tables {
 
         impl diesel::SelectableExpression<table> for $column {}
 
+        impl<L, R> diesel::SelectableExpression<Join<L, R, Inner>> for $column
+        where
+            L: QuerySource,
+            R: QuerySource,
+            Self: diesel::AppearsOnTable<Join<L, R, Inner>>,
+        {
+        }
+
         impl diesel::expression::ValidGrouping<()> for $column {
             type IsAggregate = diesel::expression::is_aggregate::No;
         }
@@ -215,33 +227,33 @@ fn push_table(mut out: AstPass<'_, '_, Pg>, quoted: &str, alias: &str) -> QueryR
         return Err(Error::QueryBuilderError(error.into()));
     }
     out.push_sql(quoted);
-    out.push_sql(" AS ");
-    out.push_identifier(alias)
-}
-
-/// `"lease"."id"`.
-fn push_column(mut out: AstPass<'_, '_, Pg>, alias: &str, column: &str) -> QueryResult<()> {
-    out.push_identifier(alias)?;
-    out.push_sql(".");
-    out.push_identifier(column)
+    out.push_sql(alias);
+    Ok(())
 }
 
 tables! {
     lease, other_lease = outbox_lease {
         id, relay, started_at, renewed_at, expires_at, single_active, ended, serves
     }
-    outbox, candidate = outbox {
-        sequence, message_id, topic, destination, ordering_key, idempotency_key, available_at,
-        created_at, locked_by, split_from
+    outbox, candidate, other = outbox {
+        sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
+        digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, locked_by,
+        locked_at, last_error_code, last_error, split_from
     }
-    ledger, old_ledger = outbox_ledger {
-        idempotency_key, destination, sequence, message_id, topic, ordering_key, status, reason, error,
-        http_status, response, attempts, payload, created_at, settled_at
+    ledger = outbox_ledger {
+        message_id, part, sequence, topic, destination, named_destination, ordering_key, idempotency_key,
+        digest, tenant_id, status, reason, error, http_status, response, attempts, payload, created_at,
+        occurred_at, settled_at
+    }
+    part = outbox_part { part, opened_at, closed_at }
+    attempt = outbox_attempt {
+        message_id, part, sequence, topic, destination, tenant_id, event, attempt, reason, error, http_status,
+        response, took, relay, operator, happened_at
     }
     dead = outbox_dead {
-        sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
-        created_at, occurred_at, attempts, reason, last_error, http_status, response, died_at, split_from,
-        blocks_key
+        sequence, message_id, topic, destination, named_destination, payload, headers, ordering_key,
+        idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
+        last_error, http_status, response, died_at, split_from, blocks_key
     }
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }

@@ -154,9 +154,9 @@ impl Ground {
         );
         row(
             "_ledger",
-            "idempotency_key, destination, sequence, message_id, topic, digest, status, reason, error, attempts, created_at, payload",
+            "part, idempotency_key, destination, sequence, message_id, topic, digest, status, reason, error, attempts, created_at, payload",
             format!(
-                "'{topic}', '{}', 1000001, gen_random_uuid(), '{topic}', '', 'dead', 'REJECTED', '{}', 3, now(), '{payload}'",
+                "0, '{topic}', '{}', 1000001, gen_random_uuid(), '{topic}', '', 'dead', 'REJECTED', '{}', 3, now(), '{payload}'",
                 html("destination"),
                 html("error"),
             ),
@@ -193,7 +193,7 @@ impl Ground {
         if let (Value::Object(all), Value::Object(told)) = (&mut all, told) {
             all.extend(told);
         }
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
+        let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("tests/browser");
         let output = Command::new("node")
             .arg(sources.join("scenarios.mjs"))
             .arg(name)

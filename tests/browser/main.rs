@@ -146,7 +146,7 @@ fn screenshots_for_the_readme() {
         round += 1;
         std::thread::sleep(Duration::from_millis(500));
     }
-    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/images");
+    let images = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("docs/images");
     std::fs::create_dir_all(&images).expect("a folder");
     let told = json!({ "letter": letter, "images": images });
     ground.scenario(&page, "readme", told);

@@ -16,13 +16,13 @@ use crate::ground::{
 use crate::support::{Database, Receiver, Running, eventually};
 
 /// In every claim, and in nothing else.
-const CLAIM: &str = "candidate AS MATERIALIZED";
+const CLAIM: &str = "SET \"locked_by\" = $1, \"locked_at\" = pg_catalog.clock_timestamp()";
 /// In the settle of deliveries.
-const DELIVERED: &str = "g.ordering_key, g.tenant_id";
+const DELIVERED: &str = "g.tenant_id, 'delivered'";
 /// In the settle of failed attempts.
 const RETRY: &str = "attempts = o.attempts + (";
 /// In the settle of what was not sent.
-const RELEASE: &str = "SET locked_by = NULL, locked_at = NULL";
+const RELEASE: &str = "SET \"locked_by\" = $1, \"locked_at\" = $2";
 
 /// Stands between a relay and PostgreSQL, and loses the answer to one statement.
 struct Proxy {
@@ -152,11 +152,13 @@ impl Link {
         }
     }
 
+    /// Loses the answer to a statement that has committed: its own, or its transaction's.
     fn answers(&self) -> std::io::Result<()> {
-        /// `ReadyForQuery`, outside of a transaction: what was executed has committed.
-        const READY: &[u8] = b"Z\0\0\0\x05I";
+        /// `ReadyForQuery`, and what follows it: whether a transaction is open.
+        const READY: &[u8] = b"Z\0\0\0\x05";
         let mut buffer = vec![0; 1 << 20];
         let mut kept = Vec::new();
+        let mut has_worked = false;
         loop {
             let length = (&self.server).read(&mut buffer)?;
             if length == 0 {
@@ -167,17 +169,25 @@ impl Link {
                 continue;
             }
             kept.extend_from_slice(&buffer[..length]);
-            if !kept.ends_with(READY) {
+            let Some((status, answer)) = kept.split_last() else {
+                continue;
+            };
+            if !answer.ends_with(READY) {
                 continue;
             }
-            if has_rows(&kept) && self.proxy.victim().take().is_some() {
+            has_worked |= has_rows(&kept);
+            let is_committed = *status == b'I';
+            if is_committed && has_worked && self.proxy.victim().take().is_some() {
                 self.proxy.lost.fetch_add(1, Ordering::AcqRel);
                 let silence = *self.proxy.silence.lock().expect("no panic");
                 std::thread::sleep(silence);
                 return Ok(());
             }
-            // Before the client, which then sends the next statement, has it.
-            self.is_held.store(false, Ordering::Release);
+            if is_committed || !has_worked {
+                // Before the client, which then sends the next statement, has it.
+                self.is_held.store(false, Ordering::Release);
+                has_worked = false;
+            }
             (&self.client).write_all(&kept)?;
             kept.clear();
         }

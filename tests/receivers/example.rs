@@ -265,7 +265,7 @@ fn installed(name: &str) -> PathBuf {
 }
 
 fn command(library: Library) -> Command {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/receivers");
+    let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("examples/receivers");
     let mut command = match library {
         Library::Python => {
             let mut command = Command::new(installed("venv/bin/python"));

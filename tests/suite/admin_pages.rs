@@ -313,8 +313,8 @@ fn the_ledger_is_searched_and_odd_questions_get_an_answer() {
         assert_eq!(page.get(path).status, 200, "{path}");
     }
     let key = database
-        .text("SELECT idempotency_key FROM {o}_ledger WHERE topic = 'order.paid'")
-        .expect("a key");
+        .text("SELECT message_id FROM {o}_ledger WHERE topic = 'order.paid'")
+        .expect("an id");
     let body = page.get(&format!("/messages?q={key}")).body;
     assert!(
         body.contains("Delivered") && body.contains("Enqueued"),

@@ -185,6 +185,66 @@ fn a_held_snapshot_is_held_by_a_reader_and_by_a_writer() {
 }
 
 #[test]
+fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
+    for (arguments, keys, outboxes) in [
+        ([].as_slice(), false, ["fresh", "aged"].as_slice()),
+        (
+            &["--keys", "--forget-after=1ms"],
+            true,
+            &["fresh", "aged", "forgetful"],
+        ),
+    ] {
+        // Each relay looks at the parts of the ring when it starts: it closes one, the next empties it.
+        let common = ["aged", "--past=1500", "--messages=700", "--rounds=4"];
+        let report = Bench::new().report(&[common.as_slice(), arguments].concat());
+        assert_eq!(report["keys"], keys);
+        assert_eq!(report["past"], 1500);
+        let outboxes: Vec<Value> = outboxes.iter().copied().map(Value::from).collect();
+        let runs = runs(&report, "outbox", &outboxes);
+        for run in runs {
+            assert_measured(
+                run,
+                &[
+                    "messages_per_second",
+                    "rate_ratio",
+                    "wal_bytes_per_message",
+                    "wal_ratio",
+                    "claim_ms",
+                ],
+            );
+            // A row of its own, at the least.
+            assert!(run["wal_bytes_per_message"].as_f64() > Some(250.0), "{run}");
+            // Null before PostgreSQL 15.
+            let images = run["full_page_images_per_message"].as_f64();
+            assert!(images.is_none_or(|n| (0.0..2.0).contains(&n)), "{run}");
+        }
+        assert_eq!(runs[0]["rate_ratio"], 1.0);
+        assert_eq!(runs[0]["wal_ratio"], 1.0);
+        assert_ne!(runs[1]["rate_ratio"], 1.0);
+        if let Some(forgetful) = runs.get(2) {
+            assert_measured(forgetful, &["forgotten_share"]);
+        }
+    }
+}
+
+#[test]
+fn a_retention_that_is_never_over_measures_nothing() {
+    let arguments = [
+        "aged",
+        "--past=5",
+        "--messages=5",
+        "--rounds=1",
+        "--forget-after=1h",
+    ];
+    let finished = Bench::new().finish(&arguments).code(1);
+    assert!(
+        finished.stderr.contains("--forget-after"),
+        "{}",
+        finished.stderr
+    );
+}
+
+#[test]
 fn ordered_finds_the_order_of_each_key_kept() {
     let report = Bench::new().report(&[
         "ordered",
@@ -241,6 +301,17 @@ fn relays_share_the_work() {
     }
     assert_eq!(runs[1]["shares"].as_array().map(Vec::len), Some(2));
     assert_eq!(runs[0]["ratio_to_fewest"], 1.0);
+}
+
+#[test]
+fn enqueue_compares_the_functions_for_it() {
+    let report = Bench::new().report(&["enqueue", "--messages=2500", "--rounds=1"]);
+    let by = ["enqueue", "enqueue_batch", "enqueue_bulk"].map(Value::from);
+    for run in runs(&report, "by", &by) {
+        assert_measured(run, &["messages_per_second"]);
+        // A row of its own, at the least.
+        assert!(run["wal_bytes_per_message"].as_f64() > Some(250.0), "{run}");
+    }
 }
 
 #[test]
@@ -340,10 +411,12 @@ fn the_help_says_how_long_each_scenario_takes() {
         "latency",
         "backlog",
         "held-snapshot",
+        "aged",
         "ordered",
         "failing",
         "relays",
         "page",
+        "enqueue",
         "producers",
     ] {
         let line = help

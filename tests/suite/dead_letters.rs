@@ -1,9 +1,12 @@
 //! Dead letters by pages and by groups.
 
+use std::collections::HashSet;
+
 use diesel_outbox::ReasonCode;
 use diesel_outbox::admin::{self, DeadFilter, Place};
 
-use crate::support::Database;
+use crate::page::Page;
+use crate::support::{Database, finish};
 
 /// 25 dead letters; several of one time.
 fn fill(db: &Database) {
@@ -33,7 +36,7 @@ fn pages_show_each_dead_letter_once() {
         let Some(last) = page.last() else { break };
         // As a link has it.
         before = Some(last.place().to_string().parse().expect("a place"));
-        seen.extend(page.iter().map(|letter| letter.sequence));
+        seen.extend(page.iter().map(|letter| letter.sequence.0));
         db.execute(&format!(
             "DELETE FROM {{o}}_dead WHERE sequence = {}",
             seen[0]
@@ -59,7 +62,7 @@ fn groups_say_how_many_died_of_what() {
                 g.reason.as_str(),
                 g.topic.as_str(),
                 g.count,
-                g.example_sequence,
+                g.example_sequence.0,
             )
         })
         .collect();
@@ -79,4 +82,46 @@ fn groups_say_how_many_died_of_what() {
     let groups = admin::dead_groups(&mut conn, &db.outbox_name(), &timeouts, 1).expect("groups");
     assert_eq!(groups.len(), 1);
     assert_eq!(groups[0].count, 3);
+}
+
+/// R36: by the commands and on the page; the ledger, too.
+#[test]
+fn dead_letters_of_a_tenant_are_found_and_changed_alone() {
+    let db = Database::new();
+    fill(&db);
+    let tenant = "00000000-0000-0000-0000-000000000007";
+    db.execute(&format!(
+        "UPDATE {{o}}_dead SET tenant_id = '{tenant}' WHERE sequence <= 3"
+    ));
+    db.execute(
+        "INSERT INTO {o}_ledger (part, sequence, message_id, topic, destination, tenant_id, status, attempts, created_at)
+         SELECT 0, sequence, message_id, topic, destination, tenant_id, 'dead', 1, created_at FROM {o}_dead",
+    );
+    let dead = |what: &[&str]| {
+        let dead = [["dead"].as_slice(), what, &["--tenant", tenant, "--json"]].concat();
+        finish(db.binary(&dead)).code(0).json()
+    };
+    let ids = dead(&["list"]);
+    let ids = ids.as_array().expect("a list");
+    let ids: HashSet<_> = ids.iter().filter_map(|one| one["id"].as_i64()).collect();
+    assert_eq!(ids, HashSet::from([1, 2, 3]));
+    let groups = dead(&["groups", "--topic", "t1"]);
+    assert_eq!(groups[0]["count"], 2, "{groups}");
+
+    let page = Page::start(db.binary(&["admin"]));
+    let body = |path: &str| page.get(&format!("{path}?tenant={tenant}")).body;
+    let (letters, ledger) = (body("/dead"), body("/ledger"));
+    for n in 1..=25 {
+        let is_there = letters.contains(&format!("href=\"/dead/{n}\""));
+        assert_eq!(is_there, n <= 3, "{n}: {letters}");
+    }
+    let entries = ledger.matches("href=\"/messages?q=").count();
+    assert_eq!(entries, 3, "{ledger}");
+
+    dead(&["requeue", "--topic", "t1"]);
+    dead(&["discard"]);
+    let of_tenant = format!("SELECT count(*) FROM {{o}} WHERE tenant_id = '{tenant}'");
+    assert_eq!(db.number(&of_tenant), 2);
+    assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);
+    assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 22);
 }

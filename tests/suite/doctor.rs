@@ -155,7 +155,7 @@ fn an_index_that_slows_every_claim_is_told() {
 fn drift_of_tables_is_told() {
     let text = "is UNLOGGED";
     provoked(
-        "ALTER TABLE {o}_ledger SET UNLOGGED",
+        "ALTER TABLE {o}_ledger_3 SET UNLOGGED",
         "drift",
         text,
         "problem",
@@ -214,9 +214,9 @@ fn drift_of_tables_is_told() {
     );
     provoked(
         "CREATE OR REPLACE VIEW {o}_messages AS SELECT sequence, message_id, topic, destination,
-            'pending'::text AS status, ordering_key, idempotency_key, tenant_id, created_at, occurred_at,
-            available_at, expires_at, attempts, locked_by, locked_at, last_error_code, last_error,
-            NULL::integer AS http_status, NULL::timestamptz AS settled_at FROM {o}",
+            'pending'::text AS status, ordering_key, message_id::text COLLATE \"C\" AS idempotency_key, tenant_id, created_at, occurred_at,
+            available_at, expires_at, attempts, locked_by, locked_at, last_attempt_at, last_error_code,
+            last_error, NULL::integer AS http_status, NULL::timestamptz AS settled_at FROM {o}",
         "drift",
         "the view outbox_messages",
         "warning",
@@ -247,7 +247,7 @@ fn functions_of_another_version_are_told() {
 
 #[test]
 fn autovacuum_that_is_off_or_lags_is_told() {
-    let off = "ALTER TABLE {o}_ledger SET (autovacuum_enabled = false)";
+    let off = "ALTER TABLE {o}_ledger_3 SET (autovacuum_enabled = false)";
     provoked(off, "vacuum", "autovacuum is off for", "problem", None);
     // An old snapshot keeps autovacuum from removing them meanwhile.
     let db = Database::new();
@@ -339,9 +339,9 @@ fn an_expired_lease_is_told_when_no_relay_is_alive() {
 #[test]
 fn a_ledger_that_nobody_cleans_is_told() {
     provoked(
-        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, attempts, created_at, settled_at)
-         VALUES ('a', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')",
+         VALUES (0, 'a', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')",
         "ledger",
         "older than OUTBOX_RETENTION",
         "warning",
@@ -420,7 +420,8 @@ fn a_role_with_few_rights_and_connections() {
     let database = url.path().trim_start_matches('/').to_owned();
     admin
         .batch_execute(&format!(
-            "CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}"
+            "CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
+             GRANT EXECUTE ON FUNCTION outbox_rotate(interval) TO {role}"
         ))
         .expect("a role");
     let mut url = url;
@@ -456,7 +457,8 @@ fn a_role_with_few_rights_and_connections() {
     );
     admin
         .batch_execute(&format!(
-            "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
+            "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role};
+             REVOKE ALL ON FUNCTION outbox_rotate(interval) FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
         ))
         .expect("dropped");
 }

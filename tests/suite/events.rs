@@ -349,7 +349,13 @@ fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
         Some("1970-01-02T00:00:00.000Z")
     );
     assert_eq!(
-        admin::requeue(conn, &name, &[letters[0].sequence]).expect("requeued"),
+        admin::requeue(
+            conn,
+            &name,
+            &[letters[0].sequence.0],
+            &admin::Note::new("alice", "")
+        )
+        .expect("requeued"),
         1
     );
     assert_eq!(is_kept(""), 1);

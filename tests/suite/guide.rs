@@ -9,7 +9,7 @@ use crate::support::{binary, finish};
 
 /// The pages: name and text.
 fn pages() -> Vec<(String, String)> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/docs");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
     let mut pages: Vec<(String, String)> = std::fs::read_dir(folder)
         .expect("docs/ is there")
         .map(|entry| entry.expect("readable").path())
@@ -103,7 +103,7 @@ fn every_page_is_a_module_of_the_guide_and_in_its_list() {
     let guide = include_str!("../../src/guide.rs");
     let list = include_str!("../../docs/README.md");
     let own = "https://github.com/diesel-outbox/diesel-outbox/blob/main/";
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     for (page, text) in pages() {
         if page != "README.md" {
             assert!(guide.contains(&format!("../docs/{page}")), "{page}");

@@ -153,7 +153,7 @@ impl Ground {
 
 /// What may be a function's name in the sources of our statements.
 fn names_in_our_sql() -> BTreeSet<String> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut folders = vec![root.join("src/store"), root.join("migrations")];
     let mut names = BTreeSet::new();
     while let Some(folder) = folders.pop() {
@@ -297,7 +297,12 @@ fn what_others_create_in_the_search_path_is_never_called() {
         let letters = admin::dead_letters(conn, &name, &DeadFilter::default(), 100)?;
         assert_eq!(letters.len(), 21);
         assert_eq!(
-            admin::requeue(conn, &name, &[letters[0].sequence, letters[1].sequence])?,
+            admin::requeue(
+                conn,
+                &name,
+                &[letters[0].sequence.0, letters[1].sequence.0],
+                &admin::Note::new("alice", "")
+            )?,
             2
         );
         assert_eq!(admin::overview(conn, &name)?.depths.dead_letters(), 19);

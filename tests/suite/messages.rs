@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel_outbox::Status;
 use diesel_outbox::admin::{
     self, LedgerFilter, LedgerRow, MessageKey, MessageRecord, Place, Searched,
 };
+use diesel_outbox::{Sequence, Status};
 use uuid::Uuid;
 
 use crate::support::Database;
@@ -44,12 +44,12 @@ fn fill(db: &Database, id: Uuid, others: usize) {
          VALUES (-1, '{id}', 't', 'b', '1', 'order-1', now(), now(), 3, 'REJECTED')"
     ));
     db.execute(&format!(
-        "INSERT INTO {{o}}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {{o}}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, attempts, created_at)
-         SELECT 'other-' || g, '', -100 - g, gen_random_uuid(), 't', '', 'delivered', 1, now()
+         SELECT 0, 'other-' || g, '', -100 - g, gen_random_uuid(), 't', '', 'delivered', 1, now()
            FROM generate_series(1, {others}) g
-         UNION ALL VALUES ('order-1', 'a', -2, '{id}'::uuid, 't', ''::bytea, 'delivered', 1, now()),
-                          ('order-1', 'b', -1, '{id}', 't', '', 'dead', 3, now())"
+         UNION ALL VALUES (0, 'order-1', 'a', -2, '{id}'::uuid, 't', ''::bytea, 'delivered', 1, now()),
+                          (0, 'order-1', 'b', -1, '{id}', 't', '', 'dead', 3, now())"
     ));
     db.execute("ANALYZE {o}");
     db.execute("ANALYZE {o}_ledger");
@@ -87,7 +87,7 @@ fn a_message_is_found_by_sequence_id_and_key_with_all_its_parts_and_replays() {
         assert_eq!(retrying.payload.as_deref(), Some("{\"a\": 1}"));
         assert_eq!(retrying.headers.as_deref(), Some("{\"x\": \"y\"}"));
         assert_eq!(retrying.reason.as_deref(), Some("TIMEOUT"));
-        assert_eq!(retrying.split_from, Some(7));
+        assert_eq!(retrying.split_from, Some(Sequence(7)));
         assert_eq!(records[4].replay_of(), Some("order-1"));
         assert!(records[0].settled_at.is_some() && records[0].payload.is_none());
     }
@@ -153,9 +153,9 @@ fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRo
 fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
     let db = Database::new();
     db.execute(
-        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, attempts, created_at, settled_at)
-         SELECT 'k' || g, '', g, gen_random_uuid(), 't' || g % 2, '', 'delivered', 1, now(),
+         SELECT 0, 'k' || g, '', g, gen_random_uuid(), 't' || g % 2, '', 'delivered', 1, now(),
                 now() - (g / 3) * (g / 3) * interval '3 hours'
            FROM generate_series(1, 100) g",
     );
@@ -169,7 +169,7 @@ fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
         assert!(page.is_complete);
         let Some(last) = page.rows.last() else { break };
         before = Some(last.place());
-        seen.extend(page.rows.iter().map(|row| row.sequence));
+        seen.extend(page.rows.iter().map(|row| row.sequence.0));
     }
     let mut all: Vec<i64> = (1..=100).collect();
     all.sort_by_key(|sequence| (sequence / 3, -sequence));
@@ -180,19 +180,19 @@ fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
 fn the_ledger_is_searched_by_time_topic_destination_state_and_key() {
     let db = Database::new();
     db.execute(
-        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, reason, attempts, created_at, settled_at, ordering_key, payload)
-         VALUES ('a', 'x', 1, gen_random_uuid(), 't', '', 'delivered', NULL, 1, now(),
+         VALUES (0, 'a', 'x', 1, gen_random_uuid(), 't', '', 'delivered', NULL, 1, now(),
                  now() - interval '1 day', 'k', NULL),
-                ('b', 'y', 2, gen_random_uuid(), 't', '', 'dead', 'TIMEOUT', 1, now(),
+                (0, 'b', 'y', 2, gen_random_uuid(), 't', '', 'dead', 'TIMEOUT', 1, now(),
                  now() - interval '1 hour', NULL, '1'),
-                ('c', 'x', 3, gen_random_uuid(), 'u', '', 'delivered', NULL, 1, now(), now(), NULL, NULL)",
+                (0, 'c', 'x', 3, gen_random_uuid(), 'u', '', 'delivered', NULL, 1, now(), now(), NULL, NULL)",
     );
     let ago = |seconds| SystemTime::now().checked_sub(Duration::from_secs(seconds));
     let all = LedgerFilter::default;
     let found = |filter: LedgerFilter| -> Vec<i64> {
         let rows = ledger(&db, &filter, 10).rows;
-        rows.iter().map(|row| row.sequence).collect()
+        rows.iter().map(|row| row.sequence.0).collect()
     };
     assert_eq!(found(all()), [3, 2, 1]);
     assert_eq!(
@@ -279,12 +279,12 @@ fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
     let of = |limit| {
         let records = admin::key_messages(&mut db.connect(), &db.outbox_name(), "k1", limit);
         let records = records.expect("messages");
-        let line = |r: &MessageRecord| (r.sequence, r.status.clone(), r.blocks_key);
+        let line = |r: &MessageRecord| (r.sequence.0, r.status, r.blocks_key);
         records.iter().map(line).collect::<Vec<_>>()
     };
-    let pending = |sequence| (sequence, "pending".to_owned(), false);
-    let dead = (0, "dead".to_owned(), true);
-    assert_eq!(of(10), [dead.clone(), pending(1), pending(3), pending(5)]);
+    let pending = |sequence| (sequence, Status::Pending, false);
+    let dead = (0, Status::Dead, true);
+    assert_eq!(of(10), [dead, pending(1), pending(3), pending(5)]);
     assert_eq!(of(2), [dead, pending(1)]);
 }
 
@@ -329,23 +329,21 @@ fn blocked_keys_are_found_among_many_that_are_not_blocked() {
         let shown = |key: &admin::BlockedKey| {
             (
                 key.ordering_key.clone(),
-                key.status.clone(),
+                key.status,
                 key.waiting,
                 key.waiting_is_capped,
             )
         };
         keys.iter().map(shown).collect::<Vec<_>>()
     };
-    let key = |key: &str, status: &str, waiting, is_capped| {
-        (key.to_owned(), status.to_owned(), waiting, is_capped)
-    };
+    let key = |key: &str, status, waiting, is_capped| (key.to_owned(), status, waiting, is_capped);
     assert_eq!(
         blocked(100),
         [
-            key("hot", "retrying", 2000, true),
-            key("dead", "dead", 1, false),
-            key("delayed", "pending", 1, false),
+            key("hot", Status::Retrying, 2000, true),
+            key("dead", Status::Dead, 1, false),
+            key("delayed", Status::Pending, 1, false),
         ]
     );
-    assert_eq!(blocked(1), [key("hot", "retrying", 3000, false)]);
+    assert_eq!(blocked(1), [key("hot", Status::Retrying, 3000, false)]);
 }

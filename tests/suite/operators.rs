@@ -171,9 +171,9 @@ fn status_of_a_large_outbox_is_an_estimate_unless_it_is_to_be_exact() {
     let db = Database::new();
     db.execute(
         "INSERT INTO {o} (topic, payload, attempts, available_at, last_error_code)
-         SELECT 't', '1', (g > 59990)::int, now() + (g > 59990)::int * interval '1 hour',
-                CASE WHEN g > 59990 THEN 'TIMEOUT' END
-           FROM generate_series(1, 60000) g",
+         SELECT 't', '1', (g > 99990)::int, now() + (g > 99990)::int * interval '1 hour',
+                CASE WHEN g > 99990 THEN 'TIMEOUT' END
+           FROM generate_series(1, 100000) g",
     );
     let about = finish(db.binary(&["status", "--json"])).code(0).json();
     assert_eq!(about["estimated"], json!(true));
@@ -187,7 +187,7 @@ fn status_of_a_large_outbox_is_an_estimate_unless_it_is_to_be_exact() {
         .code(0)
         .json();
     assert_eq!(exact["estimated"], json!(false));
-    assert_eq!(exact["counts"]["pending"], json!(59990));
+    assert_eq!(exact["counts"]["pending"], json!(99990));
     assert_eq!(exact["counts"]["retrying"], json!(10));
     assert_eq!(exact["troubles"][0]["count"], json!(10));
     assert!(finish(db.binary(&["status"])).code(0).stdout.contains('~'));

@@ -36,7 +36,7 @@ fn samples_of(text: &str) -> Vec<Sample> {
         "{} is missing: run `make test`",
         python.display()
     );
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/read.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/prometheus/read.py");
     let mut command = Command::new(python);
     let read = fed(command.args(["-B", script]), text);
     serde_json::from_str(&read).expect("JSON")

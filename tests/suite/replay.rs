@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use diesel_outbox::NewMessage;
-use diesel_outbox::admin::{self, ReplayFilter, ReplayIds, ReplayRun};
+use diesel_outbox::admin::{self, Note, ReplayFilter, ReplayIds, ReplayRun};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::support::{Database, Receiver, finish};
 
@@ -16,6 +17,10 @@ fn drain(db: &Database, receiver: &Receiver, keep: bool) {
         .env("OUTBOX_URL", receiver.url())
         .env("OUTBOX_LEDGER_PAYLOAD", keep.to_string());
     finish(command).code(0);
+}
+
+fn alice() -> Note {
+    Note::new("alice", "")
 }
 
 fn replay(db: &Database, arguments: &[&str]) -> Value {
@@ -110,14 +115,38 @@ fn new_ids_and_single_messages() {
     assert_eq!(ids.len(), 4);
 }
 
+/// R36.
+#[test]
+fn a_replay_may_be_of_one_tenant() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    let tenant = Uuid::now_v7();
+    for (n, of) in [(0, None), (1, Some(tenant)), (2, Some(Uuid::now_v7()))] {
+        let message = NewMessage::new("order.paid", &json!({ "n": n })).expect("a message");
+        db.enqueue_message(match of {
+            Some(tenant) => message.tenant_id(tenant),
+            None => message,
+        });
+    }
+    drain(&db, &receiver, true);
+    let done = replay(&db, &["--from", "1h", "--tenant", &tenant.to_string()]);
+    assert_eq!(done["replayed"], json!(1), "{done}");
+    let replayed = db.text("SELECT (payload ->> 'n') || ' ' || tenant_id FROM {o}");
+    assert_eq!(replayed, Some(format!("1 {tenant}")));
+    let entry = db.text("SELECT tenant_id FROM {o}_attempt WHERE event = 'replayed'");
+    assert_eq!(entry, Some(tenant.to_string()));
+    let bad = ["replay", "--from", "1h", "--tenant", "acme"];
+    finish(db.binary(&bad)).code(2);
+}
+
 /// A message of several destinations is replayed only for the ones that are meant.
 #[test]
 fn a_replay_goes_to_the_destination_of_its_row_only() {
     let db = Database::new();
     db.execute(
-        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {o}_ledger (part, idempotency_key, destination, named_destination, sequence, message_id, topic, digest,
             status, attempts, created_at, payload, ordering_key)
-         SELECT 'k', d, 1, gen_random_uuid(), 't', '\\x01', status, 1, now(), '{\"a\": 1}', 'o'
+         SELECT 0, 'k', d, d, 1, gen_random_uuid(), 't', '\\x01', status, 1, now(), '{\"a\": 1}', 'o'
            FROM (VALUES ('a', 'delivered'), ('b', 'delivered'), ('c', 'dead')) AS v (d, status)",
     );
     let done = replay(&db, &["--from", "1h", "--destination", "b"]);
@@ -176,9 +205,9 @@ fn it_asks_first_and_refuses_without_a_terminal() {
 fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     let db = Database::new();
     db.execute(
-        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, attempts, created_at, payload, settled_at)
-         SELECT CASE WHEN g % 7 = 0 THEN repeat('é', 120) || g ELSE 'k' || g END, '', g,
+         SELECT 0, CASE WHEN g % 7 = 0 THEN repeat('é', 120) || g ELSE 'k' || g END, '', g,
                 gen_random_uuid(), 't', '\\x01', 'delivered', 1, now(), to_json(g),
                 now() - interval '9 days' + (g / 100) * interval '1 hour'
            FROM generate_series(1, 3500) g",
@@ -195,6 +224,7 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
         &filter,
         ReplayIds::Same,
         Some(&run),
+        &alice(),
         |run, _| {
             assert_eq!(run, "r");
             batches += 1;
@@ -209,6 +239,7 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
         &filter,
         ReplayIds::Same,
         Some(&run),
+        &alice(),
         |_, _| true,
     )
     .expect("replayed");
@@ -255,9 +286,9 @@ fn a_run_that_fails_says_how_it_goes_on() {
 fn times_bound_what_is_replayed() {
     let db = Database::new();
     db.execute(
-        "INSERT INTO {o}_ledger (idempotency_key, destination, sequence, message_id, topic, digest,
+        "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, attempts, created_at, payload, settled_at)
-         SELECT 'k' || g, '', g, gen_random_uuid(), 't', '\\x01', 'delivered', 1, now(), '1',
+         SELECT 0, 'k' || g, '', g, gen_random_uuid(), 't', '\\x01', 'delivered', 1, now(), '1',
                 now() - g * interval '1 hour'
            FROM generate_series(1, 10) g",
     );
@@ -276,6 +307,7 @@ fn times_bound_what_is_replayed() {
         &filter,
         ReplayIds::New,
         None,
+        &alice(),
         |_, _| true,
     );
     assert_eq!(done.expect("replayed").replayed, 3);
@@ -312,4 +344,19 @@ fn at_a_terminal_it_asks() {
         assert!(finished.stdout.contains(question), "{}", finished.stdout);
         assert_eq!(db.number("SELECT count(*) FROM {o}"), live);
     }
+}
+
+/// R39: a replay has the id of what was delivered, and a sequence of its own.
+#[test]
+fn a_replay_that_waits_is_cancelled_by_its_sequence() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(1);
+    drain(&db, &receiver, true);
+    replay(&db, &["--from", "1h"]);
+    let sequence = db.number("SELECT sequence FROM {o}").to_string();
+    let cancelled = finish(db.binary(&["message", "cancel", &sequence])).code(0);
+    let told = format!("{sequence}: cancelled\n");
+    assert_eq!(cancelled.stdout, told);
+    assert_eq!(db.number("SELECT count(*) FROM {o}"), 0);
 }

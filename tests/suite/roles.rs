@@ -72,8 +72,7 @@ impl Ground {
         database.execute(&ground.printed());
         // What every role of the server may do is not ours to give; a careful operator takes it away.
         database.execute(&format!(
-            "REVOKE CREATE ON SCHEMA public FROM PUBLIC;
-             REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC;
+            "REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC;
              CREATE TABLE orders (id int PRIMARY KEY, paid bool NOT NULL DEFAULT false);
              INSERT INTO orders VALUES (7)",
             database.name
@@ -205,13 +204,19 @@ fn an_enqueuer_enqueues_in_every_way() {
     assert_eq!(new, [false, true, true]);
     let bulk = [message("t", 5), whole];
     assert_eq!(outbox.enqueue_bulk(conn, bulk).expect("enqueued"), 1);
+    let keyed = message("t", 8).idempotency_key("inserted");
+    let insert = |message| outbox.insert(message).expect("a query");
+    let inserted = insert(keyed.clone()).get_result::<Sequence>(conn);
+    inserted.expect("inserted");
+    assert_eq!(insert(keyed).execute(conn), Ok(0));
+    assert_eq!(insert(message("t", 9)).execute(conn), Ok(1));
     conn.batch_execute(
         "INSERT INTO outbox (topic, payload) VALUES ('t', '6');
          INSERT INTO outbox (topic, payload, idempotency_key) VALUES ('t', '7', 'plain')
          ON CONFLICT DO NOTHING",
     )
     .expect("inserted");
-    assert_eq!(ground.count("pending"), 6);
+    assert_eq!(ground.count("pending"), 8);
 }
 
 /// R39
@@ -323,9 +328,11 @@ fn a_relay_works_with_its_role() {
     );
 
     ground.database.execute(
-        "INSERT INTO hrm.events_ledger (idempotency_key, destination, sequence, message_id, topic,
+        "INSERT INTO hrm.events_ledger (part, idempotency_key, destination, sequence, message_id, topic,
              digest, status, attempts, created_at, settled_at)
-         VALUES ('old', '', 0, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '2 h')",
+         VALUES (1, 'old', '', 0, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '2 h');
+         UPDATE hrm.events_part SET opened_at = now() - interval '3 h', closed_at = now() - interval '2 h'
+          WHERE part = 1",
     );
     // The cleaner looks at its start.
     let relay = ground
@@ -375,6 +382,21 @@ fn a_relay_works_with_its_role() {
         .run("relay", &["dead", "discard", "--all", "--yes"])
         .code(0);
     assert_eq!(ground.count("dead"), 0);
+    ground
+        .database
+        .execute("UPDATE hrm.events_ledger SET payload = '7' WHERE topic = 'order.paid'");
+    let replay = ["replay", "--from", "1h", "--run", "again", "--yes"];
+    ground.run("relay", &replay).code(0);
+    let replayed = ground.run("relay", &["message", "list", "--json"]).code(0);
+    let sequence = replayed.json()["messages"][0]["sequence"].to_string();
+    let cancel = ["cancel", &sequence, "--destination", "audit"];
+    let never = ["--destination", "billing", "--never", "--why", "no"];
+    let settle = [["settle", &sequence].as_slice(), &never].concat();
+    for change in [cancel.as_slice(), &settle] {
+        let message = [["message"].as_slice(), change].concat();
+        ground.run("relay", &message).code(0);
+    }
+    assert_eq!(ground.count("pending"), 0);
 }
 
 #[test]
@@ -439,7 +461,12 @@ fn what_a_role_does_not_need_is_refused() {
         ("enqueuer canceller", "SELECT FROM {o}_lease"),
         ("enqueuer canceller", "SELECT FROM {o}_pause"),
         ("canceller", "UPDATE {o} SET payload = '1'"),
-        ("canceller", "DELETE FROM {o}_ledger"),
+        ("canceller relay", "DELETE FROM {o}_ledger"),
+        ("canceller relay", "UPDATE {o}_ledger SET attempts = 0"),
+        ("enqueuer reader", "SELECT FROM {o}_attempt"),
+        ("relay", "DELETE FROM {o}_attempt"),
+        ("relay", "UPDATE {o}_part SET closed_at = now()"),
+        ("enqueuer canceller reader", "SELECT {o}_rotate('1 day')"),
         ("canceller", "DELETE FROM {o}_dead"),
         (
             "canceller",
@@ -469,7 +496,7 @@ fn what_a_role_does_not_need_is_refused() {
         (
             "enqueuer",
             "INSERT INTO {o} (topic, payload, idempotency_key) VALUES ('t', '1', 'k')
-                      ON CONFLICT (idempotency_key, destination) DO UPDATE SET payload = '2'",
+                      ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO UPDATE SET payload = '2'",
         ),
         (
             "reader",
@@ -573,7 +600,10 @@ fn an_enqueuer_has_no_right_that_enqueueing_does_not_need() {
                 .database
                 .execute(&format!("REVOKE {right} FROM {role}"));
             outbox
-                .enqueue(&mut ground.connect("enqueuer"), message("t", 1))
+                .enqueue(
+                    &mut ground.connect("enqueuer"),
+                    message("t", 1).idempotency_key(column),
+                )
                 .expect_err(column);
             ground.database.execute(&format!("GRANT {right} TO {role}"));
             count += 1;
@@ -597,6 +627,7 @@ fn a_right_that_is_missing_is_named_with_what_grants_it() {
         ("DELETE", "outbox"),
         ("UPDATE (locked_by, locked_at)", "outbox"),
         ("UPDATE (blocks_key)", "outbox_dead"),
+        ("SELECT", "outbox_part"),
         ("SELECT", "outbox_messages"),
         ("SELECT, INSERT, UPDATE, DELETE", "outbox_lease"),
     ] {

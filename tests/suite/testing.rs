@@ -284,7 +284,7 @@ fn handlers_run_in_the_tests_thread_and_transaction() {
             .bind::<diesel::sql_types::BigInt, _>(event.order_id)
             .execute(&mut *conn)?;
         let order_id = event.order_id;
-        follow_up.enqueue(&mut conn, MailSent { order_id })?;
+        follow_up.enqueue(&mut *conn, MailSent { order_id })?;
         Ok(())
     });
     let counter = Handlers::new()
@@ -379,7 +379,7 @@ fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_st
     let conn = &mut in_test(&database);
     let relay = relay(&database).on_pooled::<OrderPaid>(|event, context| {
         let mut conn = context.connection()?;
-        Outbox::default().enqueue(&mut conn, MailSent { order_id: 1 })?;
+        Outbox::default().enqueue(&mut *conn, MailSent { order_id: 1 })?;
         let failing = diesel::sql_query("SELECT 1 / 0");
         let ignored = match event.order_id {
             1 => failing.execute(&mut *conn),

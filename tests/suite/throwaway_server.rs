@@ -22,7 +22,8 @@ fn with_postgres_removes_what_a_killed_run_has_left_and_goes_on() {
     }
     std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("its owner");
 
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/with-postgres");
+    let script =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("scripts/with-postgres");
     let run = Command::new(script)
         .args(["sh", "-c", "echo \"$DATABASE_URL\""])
         .env("TMPDIR", &base)

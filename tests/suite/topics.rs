@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use diesel_outbox::Relay;
+use url::Url;
+
 use crate::support::{Database, Receiver, end, eventually};
 
 #[test]
@@ -29,18 +32,23 @@ fn a_relay_with_many_topics_and_nothing_due_is_idle_and_does_not_spin() {
         "INSERT INTO {o} (topic, payload, available_at)
          SELECT 't' || n, '1', now() + interval '1 h' FROM generate_series(1, 200) n",
     );
-    let relay = database
-        .relay()
+    let mut url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
+    let name = database.name();
+    url.query_pairs_mut().append_pair("application_name", &name);
+    let relay = Relay::builder(url.as_str())
+        .outbox(&name)
         .poll_interval(Duration::from_secs(20))
         .url("http://127.0.0.1:9/")
         .start()
         .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));
-    // Its claimer waits for the next poll: the connection that it claims with is idle, for long.
-    let idle_since = "SELECT count(*) FROM pg_stat_activity
-        WHERE application_name = 'diesel-outbox claimer' AND state = 'idle'
-          AND query LIKE '%{o}%' AND state_change < clock_timestamp() - interval '300 ms'"
-        .replace("{o}", &database.name().replace('.', "\".\""));
+    // Its claimer waits for the next poll: the connection whose last statement ended a claim is idle, for
+    // long.
+    let idle_since = format!(
+        "SELECT count(*) FROM pg_stat_activity
+          WHERE application_name = '{name}' AND state = 'idle' AND query = 'COMMIT'
+            AND state_change < clock_timestamp() - interval '300 ms'"
+    );
     eventually("the claimer waits", || database.number(&idle_since) == 1);
     end(&relay);
 }

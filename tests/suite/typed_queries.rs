@@ -10,8 +10,11 @@ use diesel::prelude::*;
 use diesel::query_source::Column;
 use diesel::r2d2::{ConnectionManager, Pool};
 use diesel::sql_types::{HasSqlType, Int8, SqlType, Text, is_nullable};
-use diesel_outbox::schema::{self, outbox, outbox_lease, outbox_ledger, outbox_pause};
-use diesel_outbox::{NewMessage, Outbox};
+use diesel_outbox::rows::{self, DeadLetter, LedgerEntry, MessageRow};
+use diesel_outbox::schema::{
+    self, outbox, outbox_dead, outbox_lease, outbox_ledger, outbox_messages, outbox_pause,
+};
+use diesel_outbox::{NewMessage, Outbox, ReasonCode, Sequence, Status};
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
@@ -23,14 +26,14 @@ mod hrm {
 
 mod org {
     diesel_outbox::outbox_tables!(
-        org_outbox: org_outbox_ledger, org_outbox_dead, org_outbox_lease, org_outbox_pause,
+        org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease, org_outbox_pause,
         org_outbox_messages
     );
 }
 
 mod billing {
     diesel_outbox::outbox_tables!(
-        billing.events: events_ledger, events_dead, events_lease, events_pause, events_messages,
+        billing.events: events_ledger, events_attempt, events_dead, events_lease, events_pause, events_messages,
     );
 }
 
@@ -115,7 +118,7 @@ macro_rules! tuples {
     };
     (@ [$($done:ident)*]) => {};
 }
-tuples!(A B C D E F G H I J K L M N O P Q R S T U V);
+tuples!(A B C D E F G H I J K L M N O P Q R S T U V W X);
 
 fn declared<T: Table>(conn: &mut PgConnection, _: T) -> Vec<Described>
 where
@@ -158,6 +161,10 @@ fn the_declared_tables_are_those_of_the_database() {
     for (table, declared) in [
         ("outbox", declared(conn, outbox::table)),
         ("outbox_ledger", declared(conn, outbox_ledger::table)),
+        (
+            "outbox_attempt",
+            declared(conn, schema::outbox_attempt::table),
+        ),
         ("outbox_dead", declared(conn, schema::outbox_dead::table)),
         ("outbox_lease", declared(conn, outbox_lease::table)),
         ("outbox_pause", declared(conn, outbox_pause::table)),
@@ -183,7 +190,7 @@ fn the_declared_view_is_that_of_the_database() {
     let parts = ["outbox", "outbox_dead", "outbox_ledger"].map(|table| there(conn, table));
     let never_null = |column: &str| {
         let is_in = |part: &Vec<Described>| part.iter().any(|(n, _, null)| n == column && !null);
-        column == "status" || parts.iter().all(is_in)
+        ["status", "idempotency_key"].contains(&column) || parts.iter().all(is_in)
     };
     for (column, _, may_be_null) in declared {
         assert_eq!(may_be_null, !never_null(&column), "{column}");
@@ -272,7 +279,7 @@ fn whole_rows_load_with_the_types_of_an_application() {
     assert_eq!(row.message_id, id);
     assert_eq!(row.payload, json!({ "n": [1, 2] }));
     assert_eq!(row.headers, Some(json!({ "x-shop": "berlin" })));
-    assert_eq!(row.digest.map(|digest| digest.len()), Some(32));
+    assert_eq!(row.digest, None, "there is no key to compare under");
     assert!(row.created_at.0 > 0);
     assert_eq!(row.locked_by, None);
 
@@ -380,6 +387,182 @@ fn an_applications_table_is_joined_with_an_outboxs() {
         .first(conn)
         .expect("a row");
     assert_eq!(response, Some(400));
+}
+
+// --- Rows -----------------------------------------------------------------------------------
+
+/// Two messages are settled, one is delivered and one dead, and one waits.
+fn settled_and_waiting(database: &Database) -> [Sequence; 3] {
+    let receiver = Receiver::answering(|request| match request.json().as_i64() {
+        Some(2) => 400,
+        _ => 200,
+    });
+    let message = |n: i32| NewMessage::new("order.paid", &n).expect("JSON");
+    let sequences = [
+        message(1).occurred_at(SystemTime::UNIX_EPOCH),
+        message(2).ordering_key("order-7").idempotency_key("paid-7"),
+        message(3).delay(Duration::from_secs(3600)),
+    ]
+    .map(|message| Sequence(database.enqueue_message(message)));
+    let relay = database.relay().url(&receiver.url()).start();
+    eventually("two are settled", || {
+        database.count("delivered") + database.count("dead") == 2
+    });
+    drop(relay);
+    sequences
+}
+
+fn is_recent(time: SystemTime) -> bool {
+    SystemTime::now()
+        .duration_since(time)
+        .is_ok_and(|age| age < Duration::from_secs(60))
+}
+
+#[test]
+fn rows_of_the_view_dead_letters_and_the_ledger_load_by_their_query() {
+    let database = Database::new();
+    let [delivered, dead, waiting] = settled_and_waiting(&database);
+    let conn = &mut connect(&database);
+
+    let rows: Vec<MessageRow> = MessageRow::query()
+        .order(outbox_messages::sequence)
+        .load(conn)
+        .expect("rows");
+    let found: Vec<_> = rows
+        .iter()
+        .map(|row| (row.envelope.sequence, row.status))
+        .collect();
+    let expected = [
+        (delivered, Status::Delivered),
+        (dead, Status::Dead),
+        (waiting, Status::Pending),
+    ];
+    assert_eq!(found, expected);
+    let [of_delivered, of_dead, of_waiting] = rows.as_slice() else {
+        panic!("three rows: {rows:?}");
+    };
+    assert_eq!(of_delivered.envelope.topic, "order.paid");
+    assert_eq!(of_delivered.envelope.attempts, 1);
+    assert_eq!(
+        of_delivered.envelope.occurred_at,
+        Some(SystemTime::UNIX_EPOCH)
+    );
+    assert!(is_recent(of_delivered.envelope.created_at));
+    assert!(of_delivered.settled_at.is_some_and(is_recent));
+    assert_eq!(of_delivered.available_at, None);
+    assert_eq!(of_dead.idempotency_key, "paid-7");
+    assert_eq!(of_dead.envelope.ordering_key.as_deref(), Some("order-7"));
+    assert_eq!(of_dead.last_error_code.as_deref(), Some("REJECTED"));
+    let ahead = of_waiting
+        .available_at
+        .expect("a time")
+        .duration_since(SystemTime::now());
+    assert!(ahead.is_ok_and(|ahead| ahead > Duration::from_secs(3500)));
+    assert_eq!(
+        (of_waiting.settled_at, of_waiting.http_status),
+        (None, None)
+    );
+
+    let letters: Vec<(DeadLetter, serde_json::Value)> = outbox_dead::table
+        .filter(outbox_dead::reason.eq(ReasonCode::Rejected))
+        .select((DeadLetter::as_select(), outbox_dead::payload))
+        .load(conn)
+        .expect("letters");
+    let [(letter, payload)] = letters.as_slice() else {
+        panic!("one letter: {letters:?}");
+    };
+    assert_eq!(payload, &json!(2));
+    assert_eq!(letter.envelope, of_dead.envelope);
+    assert_eq!(letter.http_status, Some(400));
+    assert!(is_recent(letter.died_at));
+    assert!(!letter.blocks_key);
+    assert_eq!(letter.split_from, None);
+
+    let entry: LedgerEntry = LedgerEntry::query()
+        .filter(outbox_ledger::sequence.eq(delivered))
+        .first(conn)
+        .expect("an entry");
+    assert_eq!(entry.envelope, of_delivered.envelope);
+    assert_eq!(entry.status, Status::Delivered);
+    assert_eq!((entry.http_status, entry.reason), (Some(200), None));
+    assert_eq!(Some(entry.settled_at), of_delivered.settled_at);
+}
+
+#[test]
+fn rows_load_from_an_outbox_of_another_name() {
+    let database = FreshDatabase::new();
+    let conn = &mut database.connect();
+    diesel_outbox::migrate(conn, &"org_outbox".parse().expect("a name")).expect("migrated");
+    let message = NewMessage::new("t", &1).expect("JSON");
+    let outbox = Outbox::new("org_outbox").expect("a name");
+    conn.transaction(|conn| outbox.enqueue(conn, message))
+        .expect("enqueued");
+    let rows: Vec<(MessageRow, i32)> = org::org_outbox_messages::table
+        .filter(org::org_outbox_messages::status.eq(Status::Pending))
+        .select((
+            rows::of::<MessageRow, _>(org::org_outbox_messages::table),
+            org::org_outbox_messages::attempts,
+        ))
+        .load(conn)
+        .expect("rows");
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].0.envelope.topic, "t");
+    let dead = org::org_outbox_dead::table
+        .select(rows::of::<DeadLetter, _>(org::org_outbox_dead::table))
+        .load::<DeadLetter>(conn);
+    assert_eq!(dead, Ok(vec![]));
+    let ledger = org::org_outbox_ledger::table
+        .select(rows::of::<LedgerEntry, _>(org::org_outbox_ledger::table))
+        .load::<LedgerEntry>(conn);
+    assert_eq!(ledger, Ok(vec![]));
+}
+
+/// A relay of a later version may have written it.
+#[test]
+fn a_reason_of_another_version_is_a_text_in_a_row_and_an_error_as_a_code() {
+    let database = Database::new();
+    settled_and_waiting(&database);
+    let conn = &mut connect(&database);
+    let reason = |conn: &mut PgConnection| -> QueryResult<ReasonCode> {
+        outbox_dead::table.select(outbox_dead::reason).first(conn)
+    };
+    assert_eq!(reason(conn), Ok(ReasonCode::Rejected));
+    conn.batch_execute("UPDATE outbox_dead SET reason = 'BORED'")
+        .expect("updated");
+    let error = format!("{:?}", reason(conn).expect_err("unknown"));
+    assert!(
+        error.contains("UnknownWord") && error.contains("BORED"),
+        "{error}"
+    );
+    let letter: DeadLetter = DeadLetter::query().first(conn).expect("a letter");
+    assert_eq!(letter.reason, "BORED");
+}
+
+#[test]
+fn times_without_an_end_are_the_furthest_ones() {
+    let database = Database::new();
+    let sequence = database.enqueue("t", json!(1));
+    let conn = &mut connect(&database);
+    conn.batch_execute("UPDATE outbox SET available_at = 'infinity', expires_at = '-infinity', created_at = '1960-01-01Z'")
+        .expect("updated");
+    let row: MessageRow = MessageRow::query().first(conn).expect("a row");
+    assert_eq!(row.envelope.sequence, Sequence(sequence));
+    let now = SystemTime::now();
+    let century = Duration::from_secs(100 * 365 * 86_400);
+    assert!(
+        row.available_at
+            .is_some_and(|time| time > now + 100 * century)
+    );
+    assert!(
+        row.expires_at
+            .is_some_and(|time| time < now - 100 * century)
+    );
+    let before = SystemTime::UNIX_EPOCH.duration_since(row.envelope.created_at);
+    // 1960, 1964 and 1968 are leap years.
+    assert_eq!(
+        before.expect("a time before 1970"),
+        Duration::from_secs((10 * 365 + 3) * 86_400)
+    );
 }
 
 // --- Connections ----------------------------------------------------------------------------

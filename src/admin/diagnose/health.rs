@@ -7,9 +7,10 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
-use crate::store::doctor::{holders, server, tables};
+use crate::store::operate::status;
 use crate::store::pinned::located_by_default;
-use crate::store::{inbox as receiving, inspect};
+use crate::store::setup::doctor::{holders, server, tables};
+use crate::store::write::inbox as receiving;
 
 /// Dead rows beyond this many times what starts autovacuum: it does not keep up.
 const LAG: f64 = 10.0;
@@ -138,7 +139,7 @@ pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<
 
 pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("leases");
-    let leases = inspect::leases(conn, &config.table)?;
+    let leases = status::leases(conn, &config.table)?;
     let alive = leases
         .iter()
         .filter(|lease| lease.seconds_left > 0.0)
@@ -173,19 +174,25 @@ pub(super) fn ledger(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
     let mut found = Findings::new("ledger");
     let (table, age) = (
         config.table.ledger(),
-        config.retention.saturating_add(CLEANING),
+        // An entry goes with its part, which takes a sixth of the retention to fill.
+        config
+            .retention
+            .saturating_add(config.retention / 6)
+            .saturating_add(CLEANING),
     );
     let Some(kept) = tables::kept(conn, &table, "settled_at", age)? else {
         return Ok(Vec::new());
     };
     if kept.has_older {
         let advice = match config.cleaner {
-            true => "a relay with OUTBOX_CLEANER=true removes it: is one alive, and keeps it up?",
+            true => {
+                "a relay with OUTBOX_CLEANER=true removes them: is one alive, and does a long transaction read the ledger?"
+            }
             false => "OUTBOX_CLEANER is false here: turn it on in one relay at least",
         };
         found.warning(
             format!(
-                "{table} ({}) has rows that are older than OUTBOX_RETENTION ({}) by hours",
+                "{table} ({}) has entries that are older than OUTBOX_RETENTION ({}) by hours",
                 kept.size,
                 span(config.retention)
             ),

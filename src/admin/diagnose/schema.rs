@@ -5,7 +5,7 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity};
 use crate::config::Config;
-use crate::store::doctor::drift::{self, Compared, Part};
+use crate::store::setup::doctor::drift::{self, Compared, Part};
 
 /// Columns that every claim changes.
 const CLAIMED: [&str; 3] = ["locked_by", "locked_at", "attempts"];
@@ -106,13 +106,14 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
     match made.kind.as_str() {
         "index" => found.error(
             format!("the index {} of {table} is missing", made.name),
-            made.definition
-                .replacen(
-                    "CREATE INDEX",
-                    "CREATE INDEX CONCURRENTLY",
-                    1,
-                )
-                .replacen(" ON ", &format!(" ON {schema}."), 1),
+            // Of a table with parts: PostgreSQL builds it on each, and none CONCURRENTLY.
+            match made.definition.contains(" ON ONLY ") {
+                true => made.definition.replacen(" ON ONLY ", &format!(" ON {schema}."), 1),
+                false => made
+                    .definition
+                    .replacen(" INDEX ", " INDEX CONCURRENTLY ", 1)
+                    .replacen(" ON ", &format!(" ON {schema}."), 1),
+            },
         ),
         "constraint" => {
             let what = format!("the constraint {} of {table} is missing", made.name);

@@ -7,8 +7,8 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity};
 use crate::config::Config;
-use crate::store::connection::{self, Limits};
-use crate::store::doctor::server;
+use crate::store::relay::connection::{self, Limits};
+use crate::store::setup::doctor::server;
 
 /// Connections of a relay: claimer, heartbeat, janitor, listener, and three settlers, two of them only
 /// where messages have ordering keys.

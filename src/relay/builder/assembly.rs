@@ -14,6 +14,7 @@ use crate::relay::StartError;
 use crate::relay::groups::add_groups;
 use crate::relay::observer::Observers;
 use crate::routes::Serves;
+use crate::store::relay::connection::Manager;
 
 /// Why a relay that could never send anything does not start.
 const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher";
@@ -57,6 +58,7 @@ impl RelayBuilder {
         Ok(Assembled {
             groups: groups.collect(),
             config,
+            manager: self.manager,
             common,
             own_threads,
             observers: self.observers,
@@ -76,6 +78,7 @@ fn no_pool() -> Result<Pooled, HandlerError> {
 /// What a relay is made of.
 pub(in crate::relay) struct Assembled {
     pub(in crate::relay) config: Config,
+    pub(in crate::relay) manager: Option<Arc<dyn Manager>>,
     /// Sends what no handler serves.
     pub(in crate::relay) common: Arc<dyn Dispatcher>,
     pub(in crate::relay) own_threads: Option<usize>,

@@ -21,6 +21,7 @@ const METHODS: &[&str] = &[
     "retention",
     "inbox_retention",
     "enabled",
+    "listener_url",
 ];
 
 impl RelayBuilder {

@@ -13,7 +13,7 @@ impl RelayBuilder {
         self
     }
 
-    /// Messages claimed, and settled, by one statement at most: 1 to 10,000. Defaults to 500.
+    /// Messages claimed, and settled, at once at most: 1 to 10,000. Defaults to 500.
     #[must_use]
     pub fn batch(mut self, messages: usize) -> Self {
         self.set("OUTBOX_BATCH", &messages.to_string());

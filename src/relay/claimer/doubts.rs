@@ -11,10 +11,10 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::doubt::Doubt;
 use crate::relay::ranges::Ranges;
-use crate::store::claim::{Claimant, Claimed};
-use crate::store::lease::{self, LeaseId};
 use crate::store::range::briefly;
-use crate::store::{connection, settle};
+use crate::store::relay::claim::{Claimant, Claimed};
+use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::{connection, settle};
 
 /// How long a relay that ends goes on to give back what nobody knows of.
 const MOST_AT_END: Duration = Duration::from_secs(2);

@@ -7,10 +7,10 @@ use super::{Claimer, Next};
 use crate::error::DatabaseError;
 use crate::relay::lanes::{SWEEP_SHARE, To};
 use crate::relay::shared::Shared;
-use crate::store::claim::{Batch, Position, Stream};
-use crate::store::lease::LeaseId;
-use crate::store::ordered::{self, Candidate};
-use crate::store::unserved;
+use crate::store::relay::claim::{Batch, Position, Stream};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{self, Candidate};
+use crate::store::relay::unserved;
 
 /// How often a round begins.
 const INTERVAL: Duration = Duration::from_secs(10);

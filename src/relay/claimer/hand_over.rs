@@ -13,8 +13,8 @@ use crate::relay::shared::{Continued, Job};
 use crate::relay::stats::add;
 use crate::routes::Way;
 use crate::status::ReasonCode;
-use crate::store::claim::{Claimed, Known, TakenOver};
-use crate::store::lease::LeaseId;
+use crate::store::relay::claim::{Claimed, Known, TakenOver};
+use crate::store::relay::lease::LeaseId;
 
 /// Who has claimed a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use crate::error::DatabaseError;
 use crate::relay::intake::Rooms;
 use crate::relay::lanes::To;
 use crate::relay::walk::{self, Step};
-use crate::store::claim::{Batch, Claimed, Lane, Topic};
-use crate::store::lease::LeaseId;
-use crate::store::ordered::{self, Candidate};
 use crate::store::range::briefly;
+use crate::store::relay::claim::{Batch, Claimed, Lane, Topic};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{self, Candidate};
 
 /// What is about to be claimed.
 #[derive(Default)]

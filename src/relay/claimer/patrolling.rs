@@ -8,11 +8,11 @@ use crate::error::DatabaseError;
 use crate::relay::intake::Rooms;
 use crate::relay::lanes::{Seen, To};
 use crate::relay::patrol::STEP;
-use crate::store::claim::{self, Lane};
-use crate::store::lease::LeaseId;
-use crate::store::ordered::Candidate;
-use crate::store::patrol::{self, Free};
 use crate::store::range::{Range, briefly, is_over_time};
+use crate::store::relay::claim::{self, Lane};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::Candidate;
+use crate::store::relay::patrol::{self, Free};
 
 /// What is about to be claimed.
 #[derive(Default)]

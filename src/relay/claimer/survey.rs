@@ -12,11 +12,11 @@ use crate::name::OutboxName;
 use crate::relay::database_clock::DatabaseClock;
 use crate::relay::lanes::{News, SWEEP_SHARE, Seen};
 use crate::relay::pauses;
-use crate::store::claim::Stream;
-use crate::store::lease::{self, LeaseId};
-use crate::store::pause;
 use crate::store::range::briefly;
-use crate::store::streams::{streams, streams_beside};
+use crate::store::relay::claim::Stream;
+use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::pause;
+use crate::store::relay::streams::{streams, streams_beside};
 
 /// How often, at least, topics and expired leases are looked for.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);

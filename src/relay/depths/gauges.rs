@@ -7,7 +7,7 @@ use metrics::{Gauge, gauge};
 
 use crate::metrics::{MESSAGES, OLDEST_DUE_SECONDS, OTHER, describe, topic_label};
 use crate::name::OutboxName;
-use crate::store::depths::Depths;
+use crate::store::operate::depths::Depths;
 
 type Labels = (Arc<str>, Arc<str>);
 

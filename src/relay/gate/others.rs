@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{Gate, News, Phase, later};
-use crate::store::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {
     /// Learns what the table says. Where the table has not been told the news yet, it is wrong.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Rate;
 use crate::dispatch::Response;
-use crate::store::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 fn gate(change: impl FnOnce(&mut Destination)) -> Gate {
     let mut destination = Destination::new("a", "http://a").expect("a URL");

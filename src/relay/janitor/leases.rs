@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::DatabaseError;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
-use crate::store::{lease, pause};
+use crate::store::relay::{lease, pause};
 
 /// How often the outbox is gone through.
 const INTERVAL: Duration = Duration::from_secs(3600);

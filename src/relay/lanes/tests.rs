@@ -75,7 +75,7 @@ fn one_busy_topic_gets_all_the_room() {
 #[test]
 fn busy_topics_share_the_room_and_quiet_ones_come_first() {
     let allotted = lanes(&["a", "b", "c"], &["b"]).allot(|_| 400, false);
-    assert_eq!(allotted[0], lane("b", 100));
+    assert_eq!(allotted[0], lane("b", 15));
     assert!(allotted[1..].iter().all(|lane| lane.room == 200));
 }
 

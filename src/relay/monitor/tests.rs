@@ -16,7 +16,8 @@ use crate::relay::observer::Observers;
 use crate::relay::progress::{Stay, millis};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::sleep::Sleep;
-use crate::store::lease::LeaseId;
+use crate::store::relay::connection::Source;
+use crate::store::relay::lease::LeaseId;
 
 struct Nothing;
 
@@ -48,10 +49,10 @@ fn shared() -> Shared {
         count: bounded(1).0,
         sleep: Sleep::new().expect("a pair of sockets"),
     };
-    let url = SecretString::from("");
+    let source = Source::Url(SecretString::from(""));
     Shared::new(
         config,
-        url,
+        source,
         bulkheads,
         Observers::default(),
         None,

@@ -5,8 +5,8 @@ use crate::config::Config;
 use crate::message::hashed_key;
 use crate::relay::observer::Settled;
 use crate::status::{ReasonCode, Status};
-use crate::store::holders::Standing;
-use crate::store::lease::LeaseId;
+use crate::store::relay::holders::Standing;
+use crate::store::relay::lease::LeaseId;
 
 impl Settlement {
     /// The destination, as people are told.

@@ -2,8 +2,9 @@
 
 use super::Settler;
 use crate::relay::settlement::{Settlement, log_conflict};
-use crate::store::holders::{Missed, standings};
-use crate::store::lease::LeaseId;
+use crate::store::relay::holders::standings;
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Trace;
 
 impl Settler<'_> {
     /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
@@ -13,13 +14,9 @@ impl Settler<'_> {
             return;
         }
         let shared = self.shared;
-        let missed: Vec<Missed<'_>> = conflicts
+        let missed: Vec<Trace> = conflicts
             .iter()
-            .map(|settlement| Missed {
-                sequence: settlement.sequence(),
-                idempotency_key: &settlement.message.idempotency_key,
-                destination: &settlement.message.destination,
-            })
+            .map(|settlement| settlement.trace())
             .collect();
         let name = &shared.config.table;
         let found = self.session.run(|conn| standings(conn, name, &missed));

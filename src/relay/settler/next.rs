@@ -12,10 +12,10 @@ use crate::relay::doubt::Doubt;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::{Continued, Shared};
 use crate::relay::stats::add;
-use crate::store::claim::{Batch, Claimant, Claimed};
-use crate::store::lease::LeaseId;
-use crate::store::ordered::{self, Key};
-use crate::store::settle::{self, Claim};
+use crate::store::relay::claim::{Batch, Claimant, Claimed};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{self, Key};
+use crate::store::relay::settle::{self, Claim};
 
 /// Messages of one key that are claimed right behind one another, while others wait for a place.
 const MOST_IN_A_ROW: u32 = 100;

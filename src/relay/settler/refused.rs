@@ -7,8 +7,8 @@ use super::{GivenUp, Settler, each_once};
 use crate::error::DatabaseError;
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::{Kind, Settlement};
-use crate::store::claim::Topic;
-use crate::store::lease::LeaseId;
+use crate::store::relay::claim::Topic;
+use crate::store::relay::lease::LeaseId;
 
 /// After the first refusal a message waits for as long; after each further one for twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -6,9 +6,9 @@ use diesel::result::QueryResult;
 use crate::config::{Config, OnDead};
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::settlement::{Kind, Settlement, delivered, failed};
-use crate::store::lease::LeaseId;
-use crate::store::settle::{self, Delivered, Failed};
-use crate::store::split::{self, Split};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::{self, Delivered, Failed};
+use crate::store::relay::split::{self, Split};
 
 /// What was written down, by sequences.
 pub(in crate::relay) struct Written {

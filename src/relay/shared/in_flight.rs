@@ -10,9 +10,9 @@ use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::Room;
 use crate::relay::lanes::To;
 use crate::relay::stats::add;
-use crate::store::claim::{Claimed, Topic};
-use crate::store::lease::LeaseId;
-use crate::store::settle::Claim;
+use crate::store::relay::claim::{Claimed, Topic};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 
 /// How often it is said, at most, that claims are held.
 const TELL_INTERVAL: Duration = Duration::from_secs(60);

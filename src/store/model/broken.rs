@@ -13,10 +13,11 @@ use diesel::{PgConnection, RunQueryDsl, sql_query};
 use crate::message::NewMessage;
 use crate::name::OutboxName;
 use crate::store::SequenceRow;
-use crate::store::claim::{self, Claimant, Claimed, Known, Lane, Position, Stream};
-use crate::store::enqueue::Stored;
-use crate::store::ordered::Candidate;
-use crate::store::{dead, settle};
+use crate::store::operate::dead;
+use crate::store::relay::claim::{self, Claimant, Claimed, Known, Lane, Position, Stream};
+use crate::store::relay::ordered::Candidate;
+use crate::store::relay::settle;
+use crate::store::write::enqueue::Stored;
 
 pub(super) use self::keyed::{ClaimsKeyed, Part};
 
@@ -99,7 +100,7 @@ impl System for RequeuesCopies {
         sequences: &[i64],
     ) -> QueryResult<usize> {
         sql_query(format!("CREATE TEMP TABLE copy AS TABLE {}", name.dead())).execute(conn)?;
-        let count = dead::requeue(conn, name, sequences)?;
+        let count = dead::requeue(conn, name, sequences, "")?;
         sql_query(format!(
             "INSERT INTO {} TABLE copy ON CONFLICT DO NOTHING",
             name.dead()

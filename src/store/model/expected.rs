@@ -6,9 +6,9 @@ mod settles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::store::claim::{Claimed, Known, TakenOver};
-use crate::store::lease::LeaseId;
-use crate::store::ordered::Key;
+use crate::store::relay::claim::{Claimed, Known, TakenOver};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::Key;
 
 use super::promises::{Event, Events, Kept, Promise, broken, keep};
 use super::system::{Job, Todo};
@@ -18,7 +18,7 @@ pub(super) use self::message::{Identity, Message, State};
 /// After so many attempts a message dies.
 pub(super) const MAX_ATTEMPTS: i32 = 3;
 
-/// What the ledger says of an identity.
+/// An entry of the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Settled {
     pub(super) sequence: i64,
@@ -39,7 +39,7 @@ struct Sent {
 #[derive(Debug, Default, Clone)]
 pub(super) struct Model {
     pub(super) messages: BTreeMap<i64, Message>,
-    pub(super) ledger: BTreeMap<Identity, Settled>,
+    pub(super) ledger: BTreeMap<Identity, Vec<Settled>>,
     /// Parts of split messages whose sequences were not seen yet.
     pub(super) parts: BTreeMap<Identity, Message>,
     pub(super) events: Events,
@@ -269,15 +269,13 @@ impl Model {
     }
 
     fn known(&self, message: &Message) -> Known {
-        match self.ledger.get(&message.identity) {
-            Some(settled) if settled.is_delivered => {
-                if message.has_content(settled.topic, settled.body) {
-                    Known::Delivered
-                } else {
-                    Known::OtherContent
-                }
-            }
-            _ => Known::No,
+        let entries = self.ledger.get(&message.identity).into_iter().flatten();
+        let delivered: Vec<&Settled> = entries.filter(|entry| entry.is_delivered).collect();
+        let is_it = |entry: &&Settled| message.has_content(entry.topic, entry.body);
+        match delivered.iter().any(is_it) {
+            _ if delivered.is_empty() => Known::No,
+            true => Known::Delivered,
+            false => Known::OtherContent,
         }
     }
 

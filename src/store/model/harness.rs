@@ -12,9 +12,9 @@ use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use crate::message::NewMessage;
 use crate::name::OutboxName;
-use crate::store::claim::{Position, Stream};
-use crate::store::dead;
-use crate::store::lease::{self, LeaseId};
+use crate::store::operate::dead;
+use crate::store::relay::claim::{Position, Stream};
+use crate::store::relay::lease::{self, LeaseId};
 
 use super::database::{Connections, compare, fail_over, replicate};
 use super::expected::{Message, Model, State};
@@ -361,7 +361,7 @@ impl Harness<'_> {
 
     fn discard(&mut self, pick: usize) -> Kept {
         let chosen = some_of(&self.model.dead(), pick);
-        dead::discard(&mut self.operator, self.name, &chosen)?;
+        dead::discard(&mut self.operator, self.name, &chosen, "")?;
         self.model.discard(&chosen);
         Ok(())
     }

@@ -8,12 +8,13 @@ use diesel::{Connection, PgConnection};
 use crate::message::NewMessage;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
-use crate::store::claim::{self, Claimant, Claimed, Lane};
-use crate::store::enqueue::{self, Row, Stored};
-use crate::store::lease::{self, LeaseId};
-use crate::store::ordered::{self, Candidate, Key};
-use crate::store::settle::{self, Claim, Delivered, Failed};
-use crate::store::{dead, split};
+use crate::store::operate::dead;
+use crate::store::relay::claim::{self, Claimant, Claimed, Lane};
+use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::ordered::{self, Candidate, Key};
+use crate::store::relay::settle::{self, Claim, Delivered, Failed};
+use crate::store::relay::split;
+use crate::store::write::enqueue::{self, Row, Stored};
 
 use super::expected::Identity;
 
@@ -114,10 +115,12 @@ impl Settle {
     fn failed(&self, code: ReasonCode, counted: i32) -> Vec<Failed> {
         let failed = |job: &Job| Failed {
             claim: job.claim(),
+            destination: "there".into(),
             code,
             error: String::new(),
             http_status: None,
             response: None,
+            took: Duration::ZERO,
             delay: Duration::ZERO,
             before: job.attempts,
             counted,
@@ -206,7 +209,7 @@ pub(super) trait System {
         name: &OutboxName,
         sequences: &[i64],
     ) -> QueryResult<usize> {
-        dead::requeue(conn, name, sequences)
+        dead::requeue(conn, name, sequences, "")
     }
 }
 
@@ -241,6 +244,7 @@ pub(super) fn settle_them(
         Verdict::Delivered => {
             let delivered = |job: &Job| Delivered {
                 claim: job.claim(),
+                destination: "there".into(),
                 http_status: Some(200),
                 response: None,
             };

@@ -3,42 +3,10 @@
 use diesel_outbox::{RelayBuilder, RelayHandle};
 
 use super::*;
+use crate::logged;
 
 /// That of `Database::relay`.
 const LEASE: Duration = Duration::from_secs(3);
-
-/// Keeps the lines of the events that the tests here look for. One for the whole process.
-struct Lines(Mutex<Vec<String>>);
-
-static LINES: Lines = Lines(Mutex::new(Vec::new()));
-
-impl log::Log for Lines {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        let event = record.key_values().get("event".into());
-        let event = event.map_or_else(String::new, |event| event.to_string());
-        if ["dispatch_panic", "handler_stuck", "handler_late"].contains(&event.as_str()) {
-            let line = format!("{event}: {}", record.args());
-            self.0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(line);
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-fn keep_log_lines() {
-    static SET: std::sync::Once = std::sync::Once::new();
-    SET.call_once(|| {
-        log::set_logger(&LINES).expect("nobody else sets one");
-        log::set_max_level(log::LevelFilter::Warn);
-    });
-}
 
 /// Whether such a line was logged that names the message of this sequence.
 fn is_logged(database: &Database, event: &str, sequence: i64) -> bool {
@@ -48,10 +16,7 @@ fn is_logged(database: &Database, event: &str, sequence: i64) -> bool {
          UNION ALL SELECT message_id FROM {{o}}_ledger WHERE sequence = {sequence} LIMIT 1"
     ));
     let id = id.expect("the message is somewhere");
-    let lines = LINES.0.lock().unwrap_or_else(PoisonError::into_inner);
-    lines
-        .iter()
-        .any(|line| line.starts_with(event) && line.contains(&id))
+    logged::is_logged(event, &id)
 }
 
 /// This relay with a handler that has been called with a message, and is held by the gate.
@@ -72,7 +37,7 @@ fn held(database: &Database, relay: RelayBuilder) -> (RelayHandle, Gate) {
 /// R17
 #[test]
 fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
-    keep_log_lines();
+    logged::keep();
     let database = Database::new();
     let relay = database
         .relay()
@@ -129,7 +94,7 @@ fn a_panics_text_that_may_quote_the_payload_is_not_kept() {
 #[test]
 fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_late_result_counts()
 {
-    keep_log_lines();
+    logged::keep();
     let database = Database::new();
     let (gate, pass) = Gate::new();
     let handlers = Handlers::new()
@@ -216,7 +181,7 @@ fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_
 
 #[test]
 fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
-    keep_log_lines();
+    logged::keep();
     let database = Database::new();
     let (gate, pass) = Gate::new();
     let handlers = Handlers::new()

@@ -6,7 +6,7 @@ use super::super::promises::{Event, event_of};
 use super::super::system::{FAN, Job, Settle, Verdict};
 use super::{Identity, Message, Model, Settled, State};
 use crate::status::ReasonCode;
-use crate::store::lease::LeaseId;
+use crate::store::relay::lease::LeaseId;
 
 impl Model {
     /// A settle. Returns what it has to change: what its lease holds by the claim that it is about.
@@ -76,7 +76,7 @@ impl Model {
         self.record(sequence, message, false, message.attempts);
     }
 
-    /// What was delivered stays so.
+    /// Nothing that was written before is changed.
     fn record(&mut self, sequence: i64, message: &Message, is_delivered: bool, attempts: i32) {
         let settled = Settled {
             sequence,
@@ -85,11 +85,8 @@ impl Model {
             topic: message.topic,
             body: message.body,
         };
-        let entry = self.ledger.entry(message.identity.clone());
-        let stored = entry.or_insert(settled);
-        if !stored.is_delivered {
-            *stored = settled;
-        }
+        let entries = self.ledger.entry(message.identity.clone());
+        entries.or_default().push(settled);
     }
 
     fn split(&mut self, sequence: i64, message: &mut Message) {
@@ -153,10 +150,6 @@ impl Model {
             message.is_expired = false;
             message.seen_since = self.clock;
             *self.events.entry(Event::Requeued).or_default() += 1;
-            let said = self.ledger.get(&message.identity);
-            if said.is_some_and(|said| said.sequence == *sequence && !said.is_delivered) {
-                self.ledger.remove(&message.identity);
-            }
         }
     }
 

@@ -3,10 +3,10 @@
 use diesel::result::Error;
 use diesel::{Connection, PgConnection};
 
-use crate::store::claim::{Claimant, Claimed, Lane, Position, Stream, Topic};
-use crate::store::lease::{self, LeaseId};
-use crate::store::ordered::{self, Candidate, Key};
-use crate::store::streams::streams;
+use crate::store::relay::claim::{Claimant, Claimed, Lane, Position, Stream, Topic};
+use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::ordered::{self, Candidate, Key};
+use crate::store::relay::streams::streams;
 
 use super::{Harness, LEASE};
 use crate::store::model::expected::{MAX_ATTEMPTS, Message};

@@ -1,10 +1,10 @@
 //! How a history comes to its end.
 
 use super::{Harness, Relay};
-use crate::store::dead;
 use crate::store::model::expected::{Model, State};
 use crate::store::model::history::{Answer, Find, Outcome};
 use crate::store::model::promises::Kept;
+use crate::store::operate::dead;
 
 /// Rounds in which a relay has to come to an end with everything.
 const ROUNDS: usize = 300;
@@ -64,7 +64,7 @@ impl Harness<'_> {
         blocking.retain(|sequence| {
             self.model.messages[sequence].state == State::Dead { blocks_key: true }
         });
-        dead::discard(&mut self.operator, self.name, &blocking)?;
+        dead::discard(&mut self.operator, self.name, &blocking, "")?;
         self.model.discard(&blocking);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::status::ReasonCode;
 use crate::store::range::Range;
-use crate::store::settle;
+use crate::store::relay::settle;
 
 use super::Harness;
 use super::claims::claimant;

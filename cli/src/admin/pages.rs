@@ -1,0 +1,156 @@
+//! The pages: HTML made on the server, which works without script.
+//!
+//! `maud` escapes all that it is given; nothing here goes around that.
+
+mod content;
+mod dead;
+mod keys;
+mod layout;
+mod ledger;
+mod login;
+mod mask;
+mod messages;
+mod overview;
+mod pauses;
+mod relays;
+mod sparkline;
+mod table;
+mod timeline;
+mod words;
+
+use maud::{Markup, html};
+
+pub(super) use self::login::{login, refused};
+
+use self::dead::change::{self, Change};
+use self::layout::Page;
+use super::http::{Request, Response, Status};
+use super::{Site, Visitor};
+
+pub(super) use self::dead::{Asked, DeadList};
+
+/// The tenant that a field of a form names, if it does; the error is a sentence for whoever asked.
+fn tenant(text: &str) -> Result<Option<uuid::Uuid>, String> {
+    let tenant = (!text.is_empty()).then(|| text.parse());
+    let why = |_| format!("{text:?} is no tenant: it is a UUID");
+    tenant.transpose().map_err(why)
+}
+
+/// A file that pages need.
+pub(super) fn asset(path: &str) -> Option<Response> {
+    let (kind, text) = match path {
+        "/assets/style.css" => ("text/css; charset=utf-8", include_str!("pages/style.css")),
+        "/assets/script.js" => (
+            "text/javascript; charset=utf-8",
+            include_str!("pages/script.js"),
+        ),
+        "/assets/icon.svg" => ("image/svg+xml", include_str!("pages/icon.svg")),
+        _ => return None,
+    };
+    Some(Response::asset(kind, text))
+}
+
+/// A page to look at.
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    match request.path.as_str() {
+        "/" => overview::show(site, visitor, request),
+        "/dead" => dead::show(site, visitor, request),
+        "/keys" => keys::show(site, visitor, request),
+        "/ledger" => ledger::show(site, visitor, request),
+        "/messages" => messages::show(site, visitor, request),
+        "/relays" => relays::show(site, visitor, request),
+        path => match path.strip_prefix("/dead/").map(str::parse) {
+            Some(Ok(sequence)) => dead::letter::show(site, visitor, request, sequence),
+            _ => missing(site, visitor, request, "There is no such page.", &html! {}),
+        },
+    }
+}
+
+/// A change that was asked for, by a visitor who may.
+pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    match request.path.as_str() {
+        "/dead/requeue" => change::answer(site, visitor, request, Change::Requeue),
+        "/dead/discard" => change::answer(site, visitor, request, Change::Discard),
+        "/message/cancel" | "/message/reschedule" | "/message/settle" => {
+            messages::change::answer(site, visitor, request)
+        }
+        "/pause" => pauses::pause(site, visitor, request),
+        "/resume" => pauses::resume(site, visitor, request),
+        _ => missing(
+            site,
+            visitor,
+            request,
+            "There is no such change.",
+            &html! {},
+        ),
+    }
+}
+
+/// An address with these values, those that are empty left out.
+fn link(path: &str, pairs: &[(&str, &str)]) -> String {
+    let given = pairs.iter().filter(|(_, value)| !value.is_empty());
+    let query = url::form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(given)
+        .finish();
+    match query.is_empty() {
+        true => path.to_owned(),
+        false => format!("{path}?{query}"),
+    }
+}
+
+fn missing(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    words: &str,
+    more: &Markup,
+) -> Response {
+    let content = html! { h1 { "Not found" } p { (words) } (more) };
+    plain(site, visitor, request, "Not found").answer(Status::NotFound, &content)
+}
+
+fn bad_request(site: &Site, visitor: &Visitor, request: &Request, words: &str) -> Response {
+    let content = html! { h1 { "That cannot be done" } p.refused { (words) } };
+    plain(site, visitor, request, "That cannot be done").answer(Status::BadRequest, &content)
+}
+
+/// The database does not answer, or refuses: what is known is said.
+fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str) -> Response {
+    let content = html! {
+        h1 { "The database does not answer, or refuses" }
+        p.refused role="alert" { (error) }
+        p { "The " a href="/" { "overview" } " shows what was seen last." }
+    };
+    let page = Page {
+        is_live: true,
+        ..plain(site, visitor, request, "Database away")
+    };
+    page.answer(Status::Unavailable, &content)
+}
+
+fn plain<'a>(
+    site: &'a Site,
+    visitor: &'a Visitor,
+    request: &'a Request,
+    title: &'a str,
+) -> Page<'a> {
+    Page {
+        site,
+        visitor,
+        request,
+        title,
+        is_live: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_has_what_is_given_and_is_encoded() {
+        assert_eq!(link("/dead", &[("topic", ""), ("q", "")]), "/dead");
+        let one = link("/dead", &[("topic", "a&b=<\"'\r\n"), ("reason", "GONE")]);
+        assert_eq!(one, "/dead?topic=a%26b%3D%3C%22%27%0D%0A&reason=GONE");
+    }
+}

@@ -1,0 +1,292 @@
+//! Requeueing and discarding: some at once, all that match after one more question.
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter, Note, Place};
+use diesel_outbox::{DatabaseError, OutboxName};
+use maud::html;
+
+use super::Asked;
+use crate::admin::http::{Form, Status};
+use crate::admin::pages::layout::{Page, token};
+use crate::admin::pages::{bad_request, database_away, link, words};
+use crate::admin::{AUDIT, Request, Response, Site, Visitor};
+
+/// Sequences that are named in a line of the audit log.
+const NAMED: usize = 20;
+/// Letters that are changed in one turn.
+const BATCH: usize = 1000;
+
+/// What is done to dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::admin::pages) enum Change {
+    Requeue,
+    Discard,
+}
+
+impl Change {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Requeue => "/dead/requeue",
+            Self::Discard => "/dead/discard",
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Requeue => "Requeue",
+            Self::Discard => "Discard",
+        }
+    }
+
+    fn done(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeued",
+            Self::Discard => "discarded",
+        }
+    }
+
+    fn event(self) -> &'static str {
+        match self {
+            Self::Requeue => "admin_requeue",
+            Self::Discard => "admin_discard",
+        }
+    }
+
+    fn run(
+        self,
+        conn: &mut PgConnection,
+        outbox: &OutboxName,
+        sequences: &[i64],
+        note: &Note,
+    ) -> Result<usize, DatabaseError> {
+        match self {
+            Self::Requeue => admin::requeue(conn, outbox, sequences, note),
+            Self::Discard => admin::discard(conn, outbox, sequences, note),
+        }
+    }
+}
+
+/// What was asked for: those that are chosen, or all that match.
+struct Order {
+    change: Change,
+    asked: Asked,
+    is_all: bool,
+    /// From the page of the one letter that has this idempotency key, and not from the list.
+    of_letter: Option<String>,
+    /// How many somebody has said yes to.
+    sure: Option<usize>,
+    /// Those that died later are not meant: nobody has been asked about them.
+    before: Option<Place>,
+    sequences: Vec<i64>,
+}
+
+impl Order {
+    fn of(form: &Form, change: Change) -> Self {
+        let sequences = form.all("sequence").filter_map(|one| one.parse().ok());
+        Self {
+            change,
+            asked: Asked::of(form),
+            is_all: form.get("all").is_some(),
+            of_letter: form.get("key").map(str::to_owned),
+            sure: form.get("sure").and_then(|count| count.parse().ok()),
+            before: form.get("before").and_then(|place| place.parse().ok()),
+            sequences: sequences.collect(),
+        }
+    }
+
+    /// More than somebody has said yes to are not removed for good.
+    fn is_sure(&self) -> bool {
+        match (self.sure, self.change) {
+            (None, Change::Requeue) => !self.is_all,
+            (None, Change::Discard) => false,
+            (Some(_), Change::Requeue) => true,
+            (Some(count), Change::Discard) => self.sequences.len() <= count,
+        }
+    }
+
+    /// The page that it came from.
+    fn back(&self) -> String {
+        match self.sequences.as_slice() {
+            [sequence] if self.of_letter.is_some() => format!("/dead/{sequence}"),
+            _ => link("/dead", &self.asked.pairs()),
+        }
+    }
+
+    /// The page that it leads to.
+    fn next(&self, count: usize) -> String {
+        let count = count.to_string();
+        let done = [("done", self.change.done()), ("count", count.as_str())];
+        match (self.change, &self.of_letter) {
+            (Change::Requeue, Some(key)) => link(
+                "/messages",
+                &[[("q", key.as_str())].as_slice(), &done].concat(),
+            ),
+            _ => link("/dead", &[self.asked.pairs().as_slice(), &done].concat()),
+        }
+    }
+
+    fn what(&self) -> String {
+        if self.is_all {
+            return self.asked.words();
+        }
+        let named: Vec<String> = self
+            .sequences
+            .iter()
+            .take(NAMED)
+            .map(i64::to_string)
+            .collect();
+        let more = if self.sequences.len() > NAMED {
+            ", …"
+        } else {
+            ""
+        };
+        format!("sequence {}{more}", named.join(", "))
+    }
+}
+
+pub(in crate::admin::pages) fn answer(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    change: Change,
+) -> Response {
+    let mut order = Order::of(&request.form(), change);
+    if order.is_all {
+        let matching = match order.asked.filter() {
+            Ok(filter) => matching(site, &order, filter),
+            Err(error) => return bad_request(site, visitor, request, &error),
+        };
+        (order.before, order.sequences) = match matching {
+            Ok(matching) => matching,
+            Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        };
+    } else if order.sequences.is_empty() {
+        let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
+        return Response::see_other(&link("/dead", &nothing));
+    }
+    if !order.is_sure() {
+        return question(site, visitor, request, &order);
+    }
+    let (count, end) = carry_out(site, visitor, &order);
+    site.forget();
+    let (verb, what) = (change.done(), order.what());
+    match end {
+        Ok(()) => {
+            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count; "dead letters {verb} from the admin page");
+            Response::see_other(&order.next(count))
+        }
+        Err(error) => {
+            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count, error:% = format!("{error:#}"); "dead letters were to be {verb} from the admin page, and not all were");
+            let so_far = words::counted(count_of(count), "was", "were");
+            database_away(
+                site,
+                visitor,
+                request,
+                &format!("{so_far} {verb} before it: {error:#}"),
+            )
+        }
+    }
+}
+
+/// A batch after the other, each in a turn and a transaction of its own: others have theirs between
+/// them. Returns how many were done until the end.
+fn carry_out(site: &Site, visitor: &Visitor, order: &Order) -> (usize, Result<()>) {
+    let note = Note::new(&visitor.who, "");
+    let mut count = 0;
+    for batch in order.sequences.chunks(BATCH) {
+        let done = site
+            .changes
+            .run(|conn, outbox| order.change.run(conn, outbox, batch, &note));
+        match done {
+            Ok(changed) => count += changed,
+            Err(error) => return (count, Err(error)),
+        }
+    }
+    (count, Ok(()))
+}
+
+fn count_of(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Those that match, and the place behind the latest one.
+fn matching(
+    site: &Site,
+    order: &Order,
+    mut filter: DeadFilter,
+) -> Result<(Option<Place>, Vec<i64>)> {
+    filter.before = order.before;
+    if !order.asked.q.is_empty() {
+        let found = super::find(site, &order.asked.q)?;
+        filter.sequences = found.iter().map(|letter| letter.sequence.0).collect();
+        if filter.sequences.is_empty() {
+            return Ok((None, Vec::new()));
+        }
+    }
+    site.database.run(|conn, outbox| {
+        if filter.before.is_none() {
+            let latest = admin::dead_letters(conn, outbox, &filter, 1)?;
+            filter.before = latest.first().and_then(behind);
+        }
+        let sequences = admin::matching_dead_letters(conn, outbox, &filter)?;
+        Ok((filter.before, sequences))
+    })
+}
+
+/// The place right behind this letter.
+fn behind(letter: &DeadLetter) -> Option<Place> {
+    let place = letter.place().to_string();
+    let (died, _) = place.split_once('.')?;
+    let sequence = letter.sequence.0.checked_add(1)?;
+    format!("{died}.{sequence}").parse().ok()
+}
+
+/// The page that says how many, and asks.
+fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
+    let verb = order.change.verb();
+    let count = count_of(order.sequences.len());
+    let letters = words::counted(count, "dead letter", "dead letters");
+    let title = format!("{verb} {letters}?");
+    let page = Page {
+        site,
+        visitor,
+        request,
+        title: &title,
+        is_live: false,
+    };
+    let content = html! {
+        section.panel {
+            div.head { h1 { (title) } }
+            div.body {
+                @if order.is_all { p { "Those that match: " strong { (order.asked.words()) } "." } }
+                @else { p { "Chosen: " strong { (order.what()) } "." } }
+                @if order.sure.is_some() { p.refused { "More have died since you were asked." } }
+                @if order.change == Change::Discard {
+                    p { "They are removed for good, with their payloads. The ledger keeps that they died." }
+                } @else {
+                    p { "They become due at once, with no attempts. One whose key is in the outbox again stays dead." }
+                }
+                form.do method="post" action=(order.change.path()) {
+                    (token(visitor))
+                    input type="hidden" name="sure" value=(count);
+                    @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
+                    @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }
+                    @if order.is_all {
+                        input type="hidden" name="all" value="yes";
+                        @if let Some(before) = order.before { input type="hidden" name="before" value=(before); }
+                    } @else {
+                        @for sequence in &order.sequences { input type="hidden" name="sequence" value=(sequence); }
+                    }
+                    @if count > 0 && order.change == Change::Discard {
+                        button.danger.sure { "Discard " (letters) }
+                    } @else if count > 0 {
+                        button { "Requeue " (letters) }
+                    }
+                    a.button.second href=(order.back()) { "No, go back" }
+                }
+            }
+        }
+    };
+    page.answer(Status::Ok, &content)
+}

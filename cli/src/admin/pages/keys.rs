@@ -1,0 +1,136 @@
+//! Ordering keys: which ones wait, and the messages of one in their order.
+
+use diesel_outbox::Status as MessageStatus;
+use diesel_outbox::admin::{self, BlockedKey, MessageRecord};
+use maud::{Markup, html};
+
+use super::layout::Page;
+use super::messages::badge;
+use super::overview::name_of;
+use super::table::{Column, Kind, table};
+use super::{database_away, link, words};
+use crate::admin::http::Status;
+use crate::admin::{Request, Response, Site, Visitor};
+
+const MOST_KEYS: i64 = 100;
+const MOST_MESSAGES: i64 = 200;
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let page = Page {
+        site,
+        visitor,
+        request,
+        title: "Keys",
+        is_live: true,
+    };
+    let key = request.query.get("key");
+    let content = match key {
+        Some(key) => one(site, key),
+        None => all(site),
+    };
+    match content {
+        Ok(content) => {
+            let content = html! {
+                div.title {
+                    h1 { "Ordering keys" }
+                    p.quiet { "Messages of one key are delivered one after the other." }
+                }
+                (form(key.unwrap_or_default()))
+                (content)
+            };
+            page.answer(Status::Ok, &content)
+        }
+        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+    }
+}
+
+fn form(key: &str) -> Markup {
+    html! {
+        form.panel.filter method="get" action="/keys" role="search" aria-label="Find an ordering key" {
+            label.field.wide { "Ordering key" input name="key" value=(key); }
+            div.do {
+                button { "Show its messages" }
+                @if !key.is_empty() { a href="/keys" { "All that wait" } }
+            }
+        }
+    }
+}
+
+fn all(site: &Site) -> anyhow::Result<Markup> {
+    let keys = site
+        .searches
+        .run(|conn, outbox| admin::blocked_keys(conn, outbox, MOST_KEYS))?;
+    let columns = [
+        Column("Key", Kind::Text),
+        Column("Waits for", Kind::Short),
+        Column("Status", Kind::Plain),
+        Column("Due in", Kind::Number),
+        Column("Behind it", Kind::Number),
+    ];
+    let rows: Vec<Vec<Markup>> = keys.iter().map(blocked).collect();
+    Ok(html! {
+        section.panel aria-labelledby="blocked" {
+            div.head { h2 id="blocked" { "Keys whose messages wait for one" } }
+            @if rows.is_empty() { p.none { "No key waits for a message that is not on its way." } }
+            @else { (table("Keys that wait", &columns, &rows)) }
+            @if rows.len() as i64 >= MOST_KEYS { p.none { "These are the " (MOST_KEYS) " with the most messages." } }
+        }
+    })
+}
+
+fn blocked(key: &BlockedKey) -> Vec<Markup> {
+    let sequence = key.sequence;
+    vec![
+        html! {
+            a.key href=(link("/keys", &[("key", &key.ordering_key)])) { (words::name(&key.ordering_key)) }
+            @if !key.destination.is_empty() { " " span.quiet { "to " (words::name(&key.destination)) } }
+        },
+        html! {
+            @if key.status == MessageStatus::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @else { a href={ "/messages?q=" (sequence) } { "#" (sequence) } }
+        },
+        html! { (badge(key.status)) @if let Some(reason) = &key.reason { " " (reason) } },
+        html! { (key.seconds_left.map_or("–".to_owned(), words::duration)) },
+        html! { (words::count(key.waiting, false)) @if key.waiting_is_capped { "+" } },
+    ]
+}
+
+fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
+    let messages = site
+        .searches
+        .run(|conn, outbox| admin::key_messages(conn, outbox, key, MOST_MESSAGES))?;
+    let columns = [
+        Column("Message", Kind::Text),
+        Column("Topic", Kind::Plain),
+        Column("Status", Kind::Plain),
+        Column("Attempts", Kind::Number),
+        Column("Enqueued", Kind::Short),
+    ];
+    let rows: Vec<Vec<Markup>> = messages.iter().map(message).collect();
+    Ok(html! {
+        section.panel aria-labelledby="messages" {
+            div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in their order" } }
+            @if rows.is_empty() { p.none role="status" { "Nothing of this key waits, and nothing of it is dead." } }
+            @else { (table("Messages of the key", &columns, &rows)) }
+            @if rows.len() as i64 >= MOST_MESSAGES { p.none { "These are the first " (MOST_MESSAGES) "." } }
+        }
+    })
+}
+
+fn message(record: &MessageRecord) -> Vec<Markup> {
+    let sequence = record.sequence;
+    vec![
+        html! {
+            @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @else { a href=(link("/messages", &[("q", &record.idempotency_key)])) { "#" (sequence) } }
+        },
+        name_of(&record.topic, &record.destination),
+        html! {
+            (badge(record.status))
+            @if record.blocks_key { " " span.badge.bad { "holds its key" } }
+            @if let Some(reason) = &record.reason { " " (reason) }
+        },
+        html! { (record.attempts) },
+        words::ago(&record.created_at),
+    ]
+}

@@ -1,0 +1,225 @@
+//! What waits, listed; and a message by its id, its key or its sequence: all that the outbox has of it.
+
+pub(super) mod change;
+mod history;
+mod waiting;
+
+use std::time::{Duration, Instant};
+
+use diesel_outbox::Status as MessageStatus;
+use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord};
+use maud::{Markup, html};
+
+use self::history::{Part, steps};
+use self::waiting::Asked;
+use super::layout::Page;
+use super::overview::name_of;
+use super::table::{Column, Kind, table};
+use super::timeline::timeline;
+use super::{content, database_away, link, words};
+use crate::admin::http::Status;
+use crate::admin::{Request, Response, Site, Visitor};
+
+/// Parts whose payloads are shown: those of a fan-out have the same.
+const MOST_PAYLOADS: usize = 3;
+/// Parts that can be changed here; the others by their own sequences.
+const MOST_CHANGED: usize = 10;
+/// A search that takes longer reads tables: it is not made again and again for a page that is left open.
+pub(super) const QUICK: Duration = Duration::from_millis(500);
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let q = request.query.get("q").map(str::trim).unwrap_or_default();
+    let mut page = Page {
+        site,
+        visitor,
+        request,
+        title: "Messages",
+        is_live: false,
+    };
+    if q.is_empty() {
+        let asked = Asked::of(&request.query);
+        let (status, content) = match asked.filter() {
+            Ok(filter) => match waiting::list(site, &asked, &filter) {
+                Ok(list) => (Status::Ok, list),
+                Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+            },
+            Err(error) => (
+                Status::BadRequest,
+                html! { p.refused role="alert" { (error) } },
+            ),
+        };
+        let content = html! {
+            h1 { "Messages" }
+            (form(q))
+            p.quiet { "A message is found by its id (the receiver's webhook-id), by its idempotency key, or by its sequence." }
+            (content)
+        };
+        return page.answer(status, &content);
+    }
+    let key = MessageKey::Text(q.to_owned());
+    let began = Instant::now();
+    let found = site.searches.run(|conn, outbox| {
+        let found = admin::message(conn, outbox, &key)?;
+        let ids: Vec<uuid::Uuid> = found.rows.iter().map(|one| one.message_id).collect();
+        Ok((found, admin::history(conn, outbox, &ids)?))
+    });
+    let (found, history) = match found {
+        Ok(found) => found,
+        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+    };
+    page.is_live = began.elapsed() < QUICK;
+    let content = html! {
+        h1 { "Messages" }
+        (form(q))
+        @if !found.is_complete {
+            p.refused role="status" { "The search took too long and was ended: there may be more. By the idempotency key it is quick." }
+        }
+        @if found.rows.is_empty() {
+            p role="status" { "Nothing is known of " strong.key { (q) } ": it never was in this outbox, or the ledger has forgotten it." }
+        } @else {
+            (all(site, visitor, &found.rows, &history))
+        }
+    };
+    page.answer(Status::Ok, &content)
+}
+
+fn form(q: &str) -> Markup {
+    html! {
+        form.panel.filter method="get" action="/messages" role="search" aria-label="Find a message" {
+            label.field.wide { "Message id, idempotency key or sequence" input name="q" value=(q) required; }
+            div.do { button { "Find" } }
+        }
+    }
+}
+
+fn all(
+    site: &Site,
+    visitor: &Visitor,
+    records: &[MessageRecord],
+    history: &[HistoryEntry],
+) -> Markup {
+    let records: Vec<&MessageRecord> = records
+        .iter()
+        .filter(|one| !crate::message::is_said_by_a_dead_letter(one, records))
+        .collect();
+    let parts: Vec<Part> = records.iter().copied().map(Part::of).collect();
+    let payloads = records.iter().filter(|record| record.payload.is_some());
+    html! {
+        div.columns {
+            @if let Some(first) = records.first() { (facts(first)) }
+            section.panel aria-labelledby="history" {
+                div.head { h2 id="history" { "What became of it" } }
+                div.body { (timeline(&steps(&parts, history))) }
+            }
+        }
+        section.panel aria-labelledby="rows" {
+            div.head { h2 id="rows" { "Where it stands" } }
+            (table("Where it stands", &COLUMNS, &records.iter().copied().map(row).collect::<Vec<_>>()))
+        }
+        @if !site.config.admin.read_only {
+            @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
+        }
+        @for record in payloads.take(MOST_PAYLOADS) { (payload(site, record)) }
+    }
+}
+
+fn facts(record: &MessageRecord) -> Markup {
+    html! {
+        section.panel aria-labelledby="facts" {
+            div.head { h2 id="facts" { "The message" } }
+            div.body {
+                dl.facts {
+                    dt { "Topic" } dd.key { (record.topic) }
+                    dt { "Message id" } dd.key { (record.message_id) }
+                    dt { "Idempotency key" } dd.key { (record.idempotency_key) }
+                    @if let Some(key) = &record.ordering_key {
+                        dt { "Ordering key" }
+                        dd { a.key href=(link("/keys", &[("key", key)])) { (key) } }
+                    }
+                    @if let Some(tenant) = &record.tenant_id { dt { "Tenant" } dd.key { (tenant) } }
+                    dt { "Enqueued" } dd { (words::moment(&record.created_at)) }
+                    @if let Some(time) = &record.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
+                    @if let Some(expires) = &record.expires_at { dt { "Its time is over" } dd { (words::time(expires)) } }
+                }
+            }
+        }
+    }
+}
+
+const COLUMNS: [Column; 6] = [
+    Column("Message", Kind::Text),
+    Column("Status", Kind::Short),
+    Column("Kept in", Kind::Short),
+    Column("Attempts", Kind::Number),
+    Column("Answer", Kind::Text),
+    Column("Settled", Kind::Short),
+];
+
+fn row(record: &MessageRecord) -> Vec<Markup> {
+    let sequence = record.sequence;
+    vec![
+        html! {
+            @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @else { "#" (sequence) }
+            @if let Some(whole) = record.split_from { span.quiet { ", a part of #" (whole) } }
+            @if record.replay_of().is_some() { span.quiet { ", a replay" } }
+            " " (name_of(&record.topic, &record.destination))
+        },
+        badge(record.status),
+        html! { (kept_in(&record.kept_in)) },
+        html! { (record.attempts) },
+        html! {
+            @if let Some(status) = record.http_status { "HTTP " (status) " " }
+            @if let Some(reason) = &record.reason { (reason) " " }
+            @if let Some(error) = &record.last_error { span.error { (words::shortened(error, 160)) } }
+            @if record.http_status.is_none() && record.reason.is_none() && record.last_error.is_none() { "–" }
+        },
+        html! { @match &record.settled_at { Some(at) => (words::ago(at)), None => "–" } },
+    ]
+}
+
+fn kept_in(place: &str) -> &str {
+    match place {
+        "live" => "the outbox",
+        "dead" => "dead letters",
+        "ledger" => "the ledger",
+        other => other,
+    }
+}
+
+/// A status, and its colour.
+pub(super) fn badge(status: MessageStatus) -> Markup {
+    let class = match status {
+        MessageStatus::Delivered => "badge good",
+        MessageStatus::Dead => "badge bad",
+        MessageStatus::Retrying => "badge wait",
+        _ => "badge",
+    };
+    html! { span class=(class) { (status) } }
+}
+
+fn payload(site: &Site, record: &MessageRecord) -> Markup {
+    let name = match record.destination.as_str() {
+        "" => format!("Payload of #{}", record.sequence),
+        destination => format!("Payload of #{} to {destination}", record.sequence),
+    };
+    html! {
+        section.panel {
+            div.head {
+                h2 { (name) }
+                (content::hint(site))
+            }
+            div.body {
+                (content::json(site, &name, record.payload.as_deref().unwrap_or_default()))
+                @if let Some(headers) = &record.headers {
+                    h3 { "Headers" }
+                    (content::json(site, "Headers", headers))
+                }
+                @if let Some(response) = &record.response {
+                    h3 { "The beginning of the last answer" }
+                    (content::text(site, response))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What the database and the system say of a run.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use diesel::sql_types::{BigInt, Bool, Double, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel_outbox::Stats;
+
+/// Between two looks.
+const TICK: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Clock ticks per second in /proc: fixed by Linux's ABI.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+#[derive(diesel::QueryableByName)]
+struct NumberRow {
+    #[diesel(sql_type = Double)]
+    number: f64,
+}
+
+#[derive(diesel::QueryableByName)]
+struct YesRow {
+    #[diesel(sql_type = Bool)]
+    yes: bool,
+}
+
+pub(super) fn wal_position(conn: &mut PgConnection) -> Result<f64> {
+    Ok(
+        sql_query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number")
+            .get_result::<NumberRow>(conn)?
+            .number,
+    )
+}
+
+/// What the server has written into its log since its start.
+pub(super) struct Wal {
+    pub(super) bytes: f64,
+    /// Pages that were written whole, being changed for the first time after a checkpoint. From
+    /// PostgreSQL 15 on: 14 counts them, and tells nobody when it has counted.
+    pub(super) full_page_images: Option<f64>,
+}
+
+impl Wal {
+    /// As of now, also what relays have done that were shut down.
+    pub(super) fn now(conn: &mut PgConnection) -> Result<Self> {
+        let bytes = wal_position(conn)?;
+        let counts_at_once = "SELECT to_regproc('pg_stat_force_next_flush') IS NOT NULL AS yes";
+        if !sql_query(counts_at_once).get_result::<YesRow>(conn)?.yes {
+            let full_page_images = None;
+            return Ok(Self {
+                bytes,
+                full_page_images,
+            });
+        }
+        // Others hand their counts over when they end, and this connection when it is told to.
+        let gone = "SELECT NOT EXISTS (
+            SELECT FROM pg_stat_activity AS own JOIN pg_stat_activity AS relay USING (datname)
+             WHERE own.pid = pg_backend_pid() AND relay.application_name LIKE 'diesel-outbox%'
+               AND relay.backend_start > own.backend_start) AS yes";
+        until(|| Ok(sql_query(gone).get_result::<YesRow>(conn)?.yes))?;
+        sql_query("SELECT pg_stat_force_next_flush()").execute(conn)?;
+        let images = "SELECT wal_fpi::float8 AS number FROM pg_stat_wal";
+        let images: NumberRow = sql_query(images).get_result(conn)?;
+        Ok(Self {
+            bytes,
+            full_page_images: Some(images.number),
+        })
+    }
+
+    pub(super) fn since(&self, before: &Self) -> Self {
+        let both = self.full_page_images.zip(before.full_page_images);
+        Self {
+            bytes: self.bytes - before.bytes,
+            full_page_images: both.map(|(now, then)| now - then),
+        }
+    }
+}
+
+#[derive(diesel::QueryableByName)]
+struct UpdatesRow {
+    #[diesel(sql_type = BigInt)]
+    updates: i64,
+    #[diesel(sql_type = BigInt)]
+    hot: i64,
+}
+
+/// The share of updates that touched no index. Backends report what they did with a delay.
+pub(super) fn hot_share(conn: &mut PgConnection, schema: &str, stats: Stats) -> Result<f64> {
+    let mut share = 0.0;
+    until(|| {
+        sql_query("SELECT pg_stat_clear_snapshot()").execute(conn)?;
+        let row: UpdatesRow = sql_query(
+            "SELECT n_tup_upd AS updates, n_tup_hot_upd AS hot FROM pg_stat_all_tables
+              WHERE schemaname = $1 AND relname = 'outbox'",
+        )
+        .bind::<Text, _>(schema)
+        .get_result(conn)?;
+        share = row.hot as f64 / row.updates.max(1) as f64;
+        Ok(u64::try_from(row.updates).unwrap_or(0) >= stats.claimed)
+    })?;
+    Ok(share)
+}
+
+/// Waits for what the server does after a run; it is measured as it is then in any case.
+fn until(mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !is_done()? && Instant::now() < end {
+        std::thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+/// Rows of a table.
+pub(super) fn count(conn: &mut PgConnection, table: &str) -> Result<u64> {
+    let row: NumberRow =
+        sql_query(format!("SELECT count(*)::float8 AS number FROM {table}")).get_result(conn)?;
+    Ok(row.number as u64)
+}
+
+/// User and system time of this process.
+pub(super) fn cpu_seconds() -> Result<f64> {
+    let stat =
+        std::fs::read_to_string("/proc/self/stat").context("no /proc: CPU cannot be measured")?;
+    // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
+    let after = stat.rsplit_once(')').context("/proc/self/stat is odd")?.1;
+    let ticks: f64 = after
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<f64>().unwrap_or_default())
+        .sum();
+    Ok(ticks / TICKS_PER_SECOND)
+}
+
+pub(super) fn peak_memory_mib() -> Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")
+        .context("no /proc: memory cannot be measured")?;
+    let kib: f64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .context("/proc/self/status has no VmHWM")?
+        .parse()?;
+    Ok(kib / 1024.0)
+}

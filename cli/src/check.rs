@@ -1,0 +1,285 @@
+//! `diesel-outbox check`
+
+mod destinations;
+mod routes;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use diesel_outbox::admin::{self, BlockedKey, LiveTopic, Severity, WakeUp};
+use diesel_outbox::{Config, DatabaseError, HttpDispatcher, Status};
+use serde_json::{Value, json};
+
+use crate::settings::SettingFlags;
+use crate::{output, pauses, with_advice};
+
+/// Options of `check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Show it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Keys that wait, of which there may be many more.
+const MOST_KEYS: i64 = 100;
+
+/// One thing that was looked at.
+struct Finding {
+    what: &'static str,
+    level: Level,
+    detail: String,
+    /// What to do.
+    advice: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Good,
+    /// It could not be looked at.
+    Skipped,
+    /// It works; but perhaps it is not what was meant.
+    Warning,
+    Problem,
+}
+
+impl Level {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Skipped => "skipped",
+            Self::Warning => "warning",
+            Self::Problem => "PROBLEM",
+        }
+    }
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    // Bad settings end here, with the exit code of bad settings.
+    let config = settings.load()?;
+    config.database_url()?;
+    let dispatcher = HttpDispatcher::new(&config)?;
+    let mut findings = vec![good("settings", config.summary())];
+    findings.extend(routes::findings(&config));
+    findings.extend(destinations::findings(&config));
+    findings.extend(database(&config, &dispatcher));
+    if options.json {
+        output::json(&as_json(&config, &findings))?;
+    } else {
+        show(&findings)?;
+    }
+    let problems = count_problems(&findings);
+    if problems > 0 {
+        bail!("{problems} of {} checks failed", findings.len());
+    }
+    Ok(())
+}
+
+fn count_problems(findings: &[Finding]) -> usize {
+    findings
+        .iter()
+        .filter(|finding| finding.level == Level::Problem)
+        .count()
+}
+
+fn as_json(config: &Config, findings: &[Finding]) -> Value {
+    let finding = |finding: &Finding| {
+        json!({
+            "what": finding.what,
+            "ok": finding.level != Level::Problem,
+            "level": finding.level.as_str().to_lowercase(),
+            "detail": finding.detail,
+            "advice": finding.advice,
+        })
+    };
+    json!({
+        "ok": count_problems(findings) == 0,
+        "findings": findings.iter().map(finding).collect::<Vec<_>>(),
+        "routes": routes::as_json(config),
+        "destinations": destinations::as_json(config),
+    })
+}
+
+fn show(findings: &[Finding]) -> Result<()> {
+    for finding in findings {
+        let (level, detail) = (finding.level.as_str(), output::shown(&finding.detail));
+        output::line(format!("{level:<7} {:<11} {detail}", finding.what))?;
+        if let Some(advice) = &finding.advice {
+            output::line(format!("{:<20}-> {}", "", output::shown(advice)))?;
+        }
+    }
+    Ok(())
+}
+
+fn good(what: &'static str, detail: String) -> Finding {
+    let level = Level::Good;
+    Finding {
+        what,
+        level,
+        detail,
+        advice: None,
+    }
+}
+
+fn warning(what: &'static str, detail: String) -> Finding {
+    let level = Level::Warning;
+    Finding {
+        what,
+        level,
+        detail,
+        advice: None,
+    }
+}
+
+fn bad(what: &'static str, detail: String) -> Finding {
+    let level = Level::Problem;
+    Finding {
+        what,
+        level,
+        detail,
+        advice: None,
+    }
+}
+
+fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
+    let mut conn = match config
+        .database_url()
+        .map_err(anyhow::Error::from)
+        .and_then(|url| Ok(admin::connect(url, "check", Duration::from_secs(30))?))
+    {
+        Ok(conn) => conn,
+        Err(error) => return vec![bad("database", error.to_string())],
+    };
+    let mut findings = match admin::server_version(&mut conn) {
+        Ok(version) => vec![good(
+            "database",
+            format!("connected to PostgreSQL {version}"),
+        )],
+        Err(error) => return vec![bad("database", error.to_string())],
+    };
+    if let Err(error) = admin::check_schema(&mut conn, &config.table) {
+        findings.push(bad("schema", with_advice(&error.into())));
+        return findings;
+    }
+    findings.push(good(
+        "schema",
+        format!("outbox {} has all that this version uses", config.table),
+    ));
+    findings.push(match admin::missing_rights(&mut conn, &config.table) {
+        Ok(missing) if missing.is_empty() => good("rights", "all that a relay needs".to_owned()),
+        Ok(missing) => bad("rights", format!("missing: {}", missing.join("; "))),
+        Err(error) => bad("rights", error.to_string()),
+    });
+    findings.push(wake_up(admin::wake_up(&mut conn, config), config));
+    match admin::diagnose(&mut conn, config) {
+        Ok(found) => findings.extend(found.into_iter().map(of_the_doctor)),
+        Err(error) => findings.push(bad("doctor", error.to_string())),
+    }
+    match admin::topics(&mut conn, &config.table) {
+        Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
+        Err(error) => findings.push(bad("topics", error.to_string())),
+    }
+    match admin::blocked_keys(&mut conn, &config.table, MOST_KEYS) {
+        Ok(keys) => findings.extend(keys_that_wait(&keys)),
+        Err(error) => findings.push(bad("keys", error.to_string())),
+    }
+    match admin::pauses(&mut conn, &config.table) {
+        Ok(pauses) => findings.extend(pauses.iter().map(|pause| {
+            let sentence = pauses::sentence(pause);
+            // One that ends by itself is a receiver's hiccup.
+            match pause.left {
+                Some(_) => warning("pause", sentence),
+                None => bad("pause", sentence),
+            }
+        })),
+        Err(error) => findings.push(bad("pause", error.to_string())),
+    }
+    findings
+}
+
+/// Keys that a dead letter holds wait until somebody acts; the others go on by themselves.
+fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
+    let waits = |is_ours: fn(&&BlockedKey) -> bool, for_what: &str| {
+        let keys: Vec<&BlockedKey> = keys.iter().filter(is_ours).collect();
+        let first = keys.first()?;
+        let number = match keys.len() {
+            1 => "1 ordering key waits".to_owned(),
+            number => format!("{number} ordering keys wait"),
+        };
+        let detail = format!(
+            "{number} for {for_what}, for example {:?} for {} ({})",
+            output::name(&first.ordering_key),
+            first.sequence,
+            first.reason.as_deref().unwrap_or("delayed"),
+        );
+        Some((detail, first.sequence))
+    };
+    let held = waits(|key| key.status == Status::Dead, "a dead letter");
+    let late = waits(
+        |key| key.status != Status::Dead,
+        "a retry or a delayed message",
+    );
+    let held = held.map(|(detail, sequence)| Finding {
+        advice: Some(format!(
+            "`diesel-outbox keys` shows them: requeue or discard each dead letter, as in `diesel-outbox dead requeue {sequence}`"
+        )),
+        ..warning("keys", detail)
+    });
+    let late = late.map(|(detail, _)| good("keys", detail));
+    held.into_iter().chain(late).collect()
+}
+
+fn of_the_doctor(finding: admin::Finding) -> Finding {
+    Finding {
+        what: finding.check,
+        level: match finding.severity {
+            Severity::Ok => Level::Good,
+            Severity::Skipped => Level::Skipped,
+            Severity::Error => Level::Problem,
+            _ => Level::Warning,
+        },
+        detail: finding.what,
+        advice: finding.advice,
+    }
+}
+
+/// Polling works as well, a little later.
+fn wake_up(found: Result<WakeUp, DatabaseError>, config: &Config) -> Finding {
+    let polls = format!("new messages are found every {:?}", config.poll_interval);
+    let why = match found {
+        Ok(WakeUp::Listening) => return good("wake-up", "a commit wakes the relay".to_owned()),
+        Ok(WakeUp::Off) => return good("wake-up", format!("the listener is off: {polls}")),
+        Ok(WakeUp::Pooled) => {
+            "a pooler stands before the database; set OUTBOX_LISTENER_URL to a direct connection"
+                .to_owned()
+        }
+        Ok(WakeUp::NoTrigger) => "the outbox has no trigger outbox_wake, or it is off".to_owned(),
+        Ok(other) => format!("{other:?}"),
+        Err(error) => format!("the listener cannot connect: {error}"),
+    };
+    warning("wake-up", format!("{why}: {polls}"))
+}
+
+fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
+    let (topic, destination) = (&live.topic, &live.destination);
+    let found = dispatcher.destinations_of(topic, destination);
+    if !found.is_empty() {
+        return good("topic", format!("{topic} -> {}", found.join(" and ")));
+    }
+    if !live.served_by.is_empty() {
+        let relays = live.served_by.join(" and ");
+        return good(
+            "topic",
+            format!("{topic} is served by another relay: {relays}"),
+        );
+    }
+    let why = if destination.is_empty() {
+        "no route or handler".to_owned()
+    } else {
+        format!("no destination called {destination:?}")
+    };
+    let detail = format!(
+        "{topic} waits (NO_ROUTE): there is {why}, neither in these settings nor at a relay at work"
+    );
+    bad("topic", detail)
+}

@@ -1,0 +1,476 @@
+//! `diesel-outbox dead`
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::builder::NonEmptyStringValueParser;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, Note, Place};
+use diesel_outbox::{Config, ConfigError, ReasonCode};
+use serde_json::{Value, json};
+
+use crate::confirm::confirmed;
+use crate::number::whole;
+use crate::output;
+use crate::settings::SettingFlags;
+
+/// Options of `dead`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// List dead letters, the latest first
+    List {
+        #[command(flatten)]
+        which: Which,
+        /// How many at most
+        #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
+        limit: u32,
+        /// Only what stands behind this place: the next page, as the end of the one before says
+        #[arg(long, value_name = "PLACE")]
+        before: Option<String>,
+        /// Show them as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what dead letters died of: by reason, topic and destination, the most frequent first
+    Groups {
+        #[command(flatten)]
+        which: Which,
+        /// How many groups at most
+        #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
+        limit: u32,
+        /// Show them as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one dead letter with its payload
+    Show {
+        /// Its id as `dead list` shows it (the sequence), or its message id (the receiver's webhook-id)
+        id: String,
+        /// Show it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put dead letters back: due at once, with no attempts
+    Requeue {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        all: All,
+    },
+    /// Remove dead letters for good
+    Discard {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        all: All,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// Only these ids
+    #[arg(value_name = "ID", value_parser = sequence)]
+    ids: Vec<i64>,
+    /// Only this topic
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    topic: Option<String>,
+    /// Only this reason, for example SERVER_ERROR
+    #[arg(long)]
+    reason: Option<String>,
+    /// Only those that were for this destination
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Only this tenant, a UUID
+    #[arg(long, value_name = "ID")]
+    tenant: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct All {
+    /// All dead letters; asks first
+    #[arg(long)]
+    all: bool,
+    /// Ask nothing
+    #[arg(long)]
+    yes: bool,
+    /// Why, for whoever looks at it later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    why: String,
+    /// Who decides it; without it the user of this machine
+    #[arg(long, value_name = "NAME")]
+    who: Option<String>,
+    /// Show the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// An id of `dead list`.
+fn sequence(text: &str) -> Result<i64, &'static str> {
+    let why = "not an id: `diesel-outbox dead list` shows them, as whole numbers";
+    text.parse().map_err(|_| why)
+}
+
+fn reason_code(word: &str) -> Result<ReasonCode> {
+    let known = || {
+        let names: Vec<&str> = ReasonCode::ALL.iter().map(|code| code.as_str()).collect();
+        let reason = format!("{word:?} is no reason; there are {}", names.join(", "));
+        ConfigError::new("--reason", reason)
+    };
+    Ok(word.to_uppercase().parse().map_err(|_| known())?)
+}
+
+/// What `--tenant` names.
+pub(crate) fn tenant(text: &str) -> Result<uuid::Uuid> {
+    let why = || ConfigError::new("--tenant", format!("{text:?} is no UUID"));
+    Ok(text.parse().map_err(|_| why())?)
+}
+
+impl Which {
+    fn filter(&self) -> Result<DeadFilter> {
+        let reason = match &self.reason {
+            Some(reason) => Some(reason_code(reason)?),
+            None => None,
+        };
+        Ok(DeadFilter {
+            sequences: self.ids.clone(),
+            topic: self.topic.clone(),
+            reason,
+            destination: self.destination.clone(),
+            tenant_id: self.tenant.as_deref().map(tenant).transpose()?,
+            before: None,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+            && self.topic.is_none()
+            && self.reason.is_none()
+            && self.destination.is_none()
+            && self.tenant.is_none()
+    }
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "dead", Duration::from_secs(120))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    match &options.action {
+        Action::List {
+            which,
+            limit,
+            before,
+            json,
+        } => {
+            let filter = DeadFilter {
+                before: before
+                    .as_deref()
+                    .map(|text| place("--before", text))
+                    .transpose()?,
+                ..which.filter()?
+            };
+            let limit = i64::from(*limit);
+            let letters = admin::dead_letters(&mut conn, &config.table, &filter, limit)?;
+            if letters.is_empty() && !json {
+                return output::line(none(which.is_empty() && before.is_none()));
+            }
+            list(&letters, limit, *json)
+        }
+        Action::Groups { which, limit, json } => {
+            let filter = which.filter()?;
+            let limit = i64::from(*limit);
+            let groups = admin::dead_groups(&mut conn, &config.table, &filter, limit)?;
+            if groups.is_empty() && !json {
+                return output::line(none(which.is_empty()));
+            }
+            show_groups(&groups, *json)
+        }
+        Action::Show { id, json } => {
+            let letters: Vec<DeadLetter> = if let Ok(sequence) = id.parse() {
+                let letter = admin::dead_letter(&mut conn, &config.table, sequence)?;
+                letter.into_iter().collect()
+            } else if let Ok(message_id) = id.parse() {
+                admin::dead_letters_of(&mut conn, &config.table, message_id)?
+            } else {
+                let why = format!(
+                    "{id:?} is no id: give the id that `diesel-outbox dead list` shows, or a message id (a UUID)"
+                );
+                return Err(ConfigError::new("dead show", why).into());
+            };
+            match letters.as_slice() {
+                [letter] => show(letter, *json),
+                [] => bail!(
+                    "there is no dead letter with the id {id} in the outbox \"{}\"",
+                    config.table
+                ),
+                several => {
+                    let each = several
+                        .iter()
+                        .map(|l| format!("dead show {} ({})", l.sequence, l.destination));
+                    let each = output::shown(&each.collect::<Vec<_>>().join(", "));
+                    bail!("the message is dead for several destinations; see {each}")
+                }
+            }
+        }
+        Action::Requeue { which, all } => {
+            change(&mut conn, &config, which, all, "requeue", admin::requeue)
+        }
+        Action::Discard { which, all } => {
+            change(&mut conn, &config, which, all, "discard", admin::discard)
+        }
+    }
+}
+
+/// A place in a list, as the flag `flag` takes it.
+pub(crate) fn place(flag: &str, text: &str) -> Result<Place, ConfigError> {
+    text.parse().map_err(|_| {
+        let why = format!(
+            "{text:?} is no place: copy it from the line \"more: {flag} …\" at the end of a list"
+        );
+        ConfigError::new(flag, why)
+    })
+}
+
+fn none(is_of_all: bool) -> &'static str {
+    match is_of_all {
+        true => "no dead letters",
+        false => "no dead letter matches",
+    }
+}
+
+fn as_json(letter: &DeadLetter) -> Value {
+    let mut value = json!({
+        "id": letter.sequence,
+        "sequence": letter.sequence,
+        "message_id": letter.message_id.to_string(),
+        "topic": letter.topic,
+        "destination": letter.destination,
+        "idempotency_key": letter.idempotency_key,
+        "ordering_key": letter.ordering_key,
+        "reason": letter.reason,
+        "last_error": letter.last_error,
+        "http_status": letter.http_status,
+        "response": letter.response,
+        "attempts": letter.attempts,
+        "created_at": letter.created_at,
+        "occurred_at": letter.occurred_at,
+        "died_at": letter.died_at,
+        "place": letter.place().to_string(),
+    });
+    let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
+    if let Some(headers) = &letter.headers {
+        value["headers"] = parsed(headers);
+    }
+    if let Some(payload) = &letter.payload {
+        value["payload"] = parsed(payload);
+    }
+    value
+}
+
+fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
+    if as_json_array {
+        return output::json(&Value::Array(letters.iter().map(as_json).collect()));
+    }
+    let mut table = output::table(&[
+        "id",
+        "topic",
+        "destination",
+        "reason",
+        "attempts",
+        "died at",
+        "last error",
+    ]);
+    for letter in letters {
+        table.add_row([
+            letter.sequence.to_string(),
+            output::name(&letter.topic),
+            output::name(&letter.destination),
+            letter.reason.clone(),
+            letter.attempts.to_string(),
+            letter.died_at.clone(),
+            output::shown(letter.last_error.as_deref().unwrap_or_default()),
+        ]);
+    }
+    output::line(table)?;
+    let is_full = i64::try_from(letters.len()).is_ok_and(|number| number >= limit);
+    match letters.last() {
+        Some(last) if is_full => output::line(format!("more: --before {}", last.place())),
+        _ => Ok(()),
+    }
+}
+
+fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
+    if as_json_array {
+        let group = |group: &DeadGroup| {
+            json!({
+                "reason": group.reason,
+                "topic": group.topic,
+                "destination": group.destination,
+                "count": group.count,
+                "oldest_died_at": group.oldest_died_at,
+                "latest_died_at": group.latest_died_at,
+                "example_sequence": group.example_sequence,
+                "example_error": group.example_error,
+            })
+        };
+        return output::json(&Value::Array(groups.iter().map(group).collect()));
+    }
+    let mut table = output::table(&[
+        "letters",
+        "reason",
+        "topic",
+        "destination",
+        "first died at",
+        "last died at",
+        "for example",
+    ]);
+    for group in groups {
+        let error = group.example_error.as_deref().unwrap_or_default();
+        table.add_row([
+            group.count.to_string(),
+            group.reason.clone(),
+            output::name(&group.topic),
+            output::name(&group.destination),
+            group.oldest_died_at.clone(),
+            group.latest_died_at.clone(),
+            output::shown(&format!("{}: {error}", group.example_sequence)),
+        ]);
+    }
+    output::line(table)
+}
+
+fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
+    if as_json_object {
+        return output::json(&as_json(letter));
+    }
+    let optional = |text: &Option<String>| output::shown(text.as_deref().unwrap_or("-"));
+    let status = letter
+        .http_status
+        .map_or("-".to_owned(), |status| status.to_string());
+    for (name, value) in [
+        ("id", letter.sequence.to_string()),
+        ("message id", letter.message_id.to_string()),
+        ("topic", output::shown(&letter.topic)),
+        ("destination", output::shown(&letter.destination)),
+        ("idempotency key", output::shown(&letter.idempotency_key)),
+        ("ordering key", optional(&letter.ordering_key)),
+        ("reason", letter.reason.clone()),
+        ("last error", optional(&letter.last_error)),
+        ("http status", status),
+        ("response", optional(&letter.response)),
+        ("attempts", letter.attempts.to_string()),
+        ("created at", letter.created_at.clone()),
+        ("occurred at", optional(&letter.occurred_at)),
+        ("died at", letter.died_at.clone()),
+        ("headers", optional(&letter.headers)),
+        ("payload", optional(&letter.payload)),
+    ] {
+        output::line(format!("{name:<16}{value}"))?;
+    }
+    Ok(())
+}
+
+fn change(
+    conn: &mut PgConnection,
+    config: &Config,
+    which: &Which,
+    all: &All,
+    verb: &str,
+    action: fn(
+        &mut PgConnection,
+        &diesel_outbox::OutboxName,
+        &[i64],
+        &Note,
+    ) -> Result<usize, diesel_outbox::DatabaseError>,
+) -> Result<()> {
+    if which.is_empty() && !all.all {
+        return Err(ConfigError::new(
+            format!("dead {verb}"),
+            "name ids, --topic, --reason or --destination, or say --all",
+        )
+        .into());
+    }
+    if !which.is_empty() && all.all {
+        return Err(ConfigError::new(
+            "--all",
+            "it stands for itself: leave out ids, --topic, --reason and --destination",
+        )
+        .into());
+    }
+    let found = admin::matching_dead_letters(conn, &config.table, &which.filter()?)?;
+    let missing: Vec<String> = which
+        .ids
+        .iter()
+        .filter(|id| !found.contains(id))
+        .map(ToString::to_string)
+        .collect();
+    if !missing.is_empty() {
+        bail!(
+            "no dead letter to {verb} with the id {}; nothing was changed",
+            missing.join(", ")
+        );
+    }
+    let question = format!(
+        "{verb} all {} dead letters of outbox {}?",
+        found.len(),
+        config.table
+    );
+    if all.all
+        && !all.yes
+        && !found.is_empty()
+        && !confirmed(
+            &question,
+            "--all asks first; without a terminal say --yes, too",
+        )?
+    {
+        bail!("nothing was changed");
+    }
+    let note = Note::new(&crate::message::who(all.who.as_deref()), &all.why);
+    let changed = action(conn, &config.table, &found, &note)?;
+    if all.json {
+        return output::json(&json!({ "matched": found.len(), "changed": changed }));
+    }
+    let ending = if verb == "requeue" {
+        "requeued"
+    } else {
+        "discarded"
+    };
+    let kept = found.len() - changed;
+    if kept > 0 {
+        return output::line(format!(
+            "{ending} {changed}; {kept} stay dead: their keys are in the outbox again, or somebody else was faster"
+        ));
+    }
+    let why = match &which.topic {
+        Some(topic) if found.is_empty() => not_dead(conn, config, topic)?,
+        None if found.is_empty() && !which.is_empty() => ": no dead letter matches".to_owned(),
+        _ => String::new(),
+    };
+    output::line(format!("{ending} {changed}{why}"))
+}
+
+/// Why nothing of a topic was found. A name that is misspelled is seen nowhere.
+fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<String> {
+    let filter = DeadFilter {
+        topic: Some(topic.to_owned()),
+        ..DeadFilter::default()
+    };
+    let topic = output::shown(topic);
+    if !admin::dead_letters(conn, &config.table, &filter, 1)?.is_empty() {
+        return Ok(format!(
+            ": no dead letter of the topic {topic} matches the other filters"
+        ));
+    }
+    let live = admin::topics(conn, &config.table)?;
+    Ok(match live.iter().any(|one| one.topic == topic) {
+        true => format!(": no dead letter has the topic {topic}"),
+        false => format!(
+            ": no dead letter and no message in the outbox has the topic {topic}; is it spelled correctly?"
+        ),
+    })
+}

@@ -1,0 +1,173 @@
+//! `diesel-outbox keys`
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use diesel_outbox::Status;
+use diesel_outbox::admin::{self, BlockedKey, LeaseRow, MessageRecord};
+use serde_json::{Value, json};
+
+use crate::number::whole;
+use crate::settings::SettingFlags;
+use crate::{message, output};
+
+/// Options of `keys`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Option<Action>,
+    #[command(flatten)]
+    list: List,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// List keys whose messages wait for a retry, a delayed message or an operator
+    List(List),
+    /// Show the live messages and dead letters of a key, in their order
+    Show {
+        /// The ordering key
+        key: String,
+        #[command(flatten)]
+        list: List,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// How many at most
+    #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
+    limit: u32,
+    /// Show them as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "keys", Duration::from_secs(120))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    match &options.action {
+        Some(Action::Show { key, list }) => {
+            let limit = i64::from(list.limit);
+            let records = admin::key_messages(&mut conn, &config.table, key, limit)?;
+            let leases = admin::leases(&mut conn, &config.table)?;
+            if list.json {
+                let record = |record: &MessageRecord| {
+                    let mut value = message::as_json(record);
+                    value["lease_expired"] = is_silent(record, &leases).into();
+                    value
+                };
+                return output::json(&Value::Array(records.iter().map(record).collect()));
+            }
+            if records.is_empty() {
+                bail!(
+                    "no message of the key {key:?} is live or dead in the outbox \"{}\"",
+                    config.table
+                );
+            }
+            output::line(messages(&records, &leases))
+        }
+        None | Some(Action::List(_)) => {
+            let list = match &options.action {
+                Some(Action::List(list)) => list,
+                _ => &options.list,
+            };
+            let keys = admin::blocked_keys(&mut conn, &config.table, i64::from(list.limit))?;
+            if list.json {
+                return output::json(&Value::Array(keys.iter().map(as_json).collect()));
+            }
+            if keys.is_empty() {
+                return output::line("no key waits");
+            }
+            output::line(table(&keys, keys.len()))
+        }
+    }
+}
+
+/// A key, as programs read it.
+pub(crate) fn as_json(row: &BlockedKey) -> Value {
+    json!({
+        "ordering_key": row.ordering_key,
+        "destination": row.destination,
+        "sequence": row.sequence,
+        "status": row.status,
+        "reason": row.reason,
+        "seconds_left": row.seconds_left,
+        "waiting": row.waiting,
+        "waiting_is_capped": row.waiting_is_capped,
+    })
+}
+
+/// The first of the keys as a table.
+pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
+    let mut table = output::table(&[
+        "blocked key",
+        "destination",
+        "waiting",
+        "for sequence",
+        "it is",
+    ]);
+    for key in keys.iter().take(most) {
+        let reason = key.reason.as_deref().unwrap_or_default();
+        let when = match key.seconds_left {
+            Some(seconds) => format!("due in {seconds:.0} s"),
+            None if key.status == Status::Dead => "requeue or discard it".to_owned(),
+            None => "due never".to_owned(),
+        };
+        let more = if key.waiting_is_capped { "+" } else { "" };
+        table.add_row([
+            output::name(&key.ordering_key),
+            output::name(&key.destination),
+            format!("{}{more}", key.waiting),
+            key.sequence.to_string(),
+            format!("{} {reason}, {when}", key.status),
+        ]);
+    }
+    if keys.len() > most {
+        let more = format!("and {} more, at least", keys.len() - most);
+        table.add_row([more.as_str(), "", "", "", ""]);
+    }
+    table
+}
+
+/// Whether a relay holds the message that does not renew its lease: it waits until another takes it over.
+fn is_silent(record: &MessageRecord, leases: &[LeaseRow]) -> bool {
+    let is_alive = |id| {
+        let mut leases = leases.iter();
+        leases.any(|lease| lease.id == id && lease.seconds_left > 0.0)
+    };
+    record.locked_by.is_some_and(|id| !is_alive(id))
+}
+
+fn messages(records: &[MessageRecord], leases: &[LeaseRow]) -> comfy_table::Table {
+    let mut table = output::table(&[
+        "sequence",
+        "topic",
+        "destination",
+        "status",
+        "attempts",
+        "created at",
+        "due at",
+        "reason",
+    ]);
+    for record in records {
+        let holds = match record.blocks_key {
+            true => ", holds the key",
+            false if is_silent(record, leases) => ", its relay's lease is over",
+            false => "",
+        };
+        table.add_row([
+            record.sequence.to_string(),
+            output::name(&record.topic),
+            output::name(&record.destination),
+            format!("{}{holds}", record.status),
+            record.attempts.to_string(),
+            record.created_at.clone(),
+            record.available_at.clone().unwrap_or_default(),
+            output::shown(record.reason.as_deref().unwrap_or_default()),
+        ]);
+    }
+    table
+}

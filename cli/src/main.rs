@@ -1,0 +1,112 @@
+//! The `diesel-outbox` binary: a relay beside an application, and an operator's commands.
+
+mod admin;
+#[cfg(feature = "bench")]
+mod bench;
+mod check;
+mod cli;
+mod confirm;
+mod dead;
+mod demo;
+mod drain;
+mod keys;
+mod leases;
+mod logging;
+mod message;
+mod migrate;
+mod number;
+mod output;
+mod pause;
+mod pauses;
+mod receiver;
+mod replay;
+mod resume;
+mod run;
+mod settings;
+mod signals;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use diesel_outbox::{BadBackoff, BadName, ConfigError, StartError, UnknownWord};
+
+use crate::cli::{Cli, Command};
+
+/// Failed while running.
+const FAILED: u8 = 1;
+/// Bad settings or usage; clap uses it, too.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("diesel-outbox: {}", with_advice(&error));
+            ExitCode::from(if is_usage(&error) { USAGE } else { FAILED })
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let settings = &cli.settings;
+    match cli.command {
+        Command::Migrate(options) => migrate::run(&options, settings),
+        Command::Run => run::run(settings),
+        Command::Admin => admin::run(settings),
+        Command::Drain(options) => drain::run(&options, settings),
+        Command::Demo(options) => demo::run(&options, settings),
+        #[cfg(feature = "bench")]
+        Command::Bench(options) => bench::run(&options, settings),
+        Command::Status(options) => status::run(&options, settings),
+        Command::Dead(options) => dead::run(&options, settings),
+        Command::Message(options) => message::run(&options, settings),
+        Command::Keys(options) => keys::run(&options, settings),
+        Command::Leases(options) => leases::run(&options, settings),
+        Command::Replay(options) => replay::run(&options, settings),
+        Command::Pause(options) => pause::run(&options, settings),
+        Command::Resume(options) => resume::run(&options, settings),
+        Command::Check(options) => check::run(&options, settings),
+        Command::Receive(options) => receiver::run(&options),
+    }
+}
+
+/// Whoever reads our output has seen enough, as `head` does.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// An error, and what to do where the database refuses for want of a right. That of a server which speaks
+/// another language is told as it is.
+fn with_advice(error: &anyhow::Error) -> String {
+    let what = error.chain().find_map(|cause| {
+        let text = cause.to_string();
+        text.strip_prefix("permission denied for ")
+            .map(str::to_owned)
+    });
+    let advice = match what.as_deref().and_then(|what| what.split(' ').next()) {
+        None => "",
+        Some("database") => ": the role needs GRANT CREATE on it",
+        Some("schema") => {
+            ": the role needs GRANT USAGE on it, and GRANT CREATE to make an outbox in it"
+        }
+        Some(_) => {
+            "; `diesel-outbox migrate --print --roles` prints the rights of each role, `diesel-outbox check` those that a relay lacks"
+        }
+    };
+    format!("{error:#}{advice}")
+}
+
+fn is_usage(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<ConfigError>()
+            || cause.is::<BadName>()
+            || cause.is::<BadBackoff>()
+            || cause.is::<UnknownWord>()
+            || matches!(cause.downcast_ref(), Some(StartError::Config(_)))
+    })
+}

@@ -1,0 +1,336 @@
+//! `diesel-outbox message`
+
+mod waiting;
+
+pub(crate) use self::waiting::who;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord};
+use diesel_outbox::{Config, ReasonCode, Status};
+use serde_json::{Value, json};
+
+use crate::output;
+use crate::settings::SettingFlags;
+
+/// Options of `message`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Show a message with its payload, at each destination, and what has happened to it
+    Show {
+        /// Its message id (the receiver's webhook-id), its idempotency key, or its sequence
+        which: String,
+        /// Show it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List what waits (pending, sending, retrying), the next due first
+    List(waiting::List),
+    /// Cancel a message that waits: it is not sent
+    Cancel(waiting::Cancel),
+    /// Let a message that waits be due at another time
+    Reschedule(waiting::Reschedule),
+    /// Say that a message was delivered by other means, or must not be sent; also of a dead letter
+    Settle(waiting::Settle),
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "message", Duration::from_secs(120))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    match &options.action {
+        Action::Show { which, json } => show_message(&mut conn, &config, which, *json),
+        Action::List(options) => waiting::list(&mut conn, &config, options),
+        Action::Cancel(options) => waiting::cancel(&mut conn, &config, options),
+        Action::Reschedule(options) => waiting::reschedule(&mut conn, &config, options),
+        Action::Settle(options) => waiting::settle(&mut conn, &config, options),
+    }
+}
+
+fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: bool) -> Result<()> {
+    let key = MessageKey::Text(which.to_owned());
+    let found = admin::message(conn, &config.table, &key)?;
+    let in_part = if found.is_complete {
+        ""
+    } else {
+        "; not everything was searched in time: its idempotency key leads to it at once"
+    };
+    if found.rows.is_empty() {
+        bail!("{}{in_part}", unknown(which, config));
+    }
+    let ids: Vec<uuid::Uuid> = found.rows.iter().map(|record| record.message_id).collect();
+    let history = admin::history(conn, &config.table, &ids)?;
+    let timeline = timeline(&found.rows, &history);
+    if json {
+        return output::json(&json!({
+            "complete": found.is_complete,
+            "records": found.rows.iter().map(as_json).collect::<Vec<_>>(),
+            "timeline": timeline.iter().map(|event| json!({
+                "at": event.at, "what": event.what,
+            })).collect::<Vec<_>>(),
+        }));
+    }
+    for record in &found.rows {
+        show(record)?;
+    }
+    for event in &timeline {
+        output::line(format!("{:<26}{}", event.at, output::shown(&event.what)))?;
+    }
+    if !found.is_complete {
+        output::line(format!("there may be more{in_part}"))?;
+    }
+    Ok(())
+}
+
+fn unknown(which: &str, config: &Config) -> String {
+    format!(
+        "there is no message with the id, key or sequence {which:?} in the outbox \"{}\", and the ledger does not remember one",
+        config.table
+    )
+}
+
+/// A record, as programs read it.
+pub(crate) fn as_json(record: &MessageRecord) -> Value {
+    let mut value = json!({
+        "kept_in": record.kept_in,
+        "status": record.status,
+        "sequence": record.sequence,
+        "message_id": record.message_id.to_string(),
+        "topic": record.topic,
+        "destination": record.destination,
+        "idempotency_key": record.idempotency_key,
+        "replay_of": record.replay_of(),
+        "ordering_key": record.ordering_key,
+        "tenant_id": record.tenant_id.map(|id| id.to_string()),
+        "attempts": record.attempts,
+        "created_at": record.created_at,
+        "occurred_at": record.occurred_at,
+        "available_at": record.available_at,
+        "expires_at": record.expires_at,
+        "locked_by": record.locked_by,
+        "locked_at": record.locked_at,
+        "settled_at": record.settled_at,
+        "reason": record.reason,
+        "last_error": record.last_error,
+        "http_status": record.http_status,
+        "response": record.response,
+        "split_from": record.split_from,
+        "blocks_key": record.blocks_key,
+    });
+    let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
+    if let Some(headers) = &record.headers {
+        value["headers"] = parsed(headers);
+    }
+    if let Some(payload) = &record.payload {
+        value["payload"] = parsed(payload);
+    }
+    value
+}
+
+fn show(record: &MessageRecord) -> Result<()> {
+    let id = |id: Option<i64>| id.map(|id| id.to_string());
+    let place = match record.kept_in.as_str() {
+        "live" => "in the outbox",
+        "dead" => "among the dead letters",
+        _ => "in the ledger",
+    };
+    let destination = Some(&record.destination).filter(|name| !name.is_empty());
+    let fields: [(&str, Option<String>); 21] = [
+        ("status", Some(format!("{}, {place}", record.status))),
+        ("sequence", Some(record.sequence.to_string())),
+        ("message id", Some(record.message_id.to_string())),
+        ("topic", Some(record.topic.clone())),
+        ("destination", destination.cloned()),
+        ("idempotency key", Some(record.idempotency_key.clone())),
+        ("ordering key", record.ordering_key.clone()),
+        ("tenant", record.tenant_id.map(|id| id.to_string())),
+        ("attempts", Some(record.attempts.to_string())),
+        ("created at", Some(record.created_at.clone())),
+        ("occurred at", record.occurred_at.clone()),
+        ("due at", record.available_at.clone()),
+        ("expires at", record.expires_at.clone()),
+        ("claimed by lease", id(record.locked_by)),
+        ("settled at", record.settled_at.clone()),
+        ("reason", record.reason.clone()),
+        ("last error", record.last_error.clone()),
+        (
+            "http status",
+            record.http_status.map(|status| status.to_string()),
+        ),
+        ("response", record.response.clone()),
+        ("headers", record.headers.clone()),
+        ("payload", record.payload.clone()),
+    ];
+    for (name, value) in fields {
+        if let Some(value) = value {
+            output::line(format!("{name:<18}{}", output::shown(&value)))?;
+        }
+    }
+    output::line("")
+}
+
+/// What has happened, or will.
+pub(crate) struct Event {
+    /// RFC 3339.
+    pub(crate) at: String,
+    pub(crate) what: String,
+}
+
+/// Of a dead letter the ledger has an entry, too: it says less.
+pub(crate) fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRecord]) -> bool {
+    let is_of_it = |other: &&MessageRecord| other.sequence == record.sequence;
+    let mut of_it = all.iter().filter(is_of_it);
+    let is_the_last = !all
+        .iter()
+        .filter(is_of_it)
+        .any(|other| other.kept_in == "ledger" && other.settled_at > record.settled_at);
+    record.kept_in == "ledger" && is_the_last && of_it.any(|other| other.kept_in == "dead")
+}
+
+/// What the records and the history tell, in the order of time.
+pub(crate) fn timeline(records: &[MessageRecord], history: &[HistoryEntry]) -> Vec<Event> {
+    // What failed comes before the end that it led to, also where both have one time.
+    let of_history = |entry: &HistoryEntry| Event {
+        at: entry.happened_at.clone(),
+        what: told(entry),
+    };
+    let records = records
+        .iter()
+        .filter(|one| !is_said_by_a_dead_letter(one, records));
+    let mut events: Vec<Event> = history.iter().map(of_history).collect();
+    events.extend(records.flat_map(|record| {
+        let begin = (!is_said_to_be_replayed(record.sequence.0, history)).then(|| enqueued(record));
+        begin.into_iter().chain(self::events(record))
+    }));
+    events.sort_by(|a, b| a.at.cmp(&b.at));
+    events.dedup_by(|a, b| a.at == b.at && a.what == b.what);
+    events
+}
+
+/// Who has cancelled a message, where no operator did (`Outbox::cancel`).
+pub(crate) const APPLICATION: &str = "the application";
+
+const REPLAYED: &str = "replayed";
+
+/// The history says who replayed this message: that it was enqueued then says less.
+pub(crate) fn is_said_to_be_replayed(sequence: i64, history: &[HistoryEntry]) -> bool {
+    let mut of_it = history.iter().filter(|entry| entry.sequence.0 == sequence);
+    of_it.any(|entry| entry.event == REPLAYED)
+}
+
+fn whither(destination: &str) -> String {
+    match destination {
+        "" => String::new(),
+        destination => format!(" for {destination}"),
+    }
+}
+
+/// An entry of the history in words.
+pub(crate) fn told(entry: &HistoryEntry) -> String {
+    let whither = whither(&entry.destination);
+    if entry.event != "failed" {
+        let by = entry.operator.as_deref().map(|who| format!(" by {who}"));
+        let by = by.unwrap_or_default();
+        return match entry.event.as_str() {
+            REPLAYED => format!("{REPLAYED}{whither} as {}{by}", entry.sequence),
+            event => format!("{event}{whither}{by}"),
+        };
+    }
+    let reason = entry.reason.as_deref().unwrap_or_default();
+    let error = entry.error.as_deref().unwrap_or_default();
+    let mut told = format!(
+        "attempt {} failed{whither}: {reason} ({error})",
+        entry.attempt.unwrap_or_default()
+    );
+    if let Some(took) = entry.took {
+        told += &format!(", after {} ms", took.as_millis());
+    }
+    if let Some(relay) = &entry.relay {
+        told += &format!(", by the relay {relay}");
+    }
+    told
+}
+
+fn enqueued(record: &MessageRecord) -> Event {
+    let enqueued = match record.replay_of() {
+        Some(_) => REPLAYED,
+        None => "enqueued",
+    };
+    let whither = whither(&record.destination);
+    Event {
+        at: record.created_at.clone(),
+        what: format!("{enqueued}{whither} as {}", record.sequence),
+    }
+}
+
+fn events(record: &MessageRecord) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut add = |at: &Option<String>, what: String| {
+        if let Some(at) = at {
+            let at = at.clone();
+            events.push(Event { at, what });
+        }
+    };
+    let whither = whither(&record.destination);
+    let attempts = match record.attempts {
+        1 => "1 attempt".to_owned(),
+        attempts => format!("{attempts} attempts"),
+    };
+    let reason = record.reason.as_deref().unwrap_or_default();
+    let error = match &record.last_error {
+        Some(error) => format!("{reason} ({error})"),
+        None => reason.to_owned(),
+    };
+    add(
+        &record.locked_at,
+        format!(
+            "claimed{whither} under lease {}",
+            record.locked_by.unwrap_or_default()
+        ),
+    );
+    let is_for = |code: ReasonCode| reason == code.as_str();
+    let note = match record.last_error.as_deref() {
+        Some(note) => format!(": {note}"),
+        None => format!(", by {APPLICATION}"),
+    };
+    match record.status {
+        Status::Delivered if is_for(ReasonCode::ByHand) => add(
+            &record.settled_at,
+            format!("delivered by hand{whither} after {attempts}{note}"),
+        ),
+        Status::Delivered => add(
+            &record.settled_at,
+            format!("delivered{whither} after {attempts}"),
+        ),
+        Status::Dead if is_for(ReasonCode::Cancelled) => add(
+            &record.settled_at,
+            format!("cancelled{whither} after {attempts}{note}"),
+        ),
+        Status::Dead => add(
+            &record.settled_at,
+            format!("died{whither} after {attempts}: {error}"),
+        ),
+        Status::Retrying => add(
+            &record.available_at,
+            format!("due again{whither} after {attempts}: {error}"),
+        ),
+        Status::Pending if record.reason.is_some() => add(
+            &record.available_at,
+            format!("due again{whither}, it waited: {error}"),
+        ),
+        Status::Pending => add(&record.available_at, format!("due{whither}")),
+        _ => {}
+    }
+    if record.kept_in == "live" {
+        add(&record.expires_at, format!("its time is over{whither}"));
+    }
+    events
+}

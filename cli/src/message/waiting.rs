@@ -1,0 +1,315 @@
+//! What waits: `message list`, `cancel`, `reschedule` and `settle`.
+
+use std::time::SystemTime;
+
+use anyhow::{Result, bail};
+use clap::builder::NonEmptyStringValueParser;
+use diesel::PgConnection;
+use diesel_outbox::admin::{
+    self, MessageKey, MessageRecord, Note, Searched, Verdict, WaitingFilter,
+};
+use diesel_outbox::config::parse_duration;
+use diesel_outbox::{
+    Answer, Changed, Config, ConfigError, Due, MessageRef, Part, PartState, Status,
+};
+use serde_json::{Value, json};
+
+use super::as_json;
+use crate::number::whole;
+use crate::{dead, output};
+
+/// Options of `message list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct List {
+    /// Only this topic
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    topic: Option<String>,
+    /// Only those that name this destination
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Only this tenant, a UUID
+    #[arg(long, value_name = "ID")]
+    tenant: Option<String>,
+    /// Only this ordering key
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    key: Option<String>,
+    /// Only pending, sending or retrying ones
+    #[arg(long)]
+    status: Option<String>,
+    /// How many at most
+    #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
+    limit: u32,
+    /// Only what stands behind this place: the next page, as the end of the one before says
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    /// Show them as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The message that is meant.
+#[derive(Debug, clap::Args)]
+pub(super) struct Which {
+    /// Its idempotency key, its message id, or its sequence
+    which: String,
+    /// Only its part for this destination
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Show what became of it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `message cancel`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Cancel {
+    #[command(flatten)]
+    which: Which,
+    /// Why, for whoever looks at it later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    why: String,
+    /// Who decides it; without it the user of this machine
+    #[arg(long, value_name = "NAME")]
+    who: Option<String>,
+}
+
+/// Options of `message reschedule`.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false, args = ["now", "in", "at"])]
+pub(super) struct Reschedule {
+    #[command(flatten)]
+    which: Which,
+    /// Due at once
+    #[arg(long)]
+    now: bool,
+    /// Due so long from now on, for example 2h
+    #[arg(long = "in", id = "in", value_name = "DURATION")]
+    delay: Option<String>,
+    /// Due at this time, for example 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    at: Option<String>,
+}
+
+/// Options of `message settle`.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false, args = ["delivered", "never"])]
+pub(super) struct Settle {
+    #[command(flatten)]
+    which: Which,
+    /// It was delivered by other means
+    #[arg(long)]
+    delivered: bool,
+    /// It must not be sent
+    #[arg(long)]
+    never: bool,
+    /// Why, for whoever looks at it later
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
+    why: String,
+    /// Who says so; without it the user of this machine
+    #[arg(long, value_name = "NAME")]
+    who: Option<String>,
+}
+
+impl Which {
+    fn named(&self) -> MessageRef {
+        let which = MessageRef::from(MessageKey::Text(self.which.clone()));
+        match &self.destination {
+            Some(destination) => which.at(destination),
+            None => which,
+        }
+    }
+}
+
+pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> Result<()> {
+    let after = options.after.as_deref();
+    let after = after.map(|text| dead::place("--after", text));
+    let filter = WaitingFilter {
+        topic: options.topic.clone(),
+        destination: options.destination.clone(),
+        tenant_id: options.tenant.as_deref().map(dead::tenant).transpose()?,
+        ordering_key: options.key.clone(),
+        status: options.status.as_deref().map(status).transpose()?,
+        after: after.transpose()?,
+    };
+    let limit = i64::from(options.limit);
+    let found = admin::waiting(conn, &config.table, &filter, limit)?;
+    let is_full = i64::try_from(found.rows.len()).is_ok_and(|number| number >= limit);
+    let next = found.rows.last().filter(|_| is_full);
+    let next = next.map(|last| last.place().to_string());
+    if options.json {
+        return output::json(&json!({
+            "complete": found.is_complete,
+            "messages": found.rows.iter().map(as_json).collect::<Vec<_>>(),
+            "next": next,
+        }));
+    }
+    show_list(&found)?;
+    match next {
+        Some(place) => output::line(format!("more: --after {place}")),
+        None => Ok(()),
+    }
+}
+
+fn status(word: &str) -> Result<Status, ConfigError> {
+    let status = word.parse().ok();
+    let waits = |status: &Status| !matches!(status, Status::Delivered | Status::Dead);
+    status.filter(waits).ok_or_else(|| {
+        let why = format!(
+            "{word:?} is not pending, sending or retrying, the states of what waits; see `dead list` for dead letters"
+        );
+        ConfigError::new("--status", why)
+    })
+}
+
+fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
+    if !found.is_complete {
+        return output::line(
+            "the search was ended after 2 s: too many messages have to be read for so few; name a topic, destination or key",
+        );
+    }
+    if found.rows.is_empty() {
+        return output::line("nothing waits that matches");
+    }
+    let mut table = output::table(&[
+        "id",
+        "topic",
+        "destination",
+        "status",
+        "attempts",
+        "due at",
+        "key",
+        "last error",
+    ]);
+    for row in &found.rows {
+        let shown = |text: &Option<String>| output::shown(text.as_deref().unwrap_or_default());
+        table.add_row([
+            row.sequence.to_string(),
+            output::shown(&row.topic),
+            output::shown(&row.destination),
+            row.status.to_string(),
+            row.attempts.to_string(),
+            shown(&row.available_at),
+            shown(&row.ordering_key),
+            shown(&row.last_error),
+        ]);
+    }
+    output::line(table)
+}
+
+pub(super) fn cancel(conn: &mut PgConnection, config: &Config, options: &Cancel) -> Result<()> {
+    let note = Note::new(&who(options.who.as_deref()), &options.why);
+    let changed = admin::cancel(conn, &config.table, &options.which.named(), &note)?;
+    tell(config, &options.which, &changed, "cancelled")
+}
+
+pub(super) fn reschedule(
+    conn: &mut PgConnection,
+    config: &Config,
+    options: &Reschedule,
+) -> Result<()> {
+    let due = match (&options.delay, &options.at) {
+        (Some(delay), _) => Due::After(parse_duration("--in", delay)?),
+        (None, Some(at)) => Due::At(time(at)?),
+        (None, None) => Due::Now,
+    };
+    let changed = admin::reschedule(conn, &config.table, &options.which.named(), due)?;
+    tell(config, &options.which, &changed, "rescheduled")
+}
+
+fn time(text: &str) -> Result<SystemTime> {
+    let time = humantime::parse_rfc3339_weak(text);
+    time.map_err(|_| {
+        let why = format!("{text:?} is no time such as 2026-01-31T12:00:00Z");
+        ConfigError::new("--at", why).into()
+    })
+}
+
+pub(super) fn settle(conn: &mut PgConnection, config: &Config, options: &Settle) -> Result<()> {
+    let (verdict, done) = match options.delivered {
+        true => (Verdict::Delivered, "settled as delivered"),
+        false => (Verdict::NotToBeSent, "settled as cancelled"),
+    };
+    let note = Note::new(&who(options.who.as_deref()), &options.why);
+    let which = options.which.named();
+    let changed = admin::settle(conn, &config.table, &which, verdict, &note)?;
+    tell(config, &options.which, &changed, done)
+}
+
+/// Who acts, where nobody is named.
+pub(crate) fn who(given: Option<&str>) -> String {
+    let of = |variable| std::env::var(variable).ok();
+    let user = || of("USER").or_else(|| of("LOGNAME"));
+    let given = given.map(str::to_owned).or_else(user);
+    given.unwrap_or_else(|| "an operator".to_owned())
+}
+
+/// Says what became of each part. An error where the message was not changed as a whole.
+fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result<()> {
+    let answer = changed.answer();
+    if which.json {
+        output::json(&json!({
+            "answer": word(answer),
+            "complete": changed.is_complete,
+            "parts": changed.parts.iter().map(part_json).collect::<Vec<_>>(),
+        }))?;
+    } else {
+        for part in &changed.parts {
+            let destination = match part.destination.as_str() {
+                "" => String::new(),
+                name => format!(" for {}", output::shown(name)),
+            };
+            output::line(format!(
+                "{}{destination}: {}",
+                part.sequence,
+                said(part.state, done)
+            ))?;
+        }
+    }
+    let name = output::shown(&which.which);
+    match answer {
+        Answer::Done => Ok(()),
+        Answer::Cancelled if done.ends_with("cancelled") => Ok(()),
+        Answer::Unknown if !changed.is_complete => {
+            bail!("{name}: nothing was found within 2 s; its idempotency key leads to it at once")
+        }
+        Answer::Unknown => bail!("{}", super::unknown(&which.which, config)),
+        Answer::Partly => bail!("{name}: not {done} for each destination"),
+        Answer::UnderWay => bail!("{name}: not {done}: it is under way"),
+        Answer::Delivered => bail!("{name}: not {done}: it was delivered before"),
+        Answer::Dead => bail!("{name}: not {done}: it is a dead letter (see `message settle`)"),
+        _ => bail!("{name}: not {done}: it was cancelled before"),
+    }
+}
+
+fn said(state: PartState, done: &str) -> &str {
+    match state {
+        PartState::Done => done,
+        PartState::UnderWay => "left alone: it is under way",
+        PartState::Delivered => "left alone: it was delivered before",
+        PartState::Cancelled => "left alone: it was cancelled before",
+        _ => "left alone: it is dead",
+    }
+}
+
+fn part_json(part: &Part) -> Value {
+    let state = match part.state {
+        PartState::Done => "done",
+        PartState::UnderWay => "under_way",
+        PartState::Delivered => "delivered",
+        PartState::Cancelled => "cancelled",
+        _ => "dead",
+    };
+    json!({ "sequence": part.sequence.0, "destination": part.destination, "state": state })
+}
+
+fn word(answer: Answer) -> &'static str {
+    match answer {
+        Answer::Done => "done",
+        Answer::Partly => "partly",
+        Answer::UnderWay => "under_way",
+        Answer::Delivered => "delivered",
+        Answer::Cancelled => "cancelled",
+        Answer::Dead => "dead",
+        _ => "unknown",
+    }
+}

@@ -1,0 +1,270 @@
+//! `diesel-outbox replay`
+
+use std::io::IsTerminal;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, bail};
+use clap::builder::NonEmptyStringValueParser;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, MessageKey, Note, ReplayFilter, ReplayIds, ReplayRun, Replayed};
+use diesel_outbox::{Config, ConfigError, Status};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::confirm::confirmed;
+use crate::message::who;
+use crate::settings::SettingFlags;
+use crate::{dead, output, signals};
+
+/// Options of `replay`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Payloads are in the ledger where OUTBOX_LEDGER_PAYLOAD was true when a message was \
+    delivered; headers never are, so replayed messages have none. Each goes to the destination of its row \
+    in the ledger, in the order of the deliveries; ordering keys are kept. A message that named no \
+    destination goes where the routes of today lead. Receivers see the same message id, and those that \
+    handle each id once do nothing: --new-ids has it handled again."
+)]
+pub(crate) struct Options {
+    /// Only these messages: message ids, idempotency keys or sequences
+    #[arg(value_name = "ID")]
+    ids: Vec<String>,
+    /// Delivered then or later: a time (2026-11-21T10:00:00Z) or how long ago (2h)
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Delivered before then: a time or how long ago [default: now]
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only this topic
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    topic: Option<String>,
+    /// Only what was delivered for this destination ("" for what named none)
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Only this tenant, a UUID
+    #[arg(long, value_name = "ID")]
+    tenant: Option<String>,
+    /// Give new message ids, so that receivers handle the messages again
+    #[arg(long)]
+    new_ids: bool,
+    /// Name of this run, in the idempotency keys <key>#replay-NAME; the same name continues a run
+    #[arg(long, value_name = "NAME")]
+    run: Option<String>,
+    /// Why, for whoever looks at it later
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    why: String,
+    /// Who decides it; without it the user of this machine
+    #[arg(long, value_name = "NAME")]
+    who: Option<String>,
+    /// Only say how many there are
+    #[arg(long)]
+    dry_run: bool,
+    /// Ask nothing
+    #[arg(long)]
+    yes: bool,
+    /// Show the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut filter = filter(options)?;
+    // Known before the first message is replayed: what is broken off then goes on, too.
+    let run = options.run.clone().unwrap_or_else(new_name);
+    let run: ReplayRun = run.parse().map_err(|_| {
+        let why = format!("{run:?} is no name of a run: 1 to 22 letters, digits and -");
+        ConfigError::new("--run", why)
+    })?;
+    let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    filter.idempotency_keys = keys(&mut conn, &config, &options.ids)?;
+    let found = admin::count_replayable(&mut conn, &config.table, &filter)?;
+    if found.without_payload > 0 && !options.json {
+        output::line(format!(
+            "{} delivered messages have no payload in the ledger and cannot be replayed (OUTBOX_LEDGER_PAYLOAD)",
+            found.without_payload
+        ))?;
+    }
+    if options.dry_run || found.replayed == 0 {
+        return end(options, &found, &Replayed::default(), None);
+    }
+    let question = format!(
+        "replay {} messages of outbox {}{}?",
+        found.replayed,
+        config.table,
+        if options.new_ids {
+            " with new message ids"
+        } else {
+            ""
+        },
+    );
+    if !options.yes && !confirmed(&question, "replay asks first; without a terminal say --yes")? {
+        bail!("nothing was replayed");
+    }
+    let signals = signals::channel()?;
+    let bar = ProgressBar::new(found.replayed);
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:40} {pos}/{len} {per_sec} {eta}",
+    )?);
+    let ids = if options.new_ids {
+        ReplayIds::New
+    } else {
+        ReplayIds::Same
+    };
+    let note = Note::new(&who(options.who.as_deref()), &options.why);
+    let mut is_stopped = false;
+    let progress = |_: &str, so_far: &Replayed| {
+        bar.set_position(so_far.replayed + so_far.skipped);
+        is_stopped = !signals.is_empty();
+        !is_stopped
+    };
+    let replayed = admin::replay(
+        &mut conn,
+        &config.table,
+        &filter,
+        ids,
+        Some(&run),
+        &note,
+        progress,
+    );
+    bar.finish_and_clear();
+    let goes_on = format!(
+        "the same command with --run {run}{} goes on",
+        fixed_times(options, &filter)
+    );
+    let replayed = match replayed {
+        Ok(replayed) => replayed,
+        Err(error) => bail!("{error}; {goes_on}"),
+    };
+    end(options, &found, &replayed, Some(&run))?;
+    if is_stopped {
+        bail!("stopped by a signal; {goes_on}");
+    }
+    Ok(())
+}
+
+/// By the time, and no other one's.
+fn new_name() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let time: String = now
+        .trim_end_matches('Z')
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .collect();
+    format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
+}
+
+/// The flags of times that were given as how long ago: later they would mean other messages.
+fn fixed_times(options: &Options, filter: &ReplayFilter) -> String {
+    let fixed = |flag: &str, given: &Option<String>, time: Option<SystemTime>| match (given, time) {
+        (Some(text), Some(time)) if humantime::parse_duration(text).is_ok() => {
+            format!(" {flag} {}", humantime::format_rfc3339_micros(time))
+        }
+        _ => String::new(),
+    };
+    fixed("--from", &options.from, filter.since) + &fixed("--until", &options.until, filter.until)
+}
+
+fn filter(options: &Options) -> Result<ReplayFilter> {
+    if options.ids.is_empty() && options.from.is_none() {
+        let reason = "say --from, or which messages; --from 9999d is all that the ledger has";
+        return Err(ConfigError::new("replay", reason).into());
+    }
+    let time = |flag: &str, text: &Option<String>| match text {
+        Some(text) => match parse_time(text) {
+            Some(time) => Ok(Some(time)),
+            None => Err(ConfigError::new(
+                flag,
+                format!("{text:?} is no time: write 2026-11-21T10:00:00Z, or 2h for two hours ago"),
+            )),
+        },
+        None => Ok(None),
+    };
+    let (since, until) = (
+        time("--from", &options.from)?,
+        time("--until", &options.until)?,
+    );
+    if since
+        .zip(until)
+        .is_some_and(|(since, until)| since >= until)
+    {
+        return Err(ConfigError::new("--until", "it is not after --from").into());
+    }
+    Ok(ReplayFilter {
+        since,
+        until,
+        topic: options.topic.clone(),
+        destination: options.destination.clone(),
+        tenant_id: options.tenant.as_deref().map(dead::tenant).transpose()?,
+        idempotency_keys: Vec::new(),
+    })
+}
+
+/// A time of RFC 3339, or how long ago.
+fn parse_time(text: &str) -> Option<SystemTime> {
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return Some(
+            SystemTime::now()
+                .checked_sub(ago)
+                .unwrap_or(SystemTime::UNIX_EPOCH),
+        );
+    }
+    humantime::parse_rfc3339_weak(text).ok()
+}
+
+/// The idempotency keys of these messages.
+fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<String>> {
+    let mut keys = Vec::new();
+    for id in ids {
+        let key = MessageKey::Text(id.clone());
+        let found = admin::message(conn, &config.table, &key)?.rows;
+        let delivered = found
+            .iter()
+            .filter(|record| record.status == Status::Delivered);
+        let before = keys.len();
+        // What was replayed before is the same message.
+        let first = delivered.filter(|record| record.replay_of().is_none());
+        keys.extend(first.map(|record| record.idempotency_key.clone()));
+        if keys.len() == before {
+            bail!("no delivered message has the id, key or sequence {id:?}; nothing was replayed");
+        }
+    }
+    keys.sort();
+    keys.dedup();
+    Ok(keys)
+}
+
+fn end(
+    options: &Options,
+    found: &Replayed,
+    done: &Replayed,
+    run: Option<&ReplayRun>,
+) -> Result<()> {
+    if options.json {
+        return output::json(&json!({
+            "run": run.map(ToString::to_string),
+            "matched": found.replayed + found.without_payload,
+            "without_payload": found.without_payload,
+            "replayed": done.replayed,
+            "skipped": done.skipped,
+        }));
+    }
+    if options.dry_run {
+        return output::line(format!("{} messages would be replayed", found.replayed));
+    }
+    let skipped = match done.skipped {
+        0 => String::new(),
+        skipped => format!("; {skipped} were in this run before"),
+    };
+    if found.replayed + found.without_payload == 0 {
+        return output::line("replayed 0: no delivered message in the ledger matches");
+    }
+    let run = run.map_or(String::new(), |run| format!(" in the run {run}"));
+    let end = if std::io::stdout().is_terminal() && done.replayed > 0 {
+        "; `diesel-outbox status --watch` shows how they go out"
+    } else {
+        ""
+    };
+    output::line(format!("replayed {}{run}{skipped}{end}", done.replayed))
+}

@@ -1,0 +1,210 @@
+//! `diesel-outbox status`
+
+mod watch;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, LaneDepth, Overview, Pause};
+use diesel_outbox::{Config, DatabaseError, Status};
+use serde_json::{Value, json};
+
+use crate::settings::SettingFlags;
+use crate::{keys, leases, output, pauses};
+
+/// Options of `status`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Numbers of large outboxes are estimates, marked with ~ (in JSON: \"estimated\"); \
+    --exact counts every message, which takes seconds where there are millions."
+)]
+pub(crate) struct Options {
+    /// Go on showing it, every 2 seconds or as often as is said, with what comes in and goes out
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = seconds
+    )]
+    watch: Option<Duration>,
+    /// Count every message instead of estimating
+    #[arg(long)]
+    exact: bool,
+    /// Show it as JSON; with --watch a line each time
+    #[arg(long)]
+    json: bool,
+}
+
+/// Seconds between two looks.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
+    if !(0.1..=3600.0).contains(&seconds) {
+        return Err("not between 0.1 and 3600 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// What is shown.
+struct Seen {
+    overview: Overview,
+    pauses: Vec<Pause>,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "status", Duration::from_secs(120))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    if let Some(interval) = options.watch {
+        return watch::run(conn, &config, options, interval);
+    }
+    let seen = look(&mut conn, &config, options.exact)?;
+    if options.json {
+        return output::json(&as_json(&seen));
+    }
+    output::line(text(&seen))
+}
+
+fn look(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Seen, DatabaseError> {
+    let overview = if exact {
+        admin::exact_overview
+    } else {
+        admin::overview
+    };
+    Ok(Seen {
+        overview: overview(conn, &config.table)?,
+        pauses: admin::pauses(conn, &config.table)?,
+    })
+}
+
+/// How many are in a state, and whether that is an estimate.
+fn count(overview: &Overview, status: Status) -> (i64, bool) {
+    let row = overview.counts.iter().find(|row| row.status == status);
+    row.map_or((0, false), |row| (row.count, row.is_estimate))
+}
+
+fn as_json(seen: &Seen) -> Value {
+    let overview = &seen.overview;
+    let counts: serde_json::Map<String, Value> = Status::ALL
+        .into_iter()
+        .map(|status| (status.to_string(), count(overview, status).0.into()))
+        .collect();
+    let estimated: Vec<&str> = overview
+        .counts
+        .iter()
+        .filter(|row| row.is_estimate)
+        .map(|row| row.status.as_str())
+        .collect();
+    json!({
+        "counts": counts,
+        "estimated": !estimated.is_empty(),
+        "estimated_counts": estimated,
+        "oldest_due_seconds": overview.oldest_due_seconds,
+        "lanes": overview.depths.lanes.iter().map(|lane| json!({
+            "topic": lane.topic,
+            "destination": lane.destination,
+            "pending": lane.pending,
+            "sending": lane.sending,
+            "retrying": lane.retrying,
+            "oldest_due_seconds": lane.oldest_due_seconds,
+            "estimated": lane.is_estimate,
+        })).collect::<Vec<_>>(),
+        "troubles": overview.troubles.iter().map(|row| json!({
+            "status": row.status,
+            "topic": row.topic,
+            "reason": row.reason,
+            "count": row.count,
+            "example": row.example,
+            "estimated": row.is_estimate,
+        })).collect::<Vec<_>>(),
+        "blocked_keys": overview.blocked_keys.iter().map(keys::as_json).collect::<Vec<_>>(),
+        "pauses": seen.pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
+        "relays": overview.leases.iter().map(leases::as_json).collect::<Vec<_>>(),
+    })
+}
+
+/// `~` before a number that is an estimate.
+fn about(count: i64, is_estimate: bool) -> String {
+    format!("{}{count}", if is_estimate { "~" } else { "" })
+}
+
+/// Keys shown; `--json` has a hundred.
+const KEYS: usize = 10;
+
+fn text(seen: &Seen) -> String {
+    let overview = &seen.overview;
+    let mut parts = Vec::new();
+    let mut counts = output::table(&["status", "messages"]);
+    for status in Status::ALL {
+        let (count, is_estimate) = count(overview, status);
+        counts.add_row([status.to_string(), about(count, is_estimate)]);
+    }
+    parts.push(counts.to_string());
+    if let Some(seconds) = overview.oldest_due_seconds {
+        let age = output::age(seconds);
+        parts.push(format!("oldest due message: due for {age}"));
+    }
+    parts.extend(rest(seen));
+    parts.join("\n")
+}
+
+/// What is wrong, and who is at work.
+fn rest(seen: &Seen) -> Vec<String> {
+    let overview = &seen.overview;
+    let mut parts = Vec::new();
+    if !overview.troubles.is_empty() {
+        let mut troubles = output::table(&["status", "topic", "reason", "messages", "for example"]);
+        for row in &overview.troubles {
+            troubles.add_row([
+                row.status.to_string(),
+                output::name(&row.topic),
+                row.reason.clone(),
+                about(row.count, row.is_estimate),
+                output::shown(row.example.as_deref().unwrap_or_default()),
+            ]);
+        }
+        parts.push(troubles.to_string());
+    }
+    if !overview.blocked_keys.is_empty() {
+        parts.push(keys::table(&overview.blocked_keys, KEYS).to_string());
+    }
+    if !seen.pauses.is_empty() {
+        parts.push(pauses::table(&seen.pauses).to_string());
+    }
+    parts.push(leases::shown(&overview.leases));
+    parts
+}
+
+/// The longest lanes, `most` of them.
+fn lanes(lanes: &[LaneDepth], most: usize) -> String {
+    let mut longest: Vec<&LaneDepth> = lanes.iter().collect();
+    longest.sort_by_key(|lane| -(lane.pending + lane.sending + lane.retrying));
+    let mut table = output::table(&[
+        "topic",
+        "destination",
+        "pending",
+        "sending",
+        "retrying",
+        "oldest due",
+    ]);
+    for lane in longest.iter().take(most) {
+        let age = lane.oldest_due_seconds.map(output::age);
+        table.add_row([
+            output::name(&lane.topic),
+            output::name(&lane.destination),
+            about(lane.pending, lane.is_estimate),
+            about(lane.sending, lane.is_estimate),
+            about(lane.retrying, lane.is_estimate),
+            age.unwrap_or_default(),
+        ]);
+    }
+    if longest.len() > most {
+        let more = format!("and {} more", longest.len() - most);
+        table.add_row([more.as_str(), "", "", "", "", ""]);
+    }
+    table.to_string()
+}

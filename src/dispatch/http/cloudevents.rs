@@ -1,0 +1,241 @@
+//! CloudEvents 1.0: values of attributes as headers, and events as JSON documents.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+use uuid::Uuid;
+
+use super::stored::Stored;
+use crate::header::ATTRIBUTE_PREFIX;
+use crate::message::Message;
+
+/// What an event has beside its payload and the texts that are counted, at most.
+const OTHER_BYTES: usize = 256;
+
+/// The beginning of all documents of a destination.
+pub(super) struct Envelope {
+    head: String,
+}
+
+impl Envelope {
+    /// With the attributes that all events have. These are named as headers are: `ce-region`.
+    pub(super) fn new(source: &str, attributes: &BTreeMap<String, String>) -> Self {
+        let mut head =
+            r#"{"specversion":"1.0","datacontenttype":"application/json","source":"#.to_owned();
+        push_string(&mut head, source);
+        for (name, value) in attributes {
+            push_attribute(&mut head, name, value);
+        }
+        Self { head }
+    }
+
+    /// About as many bytes as the document will have.
+    pub(super) fn len_of(&self, message: &Message) -> usize {
+        self.head.len() + message.payload.len() + message.topic.len() + OTHER_BYTES
+    }
+
+    /// Writes one event. Its data is the payload as it was stored: these bytes are what the
+    /// producer wrote, and no parser comes between.
+    pub(super) fn write(&self, text: &mut String, message: &Message, stored: &Stored) {
+        text.push_str(&self.head);
+        text.push_str(r#","id":""#);
+        let mut buffer = Uuid::encode_buffer();
+        text.push_str(message.message_id.hyphenated().encode_lower(&mut buffer));
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            r#"","time":"{}","sequence":"{}""#,
+            humantime::format_rfc3339_micros(message.time()),
+            message.sequence
+        );
+        push_attribute(text, "type", &message.topic);
+        if let Some(key) = &message.ordering_key {
+            push_attribute(text, "partitionkey", key);
+        }
+        for (name, value) in &stored.attributes {
+            push_attribute(text, name, value);
+        }
+        if let Some(trace) = stored.trace.as_ref().filter(|trace| trace.is_attribute) {
+            push_attribute(text, "traceparent", &trace.parent);
+            if let Some(state) = &trace.state {
+                push_attribute(text, "tracestate", state);
+            }
+        }
+        text.push_str(r#","data":"#);
+        text.push_str(&message.payload);
+        text.push('}');
+    }
+}
+
+impl fmt::Debug for Envelope {
+    /// Without the values of a destination's headers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Envelope").finish_non_exhaustive()
+    }
+}
+
+/// A member of the document. Names are checked before, and need no escapes.
+fn push_attribute(text: &mut String, name: &str, value: &str) {
+    text.push_str(",\"");
+    text.push_str(name.strip_prefix(ATTRIBUTE_PREFIX).unwrap_or(name));
+    text.push_str("\":");
+    push_string(text, value);
+}
+
+/// A string of JSON (RFC 8259, 7).
+fn push_string(text: &mut String, value: &str) {
+    text.push('"');
+    let mut written = 0;
+    for (place, byte) in value.bytes().enumerate() {
+        if matches!(byte, b' '..) && !matches!(byte, b'"' | b'\\') {
+            continue;
+        }
+        text.push_str(&value[written..place]);
+        written = place + 1;
+        // Writing to a string cannot fail.
+        let _ = match byte {
+            b'"' | b'\\' => write!(text, "\\{}", char::from(byte)),
+            _ => write!(text, "\\u{byte:04x}"),
+        };
+    }
+    text.push_str(&value[written..]);
+    text.push('"');
+}
+
+/// The value of an attribute as that of a header. As the HTTP binding says (3.1.3.2): space, `"`,
+/// `%` and all that is not printable ASCII is percent-encoded.
+pub(super) fn percent_encoded(value: &str) -> Cow<'_, str> {
+    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%');
+    if value.bytes().all(is_plain) {
+        return Cow::Borrowed(value);
+    }
+    let mut encoded = String::with_capacity(value.len() + 8);
+    for byte in value.bytes() {
+        if is_plain(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            push_percent(&mut encoded, byte);
+        }
+    }
+    Cow::Owned(encoded)
+}
+
+pub(super) fn push_percent(text: &mut String, byte: u8) {
+    // Writing to a string cannot fail.
+    let _ = write!(text, "%{byte:02X}");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{Strategy, prop_assert, prop_assert_eq, prop_oneof, proptest};
+    use serde_json::Value;
+    use serde_json::value::RawValue;
+
+    use super::*;
+    use crate::dispatch::http::form::tests::message;
+    use crate::dispatch::http::stored;
+
+    fn document(message: &Message, fixed: &[(&str, &str)]) -> String {
+        let fixed: BTreeMap<String, String> = fixed
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let names: Vec<String> = fixed.keys().cloned().collect();
+        let stored = stored::read(message.headers.as_deref(), &names).expect("good headers");
+        let mut text = String::new();
+        Envelope::new("diesel-outbox/outbox", &fixed).write(&mut text, message, &stored);
+        text
+    }
+
+    #[test]
+    fn a_value_is_percent_encoded_as_cloudevents_says() {
+        assert_eq!(percent_encoded("order.paid"), "order.paid");
+        assert_eq!(
+            percent_encoded("Euro € 😀 \"100%\""),
+            "Euro%20%E2%82%AC%20%F0%9F%98%80%20%22100%25%22"
+        );
+    }
+
+    #[test]
+    fn a_document_has_all_attributes_and_the_payload_as_it_was_stored() {
+        let mut message = message(r#" { "n" : 1.0e+2 } "#);
+        message.ordering_key = Some("order-7".to_owned());
+        message.headers = Some(r#"{"ce-subject": "a \"b\"", "x-shop": "berlin"}"#.to_owned());
+        assert_eq!(
+            document(&message, &[("ce-region", "eu")]),
+            concat!(
+                r#"{"specversion":"1.0","datacontenttype":"application/json","#,
+                r#""source":"diesel-outbox/outbox","region":"eu","#,
+                r#""id":"0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c","#,
+                r#""time":"2026-11-20T20:00:00.000000Z","sequence":"42","type":"order.paid","#,
+                r#""partitionkey":"order-7","subject":"a \"b\"","data": { "n" : 1.0e+2 } }"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_trace_is_an_attribute_unless_the_event_has_one_of_its_own() {
+        let mut message = message("1");
+        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        message.headers = Some(format!(
+            r#"{{"traceparent":"{parent}","tracestate":"a=1"}}"#
+        ));
+        let value: Value = serde_json::from_str(&document(&message, &[])).expect("JSON");
+        let next = value["traceparent"].as_str().expect("a trace");
+        assert_eq!(next[..36], parent[..36]);
+        assert_ne!(next, parent);
+        assert_eq!(value["tracestate"], "a=1");
+
+        message.headers = Some(format!(
+            r#"{{"traceparent":"{parent}","tracestate":"a=1","ce-traceparent":"started here"}}"#
+        ));
+        let text = document(&message, &[]);
+        assert_eq!(text.matches("traceparent").count(), 1, "{text}");
+        assert!(text.contains("started here") && !text.contains("tracestate"));
+        assert!(!document(&message, &[("ce-tracestate", "b=2")]).contains("a=1"));
+    }
+
+    /// Any JSON, with white space as no serialiser writes it.
+    fn any_payload() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "[ \t\n]{0,3}-?[1-9][0-9]{0,20}(\\.[0-9]{1,9})?([eE][+-]?[0-9]{1,3})?[ \r]{0,2}",
+            "\\PC{0,40}".prop_map(|text| Value::String(text).to_string()),
+            "\\PC{0,20}".prop_map(|text| {
+                let text = Value::String(text);
+                format!("\n{{ {text} :[ {text},true ,null, \"\\u00e4\\/\" ] , \"data\":{{}} }}")
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_a_document_that_says_the_same(
+            payload in any_payload(),
+            topic in ".{1,40}",
+            key in "(?s).{0,40}",
+            name in "[a-z0-9]{1,15}",
+            value in "\\PC{1,40}",
+        ) {
+            let mut message = message(&payload);
+            message.topic = topic;
+            message.ordering_key = Some(key);
+            let name = format!("own{name}");
+            let headers = BTreeMap::from([(format!("ce-{name}"), value.clone())]);
+            message.headers = Some(serde_json::to_string(&headers)?);
+            let text = document(&message, &[]);
+
+            // A number may be larger than this parser's: the payload is read as text.
+            let mut members: BTreeMap<String, &RawValue> = serde_json::from_str(&text)?;
+            let data = members.remove("data").map(RawValue::get);
+            prop_assert_eq!(data, Some(payload.trim()));
+            prop_assert_eq!(members.len(), 9);
+            let attribute = |name: &str| serde_json::from_str::<String>(members[name].get());
+            prop_assert_eq!(attribute("type")?, message.topic);
+            prop_assert_eq!(Some(attribute("partitionkey")?), message.ordering_key);
+            prop_assert_eq!(attribute(&name)?, value);
+            let end = format!(",\"data\":{payload}}}");
+            prop_assert!(text.ends_with(&end));
+        }
+    }
+}

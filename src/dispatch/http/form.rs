@@ -1,0 +1,222 @@
+//! How requests to one destination look: what never changes of them, and what each adds.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use secrecy::ExposeSecret;
+use uuid::Uuid;
+
+use super::cloudevents::Envelope;
+use super::headers;
+use super::signature::Signer;
+use super::stored::{self, Stored, invalid};
+use crate::config::{Config, ConfigError, Destination, Mode};
+use crate::dispatch::Failure;
+use crate::header::{ATTRIBUTE_PREFIX, check_header};
+use crate::message::Message;
+use crate::status::ReasonCode;
+
+/// Bytes that the headers of a request may have. What the library takes is far below, but a plain
+/// insert may store more, and encoding makes it three times as long.
+const MAX_HEADER_BYTES: usize = 64 * 1024;
+/// Headers that a request may have beside the fixed and the stored ones.
+const OWN_HEADERS: usize = 16;
+
+/// The form of the requests to one destination. What all of them share is made once.
+#[derive(Debug)]
+pub(super) struct Form {
+    destination: String,
+    mode: Mode,
+    /// Headers of every request.
+    fixed: Vec<(HeaderName, HeaderValue)>,
+    /// What the destination sets: stored headers of these names are left out.
+    fixed_names: Vec<String>,
+    envelope: Envelope,
+    signer: Signer,
+    max_payload_bytes: Option<usize>,
+}
+
+/// A message that may be sent, as far as can be known beforehand.
+#[derive(Debug)]
+pub(super) struct Checked<'a> {
+    message: &'a Message,
+    stored: Stored,
+}
+
+/// What is posted.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub(super) headers: HeaderMap,
+    pub(super) body: Cow<'a, str>,
+}
+
+impl Form {
+    pub(super) fn new(
+        destination: &Destination,
+        config: &Config,
+        source: &str,
+    ) -> Result<Self, ConfigError> {
+        let name = &destination.name;
+        let bad = |key: &str, reason: String| {
+            ConfigError::new(format!("destinations.{name}.{key}"), reason)
+        };
+        let mode = destination.mode.unwrap_or(config.mode);
+        let content_type = match mode {
+            Mode::Binary => "application/json",
+            Mode::Structured => "application/cloudevents+json",
+            Mode::Batched => "application/cloudevents-batch+json",
+        };
+        let mut fixed = HeaderMap::new();
+        fixed.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        if mode == Mode::Binary {
+            let source =
+                headers::attribute(source).map_err(|error| bad("source", error.to_string()))?;
+            fixed.insert(headers::CE_SPECVERSION, HeaderValue::from_static("1.0"));
+            fixed.insert(headers::CE_SOURCE, source);
+        }
+        let mut attributes = BTreeMap::new();
+        let mut fixed_names = Vec::new();
+        for (header, value) in &destination.headers {
+            let value = value.expose_secret();
+            let bad = |reason: String| bad(&format!("headers.{header}"), reason);
+            check_header(header, value).map_err(|reason| bad(reason.to_owned()))?;
+            let header = HeaderName::try_from(header).map_err(|error| bad(error.to_string()))?;
+            let is_attribute = header.as_str().starts_with(ATTRIBUTE_PREFIX);
+            fixed_names.push(header.as_str().to_owned());
+            if is_attribute && mode != Mode::Binary {
+                attributes.insert(header.as_str().to_owned(), value.to_owned());
+                continue;
+            }
+            let value = match is_attribute {
+                true => headers::attribute(value),
+                false => HeaderValue::from_str(value),
+            };
+            let mut value = value.map_err(|error| bad(error.to_string()))?;
+            value.set_sensitive(true);
+            fixed.insert(header, value);
+        }
+        let secrets = match destination.secrets.as_slice() {
+            [] => &config.secrets,
+            own => own,
+        };
+        Ok(Self {
+            destination: name.clone(),
+            mode,
+            fixed: fixed
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+            fixed_names,
+            envelope: Envelope::new(source, &attributes),
+            signer: Signer::new(secrets)?,
+            max_payload_bytes: destination.max_payload_bytes,
+        })
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether a message may be sent. A failure here is the end of the message: it does not change.
+    pub(super) fn check<'a>(&self, message: &'a Message) -> Result<Checked<'a>, Failure> {
+        let bytes = message.payload.len();
+        if let Some(most) = self.max_payload_bytes.filter(|most| bytes > *most) {
+            let error = format!(
+                "the payload has {bytes} bytes; the destination {:?} takes {most}",
+                self.destination
+            );
+            return Err(Failure::new(ReasonCode::PayloadTooLarge, error));
+        }
+        let stored = stored::read(message.headers.as_deref(), &self.fixed_names)?;
+        Ok(Checked { message, stored })
+    }
+
+    /// The request for one message.
+    pub(super) fn one<'a>(
+        &self,
+        Checked { message, stored }: Checked<'a>,
+        now: SystemTime,
+    ) -> Result<Request<'a>, Failure> {
+        let unsendable = |error: ::http::header::InvalidHeaderValue| invalid(error.to_string());
+        let mut headers = self.headers(stored.headers.len());
+        let body = match self.mode {
+            Mode::Binary => {
+                headers::add_attributes(&mut headers, message, &stored).map_err(unsendable)?;
+                Cow::Borrowed(message.payload.as_str())
+            }
+            Mode::Structured => {
+                let mut text = String::with_capacity(self.envelope.len_of(message));
+                self.envelope.write(&mut text, message, &stored);
+                Cow::Owned(text)
+            }
+            Mode::Batched => Cow::Owned(self.array(&[(message, &stored)])),
+        };
+        headers::add_delivery(&mut headers, message).map_err(unsendable)?;
+        if let Some(trace) = stored.trace {
+            headers::add_trace(&mut headers, trace).map_err(unsendable)?;
+        }
+        headers.extend(stored.headers);
+        headers::add_webhook(&mut headers, message.message_id, now, &self.signer, &body)
+            .map_err(unsendable)?;
+        let bytes: usize = headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len())
+            .sum();
+        if bytes > MAX_HEADER_BYTES {
+            return Err(invalid(format!(
+                "the headers would have {bytes} bytes; {MAX_HEADER_BYTES} can be sent"
+            )));
+        }
+        Ok(Request { headers, body })
+    }
+
+    /// One request for several messages. What belongs to a single one, its key, its attempt and its
+    /// stored HTTP headers, has no place in it; attributes and traces are in the documents.
+    pub(super) fn several(
+        &self,
+        batch: &[Checked<'_>],
+        now: SystemTime,
+    ) -> Result<Request<'static>, Failure> {
+        let events: Vec<_> = batch
+            .iter()
+            .map(|checked| (checked.message, &checked.stored))
+            .collect();
+        let body = self.array(&events);
+        let mut headers = self.headers(0);
+        headers::add_webhook(&mut headers, Uuid::now_v7(), now, &self.signer, &body)
+            .map_err(|error| invalid(error.to_string()))?;
+        Ok(Request {
+            headers,
+            body: Cow::Owned(body),
+        })
+    }
+
+    fn headers(&self, stored: usize) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(OWN_HEADERS + self.fixed.len() + stored);
+        for (name, value) in &self.fixed {
+            headers.insert(name.clone(), value.clone());
+        }
+        headers
+    }
+
+    fn array(&self, events: &[(&Message, &Stored)]) -> String {
+        let bytes: usize = events
+            .iter()
+            .map(|(message, _)| self.envelope.len_of(message))
+            .sum();
+        let mut text = String::with_capacity(bytes);
+        for (message, stored) in events {
+            text.push(if text.is_empty() { '[' } else { ',' });
+            self.envelope.write(&mut text, message, stored);
+        }
+        text.push(']');
+        text
+    }
+}
+
+#[cfg(test)]
+mod received;
+#[cfg(test)]
+pub(super) mod tests;

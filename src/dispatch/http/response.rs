@@ -1,0 +1,183 @@
+//! What an answer's status means for the message.
+
+use std::time::{Duration, SystemTime};
+
+use super::target::Answer;
+use crate::config::{Class, Destination};
+use crate::dispatch::{Failure, Outcome, Pause};
+use crate::status::ReasonCode;
+
+/// The outcome of an answer.
+pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime) -> Outcome {
+    let Answer {
+        response,
+        retry_after,
+    } = answer;
+    let status = response.status.unwrap_or_default();
+    let class = match status {
+        200..=299 => return Outcome::Delivered(response),
+        400..=499 => destination.classes.of(status),
+        _ => Class::Retry,
+    };
+    let code = match (status, class) {
+        (300..=399, _) => ReasonCode::Redirect,
+        (410, _) => ReasonCode::Gone,
+        (_, Class::Dead) => ReasonCode::Rejected,
+        (429, _) => ReasonCode::RateLimited,
+        (400..=499, _) => ReasonCode::ClientError,
+        (500..=599, _) => ReasonCode::ServerError,
+        _ => ReasonCode::Protocol,
+    };
+    let may_ask_to_wait = matches!(status, 408 | 409 | 425 | 429 | 500..=599);
+    let retry_after = retry_after
+        .filter(|_| may_ask_to_wait)
+        .and_then(|value| parse_retry_after(&value, now))
+        .map(|wait| wait.min(destination.retry_after_cap));
+    let pause = match (class, status) {
+        (Class::Pause, _) => Some(Pause::UntilResumed),
+        // The receiver as a whole wants to be left alone, not only by this message.
+        (Class::Retry, 429 | 503) => retry_after.filter(|wait| !wait.is_zero()).map(Pause::For),
+        _ => None,
+    };
+    let failure = Failure {
+        error: format!("the receiver answered {status}"),
+        response,
+        retry_after,
+        pause,
+        ..Failure::new(code, "")
+    };
+    match class {
+        Class::Dead => Outcome::Dead(failure),
+        Class::Retry | Class::Pause => Outcome::Retry(failure),
+    }
+}
+
+/// More seconds than this are as good as this.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date.
+fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit()) {
+        // More digits than a number has are more than the longest, too.
+        let wait = value.parse().map_or(LONGEST, Duration::from_secs);
+        return Some(wait.min(LONGEST));
+    }
+    let date = httpdate::parse_http_date(value).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop_assert, proptest};
+
+    use super::*;
+    use crate::dispatch::Response;
+
+    fn outcome_of(status: u16, retry_after: Option<&str>, destination: &Destination) -> Outcome {
+        let answer = Answer {
+            response: Response::new(Some(status), None),
+            retry_after: retry_after.map(str::to_owned),
+        };
+        outcome(answer, destination, SystemTime::now())
+    }
+
+    fn destination() -> Destination {
+        Destination::new("a", "http://a").expect("a URL")
+    }
+
+    #[test]
+    fn every_status_has_its_outcome() {
+        let destination = destination();
+        for status in [200, 201, 202, 204, 299] {
+            let outcome = outcome_of(status, Some("7"), &destination);
+            assert!(matches!(outcome, Outcome::Delivered(_)), "{status}");
+        }
+        let seven = Some(Duration::from_secs(7));
+        for (status, code, waits, pause) in [
+            (301, ReasonCode::Redirect, None, None),
+            (307, ReasonCode::Redirect, None, None),
+            (401, ReasonCode::ClientError, None, None),
+            (404, ReasonCode::ClientError, None, None),
+            (408, ReasonCode::ClientError, seven, None),
+            (409, ReasonCode::ClientError, seven, None),
+            (410, ReasonCode::Gone, None, Some(Pause::UntilResumed)),
+            (425, ReasonCode::ClientError, seven, None),
+            (429, ReasonCode::RateLimited, seven, seven.map(Pause::For)),
+            (500, ReasonCode::ServerError, seven, None),
+            (502, ReasonCode::ServerError, seven, None),
+            (503, ReasonCode::ServerError, seven, seven.map(Pause::For)),
+            (999, ReasonCode::Protocol, None, None),
+        ] {
+            let Outcome::Retry(failure) = outcome_of(status, Some("7"), &destination) else {
+                panic!("{status} is not retried");
+            };
+            assert_eq!(failure.code, code, "{status}");
+            assert_eq!(failure.retry_after, waits, "{status}");
+            assert_eq!(failure.pause, pause, "{status}");
+        }
+        for status in [400, 413, 415, 422] {
+            let Outcome::Dead(failure) = outcome_of(status, Some("7"), &destination) else {
+                panic!("{status} is not final");
+            };
+            assert_eq!(failure.code, ReasonCode::Rejected, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_destination_chooses_what_its_refusals_mean() {
+        let mut destination = destination();
+        for (status, class) in [
+            (404, Class::Dead),
+            (410, Class::Dead),
+            (401, Class::Pause),
+            (422, Class::Retry),
+        ] {
+            destination.classes.set(status, class).expect("a 4xx");
+        }
+        let outcome = |status| outcome_of(status, None, &destination);
+        assert!(matches!(outcome(404), Outcome::Dead(f) if f.code == ReasonCode::Rejected));
+        assert!(matches!(outcome(410), Outcome::Dead(f) if f.code == ReasonCode::Gone));
+        assert!(matches!(outcome(401), Outcome::Retry(f) if f.pause == Some(Pause::UntilResumed)));
+        assert!(matches!(outcome(422), Outcome::Retry(f) if f.pause.is_none()));
+    }
+
+    #[test]
+    fn a_wait_is_no_longer_than_its_cap() {
+        let mut destination = destination();
+        destination.retry_after_cap = Duration::from_secs(3);
+        let Outcome::Retry(failure) = outcome_of(429, Some("86400"), &destination) else {
+            panic!("429 is not retried");
+        };
+        assert_eq!(failure.retry_after, Some(Duration::from_secs(3)));
+        assert_eq!(failure.pause, Some(Pause::For(Duration::from_secs(3))));
+    }
+
+    #[test]
+    fn retry_after_is_read_in_both_forms() {
+        let now = SystemTime::now();
+        let in_a_minute = httpdate::fmt_http_date(now + Duration::from_secs(60));
+        let wait = parse_retry_after(&in_a_minute, now).expect("a date");
+        assert!(wait > Duration::from_secs(58) && wait <= Duration::from_secs(60));
+        assert_eq!(parse_retry_after(" 2 ", now), Some(Duration::from_secs(2)));
+        assert_eq!(
+            parse_retry_after("99999999999999999999999", now),
+            Some(LONGEST)
+        );
+        let long_ago = "Sun, 06 Nov 1994 08:49:37 GMT";
+        assert_eq!(parse_retry_after(long_ago, now), Some(Duration::ZERO));
+        for nonsense in ["", "-1", "soon", "1.5"] {
+            assert_eq!(parse_retry_after(nonsense, now), None, "{nonsense}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_has_an_outcome(status in any::<u16>(), value in ".{0,40}") {
+            let destination = destination();
+            if let Outcome::Retry(failure) = outcome_of(status, Some(&value), &destination) {
+                prop_assert!(failure.retry_after.unwrap_or_default() <= destination.retry_after_cap);
+            }
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! One destination, ready to be sent to: its agents, and what an error of theirs means.
+
+use std::error::Error as StdError;
+use std::io::{ErrorKind, Read};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ::http::header::{HeaderMap, RETRY_AFTER};
+use ::http::{Method, Request, Uri};
+use ureq::Agent;
+use ureq::unversioned::transport::Connector;
+
+use super::USER_AGENT;
+use super::connection::OneWriteConnector;
+use super::egress::{Blocked, Egress};
+use super::lookups::{Lookup, LookupFailed, Lookups};
+use super::proxy::{FirstHop, NotConnected, ProxyFailed, Via};
+use super::resolver::FirstAddress;
+use super::tls::{HandshakeFailed, SharedTls, TlsSettings};
+use crate::config::{Config, ConfigError, Destination};
+use crate::dispatch::{Failure, Outcome, Response};
+use crate::status::ReasonCode;
+
+/// Bytes of an answer that are read, so that its connection can be used again. A longer answer
+/// costs its connection.
+const READ_BYTES: u64 = 64 * 1024;
+/// Bytes of an answer that are kept for the ledger.
+const KEEP_BYTES: usize = 2048;
+/// Connections that an agent keeps.
+const IDLE_CONNECTIONS: usize = 1;
+
+/// A destination, ready to be sent to.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) destination: Destination,
+    uri: Uri,
+    timeout: Duration,
+    agent_config: ureq::config::Config,
+    resolver: FirstAddress,
+    via: Option<Arc<Via>>,
+    tls: SharedTls,
+    /// Those that nobody uses just now.
+    agents: Mutex<Vec<Agent>>,
+}
+
+/// An answer, whatever its status.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) response: Response,
+    /// The header as it came.
+    pub(super) retry_after: Option<String>,
+}
+
+/// What the destinations of a dispatcher share.
+pub(super) struct Common {
+    lookups: Arc<Lookups>,
+    tls: TlsSettings,
+}
+
+impl Common {
+    /// Starts what looks up names by `lookup`.
+    pub(super) fn new(lookup: Box<Lookup>) -> Result<Self, ConfigError> {
+        let lookups = Lookups::new(lookup).map_err(|error| {
+            ConfigError::new("destinations", format!("no thread for names: {error}"))
+        })?;
+        Ok(Self {
+            lookups: Arc::new(lookups),
+            tls: TlsSettings::default(),
+        })
+    }
+}
+
+impl Target {
+    /// What is wrong with the settings of the destination is an error that names them.
+    pub(super) fn new(
+        destination: Destination,
+        config: &Config,
+        common: &mut Common,
+    ) -> Result<Self, ConfigError> {
+        let name = &destination.name;
+        let timeout = destination.timeout.unwrap_or(config.send_timeout);
+        let uri: Uri = destination.url.as_str().parse().map_err(|error| {
+            ConfigError::new(format!("destinations.{name}.url"), format!("{error}"))
+        })?;
+        let egress = Egress::of(&destination, config);
+        egress.check_literal(&destination, config)?;
+        let via = Via::of(&destination, config)?;
+        let resolver = match &via {
+            Some(via) => FirstAddress::of_proxy(&common.lookups, via),
+            None => FirstAddress::of(&common.lookups, &destination.url, egress),
+        };
+        // What is not said here has a default that loses messages or never ends: redirects that
+        // turn POST into GET, proxies from the environment, no timeout. (A proxy of the settings
+        // is our own connector's.)
+        let agent_config = Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .timeout_connect(Some(timeout))
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .proxy(None)
+            .tls_config(common.tls.of(&destination, config)?)
+            .no_delay(true)
+            .max_response_header_size(64 * 1024)
+            .max_idle_connections(IDLE_CONNECTIONS)
+            .max_idle_connections_per_host(IDLE_CONNECTIONS)
+            .max_idle_age(Duration::from_secs(15))
+            .user_agent(USER_AGENT)
+            .build();
+        Ok(Self {
+            destination,
+            uri,
+            timeout,
+            agent_config,
+            resolver,
+            via,
+            tls: SharedTls::default(),
+            agents: Mutex::default(),
+        })
+    }
+
+    /// An agent that nobody else uses: each keeps its own connection, and none waits for another.
+    fn agent(&self) -> Agent {
+        let idle = self.idle_agents().pop();
+        idle.unwrap_or_else(|| {
+            Agent::with_parts(
+                self.agent_config.clone(),
+                FirstHop::new(self.via.clone())
+                    .chain(self.tls.clone())
+                    .chain(OneWriteConnector),
+                self.resolver.clone(),
+            )
+        })
+    }
+
+    fn idle_agents(&self) -> MutexGuard<'_, Vec<Agent>> {
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts a body. What comes of an answer is not known here; of a request without one it is.
+    pub(super) fn post(&self, headers: HeaderMap, body: &str) -> Result<Answer, Outcome> {
+        let mut request = Request::new(body);
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = headers;
+        let agent = self.agent();
+        let result = agent.run(request).map(|answer| {
+            let retry_after = answer.headers().get(RETRY_AFTER);
+            let retry_after = retry_after.and_then(|value| value.to_str().ok());
+            Answer {
+                retry_after: retry_after.map(str::to_owned),
+                response: Response {
+                    status: Some(answer.status().as_u16()),
+                    body: beginning(answer.into_body().into_reader()),
+                },
+            }
+        });
+        self.idle_agents().push(agent);
+        result.map_err(|error| failed(&error, self.timeout))
+    }
+}
+
+/// Reads an answer and keeps its beginning. An error here changes nothing: the status has come.
+fn beginning(reader: impl Read) -> Option<String> {
+    let mut body = Vec::new();
+    if let Err(error) = reader.take(READ_BYTES).read_to_end(&mut body) {
+        log::debug!(event = "answer_cut", error:% = error; "the answer's body could not be read to its end");
+    }
+    body.truncate(KEEP_BYTES);
+    (!body.is_empty()).then(|| String::from_utf8_lossy(&body).into_owned())
+}
+
+/// A request without an answer.
+fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
+    use ureq::Error;
+
+    let code = match error {
+        Error::Other(inner) => return unsent(inner.as_ref(), timeout),
+        Error::Http(_) => {
+            return Outcome::Dead(Failure::new(ReasonCode::InvalidHeader, error.to_string()));
+        }
+        Error::BadUri(_) | Error::RequireHttpsOnly(_) => {
+            return Outcome::Dead(Failure::new(ReasonCode::InvalidUrl, error.to_string()));
+        }
+        Error::Timeout(_) => ReasonCode::Timeout,
+        Error::HostNotFound => ReasonCode::Dns,
+        Error::ConnectionFailed => ReasonCode::Connect,
+        Error::Tls(_) | Error::Pem(_) | Error::Rustls(_) | Error::TlsRequired => ReasonCode::Tls,
+        Error::Protocol(_) | Error::LargeResponseHeader(..) => ReasonCode::Protocol,
+        // There was a connection: whatever broke it, the receiver may have the message.
+        Error::Io(io) => match io.kind() {
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => ReasonCode::Timeout,
+            ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::BrokenPipe
+            | ErrorKind::NotConnected
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::NetworkDown
+            | ErrorKind::WriteZero
+            | ErrorKind::UnexpectedEof => ReasonCode::ConnectionLost,
+            // rustls reports what it does not trust as invalid data.
+            ErrorKind::InvalidData => ReasonCode::Tls,
+            _ => ReasonCode::Failed,
+        },
+        _ => ReasonCode::Failed,
+    };
+    let text = match error {
+        Error::Io(inner) => inner.to_string(),
+        Error::Timeout(_) => no_answer_within(timeout),
+        other => other.to_string(),
+    };
+    Outcome::Retry(Failure::new(code, text))
+}
+
+/// A request that did not get as far as to be sent, by an error of ours.
+fn unsent(error: &(dyn StdError + Send + Sync + 'static), timeout: Duration) -> Outcome {
+    let code = match error.downcast_ref() {
+        Some(ProxyFailed::Itself { .. }) => {
+            return Outcome::Wait(Failure::new(ReasonCode::Proxy, error.to_string()));
+        }
+        Some(ProxyFailed::Destination { .. }) => ReasonCode::Connect,
+        Some(ProxyFailed::Silent { .. }) => ReasonCode::Timeout,
+        None if error.is::<Blocked>() => {
+            return Outcome::Dead(Failure::new(ReasonCode::BlockedAddress, error.to_string()));
+        }
+        None if error.is::<LookupFailed>() => ReasonCode::Dns,
+        None if error.is::<HandshakeFailed>() => ReasonCode::Tls,
+        None => match error.downcast_ref::<NotConnected>() {
+            Some(NotConnected(io)) if io.kind() == ErrorKind::TimedOut => {
+                let text = no_answer_within(timeout);
+                return Outcome::Retry(Failure::new(ReasonCode::Timeout, text));
+            }
+            Some(_) => ReasonCode::Connect,
+            None => ReasonCode::Failed,
+        },
+    };
+    Outcome::Retry(Failure::new(code, error.to_string()))
+}
+
+fn no_answer_within(timeout: Duration) -> String {
+    format!("no answer within {} ms", timeout.as_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::SocketAddr;
+
+    use ureq::{Error, Timeout};
+
+    use super::*;
+
+    fn own(error: impl StdError + Send + Sync + 'static) -> Error {
+        Error::Other(Box::new(error))
+    }
+
+    fn blocked() -> Blocked {
+        let address = SocketAddr::from(([169, 254, 169, 254], 80));
+        Egress::NoMetadata
+            .filter("shop.example", &[address])
+            .expect_err("it is refused")
+    }
+
+    /// What each error of a request without an answer means. Answers are in `response`.
+    #[test]
+    fn every_error_has_its_outcome() {
+        use ReasonCode as Code;
+
+        let proxy = || "proxy:3128".to_owned();
+        let lookup_failed = LookupFailed {
+            host: "shop.example".into(),
+            reason: "no".to_owned(),
+        };
+        let retried = [
+            (own(lookup_failed), Code::Dns),
+            (Error::HostNotFound, Code::Dns),
+            (
+                own(NotConnected(ErrorKind::ConnectionRefused.into())),
+                Code::Connect,
+            ),
+            (
+                own(NotConnected(ErrorKind::HostUnreachable.into())),
+                Code::Connect,
+            ),
+            (
+                own(NotConnected(ErrorKind::NetworkUnreachable.into())),
+                Code::Connect,
+            ),
+            (
+                own(NotConnected(ErrorKind::PermissionDenied.into())),
+                Code::Connect,
+            ),
+            (own(NotConnected(ErrorKind::TimedOut.into())), Code::Timeout),
+            (Error::ConnectionFailed, Code::Connect),
+            (
+                own(HandshakeFailed(ErrorKind::InvalidData.into())),
+                Code::Tls,
+            ),
+            (
+                own(HandshakeFailed(ErrorKind::UnexpectedEof.into())),
+                Code::Tls,
+            ),
+            (
+                own(HandshakeFailed(ErrorKind::ConnectionReset.into())),
+                Code::Tls,
+            ),
+            (Error::Tls("no name"), Code::Tls),
+            (Error::TlsRequired, Code::Tls),
+            (Error::Rustls(rustls::Error::DecryptError), Code::Tls),
+            (ErrorKind::InvalidData.into_error(), Code::Tls),
+            (Error::Timeout(Timeout::Global), Code::Timeout),
+            (Error::Timeout(Timeout::Connect), Code::Timeout),
+            (ErrorKind::WouldBlock.into_error(), Code::Timeout),
+            (ErrorKind::TimedOut.into_error(), Code::Timeout),
+            (
+                ErrorKind::ConnectionReset.into_error(),
+                Code::ConnectionLost,
+            ),
+            (
+                ErrorKind::ConnectionAborted.into_error(),
+                Code::ConnectionLost,
+            ),
+            (ErrorKind::BrokenPipe.into_error(), Code::ConnectionLost),
+            (ErrorKind::UnexpectedEof.into_error(), Code::ConnectionLost),
+            (
+                ErrorKind::HostUnreachable.into_error(),
+                Code::ConnectionLost,
+            ),
+            (Error::LargeResponseHeader(2, 1), Code::Protocol),
+            (
+                own(ProxyFailed::Destination {
+                    proxy: proxy(),
+                    status: 502,
+                }),
+                Code::Connect,
+            ),
+            (own(ProxyFailed::Silent { proxy: proxy() }), Code::Timeout),
+            (own(io::Error::other("of nobody")), Code::Failed),
+            (ErrorKind::OutOfMemory.into_error(), Code::Failed),
+        ];
+        for (error, code) in retried {
+            match failed(&error, Duration::from_secs(1)) {
+                Outcome::Retry(failure) => assert_eq!(failure.code, code, "{error:?}"),
+                other => panic!("{error:?} is {other:?}"),
+            }
+        }
+
+        let bad_header = ::http::HeaderName::from_bytes(b"a b").expect_err("a space");
+        let dead = [
+            (own(blocked()), Code::BlockedAddress),
+            (Error::BadUri("a".to_owned()), Code::InvalidUrl),
+            (Error::RequireHttpsOnly("a".to_owned()), Code::InvalidUrl),
+            (Error::Http(bad_header.into()), Code::InvalidHeader),
+        ];
+        for (error, code) in dead {
+            match failed(&error, Duration::from_secs(1)) {
+                Outcome::Dead(failure) => assert_eq!(failure.code, code, "{error:?}"),
+                other => panic!("{error:?} is {other:?}"),
+            }
+        }
+
+        let error = own(ProxyFailed::Itself {
+            proxy: proxy(),
+            reason: "is away".to_owned(),
+        });
+        match failed(&error, Duration::from_secs(1)) {
+            Outcome::Wait(failure) => {
+                assert_eq!(failure.code, Code::Proxy);
+                assert_eq!(failure.error, "the proxy proxy:3128 is away");
+            }
+            other => panic!("{error:?} is {other:?}"),
+        }
+    }
+
+    trait IntoError {
+        fn into_error(self) -> Error;
+    }
+
+    impl IntoError for ErrorKind {
+        fn into_error(self) -> Error {
+            Error::Io(self.into())
+        }
+    }
+}

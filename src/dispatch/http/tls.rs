@@ -1,0 +1,304 @@
+//! How TLS is spoken with a destination.
+//!
+//! Every file is read and checked at the start: what is wrong with it is told then, by the
+//! setting's name, and not by a panic of ureq, which is what a key that does not belong to its
+//! certificate comes to there.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use rustls::{ALL_VERSIONS, ClientConfig, RootCertStore};
+use ureq::Error;
+use ureq::tls::{
+    Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider, parse_pem,
+};
+use ureq::unversioned::transport::{ConnectionDetails, Connector, RustlsConnector, Transport};
+use url::Url;
+
+use crate::config::{Config, ConfigError, Destination, Roots, Tls, TlsVersion};
+
+type Certificates = Arc<Vec<Certificate<'static>>>;
+
+/// Makes the TLS settings of destinations.
+#[derive(Default)]
+pub(super) struct TlsSettings {
+    /// The system's certificates, read once for all destinations.
+    system: Option<Certificates>,
+}
+
+impl TlsSettings {
+    /// The settings of one destination, for all its agents: they share what is in there.
+    pub(super) fn of(
+        &mut self,
+        destination: &Destination,
+        config: &Config,
+    ) -> Result<TlsConfig, ConfigError> {
+        let Destination { name, tls, url, .. } = destination;
+        let Some(provider) = provider() else {
+            if url.scheme() == "http" {
+                return Ok(TlsConfig::default());
+            }
+            return Err(ConfigError::new(
+                format!("destinations.{name}.url"),
+                "https needs cryptography, and this build has none: give diesel-outbox the feature `ring` or `aws-lc-rs`, or install a CryptoProvider of rustls before",
+            ));
+        };
+        let provider = speaking(tls.min_version, provider);
+        let (key, roots) = match &tls.roots {
+            Some(roots) => (format!("destinations.{name}.tls.roots"), roots),
+            None => ("OUTBOX_TLS_ROOTS".to_owned(), &config.tls_roots),
+        };
+        let roots = self
+            .roots(roots, url)
+            .map_err(|reason| ConfigError::new(key, reason))?;
+        let client = client_certificate(tls, &provider).map_err(|(key, reason)| {
+            ConfigError::new(format!("destinations.{name}.{key}"), reason)
+        })?;
+        ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(ALL_VERSIONS)
+            .map_err(|error| {
+                ConfigError::new(format!("destinations.{name}.tls"), error.to_string())
+            })?;
+        Ok(TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(provider)
+            .root_certs(roots)
+            .client_cert(client)
+            .build())
+    }
+
+    fn roots(&mut self, roots: &Roots, url: &Url) -> Result<RootCerts, String> {
+        Ok(match roots {
+            Roots::Bundled => RootCerts::WebPki,
+            // Not looked for where nothing needs them: a container may have none.
+            Roots::System if url.scheme() == "http" => RootCerts::WebPki,
+            Roots::System => {
+                let certificates = match &self.system {
+                    Some(certificates) => Arc::clone(certificates),
+                    None => system_roots()?,
+                };
+                RootCerts::Specific(Arc::clone(self.system.insert(certificates)))
+            }
+            Roots::File(path) => {
+                let certificates = read_certificates(path)?;
+                RootCerts::Specific(Arc::new(certificates))
+            }
+        })
+    }
+}
+
+/// The process's cryptography, where the application has chosen one, or ours. It is passed on explicitly: what rustls
+/// chooses by itself depends on the features of all that is built together.
+fn provider() -> Option<Arc<CryptoProvider>> {
+    CryptoProvider::get_default().cloned().or_else(compiled_in)
+}
+
+#[cfg(feature = "ring")]
+fn compiled_in() -> Option<Arc<CryptoProvider>> {
+    Some(Arc::new(rustls::crypto::ring::default_provider()))
+}
+
+#[cfg(all(feature = "aws-lc-rs", not(feature = "ring")))]
+fn compiled_in() -> Option<Arc<CryptoProvider>> {
+    Some(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+}
+
+#[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
+fn compiled_in() -> Option<Arc<CryptoProvider>> {
+    None
+}
+
+/// What the oldest version needs of it. rustls offers only versions that it has cipher suites of.
+fn speaking(oldest: TlsVersion, provider: Arc<CryptoProvider>) -> Arc<CryptoProvider> {
+    match oldest {
+        TlsVersion::V1_2 => provider,
+        TlsVersion::V1_3 => {
+            let mut provider = CryptoProvider::clone(&provider);
+            provider
+                .cipher_suites
+                .retain(|suite| suite.tls13().is_some());
+            Arc::new(provider)
+        }
+    }
+}
+
+fn system_roots() -> Result<Certificates, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let certificates: Vec<_> = found
+        .certs
+        .iter()
+        // Systems have old ones that nobody can read any more.
+        .filter(|certificate| is_readable(certificate).is_ok())
+        .map(|certificate| Certificate::from_der(certificate).to_owned())
+        .collect();
+    if certificates.is_empty() {
+        let why = found.errors.first();
+        let why = why.map_or_else(|| "none is installed".to_owned(), ToString::to_string);
+        return Err(format!("the system's trusted certificates: {why}"));
+    }
+    Ok(Arc::new(certificates))
+}
+
+fn is_readable(certificate: &CertificateDer<'static>) -> Result<(), rustls::Error> {
+    RootCertStore::empty().add(certificate.clone())
+}
+
+/// The certificate that a destination is shown. An error with the part of the key that says where.
+fn client_certificate(
+    tls: &Tls,
+    provider: &CryptoProvider,
+) -> Result<Option<ClientCert>, (&'static str, String)> {
+    let (cert_file, key_file) = match (&tls.client_cert_file, &tls.client_key_file) {
+        (None, None) => return Ok(None),
+        (Some(cert_file), Some(key_file)) => (cert_file, key_file),
+        _ => {
+            let reason = "client_cert_file and client_key_file go together".to_owned();
+            return Err(("tls", reason));
+        }
+    };
+    let chain = read_certificates(cert_file).map_err(|reason| ("tls.client_cert_file", reason))?;
+    let in_key_file = |reason| ("tls.client_key_file", reason);
+    let (key, of_ureq) = read_key(key_file).map_err(in_key_file)?;
+    check_key(&chain, key, provider)
+        .map_err(|reason| in_key_file(format!("{}: {reason}", shown(key_file))))?;
+    Ok(Some(ClientCert::new_with_certs(&chain, of_ureq)))
+}
+
+fn check_key(
+    chain: &[Certificate<'static>],
+    key: PrivateKeyDer<'static>,
+    provider: &CryptoProvider,
+) -> Result<(), String> {
+    let signer = provider
+        .key_provider
+        .load_private_key(key)
+        .map_err(|error| format!("the key cannot be used: {error}"))?;
+    let belongs_to = |certificate: &Certificate<'_>| {
+        let certificate = CertificateDer::from(certificate.der().to_vec());
+        CertifiedKey::new(vec![certificate], Arc::clone(&signer)).keys_match()
+    };
+    let mut belongs = chain.iter().map(belongs_to);
+    match belongs.next() {
+        Some(Ok(())) => Ok(()),
+        Some(Err(rustls::Error::InconsistentKeys(_))) | None => {
+            Err(match belongs.position(|belongs| belongs.is_ok()) {
+                Some(others_before) => format!(
+                    "the key belongs to certificate {} of client_cert_file: that has to stand first, and after it who signed it",
+                    others_before + 2
+                ),
+                None => "the key does not belong to the certificate in client_cert_file".to_owned(),
+            })
+        }
+        Some(Err(error)) => Err(format!("the certificate cannot be used: {error}")),
+    }
+}
+
+fn read_certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+    let mut certificates = Vec::new();
+    for item in parse_pem(&read(path)?) {
+        if let PemItem::Certificate(certificate) = item.map_err(|error| damaged(path, &error))? {
+            let der = CertificateDer::from(certificate.der().to_vec());
+            is_readable(&der).map_err(|error| {
+                let number = certificates.len() + 1;
+                format!(
+                    "{}: certificate {number} cannot be used: {error}",
+                    shown(path)
+                )
+            })?;
+            certificates.push(certificate);
+        }
+    }
+    if certificates.is_empty() {
+        return Err(format!(
+            "{}: there is no certificate in it (BEGIN CERTIFICATE)",
+            shown(path)
+        ));
+    }
+    Ok(certificates)
+}
+
+/// The first key, as rustls and as ureq have it: neither leads to the other.
+fn read_key(path: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'static>), String> {
+    let text = read(path)?;
+    // As PKCS #8 says it in the first line, and OpenSSL's older files in the second.
+    let encrypted = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRYPTED"];
+    if encrypted.iter().any(|mark| contains(&text, mark)) {
+        return Err(format!(
+            "{}: the key is encrypted, and nobody is there to give its password: decrypt it, for example with openssl pkey",
+            shown(path)
+        ));
+    }
+    let of_ureq = PrivateKey::from_pem(&text);
+    match (PrivateKeyDer::from_pem_slice(&text), of_ureq) {
+        (Ok(key), Ok(of_ureq)) => Ok((key, of_ureq)),
+        (Err(pem::Error::NoItemsFound), _) => Err(format!(
+            "{}: there is no private key in it (BEGIN PRIVATE KEY)",
+            shown(path)
+        )),
+        (Err(error), _) => Err(damaged(path, &Error::Pem(error))),
+        (_, Err(error)) => Err(damaged(path, &error)),
+    }
+}
+
+fn contains(text: &[u8], mark: &str) -> bool {
+    text.windows(mark.len()).any(|part| part == mark.as_bytes())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", shown(path)))
+}
+
+fn shown(path: &Path) -> String {
+    format!("{path:?}")
+}
+
+/// Says nothing of what stands in the file: it may be a key.
+fn damaged(path: &Path, error: &Error) -> String {
+    let what = match error {
+        Error::Pem(pem::Error::MissingSectionEnd { .. }) => "a part of it has no END line",
+        Error::Pem(pem::Error::IllegalSectionStart { .. }) => "a BEGIN line of it is malformed",
+        Error::Pem(pem::Error::Base64Decode(_)) => "a part of it is not base64",
+        _ => "it is no PEM file",
+    };
+    format!("{}: {what}", shown(path))
+}
+
+/// TLS for all agents of a destination: one of rustls' configurations, and one memory of its
+/// sessions.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedTls(Arc<RustlsConnector>);
+
+impl<In: Transport> Connector<In> for SharedTls {
+    type Out = <RustlsConnector as Connector<In>>::Out;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails,
+        chained: Option<In>,
+    ) -> Result<Option<Self::Out>, Error> {
+        self.0
+            .connect(details, chained)
+            .map_err(|error| match error {
+                Error::Io(error) => Error::Other(Box::new(HandshakeFailed(error))),
+                other => other,
+            })
+    }
+}
+
+/// Nothing was sent: there is a connection and no trust.
+#[derive(Debug)]
+pub(super) struct HandshakeFailed(pub(super) io::Error);
+
+impl fmt::Display for HandshakeFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TLS handshake: {}", self.0)
+    }
+}
+
+impl std::error::Error for HandshakeFailed {}

@@ -1,0 +1,276 @@
+//! Rows of an outbox's tables and view, for queries of the application's own.
+//!
+//! ```no_run
+//! use diesel::prelude::*;
+//! use diesel_outbox::rows::{DeadLetter, LedgerEntry, MessageRow};
+//! use diesel_outbox::schema::{outbox_dead, outbox_messages};
+//! use diesel_outbox::{ReasonCode, Sequence, Status};
+//!
+//! # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+//! // What waits for its next attempt, the oldest first.
+//! let waiting: Vec<MessageRow> = MessageRow::query()
+//!     .filter(outbox_messages::status.eq(Status::Retrying))
+//!     .order(outbox_messages::sequence)
+//!     .load(&mut conn)?;
+//! for row in waiting {
+//!     println!("{} {} {:?}", row.envelope.sequence, row.envelope.topic, row.last_error);
+//! }
+//!
+//! // A row and other columns beside it: dead letters with their payloads.
+//! let rejected: Vec<(DeadLetter, serde_json::Value)> = outbox_dead::table
+//!     .filter(outbox_dead::reason.eq(ReasonCode::Rejected))
+//!     .select((DeadLetter::as_select(), outbox_dead::payload))
+//!     .load(&mut conn)?;
+//!
+//! // What became of a message that was enqueued.
+//! # let sequence = Sequence(1);
+//! let entries: Vec<LedgerEntry> = LedgerEntry::query()
+//!     .filter(diesel_outbox::schema::outbox_ledger::sequence.eq(sequence))
+//!     .load(&mut conn)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Outboxes of other names
+//! `query` and `as_select` are of the outbox `outbox`. [`of`] gives the columns of a row in tables that
+//! [`outbox_tables!`](crate::outbox_tables) declares:
+//!
+//! ```
+//! use diesel::prelude::*;
+//! use diesel_outbox::rows::{self, MessageRow};
+//!
+//! diesel_outbox::outbox_tables!(
+//!     org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease,
+//!     org_outbox_pause, org_outbox_messages
+//! );
+//!
+//! fn messages(conn: &mut PgConnection, topic: &str) -> QueryResult<Vec<MessageRow>> {
+//!     org_outbox_messages::table
+//!         .filter(org_outbox_messages::topic.eq(topic))
+//!         .select(rows::of::<MessageRow, _>(org_outbox_messages::table))
+//!         .load(conn)
+//! }
+//! ```
+//!
+//! # Joins
+//! A row loads beside those of other tables, as in [`schema`](crate::schema#joins):
+//! `.select((Order::as_select(), rows::of::<MessageRow, _>(outbox_messages::table)))`.
+
+use std::time::SystemTime;
+
+use diesel::HasQuery;
+use diesel::expression::Selectable;
+use diesel::pg::Pg;
+use diesel::prelude::Queryable;
+use diesel::query_builder::AsQuery;
+use uuid::Uuid;
+
+use crate::message::Sequence;
+use crate::schema::values::{MaybeTime, Time};
+use crate::schema::{outbox_dead, outbox_ledger, outbox_messages};
+use crate::status::Status;
+
+/// What the outbox knows of a message wherever it stands.
+#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+#[non_exhaustive]
+pub struct Envelope {
+    /// Its place in the outbox.
+    pub sequence: Sequence,
+    /// Its id, as receivers see it.
+    pub message_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Of a live message the destination that it names, or empty; of a settled one the one that was used.
+    pub destination: String,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// The tenant that it belongs to.
+    pub tenant_id: Option<Uuid>,
+    /// Attempts made.
+    pub attempts: i32,
+    /// When it was enqueued.
+    #[diesel(deserialize_as = Time)]
+    pub created_at: SystemTime,
+    /// When the event occurred, where who enqueued it has said so.
+    #[diesel(deserialize_as = MaybeTime)]
+    pub occurred_at: Option<SystemTime>,
+}
+
+/// A message wherever it stands: a row of the view `outbox_messages`.
+#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+#[non_exhaustive]
+pub struct MessageRow {
+    /// What every row has.
+    #[diesel(embed)]
+    pub envelope: Envelope,
+    /// Where it stands.
+    pub status: Status,
+    /// Its idempotency key; the message id where the caller gave none.
+    pub idempotency_key: String,
+    /// When it is, or was, due; not of a delivered one.
+    #[diesel(deserialize_as = MaybeTime)]
+    pub available_at: Option<SystemTime>,
+    /// When its time is over; not of a delivered one.
+    #[diesel(deserialize_as = MaybeTime)]
+    pub expires_at: Option<SystemTime>,
+    /// The lease of the relay that has claimed it.
+    pub locked_by: Option<i64>,
+    /// When it was claimed.
+    #[diesel(deserialize_as = MaybeTime)]
+    pub locked_at: Option<SystemTime>,
+    /// Why it died, or why its last attempt failed: the name of a [`ReasonCode`](crate::ReasonCode), which
+    /// may be one of a later version.
+    pub last_error_code: Option<String>,
+    /// The same in words.
+    pub last_error: Option<String>,
+    /// The last answer's status, of a settled one.
+    pub http_status: Option<i32>,
+    /// When it was delivered, or died.
+    #[diesel(deserialize_as = MaybeTime)]
+    pub settled_at: Option<SystemTime>,
+}
+
+/// A dead letter, without its payload and headers: select these beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// What every row has.
+    #[diesel(embed)]
+    pub envelope: Envelope,
+    /// Its idempotency key; none: the caller gave none.
+    pub idempotency_key: Option<String>,
+    /// Why it died: the name of a [`ReasonCode`](crate::ReasonCode), which may be one of a later version.
+    pub reason: String,
+    /// The same in words.
+    pub last_error: Option<String>,
+    /// The last answer's status.
+    pub http_status: Option<i32>,
+    /// The beginning of the last answer.
+    pub response: Option<String>,
+    /// When it died.
+    #[diesel(deserialize_as = Time)]
+    pub died_at: SystemTime,
+    /// The message that it is a part of, for one of several destinations.
+    pub split_from: Option<Sequence>,
+    /// It keeps its ordering key back until it is requeued or discarded.
+    pub blocks_key: bool,
+}
+
+/// What became of a message at a destination, without the payload that the ledger may keep.
+#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+#[non_exhaustive]
+pub struct LedgerEntry {
+    /// What every row has.
+    #[diesel(embed)]
+    pub envelope: Envelope,
+    /// Its idempotency key; none: the caller gave none.
+    pub idempotency_key: Option<String>,
+    /// [`Delivered`](Status::Delivered) or [`Dead`](Status::Dead).
+    pub status: Status,
+    /// Why it died: the name of a [`ReasonCode`](crate::ReasonCode), which may be one of a later version.
+    pub reason: Option<String>,
+    /// The same in words.
+    pub error: Option<String>,
+    /// The last answer's status.
+    pub http_status: Option<i32>,
+    /// The beginning of the last answer.
+    pub response: Option<String>,
+    /// When it was settled.
+    #[diesel(deserialize_as = Time)]
+    pub settled_at: SystemTime,
+}
+
+/// A table or view whose rows load as `Row`. [`outbox_tables!`](crate::outbox_tables) makes it so.
+///
+/// ```
+/// use diesel::prelude::*;
+/// use diesel_outbox::rows::{Loads, MessageRow};
+/// use diesel_outbox::schema::outbox_messages;
+///
+/// fn all(conn: &mut PgConnection) -> QueryResult<Vec<MessageRow>> {
+///     let columns = <outbox_messages::table as Loads<MessageRow>>::columns();
+///     outbox_messages::table.select(columns).load(conn)
+/// }
+/// ```
+pub trait Loads<Row>: AsQuery {
+    /// The columns that a row is made of.
+    type Columns;
+
+    /// These columns.
+    fn columns() -> Self::Columns;
+}
+
+/// The columns of a row in this table, to select.
+pub fn of<Row, T: Loads<Row>>(_table: T) -> T::Columns {
+    T::columns()
+}
+
+/// Columns of the tables that `outbox_tables!` declares, in the order of the fields of the rows.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __outbox_rows {
+    ($messages:ident $dead:ident $ledger:ident) => {
+        $crate::__outbox_rows!(@row MessageRow of $messages {
+            status idempotency_key available_at expires_at locked_by locked_at last_error_code last_error
+            http_status settled_at
+        });
+        $crate::__outbox_rows!(@row DeadLetter of $dead {
+            idempotency_key reason last_error http_status response died_at split_from blocks_key
+        });
+        $crate::__outbox_rows!(@row LedgerEntry of $ledger {
+            idempotency_key status reason error http_status response settled_at
+        });
+    };
+    (@row $row:ident of $table:ident { $($column:ident)+ }) => {
+        impl $crate::rows::Loads<$crate::rows::$row> for $table::table {
+            type Columns = (
+                $crate::__outbox_rows!(@envelope $table),
+                $($table::$column,)+
+            );
+
+            fn columns() -> Self::Columns {
+                ($crate::__outbox_rows!(@envelope $table), $($table::$column,)+)
+            }
+        }
+    };
+    // A type and a value.
+    (@envelope $table:ident) => {
+        (
+            $table::sequence,
+            $table::message_id,
+            $table::topic,
+            $table::destination,
+            $table::ordering_key,
+            $table::tenant_id,
+            $table::attempts,
+            $table::created_at,
+            $table::occurred_at,
+        )
+    };
+}
+
+/// `as_select` and `query`, of the outbox `outbox`.
+macro_rules! of_the_outbox {
+    ($($row:ident of $table:ident)+) => {$(
+        impl Selectable<Pg> for $row {
+            type SelectExpression = <$table::table as Loads<Self>>::Columns;
+
+            fn construct_selection() -> Self::SelectExpression {
+                $table::table::columns()
+            }
+        }
+
+        impl HasQuery<Pg> for $row {
+            type BaseQuery = <$table::table as AsQuery>::Query;
+
+            fn base_query() -> Self::BaseQuery {
+                $table::table.as_query()
+            }
+        }
+    )+};
+}
+
+of_the_outbox! {
+    MessageRow of outbox_messages
+    DeadLetter of outbox_dead
+    LedgerEntry of outbox_ledger
+}

@@ -1,0 +1,94 @@
+//! Values of ours in queries of users: states, reasons, sequences and times.
+
+use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use diesel::backend::Backend;
+use diesel::deserialize::{self, FromSql, FromSqlRow};
+use diesel::pg::{Pg, PgValue};
+use diesel::serialize::{self, IsNull, Output, ToSql};
+use diesel::sql_types::{BigInt, Nullable, Text, Timestamptz};
+
+use crate::message::Sequence;
+use crate::status::{ReasonCode, Status};
+use crate::store::place::to_micros;
+
+/// Types that are texts in the database. What the database has and this version does not know is an error.
+macro_rules! words {
+    ($($word:ty)+) => {$(
+        impl ToSql<Text, Pg> for $word {
+            fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {
+                out.write_all(self.as_str().as_bytes())?;
+                Ok(IsNull::No)
+            }
+        }
+
+        impl FromSql<Text, Pg> for $word {
+            fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
+                Ok(std::str::from_utf8(bytes.as_bytes())?.parse()?)
+            }
+        }
+    )+};
+}
+
+words!(Status ReasonCode);
+
+impl ToSql<BigInt, Pg> for Sequence {
+    fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {
+        ToSql::<BigInt, Pg>::to_sql(&self.0, out)
+    }
+}
+
+/// Of any backend, for the query of `Outbox::insert` has any: `MultiConnection` makes a backend of its own.
+impl<DB: Backend> FromSql<BigInt, DB> for Sequence
+where
+    i64: FromSql<BigInt, DB>,
+{
+    fn from_sql(bytes: DB::RawValue<'_>) -> deserialize::Result<Self> {
+        i64::from_sql(bytes).map(Self)
+    }
+}
+
+/// A time as Rust's standard library has it, for which Diesel needs another crate's types.
+#[derive(Debug, FromSqlRow)]
+pub struct Time(SystemTime);
+
+/// The same, where there may be none.
+#[derive(Debug, FromSqlRow)]
+pub struct MaybeTime(Option<SystemTime>);
+
+impl From<Time> for SystemTime {
+    fn from(time: Time) -> Self {
+        time.0
+    }
+}
+
+impl From<MaybeTime> for Option<SystemTime> {
+    fn from(time: MaybeTime) -> Self {
+        time.0
+    }
+}
+
+impl FromSql<Timestamptz, Pg> for Time {
+    fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
+        let micros = to_micros(FromSql::<Timestamptz, Pg>::from_sql(bytes)?);
+        let since = Duration::from_micros(micros.unsigned_abs());
+        let time = match micros < 0 {
+            true => UNIX_EPOCH.checked_sub(since),
+            false => UNIX_EPOCH.checked_add(since),
+        };
+        Ok(Self(
+            time.ok_or("a time beyond what this system can count")?,
+        ))
+    }
+}
+
+impl FromSql<Nullable<Timestamptz>, Pg> for MaybeTime {
+    fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
+        Time::from_sql(bytes).map(|time| Self(Some(time.0)))
+    }
+
+    fn from_nullable_sql(bytes: Option<PgValue<'_>>) -> deserialize::Result<Self> {
+        bytes.map_or(Ok(Self(None)), Self::from_sql)
+    }
+}

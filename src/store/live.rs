@@ -1,0 +1,121 @@
+//! A live message as its row says it.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use diesel::dsl::case_when;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{ExpressionMethods, IntoSql, Queryable, Selectable};
+use diesel::sql_types::Text;
+use uuid::Uuid;
+
+use super::sql::{JsonText, MaybeJson, On};
+use super::table::outbox;
+use crate::message::{Message, Sequence, digest};
+use crate::status::Status;
+
+/// A row of the outbox, as relays need it.
+#[derive(Queryable, Selectable)]
+#[diesel(table_name = outbox)]
+pub(super) struct Row {
+    pub(super) sequence: i64,
+    message_id: Uuid,
+    topic: String,
+    destination: String,
+    #[diesel(deserialize_as = JsonText)]
+    payload: String,
+    #[diesel(deserialize_as = MaybeJson)]
+    headers: Option<String>,
+    ordering_key: Option<String>,
+    idempotency_key: Option<String>,
+    digest: Option<Vec<u8>>,
+    tenant_id: Option<Uuid>,
+    created_at: PgTimestamp,
+    occurred_at: Option<PgTimestamp>,
+    pub(super) available_at: PgTimestamp,
+    expires_at: Option<PgTimestamp>,
+    attempts: i32,
+}
+
+impl Row {
+    /// Plain inserts give no digest.
+    pub(super) fn has_content(&self, delivered: &[u8]) -> bool {
+        match &self.digest {
+            Some(digest) => digest == delivered,
+            None => digest(&self.topic, &self.payload) == delivered,
+        }
+    }
+
+    /// The message, claimed at a time of the database's; `before`: a moment before that, by this process's clock.
+    pub(super) fn into_message(self, claimed_at: PgTimestamp, before: Instant) -> Message {
+        let expires = self
+            .expires_at
+            .and_then(|at| expiry(at, claimed_at, before));
+        Message {
+            sequence: Sequence(self.sequence),
+            message_id: self.message_id,
+            topic: self.topic,
+            destination: self.destination,
+            payload: self.payload,
+            headers: self.headers,
+            ordering_key: self.ordering_key,
+            idempotency_key: match self.idempotency_key {
+                Some(key) => key,
+                None => self.message_id.to_string(),
+            },
+            tenant_id: self.tenant_id,
+            created_at: system_time(self.created_at),
+            occurred_at: self.occurred_at.map(system_time),
+            age: between(self.created_at, claimed_at),
+            claimed: before,
+            attempts: u32::try_from(self.attempts).unwrap_or(0),
+            expires,
+            available_at: self.available_at.0,
+            claimed_at: claimed_at.0,
+            in_a_row: 0,
+        }
+    }
+}
+
+/// How a live message stands: `sending`, `retrying` or `pending`.
+pub(super) fn status() -> On<'static, outbox::table, Text> {
+    let word = |status: Status| status.as_str().into_sql::<Text>();
+    let status = case_when(outbox::locked_by.is_not_null(), word(Status::Sending))
+        .when(outbox::attempts.gt(0), word(Status::Retrying))
+        .otherwise(word(Status::Pending));
+    Box::new(status)
+}
+
+/// When a message that was claimed at `claimed_at` expires, by the clock of this process.
+fn expiry(at: PgTimestamp, claimed_at: PgTimestamp, before: Instant) -> Option<Instant> {
+    // PostgreSQL's infinity.
+    if at.0 == i64::MAX {
+        return None;
+    }
+    // Further away than the clock can say is never.
+    let end = before.checked_add(between(claimed_at, at));
+    Some(end.unwrap_or_else(|| before + FAR))
+}
+
+/// A year: no message waits in a relay's memory for that long.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// PostgreSQL counts from the first of January 2000.
+const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
+
+/// The last second of the year 9999: later ones have no RFC 3339 form.
+const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
+
+/// From one time to a later one.
+fn between(from: PgTimestamp, to: PgTimestamp) -> Duration {
+    Duration::from_micros(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
+}
+
+/// The nearest time that can be written in a header: plain SQL can store any, and infinity.
+fn system_time(timestamp: PgTimestamp) -> SystemTime {
+    let micros = Duration::from_micros(timestamp.0.unsigned_abs());
+    let since_1970 = if timestamp.0 < 0 {
+        POSTGRES_EPOCH.saturating_sub(micros)
+    } else {
+        POSTGRES_EPOCH.saturating_add(micros)
+    };
+    UNIX_EPOCH + since_1970.min(LAST_SECOND)
+}

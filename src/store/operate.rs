@@ -1,0 +1,24 @@
+//! What people look at, and change.
+
+#[cfg(feature = "relay")]
+pub(crate) mod activity;
+#[cfg(feature = "relay")]
+pub(crate) mod blocked;
+#[cfg(feature = "relay")]
+pub(crate) mod dead;
+#[cfg(feature = "relay")]
+pub(crate) mod depths;
+#[cfg(feature = "relay")]
+pub(crate) mod history;
+#[cfg(feature = "relay")]
+pub(crate) mod ledger;
+pub(crate) mod messages;
+#[cfg(feature = "relay")]
+pub(crate) mod replay;
+mod replay_keys;
+#[cfg(feature = "relay")]
+pub(crate) mod status;
+#[cfg(feature = "relay")]
+pub(crate) mod troubles;
+#[cfg(feature = "relay")]
+pub(crate) mod waiting;

@@ -1,0 +1,107 @@
+//! What has gone through an outbox, as PostgreSQL counts it anyway.
+//!
+//! Text: the counters of PostgreSQL's statistics.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Double, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use crate::name::OutboxName;
+
+/// Rows written since PostgreSQL's statistics began: by all relays and all applications, without reading
+/// a table. The numbers are a second or so behind, and count what was rolled back, too.
+#[derive(Debug, Clone, Copy, PartialEq, diesel::QueryableByName)]
+#[non_exhaustive]
+pub struct Activity {
+    /// Messages that came in: enqueued, requeued, replayed, and the parts of a fan-out.
+    #[diesel(sql_type = BigInt)]
+    pub enqueued: i64,
+    /// Messages that were settled: delivered or dead.
+    #[diesel(sql_type = BigInt)]
+    pub settled: i64,
+    /// Of these, the dead ones.
+    #[diesel(sql_type = BigInt)]
+    pub died: i64,
+    /// When this was read, by the database's clock, in seconds since 1970.
+    #[diesel(sql_type = Double)]
+    pub read_at: f64,
+}
+
+/// Messages for each second.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Rates {
+    /// Came in.
+    pub enqueued: f64,
+    /// Were settled: delivered or dead.
+    pub settled: f64,
+    /// Died.
+    pub died: f64,
+}
+
+impl Activity {
+    /// What went through for each second since `earlier`. `None`: no time has passed, or the counters
+    /// began anew.
+    ///
+    /// ```
+    /// # use diesel::PgConnection;
+    /// # use diesel_outbox::{DatabaseError, OutboxName};
+    /// use diesel_outbox::admin::{self, Activity};
+    ///
+    /// fn show(conn: &mut PgConnection, name: &OutboxName, last: &Activity) -> Result<(), DatabaseError> {
+    ///     if let Some(rates) = admin::activity(conn, name)?.since(last) {
+    ///         println!("in {:.0}/s, out {:.0}/s", rates.enqueued, rates.settled);
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn since(&self, earlier: &Self) -> Option<Rates> {
+        let seconds = self.read_at - earlier.read_at;
+        let began_anew = self.enqueued < earlier.enqueued
+            || self.settled < earlier.settled
+            || self.died < earlier.died;
+        if seconds <= 0.0 || began_anew {
+            return None;
+        }
+        #[allow(clippy::cast_precision_loss, reason = "a rate")]
+        let rate = |now: i64, then: i64| (now - then) as f64 / seconds;
+        Some(Rates {
+            enqueued: rate(self.enqueued, earlier.enqueued),
+            settled: rate(self.settled, earlier.settled),
+            died: rate(self.died, earlier.died),
+        })
+    }
+}
+
+pub(crate) fn activity(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Activity> {
+    sql_query(
+        "SELECT coalesce(pg_stat_get_tuples_inserted(to_regclass($1)), 0) AS enqueued,
+                coalesce((SELECT sum(pg_stat_get_tuples_inserted(relid))
+                            FROM pg_partition_tree(to_regclass($2))), 0)::bigint AS settled,
+                coalesce(pg_stat_get_tuples_inserted(to_regclass($3)), 0) AS died,
+                extract(epoch FROM clock_timestamp())::float8 AS read_at",
+    )
+    .bind::<Text, _>(name.outbox())
+    .bind::<Text, _>(name.ledger())
+    .bind::<Text, _>(name.dead())
+    .get_result(conn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_for_each_second_and_none_where_counters_began_anew() {
+        let at = |read_at: f64, enqueued: i64| Activity {
+            enqueued,
+            settled: 10,
+            died: 0,
+            read_at,
+        };
+        let rates = at(12.0, 50).since(&at(10.0, 10)).expect("time has passed");
+        assert!((rates.enqueued - 20.0).abs() < 1e-9 && rates.settled.abs() < 1e-9);
+        assert_eq!(at(12.0, 5).since(&at(10.0, 10)), None);
+        assert_eq!(at(12.0, 5).since(&at(12.0, 5)), None);
+    }
+}

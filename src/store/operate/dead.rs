@@ -1,0 +1,313 @@
+//! Dead letters: listing, grouping, reading, requeueing, discarding.
+
+mod groups;
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl,
+    Queryable, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Text};
+use diesel::{PgConnection, delete, sql_query};
+use uuid::Uuid;
+
+pub use self::groups::DeadGroup;
+pub(crate) use self::groups::groups;
+
+use super::history::{self, Touched};
+use super::messages::Content;
+use crate::message::Sequence;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+use crate::store::open_part;
+use crate::store::place::{MaybeRfc3339, Place, Rfc3339, from_micros, to_micros};
+use crate::store::sql::{MaybeJson, On, all_of, shown_key};
+use crate::store::statement::planned_anew;
+use crate::store::table::dead;
+use crate::store::write::waiting;
+
+/// Which dead letters. Everything given has to hold.
+#[derive(Debug, Clone, Default)]
+pub struct DeadFilter {
+    /// These sequences only; empty: any.
+    pub sequences: Vec<i64>,
+    /// This topic only.
+    pub topic: Option<String>,
+    /// This reason only.
+    pub reason: Option<ReasonCode>,
+    /// Only those that were for this destination.
+    pub destination: Option<String>,
+    /// This tenant only.
+    pub tenant_id: Option<Uuid>,
+    /// Only those that died before this place: what a page of the list goes on behind.
+    pub before: Option<Place>,
+}
+
+/// A dead letter.
+#[derive(Debug, Clone, Queryable)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// Its place in the outbox, by which it is requeued.
+    pub sequence: Sequence,
+    /// Its id, as receivers see it.
+    pub message_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// The destination that it was for; empty where none serves its topic.
+    pub destination: String,
+    /// Its idempotency key; the message id where the caller gave none.
+    pub idempotency_key: String,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// Its tenant.
+    pub tenant_id: Option<Uuid>,
+    /// Why it died: the name of a [`ReasonCode`].
+    pub reason: String,
+    /// The last error.
+    pub last_error: Option<String>,
+    /// The last answer's status.
+    pub http_status: Option<i32>,
+    /// The beginning of the last answer.
+    pub response: Option<String>,
+    /// Attempts made.
+    pub attempts: i32,
+    /// When it was enqueued, RFC 3339.
+    #[diesel(deserialize_as = Rfc3339)]
+    pub created_at: String,
+    /// When the event occurred, RFC 3339, where who enqueued it has said so.
+    #[diesel(deserialize_as = MaybeRfc3339)]
+    pub occurred_at: Option<String>,
+    /// When it died, RFC 3339.
+    #[diesel(deserialize_as = Rfc3339)]
+    pub died_at: String,
+    /// The stored headers; only where one letter is read.
+    #[diesel(deserialize_as = MaybeJson)]
+    pub headers: Option<String>,
+    /// The stored JSON; only where one letter is read.
+    #[diesel(deserialize_as = MaybeJson)]
+    pub payload: Option<String>,
+    died: PgTimestamp,
+}
+
+impl DeadLetter {
+    /// Where it stands in the list: the next page is what is before it ([`DeadFilter::before`]).
+    ///
+    /// ```
+    /// # use diesel::PgConnection;
+    /// # use diesel_outbox::{DatabaseError, OutboxName};
+    /// use diesel_outbox::admin::{self, DeadFilter, DeadLetter};
+    ///
+    /// fn next_page(
+    ///     conn: &mut PgConnection,
+    ///     outbox: &OutboxName,
+    ///     page: &[DeadLetter],
+    /// ) -> Result<Vec<DeadLetter>, DatabaseError> {
+    ///     let before = page.last().map(DeadLetter::place);
+    ///     admin::dead_letters(conn, outbox, &DeadFilter { before, ..DeadFilter::default() }, 20)
+    /// }
+    /// ```
+    pub fn place(&self) -> Place {
+        Place {
+            micros: to_micros(self.died),
+            sequence: self.sequence.0,
+        }
+    }
+}
+
+type Condition<'a> = On<'a, dead::table>;
+
+/// The filter asks for this dead letter.
+fn is_meant(filter: &DeadFilter) -> Condition<'_> {
+    let mut conditions: Vec<Condition<'_>> = Vec::new();
+    if !filter.sequences.is_empty() {
+        conditions.push(is_one_of(&filter.sequences));
+    }
+    if let Some(topic) = &filter.topic {
+        conditions.push(Box::new(dead::topic.eq(topic)));
+    }
+    if let Some(reason) = filter.reason {
+        conditions.push(Box::new(dead::reason.eq(reason.as_str())));
+    }
+    if let Some(destination) = &filter.destination {
+        conditions.push(Box::new(dead::destination.eq(destination)));
+    }
+    if let Some(tenant) = filter.tenant_id {
+        conditions.push(Box::new(dead::tenant_id.assume_not_null().eq(tenant)));
+    }
+    if let Some(place) = filter.before {
+        conditions.push(died_before(place));
+    }
+    all_of(conditions)
+}
+
+fn is_one_of(sequences: &[i64]) -> Condition<'_> {
+    Box::new(dead::sequence.eq_any(sequences))
+}
+
+fn died_before(place: Place) -> Condition<'static> {
+    let time = from_micros(place.micros);
+    let at_that_time = dead::died_at
+        .eq(time)
+        .and(dead::sequence.lt(place.sequence));
+    Box::new(dead::died_at.lt(time).or(at_that_time))
+}
+
+/// The latest of these dead letters first.
+fn latest(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Condition<'_>,
+    content: Content,
+    limit: i64,
+) -> QueryResult<Vec<DeadLetter>> {
+    let letters = dead::table(name.dead())
+        .filter(which)
+        .order((dead::died_at.desc(), dead::sequence.desc()))
+        .limit(limit)
+        .select((
+            dead::sequence,
+            dead::message_id,
+            dead::topic,
+            dead::destination,
+            shown_key!(dead),
+            dead::ordering_key,
+            dead::tenant_id,
+            dead::reason,
+            dead::last_error,
+            dead::http_status,
+            dead::response,
+            dead::attempts,
+            dead::created_at,
+            dead::occurred_at,
+            dead::died_at,
+            content.of(Box::new(dead::headers)),
+            content.of(Box::new(dead::payload.nullable())),
+            dead::died_at,
+        ));
+    planned_anew(letters).load(conn)
+}
+
+/// The latest dead letters first, without payloads.
+pub(crate) fn list(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+    limit: i64,
+) -> QueryResult<Vec<DeadLetter>> {
+    latest(conn, name, is_meant(filter), Content::Without, limit)
+}
+
+/// The sequences of the dead letters that match, the oldest first.
+pub(crate) fn matching(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+) -> QueryResult<Vec<i64>> {
+    let sequences = dead::table(name.dead())
+        .filter(is_meant(filter))
+        .order(dead::sequence)
+        .select(dead::sequence);
+    planned_anew(sequences).load(conn)
+}
+
+/// One dead letter, whole.
+pub(crate) fn find(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequence: i64,
+) -> QueryResult<Option<DeadLetter>> {
+    latest(conn, name, is_one_of(&[sequence]), Content::Whole, 1).map(|mut found| found.pop())
+}
+
+/// The dead letters of a message: one for each destination that did not get it.
+pub(crate) fn find_by_message_id(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+) -> QueryResult<Vec<DeadLetter>> {
+    let is_of_message = Box::new(dead::message_id.eq(message_id));
+    let mut letters = latest(conn, name, is_of_message, Content::Whole, i64::MAX)?;
+    letters.sort_unstable_by_key(|letter| letter.sequence);
+    Ok(letters)
+}
+
+/// Puts these dead letters back into the outbox, due at once, with no attempts and, where their
+/// time was over, without an end. One whose key is in the outbox again stays where it is. `operator`: who
+/// and why. Returns how many.
+///
+/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
+pub(crate) fn requeue(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+    operator: &str,
+) -> QueryResult<usize> {
+    sql_query(format!(
+        "WITH chosen AS MATERIALIZED (
+            SELECT d.sequence FROM {dead} d
+             WHERE d.sequence = ANY($1)
+               AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.idempotency_key = d.idempotency_key
+                                AND o.destination = d.named_destination)
+               AND NOT EXISTS (SELECT FROM {dead} e WHERE e.idempotency_key = d.idempotency_key
+                                AND e.named_destination = d.named_destination
+                                AND e.sequence = ANY($1) AND e.sequence < d.sequence)
+             ORDER BY d.sequence FOR UPDATE
+        ), gone AS (
+            DELETE FROM {dead} WHERE sequence = ANY(ARRAY(SELECT sequence FROM chosen)) RETURNING *
+        ), noted AS (
+            INSERT INTO {attempt} (part, sequence, message_id, topic, destination, tenant_id, event, operator)
+            SELECT {part}, sequence, message_id, topic, destination, tenant_id, 'requeued', $2 FROM gone
+        )
+        INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
+            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
+            split_from)
+        OVERRIDING SYSTEM VALUE
+        SELECT sequence, message_id, topic, named_destination, payload, headers, ordering_key,
+               idempotency_key, digest, tenant_id,
+               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
+               occurred_at, split_from
+          FROM gone",
+        dead = name.dead(),
+        outbox = name.outbox(),
+        attempt = name.attempt(),
+        part = open_part(name),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Text, _>(operator)
+    .execute(conn)
+}
+
+/// Removes these dead letters for good, and lets the keys go on that they have held. The ledger keeps that
+/// they died. Returns how many.
+pub(crate) fn discard(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+    operator: &str,
+) -> QueryResult<usize> {
+    conn.transaction(|conn| {
+        let gone: Vec<(Touched, bool, Option<String>)> = delete(dead::table(name.dead()))
+            .filter(is_one_of(sequences))
+            .returning((
+                (
+                    dead::sequence,
+                    dead::message_id,
+                    dead::topic,
+                    dead::destination,
+                    dead::tenant_id,
+                ),
+                dead::blocks_key,
+                dead::ordering_key,
+            ))
+            .load(conn)?;
+        let (mut touched, mut held) = (Vec::new(), Vec::new());
+        for (one, blocks_key, key) in gone {
+            touched.push(one);
+            held.extend(key.filter(|_| blocks_key));
+        }
+        history::note_discarded(conn, name, &touched, operator)?;
+        waiting::free(conn, name, held.into_iter())?;
+        Ok(touched.len())
+    })
+}

@@ -1,0 +1,100 @@
+//! What dead letters died of.
+
+use diesel::pg::Pg;
+use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Nullable, Text, Timestamptz, Untyped};
+use diesel::{PgConnection, RunQueryDsl};
+
+use super::{Condition, DeadFilter, is_meant};
+use crate::message::Sequence;
+use crate::name::OutboxName;
+use crate::store::looking::looking;
+use crate::store::place::Rfc3339;
+use crate::store::statement::planned_anew;
+use crate::store::table::dead;
+
+/// Dead letters of one reason, topic and destination.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+#[non_exhaustive]
+pub struct DeadGroup {
+    /// Why they died: the name of a [`ReasonCode`](crate::ReasonCode).
+    #[diesel(sql_type = Text)]
+    pub reason: String,
+    /// Their topic.
+    #[diesel(sql_type = Text)]
+    pub topic: String,
+    /// The destination that they were for; empty where none serves their topic.
+    #[diesel(sql_type = Text)]
+    pub destination: String,
+    /// How many.
+    #[diesel(sql_type = BigInt)]
+    pub count: i64,
+    /// When the first one died, RFC 3339.
+    #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
+    pub oldest_died_at: String,
+    /// When the last one died, RFC 3339.
+    #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
+    pub latest_died_at: String,
+    /// One of them: the one with the highest sequence.
+    #[diesel(sql_type = BigInt)]
+    pub example_sequence: Sequence,
+    /// Its last error.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub example_error: Option<String>,
+}
+
+/// The most frequent first, `limit` at most.
+pub(crate) fn groups(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DeadFilter,
+    limit: i64,
+) -> QueryResult<Vec<DeadGroup>> {
+    let groups = Groups {
+        dead: dead::table(name.dead()),
+        is_meant: is_meant(filter),
+        limit,
+    };
+    looking(conn, None, |conn| planned_anew(groups).load(conn))
+}
+
+/// The table and the filter are Diesel's.
+///
+/// Text: Diesel joins no subquery.
+struct Groups<'a> {
+    dead: dead::table,
+    is_meant: Condition<'a>,
+    limit: i64,
+}
+
+impl QueryFragment<Pg> for Groups<'_> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        out.push_sql(
+            "SELECT g.reason, g.topic, g.destination, g.count, g.oldest AS oldest_died_at,
+                    g.latest AS latest_died_at, g.example_sequence, dead.last_error AS example_error
+               FROM (SELECT reason, topic, destination, count(*) AS count, min(died_at) AS oldest,
+                            max(died_at) AS latest, max(sequence) AS example_sequence
+                       FROM ",
+        );
+        self.dead.walk_ast(out.reborrow())?;
+        out.push_sql(" WHERE ");
+        self.is_meant.walk_ast(out.reborrow())?;
+        out.push_sql(" GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT ");
+        out.push_bind_param::<BigInt, _>(&self.limit)?;
+        out.push_sql(") g JOIN ");
+        self.dead.walk_ast(out.reborrow())?;
+        out.push_sql(" ON dead.sequence = g.example_sequence ORDER BY g.count DESC, 1, 2, 3");
+        Ok(())
+    }
+}
+
+impl QueryId for Groups<'_> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl Query for Groups<'_> {
+    type SqlType = Untyped;
+}

@@ -1,0 +1,416 @@
+//! How many messages wait, at a cost that does not grow with their number.
+//!
+//! A small table is counted. Of a large one, each lane (a topic and a destination) is found by a loose
+//! index scan and counted up to a limit, so small lanes are exact beside huge ones; for what is beyond
+//! the limit some pages of the table are read, always the same ones while it has its size. Where an old
+//! snapshot keeps millions of dead entries in the indexes, reading by index is given up after a short
+//! time, and only the pages are read.
+//!
+//! Text: subqueries in FROM, `unnest` and TABLESAMPLE, and one list of counts for all of them.
+
+mod dead;
+pub(super) mod sample;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use crate::name::OutboxName;
+use crate::store::looking::{looking, looking_briefly};
+use crate::store::relay::served::served;
+use crate::store::relay::streams::{Found, streams};
+
+/// Tables up to this size are counted: 16 MiB in pages, some ten thousand messages.
+pub(super) const COUNTED_PAGES: i64 = 2_000;
+
+/// Rows read by index, for all lanes together; and what each lane gets of them.
+const ROWS: i64 = 6_000;
+const LEAST_ROWS: i64 = 100;
+const MOST_ROWS: i64 = 1_000;
+
+/// How long reading by index may take: usual are a few milliseconds.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How many messages are in an outbox. Delivered ones are not counted.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Depths {
+    /// The live messages, by topic and destination, sorted.
+    pub lanes: Vec<LaneDepth>,
+    /// The dead letters, by topic and destination, sorted.
+    pub dead: Vec<DeadDepth>,
+    /// Some number here is an estimate.
+    pub is_estimate: bool,
+}
+
+/// How many live messages a topic has for a destination.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct LaneDepth {
+    /// The topic.
+    pub topic: String,
+    /// The destination that they name; empty where they name none.
+    pub destination: String,
+    /// Not tried yet.
+    pub pending: i64,
+    /// Claimed by a relay. Of a long lane: those among its first messages, which is where relays claim.
+    pub sending: i64,
+    /// Tried without success.
+    pub retrying: i64,
+    /// Seconds since the oldest unclaimed due message became due; `None`: none is due.
+    pub oldest_due_seconds: Option<f64>,
+    /// The numbers are estimates: the lane is long.
+    pub is_estimate: bool,
+    /// `NO_ROUTE`: relays are at work, and none of them serves these messages. They wait, and use no attempts.
+    pub no_route: bool,
+}
+
+/// How many dead letters a topic has of a destination.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeadDepth {
+    /// The topic.
+    pub topic: String,
+    /// The destination that was used; empty where none was.
+    pub destination: String,
+    /// How many.
+    pub count: i64,
+    /// The number is an estimate.
+    pub is_estimate: bool,
+}
+
+impl Depths {
+    /// All that are not tried yet.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// assert_eq!(Depths::default().pending(), 0);
+    /// ```
+    pub fn pending(&self) -> i64 {
+        self.lanes.iter().map(|lane| lane.pending).sum()
+    }
+
+    /// All that relays have claimed.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// assert_eq!(Depths::default().sending(), 0);
+    /// ```
+    pub fn sending(&self) -> i64 {
+        self.lanes.iter().map(|lane| lane.sending).sum()
+    }
+
+    /// All that were tried without success and are tried again.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// assert_eq!(Depths::default().retrying(), 0);
+    /// ```
+    pub fn retrying(&self) -> i64 {
+        self.lanes.iter().map(|lane| lane.retrying).sum()
+    }
+
+    /// All dead letters.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// assert_eq!(Depths::default().dead_letters(), 0);
+    /// ```
+    pub fn dead_letters(&self) -> i64 {
+        self.dead.iter().map(|lane| lane.count).sum()
+    }
+
+    /// The lanes whose messages wait because no relay at work serves them.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// fn say(depths: &Depths) {
+    ///     for lane in depths.unrouted() {
+    ///         println!("{} {}: {} wait", lane.topic, lane.destination, lane.pending + lane.retrying);
+    ///     }
+    /// }
+    /// # say(&Depths::default());
+    /// ```
+    pub fn unrouted(&self) -> impl Iterator<Item = &LaneDepth> {
+        let waits = |lane: &&LaneDepth| lane.no_route && lane.pending + lane.retrying > 0;
+        self.lanes.iter().filter(waits)
+    }
+
+    /// Seconds since the oldest unclaimed due message of all became due; `None`: none is due.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Depths;
+    ///
+    /// assert_eq!(Depths::default().oldest_due_seconds(), None);
+    /// ```
+    pub fn oldest_due_seconds(&self) -> Option<f64> {
+        let ages = self.lanes.iter().filter_map(|lane| lane.oldest_due_seconds);
+        ages.reduce(f64::max)
+    }
+}
+
+/// A topic and a destination.
+type Lane = (String, String);
+
+#[derive(diesel::QueryableByName)]
+struct LaneRow {
+    #[diesel(sql_type = Text)]
+    topic: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    #[diesel(sql_type = BigInt)]
+    pending: i64,
+    #[diesel(sql_type = BigInt)]
+    sending: i64,
+    #[diesel(sql_type = BigInt)]
+    retrying: i64,
+    #[diesel(sql_type = Nullable<Double>)]
+    oldest_due_seconds: Option<f64>,
+    /// Retrying ones among those that are not due yet.
+    #[diesel(sql_type = BigInt)]
+    later: i64,
+    /// There are more messages than were read.
+    #[diesel(sql_type = Bool)]
+    is_cut: bool,
+}
+
+impl LaneRow {
+    fn lane(&self) -> Lane {
+        (self.topic.clone(), self.destination.clone())
+    }
+
+    fn total(&self) -> i64 {
+        self.pending + self.sending + self.retrying
+    }
+}
+
+/// Columns of a [`LaneRow`] but for the lane and `is_cut`, of rows of an outbox.
+const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0) AS pending,
+    count(locked_by) AS sending,
+    count(*) FILTER (WHERE locked_by IS NULL AND attempts > 0) AS retrying,
+    extract(epoch FROM clock_timestamp() - min(available_at) FILTER (
+        WHERE locked_by IS NULL AND available_at <= now() AND isfinite(available_at)))::float8
+        AS oldest_due_seconds";
+
+/// How many messages are in which state.
+pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
+    // One transaction: each takes four round trips more.
+    let (rows, factor, dead) = looking(conn, None, |conn| {
+        let pages = sample::pages(conn, &name.outbox())?;
+        let dead = dead::depths(conn, name)?;
+        if pages <= COUNTED_PAGES {
+            return Ok((counted(conn, name)?, None, dead));
+        }
+        let (rows, factor) = sample::lanes(conn, name, pages)?;
+        Ok((rows, Some(factor), dead))
+    })?;
+    let mut lanes = match factor {
+        None => rows.into_iter().map(exact).collect(),
+        Some(factor) => of_large(conn, name, rows, factor)?,
+    };
+    find_unrouted(conn, name, &mut lanes)?;
+    let is_estimate = lanes.iter().any(|lane| lane.is_estimate)
+        || dead.iter().any(|lane: &DeadDepth| lane.is_estimate);
+    Ok(Depths {
+        lanes,
+        dead,
+        is_estimate,
+    })
+}
+
+/// Every message counted, however many there are.
+pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
+    looking(conn, None, |conn| {
+        let mut lanes: Vec<LaneDepth> = counted(conn, name)?.into_iter().map(exact).collect();
+        find_unrouted(conn, name, &mut lanes)?;
+        Ok(Depths {
+            lanes,
+            dead: dead::counted(conn, name)?,
+            is_estimate: false,
+        })
+    })
+}
+
+fn find_unrouted(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lanes: &mut [LaneDepth],
+) -> QueryResult<()> {
+    if lanes.is_empty() {
+        return Ok(());
+    }
+    let served = served(conn, name)?;
+    for lane in lanes {
+        lane.no_route = served.has_no_route(&lane.topic, &lane.destination);
+    }
+    Ok(())
+}
+
+fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
+    sql_query(format!(
+        "SELECT topic, destination, {COUNTS}, 0::bigint AS later, false AS is_cut
+           FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
+        name.outbox()
+    ))
+    .load(conn)
+}
+
+fn exact(row: LaneRow) -> LaneDepth {
+    LaneDepth {
+        topic: row.topic,
+        destination: row.destination,
+        pending: row.pending,
+        sending: row.sending,
+        retrying: row.retrying,
+        oldest_due_seconds: row.oldest_due_seconds,
+        is_estimate: false,
+        no_route: false,
+    }
+}
+
+/// What was read of a lane by index and what of the sample's pages is in it.
+#[derive(Default)]
+struct Seen {
+    first: Option<LaneRow>,
+    sampled: Option<LaneRow>,
+}
+
+/// `sampled`: the lanes of some pages; `factor`: how many messages each one of them stands for.
+fn of_large(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sampled: Vec<LaneRow>,
+    factor: f64,
+) -> QueryResult<Vec<LaneDepth>> {
+    let mut seen: BTreeMap<Lane, Seen> = BTreeMap::new();
+    for row in sampled {
+        let lane = row.lane();
+        seen.entry(lane).or_default().sampled = Some(row);
+    }
+    let mut lanes = Vec::new();
+    let mut first = looking_briefly(conn, PATIENCE, |conn| {
+        let found = streams(conn, name)?.into_iter();
+        lanes = found
+            .map(|Found { stream, .. }| (stream.topic.topic, stream.topic.destination))
+            .collect();
+        lanes.sort();
+        lanes.dedup();
+        first_rows(conn, name, &lanes)
+    })?;
+    for lane in lanes {
+        seen.entry(lane).or_default();
+    }
+    if first.is_none() {
+        // Dead entries stand before the long lanes: those that the sample has missed are short.
+        let short = seen.iter().filter(|(_, seen)| seen.sampled.is_none());
+        let short: Vec<Lane> = short.map(|(lane, _)| lane.clone()).collect();
+        first = looking_briefly(conn, PATIENCE, |conn| first_rows(conn, name, &short))?;
+    }
+    for row in first.into_iter().flatten() {
+        let lane = row.lane();
+        seen.entry(lane).or_default().first = Some(row);
+    }
+    let lanes = seen
+        .into_iter()
+        .map(|(lane, seen)| joined(lane, seen, factor));
+    // What the sample has seen may have gone since.
+    Ok(lanes
+        .filter(|lane| lane.is_estimate || lane.pending + lane.sending + lane.retrying > 0)
+        .collect())
+}
+
+/// The first messages of each lane, those with an ordering key and those without; and the first that are
+/// not due yet, where retries are.
+fn first_rows(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lanes: &[Lane],
+) -> QueryResult<Vec<LaneRow>> {
+    let limit = rows_of_each(lanes.len());
+    let (topics, destinations): (Vec<&str>, Vec<&str>) =
+        lanes.iter().map(|(t, d)| (t.as_str(), d.as_str())).unzip();
+    sql_query(format!(
+        "SELECT lane.topic, lane.destination, first.*, later.*
+           FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
+           CROSS JOIN LATERAL (
+                SELECT {COUNTS},
+                       $3 IN (count(*) FILTER (WHERE is_keyed), count(*) FILTER (WHERE NOT is_keyed))
+                       AS is_cut
+                  FROM {first} f) first
+           CROSS JOIN LATERAL (
+                SELECT count(*) FILTER (WHERE locked_by IS NULL AND attempts > 0) AS later
+                  FROM {later} l) later",
+        first = of_lane(name, "locked_by, attempts, available_at", "true"),
+        later = of_lane(name, "locked_by, attempts", "o.available_at > now()"),
+    ))
+    .bind::<Array<Text>, _>(topics)
+    .bind::<Array<Text>, _>(destinations)
+    .bind::<BigInt, _>(limit)
+    .load(conn)
+}
+
+/// How many rows are read of each of so many lanes.
+pub(super) fn rows_of_each(lanes: usize) -> i64 {
+    let lanes = i64::try_from(lanes).unwrap_or(i64::MAX).max(1);
+    (ROWS / lanes).clamp(LEAST_ROWS, MOST_ROWS)
+}
+
+/// The first rows of `lane` that are so, `$3` of those with an ordering key and as many of the others.
+pub(super) fn of_lane(name: &OutboxName, columns: &str, which: &str) -> String {
+    let part = |is_keyed: bool| {
+        format!(
+            "(SELECT {columns}, {is_keyed} AS is_keyed FROM {outbox} o
+               WHERE o.ordering_key IS {null} AND o.topic = lane.topic
+                 AND o.destination = lane.destination AND {which}
+               ORDER BY o.available_at, o.sequence LIMIT $3)",
+            outbox = name.outbox(),
+            null = if is_keyed { "NOT NULL" } else { "NULL" },
+        )
+    };
+    format!("({} UNION ALL {})", part(false), part(true))
+}
+
+/// Both together. `factor`: how many messages each one of the sample stands for.
+fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
+    let first = match seen.first {
+        Some(first) if !first.is_cut => return exact(first),
+        first => first,
+    };
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "estimates"
+    )]
+    let times = |count: i64| (count as f64 * factor).round() as i64;
+    let read = first.as_ref();
+    let sampled = seen.sampled.as_ref();
+    let total = times(sampled.map_or(0, LaneRow::total)).max(read.map_or(0, LaneRow::total));
+    let sending = match (read, sampled) {
+        (Some(read), _) => read.sending,
+        (None, sampled) => times(sampled.map_or(0, |row| row.sending)),
+    };
+    let retrying = times(sampled.map_or(0, |row| row.retrying))
+        .max(read.map_or(0, |row| row.retrying.max(row.later)));
+    let age = |row: Option<&LaneRow>| row.and_then(|row| row.oldest_due_seconds);
+    LaneDepth {
+        topic,
+        destination,
+        pending: (total - sending - retrying).max(0),
+        sending,
+        retrying,
+        oldest_due_seconds: match (age(read), age(sampled)) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        },
+        is_estimate: true,
+        no_route: false,
+    }
+}

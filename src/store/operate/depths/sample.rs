@@ -1,0 +1,57 @@
+//! Some pages of a table instead of all.
+//!
+//! Text: TABLESAMPLE, and PostgreSQL's catalogue.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::{COUNTS, LaneRow};
+use crate::name::OutboxName;
+
+/// Pages that a sample reads, about.
+const PAGES: f64 = 1_000.0;
+
+#[derive(diesel::QueryableByName)]
+struct CountRow {
+    #[diesel(sql_type = BigInt)]
+    count: i64,
+}
+
+/// The size of a table with its parts, in pages.
+pub(in crate::store) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
+    sql_query(
+        "SELECT coalesce(
+                    (SELECT sum(pg_relation_size(relid))::bigint FROM pg_partition_tree(to_regclass($1))),
+                    pg_relation_size(to_regclass($1)))
+                / current_setting('block_size')::bigint AS count",
+    )
+    .bind::<Text, _>(table)
+    .get_result::<CountRow>(conn)
+    .map(|row| row.count)
+}
+
+/// `TABLESAMPLE` of a table with so many pages, and how many rows each row of it stands for. Always the
+/// same pages while the table has this size: a graph shows how the table changes and not how samples do.
+pub(in crate::store) fn of(pages: i64) -> (String, f64) {
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    let share = (PAGES / pages.max(1) as f64).min(1.0);
+    let sample = format!("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)", share * 100.0);
+    (sample, 1.0 / share)
+}
+
+/// The lanes of some pages, and how many messages each one of them stands for.
+pub(super) fn lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pages: i64,
+) -> QueryResult<(Vec<LaneRow>, f64)> {
+    let (sample, factor) = of(pages);
+    let rows = sql_query(format!(
+        "SELECT topic, destination, {COUNTS}, 0::bigint AS later, true AS is_cut FROM {} {sample}
+          GROUP BY 1, 2",
+        name.outbox()
+    ))
+    .load(conn)?;
+    Ok((rows, factor))
+}

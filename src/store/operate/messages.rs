@@ -1,0 +1,448 @@
+//! A message wherever it is: live, dead, or what the ledger keeps of it.
+
+mod seek;
+
+pub(crate) use self::seek::Hit;
+
+use diesel::PgConnection;
+use diesel::dsl::array;
+use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
+use diesel::pg::Pg;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, CombineDsl, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    QueryDsl, Queryable, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{
+    BigInt, Bool, Integer, Json as SqlJson, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+};
+use uuid::Uuid;
+
+use super::replay_keys::{base_of, keys_of_replays};
+use crate::message::Sequence;
+use crate::name::OutboxName;
+use crate::status::Status;
+use crate::store::live;
+use crate::store::looking::looking;
+use crate::store::place::{MaybeRfc3339, Place, Rfc3339, to_micros};
+use crate::store::searched::{Deadline, Searched};
+use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
+use crate::store::statement::planned_anew;
+use crate::store::table::{candidate, dead, ledger, outbox};
+
+/// What a message is looked for by.
+///
+/// ```
+/// use diesel_outbox::admin::MessageKey;
+///
+/// let typed_by_somebody = MessageKey::Text("order-42-paid".to_owned());
+/// # let _ = typed_by_somebody;
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MessageKey {
+    /// Its message id, as receivers see it.
+    Id(Uuid),
+    /// Its idempotency key.
+    Key(String),
+    /// Its place in the outbox.
+    Sequence(i64),
+    /// Any of these, as somebody has typed it.
+    Text(String),
+}
+
+/// What one table has of a message for one destination. A message may have several: one for each
+/// destination, a dead letter and its row of the ledger, and those of its replays.
+#[derive(Debug, Clone, Queryable)]
+#[non_exhaustive]
+pub struct MessageRecord {
+    /// Where it stands: `live`, `dead` or `ledger`.
+    pub kept_in: String,
+    /// Where it stands in its life.
+    pub status: Status,
+    /// Its place in the outbox.
+    pub sequence: Sequence,
+    /// Its id, as receivers see it.
+    pub message_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Its destination; empty where its topic decides.
+    pub destination: String,
+    /// Its idempotency key.
+    pub idempotency_key: String,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// Its tenant.
+    pub tenant_id: Option<Uuid>,
+    /// Attempts made.
+    pub attempts: i32,
+    /// When it was enqueued, RFC 3339.
+    #[diesel(deserialize_as = Rfc3339)]
+    pub created_at: String,
+    /// When the event occurred, RFC 3339, where who enqueued it has said so.
+    #[diesel(deserialize_as = MaybeRfc3339)]
+    pub occurred_at: Option<String>,
+    /// When it is, or was, due, RFC 3339; the ledger does not keep it.
+    #[diesel(deserialize_as = MaybeRfc3339)]
+    pub available_at: Option<String>,
+    /// When its time is over, RFC 3339.
+    #[diesel(deserialize_as = MaybeRfc3339)]
+    pub expires_at: Option<String>,
+    /// The lease of the relay that has claimed it.
+    pub locked_by: Option<i64>,
+    /// When it was claimed, RFC 3339.
+    #[diesel(deserialize_as = MaybeRfc3339)]
+    pub locked_at: Option<String>,
+    /// When it was delivered or died, RFC 3339.
+    #[diesel(deserialize_as = MaybeRfc3339)]
+    pub settled_at: Option<String>,
+    /// Why it died, or why its last attempt failed: the name of a [`ReasonCode`](crate::ReasonCode).
+    pub reason: Option<String>,
+    /// The last error.
+    pub last_error: Option<String>,
+    /// The last answer's status.
+    pub http_status: Option<i32>,
+    /// The beginning of the last answer.
+    pub response: Option<String>,
+    /// The message that it is a part of, for one of several destinations.
+    pub split_from: Option<Sequence>,
+    /// It is dead and holds its key until it is requeued or discarded.
+    pub blocks_key: bool,
+    /// The stored headers; the ledger keeps none.
+    #[diesel(deserialize_as = MaybeJson)]
+    pub headers: Option<String>,
+    /// The stored JSON, where it is kept.
+    #[diesel(deserialize_as = MaybeJson)]
+    pub payload: Option<String>,
+    due: Option<PgTimestamp>,
+}
+
+impl MessageRecord {
+    /// Where it stands among what waits: the next page is behind it
+    /// ([`WaitingFilter::after`](crate::admin::WaitingFilter::after)).
+    ///
+    /// ```
+    /// # use diesel_outbox::admin::{MessageRecord, WaitingFilter};
+    /// fn next_page(page: &[MessageRecord]) -> WaitingFilter {
+    ///     let after = page.last().map(MessageRecord::place);
+    ///     WaitingFilter { after, ..WaitingFilter::default() }
+    /// }
+    /// ```
+    pub fn place(&self) -> Place {
+        Place {
+            micros: self.due.map_or(0, to_micros),
+            sequence: self.sequence.0,
+        }
+    }
+
+    /// The idempotency key of the message that this one is a replay of.
+    ///
+    /// ```
+    /// # use diesel_outbox::admin::MessageRecord;
+    /// fn describe(record: &MessageRecord) -> String {
+    ///     match record.replay_of() {
+    ///         Some(key) => format!("a replay of {key}"),
+    ///         None => record.idempotency_key.clone(),
+    ///     }
+    /// }
+    /// ```
+    pub fn replay_of(&self) -> Option<&str> {
+        base_of(&self.idempotency_key)
+    }
+}
+
+/// The rows that `wanted` names: of messages that live, and those that are settled.
+pub(crate) fn seek(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    wanted: &MessageKey,
+) -> QueryResult<Searched<Hit>> {
+    seek::seek(conn, name, wanted, Deadline::new())
+}
+
+/// Whether the stored JSON is read with the rest. Who may only look has no right to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    Whole,
+    Without,
+}
+
+impl Content {
+    pub(super) fn of<'a, T: 'a>(
+        self,
+        column: On<'a, T, Nullable<SqlJson>>,
+    ) -> On<'a, T, Nullable<SqlJson>> {
+        match self {
+            Self::Whole => column,
+            Self::Without => Box::new(null!(Json<'_>, SqlJson)),
+        }
+    }
+}
+
+/// What a [`MessageRecord`] is made of.
+type Columns = (
+    Text,
+    Text,
+    BigInt,
+    SqlUuid,
+    Text,
+    Text,
+    Text,
+    Nullable<Text>,
+    Nullable<SqlUuid>,
+    Integer,
+    Timestamptz,
+    Nullable<Timestamptz>,
+    Nullable<Timestamptz>,
+    Nullable<Timestamptz>,
+    Nullable<BigInt>,
+    Nullable<Timestamptz>,
+    Nullable<Timestamptz>,
+    Nullable<Text>,
+    Nullable<Text>,
+    Nullable<Integer>,
+    Nullable<Text>,
+    Nullable<BigInt>,
+    Bool,
+    Nullable<SqlJson>,
+    Nullable<SqlJson>,
+    Nullable<Timestamptz>,
+);
+
+type Records<'a, T> = BoxedSelectStatement<'a, Columns, FromClause<T>, Pg>;
+
+/// Live messages.
+pub(super) fn live<'a>(
+    name: &OutboxName,
+    which: On<'a, outbox::table>,
+    content: Content,
+) -> Records<'a, outbox::table> {
+    outbox::table(name.outbox())
+        .filter(which)
+        .select((
+            "live".into_sql::<Text>(),
+            live::status(),
+            outbox::sequence,
+            outbox::message_id,
+            outbox::topic,
+            outbox::destination,
+            shown_key!(outbox),
+            outbox::ordering_key,
+            outbox::tenant_id,
+            outbox::attempts,
+            outbox::created_at,
+            outbox::occurred_at,
+            outbox::available_at.nullable(),
+            outbox::expires_at,
+            outbox::locked_by,
+            outbox::locked_at,
+            null!(PgTimestamp, Timestamptz),
+            outbox::last_error_code,
+            outbox::last_error,
+            null!(i32, Integer),
+            null!(&str, Text),
+            outbox::split_from,
+            false.into_sql::<Bool>(),
+            content.of(Box::new(outbox::headers)),
+            content.of(Box::new(outbox::payload.nullable())),
+            outbox::available_at.nullable(),
+        ))
+        .into_boxed()
+}
+
+/// Dead letters.
+fn dead<'a>(
+    name: &OutboxName,
+    which: On<'a, dead::table>,
+    content: Content,
+) -> Records<'a, dead::table> {
+    dead::table(name.dead())
+        .filter(which)
+        .select((
+            "dead".into_sql::<Text>(),
+            Status::Dead.as_str().into_sql::<Text>(),
+            dead::sequence,
+            dead::message_id,
+            dead::topic,
+            dead::destination,
+            shown_key!(dead),
+            dead::ordering_key,
+            dead::tenant_id,
+            dead::attempts,
+            dead::created_at,
+            dead::occurred_at,
+            dead::available_at.nullable(),
+            dead::expires_at,
+            null!(i64, BigInt),
+            null!(PgTimestamp, Timestamptz),
+            dead::died_at.nullable(),
+            dead::reason.nullable(),
+            dead::last_error,
+            dead::http_status,
+            dead::response,
+            dead::split_from,
+            dead::blocks_key,
+            content.of(Box::new(dead::headers)),
+            content.of(Box::new(dead::payload.nullable())),
+            dead::available_at.nullable(),
+        ))
+        .into_boxed()
+}
+
+/// What the ledger keeps.
+fn settled<'a>(name: &OutboxName, which: On<'a, ledger::table>) -> Records<'a, ledger::table> {
+    ledger::table(name.ledger())
+        .filter(which)
+        .select((
+            "ledger".into_sql::<Text>(),
+            ledger::status,
+            ledger::sequence,
+            ledger::message_id,
+            ledger::topic,
+            ledger::destination,
+            shown_key!(ledger),
+            ledger::ordering_key,
+            ledger::tenant_id,
+            ledger::attempts,
+            ledger::created_at,
+            ledger::occurred_at,
+            null!(PgTimestamp, Timestamptz),
+            null!(PgTimestamp, Timestamptz),
+            null!(i64, BigInt),
+            null!(PgTimestamp, Timestamptz),
+            ledger::settled_at.nullable(),
+            ledger::reason,
+            ledger::error,
+            ledger::http_status,
+            ledger::response,
+            null!(i64, BigInt),
+            false.into_sql::<Bool>(),
+            null!(Json<'_>, SqlJson),
+            ledger::payload,
+            null!(PgTimestamp, Timestamptz),
+        ))
+        .into_boxed()
+}
+
+/// Everything of the messages that `wanted` names, with what replays have made of them, in the order of
+/// their sequences.
+pub(crate) fn find(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    wanted: &MessageKey,
+) -> QueryResult<Searched<MessageRecord>> {
+    let mut found = seek(conn, name, wanted)?;
+    // A replay is found as one of what it is a replay of.
+    let mut keys: Vec<String> = Vec::new();
+    for key in found.rows.iter().map(Hit::key).collect::<Vec<_>>() {
+        match base_of(&key).map(str::to_owned) {
+            Some(base) if !keys.contains(&base) => {
+                let replayed = seek(conn, name, &MessageKey::Key(base.clone()))?;
+                found.rows.extend(replayed.rows);
+                found.is_complete &= replayed.is_complete;
+                keys.push(base);
+            }
+            None if !keys.contains(&key) => keys.push(key),
+            _ => {}
+        }
+    }
+    let mut rows = of_hits(conn, name, &found.rows)?;
+    for key in &keys {
+        rows.extend(replays_of(conn, name, key)?);
+    }
+    let identity = |row: &MessageRecord| {
+        let kept_in = row.kept_in.clone();
+        let destination = row.destination.clone();
+        (
+            row.sequence,
+            destination,
+            std::cmp::Reverse(kept_in),
+            row.settled_at.clone(),
+        )
+    };
+    rows.sort_by_cached_key(identity);
+    rows.dedup_by(|a, b| identity(a) == identity(b));
+    Ok(Searched {
+        rows,
+        is_complete: found.is_complete,
+    })
+}
+
+/// Everything of these messages, by their ids; those that live by their places.
+fn of_hits(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    hits: &[Hit],
+) -> QueryResult<Vec<MessageRecord>> {
+    if hits.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<Uuid> = hits.iter().map(|hit| hit.message_id).collect();
+    let live_ones: Vec<i64> = hits.iter().filter_map(|hit| hit.live).collect();
+    let keys: Vec<&str> = hits
+        .iter()
+        .filter_map(|hit| hit.idempotency_key.as_deref())
+        .collect();
+    let wholes = candidate::table(name.outbox())
+        .filter(candidate::sequence.eq_any(live_ones.clone()))
+        .select(candidate::split_from.assume_not_null());
+    let split_from = || outbox::split_from.assume_not_null();
+    let is_live = outbox::sequence
+        .eq_any(live_ones.clone())
+        .or(split_from().eq_any(live_ones))
+        .or(split_from().eq_any(array::<BigInt, _>(wholes)))
+        .or(outbox::idempotency_key.assume_not_null().eq_any(keys));
+    let live = live(name, Box::new(is_live), Content::Whole);
+    let is_dead = dead::message_id.eq_any(ids.clone());
+    let dead = dead(name, Box::new(is_dead), Content::Whole);
+    let settled = settled(name, Box::new(ledger::message_id.eq_any(ids)));
+    let all = live.union_all(dead).union_all(settled);
+    looking(conn, None, |conn| planned_anew(all).load(conn))
+}
+
+/// The replays of the messages of this key.
+fn replays_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    key: &str,
+) -> QueryResult<Vec<MessageRecord>> {
+    let (from, to) = keys_of_replays(key);
+    /// A replay of the message, by its key.
+    macro_rules! is_replay {
+        ($table:ident) => {{
+            let key = || $table::idempotency_key.assume_not_null();
+            Box::new(key().ge(&from).and(key().lt(&to)))
+        }};
+    }
+    let live = live(name, is_replay!(outbox), Content::Whole);
+    let dead = dead(name, is_replay!(dead), Content::Whole);
+    let settled = settled(name, is_replay!(ledger));
+    let all = live.union_all(dead).union_all(settled);
+    looking(conn, None, |conn| planned_anew(all).load(conn))
+}
+
+/// The live messages and the dead letters of an ordering key, in their order, without their content.
+pub(crate) fn of_ordering_key(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    ordering_key: &str,
+    limit: i64,
+) -> QueryResult<Vec<MessageRecord>> {
+    let is_live = outbox::ordering_key.assume_not_null().eq(ordering_key);
+    let live = live(name, Box::new(is_live), Content::Without)
+        .order((
+            coalesce(outbox::split_from, outbox::sequence),
+            outbox::sequence,
+        ))
+        .limit(limit);
+    let is_dead = dead::ordering_key.assume_not_null().eq(ordering_key);
+    let dead = dead(name, Box::new(is_dead), Content::Without)
+        .order((coalesce(dead::split_from, dead::sequence), dead::sequence))
+        .limit(limit);
+    let both = live.union_all(dead);
+    let mut rows: Vec<MessageRecord> = looking(conn, None, |conn| planned_anew(both).load(conn))?;
+    rows.sort_by_key(|row| (row.split_from.unwrap_or(row.sequence), row.sequence));
+    rows.truncate(usize::try_from(limit).unwrap_or(0));
+    Ok(rows)
+}

@@ -1,0 +1,119 @@
+//! Who is at work, and how much is due.
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Text};
+use diesel::{PgConnection, sql_query};
+
+use crate::name::OutboxName;
+use crate::store::relay::lease::{self as relays, stands_by};
+use crate::store::sql::{clock_timestamp, now};
+use crate::store::table::{lease, outbox};
+
+/// A relay that is, or was, at work.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LeaseRow {
+    /// The lease's id: the fencing token.
+    pub id: i64,
+    /// Host and process.
+    pub relay: String,
+    /// Seconds since it was registered: the relay's age, or the time since it lost its last lease.
+    pub started_seconds_ago: f64,
+    /// Seconds since it was renewed.
+    pub renewed_seconds_ago: f64,
+    /// Seconds until it is over; negative: it is.
+    pub seconds_left: f64,
+    /// An older one does the work, and it stands by.
+    pub stands_by: bool,
+}
+
+/// Id, relay, when it was registered, when renewed, when it is over, now, and whether it stands by.
+type Lease = (
+    i64,
+    String,
+    PgTimestamp,
+    PgTimestamp,
+    PgTimestamp,
+    PgTimestamp,
+    bool,
+);
+
+impl LeaseRow {
+    fn new((id, relay, started, renewed, expires, now, stands_by): Lease) -> Self {
+        #[allow(clippy::cast_precision_loss, reason = "times are short")]
+        let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
+        Self {
+            id,
+            relay,
+            started_seconds_ago: seconds(started, now),
+            renewed_seconds_ago: seconds(renewed, now),
+            seconds_left: seconds(now, expires),
+            stands_by,
+        }
+    }
+}
+
+pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
+    let rows: Vec<Lease> = relays::leases(name)
+        .order(lease::id)
+        .select((
+            lease::id,
+            lease::relay,
+            lease::started_at,
+            lease::renewed_at,
+            lease::expires_at,
+            clock_timestamp(),
+            stands_by(name),
+        ))
+        .load(conn)?;
+    Ok(rows.into_iter().map(LeaseRow::new).collect())
+}
+
+pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
+    outbox::table(name.outbox())
+        .filter(outbox::locked_by.is_null())
+        .filter(outbox::available_at.le(now()))
+        .count()
+        .get_result(conn)
+}
+
+/// Due messages of a topic that nobody has claimed, for the destination that they name.
+#[derive(Debug, Clone, diesel::QueryableByName)]
+pub(crate) struct DueRow {
+    #[diesel(sql_type = Text)]
+    pub(crate) topic: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) destination: String,
+    #[diesel(sql_type = BigInt)]
+    pub(crate) count: i64,
+    /// Those of them that wait for another one of their ordering key, live or dead.
+    #[diesel(sql_type = BigInt)]
+    pub(crate) behind: i64,
+}
+
+/// Text: our tables have no GROUP BY, for which Diesel wants each pair of columns declared.
+pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DueRow>> {
+    let stands_before = |row: &str| {
+        format!(
+            "{row}.ordering_key = o.ordering_key
+             AND coalesce({row}.split_from, {row}.sequence) < coalesce(o.split_from, o.sequence)
+             AND ({row}.destination = o.destination OR {row}.destination = '' OR o.destination = '')"
+        )
+    };
+    sql_query(format!(
+        "SELECT o.topic, o.destination, count(*) AS count,
+                count(*) FILTER (WHERE o.ordering_key IS NOT NULL AND (
+                    EXISTS (SELECT FROM {outbox} e WHERE {e})
+                    OR EXISTS (SELECT FROM {dead} d WHERE d.blocks_key AND {d}))) AS behind
+           FROM {outbox} o
+          WHERE o.locked_by IS NULL AND o.available_at <= now()
+          GROUP BY 1, 2 ORDER BY 1, 2",
+        outbox = name.outbox(),
+        dead = name.dead(),
+        e = stands_before("e"),
+        d = stands_before("d"),
+    ))
+    .load(conn)
+}

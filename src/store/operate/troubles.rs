@@ -1,0 +1,249 @@
+//! What messages wait for or died of, and how many the ledger has delivered: counted where the tables are
+//! small, estimated where they are not.
+//!
+//! Text: a sample (TABLESAMPLE), `unnest`, a subquery for each row (LATERAL) and PostgreSQL's catalogue.
+
+use std::collections::BTreeMap;
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Nullable, Text};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query};
+
+use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
+use crate::name::OutboxName;
+use crate::status::Status;
+use crate::store::looking::{looking, looking_briefly};
+use crate::store::relay::streams::streams;
+use crate::store::statement::planned_anew;
+use crate::store::table::messages;
+
+/// Troubles that are shown.
+pub(crate) const MOST: usize = 100;
+
+/// How many messages are in one state.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct StatusCount {
+    /// The state.
+    pub status: Status,
+    /// How many messages.
+    pub count: i64,
+    /// The number is an estimate.
+    pub is_estimate: bool,
+}
+
+/// What messages of one topic wait for, or died of.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TroubleCount {
+    /// Pending (it waited at no cost), retrying or dead.
+    pub status: Status,
+    /// The topic.
+    pub topic: String,
+    /// The name of a [`ReasonCode`](crate::ReasonCode).
+    pub reason: String,
+    /// How many messages.
+    pub count: i64,
+    /// The error of one of them.
+    pub example: Option<String>,
+    /// The number is an estimate.
+    pub is_estimate: bool,
+}
+
+#[derive(diesel::QueryableByName)]
+struct TroubleRow {
+    #[diesel(sql_type = Text)]
+    status: Status,
+    #[diesel(sql_type = Text)]
+    topic: String,
+    #[diesel(sql_type = Text)]
+    reason: String,
+    #[diesel(sql_type = BigInt)]
+    count: i64,
+    #[diesel(sql_type = Nullable<Text>)]
+    example: Option<String>,
+}
+
+#[derive(diesel::QueryableByName)]
+struct CountRow {
+    #[diesel(sql_type = BigInt)]
+    count: i64,
+}
+
+/// How large tables are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// At a cost that does not grow with them.
+    Cheap,
+    /// Row by row.
+    Exact,
+}
+
+/// The sample that a table of this size is looked at by, and what each row of it stands for; `None`: it is
+/// read as a whole.
+fn sample_of(
+    conn: &mut PgConnection,
+    table: &str,
+    care: Care,
+) -> QueryResult<Option<(String, f64)>> {
+    let pages = sample::pages(conn, table)?;
+    let is_small = care == Care::Exact || pages <= COUNTED_PAGES;
+    Ok((!is_small).then(|| sample::of(pages)))
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "an estimate"
+)]
+fn times(count: i64, factor: f64) -> i64 {
+    (count as f64 * factor).round() as i64
+}
+
+/// How many messages the ledger has as delivered; `dead`: how many dead letters there are. Who only looks
+/// may not read the ledger, but count it through the view. A large one is as large as the server thinks.
+pub(crate) fn delivered(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    care: Care,
+    dead: i64,
+) -> QueryResult<StatusCount> {
+    looking(conn, None, |conn| {
+        let pages = sample::pages(conn, &name.ledger())?;
+        let estimate = if care == Care::Cheap && pages > COUNTED_PAGES {
+            rows_by_size(conn, &name.ledger())?
+        } else {
+            None
+        };
+        let count = match estimate {
+            Some(rows) => (rows - dead).max(0),
+            None => {
+                // Live messages have none of the second, so the planner leaves their table out.
+                let delivered = messages::table(name.messages())
+                    .filter(messages::status.eq("delivered"))
+                    .filter(messages::settled_at.is_not_null());
+                planned_anew(delivered.count()).get_result(conn)?
+            }
+        };
+        Ok(StatusCount {
+            status: Status::Delivered,
+            count,
+            is_estimate: estimate.is_some(),
+        })
+    })
+}
+
+/// As the planner does it: as many rows on a page of each part as when the part was last vacuumed or
+/// analysed. `None`: one never was.
+fn rows_by_size(conn: &mut PgConnection, table: &str) -> QueryResult<Option<i64>> {
+    sql_query(
+        "SELECT sum(c.reltuples::float8 / c.relpages * s.pages)::bigint AS count
+           FROM pg_partition_tree(to_regclass($1)) t
+           JOIN pg_class c ON c.oid = t.relid
+          CROSS JOIN LATERAL (
+            SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint AS pages) s
+          WHERE s.pages > 0
+         HAVING bool_and(c.relpages > 0 AND c.reltuples > 0)",
+    )
+    .bind::<Text, _>(table)
+    .load::<CountRow>(conn)
+    .map(|rows| rows.first().map(|row| row.count))
+}
+
+/// By state, the most frequent first, a hundred at most.
+pub(crate) fn troubles(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    care: Care,
+) -> QueryResult<Vec<TroubleCount>> {
+    let mut found: BTreeMap<(&str, String, String), TroubleCount> = BTreeMap::new();
+    let mut add = |rows: Vec<TroubleRow>, factor: Option<f64>| {
+        for row in rows {
+            let count = times(row.count, factor.unwrap_or(1.0));
+            let key = (row.status.as_str(), row.topic.clone(), row.reason.clone());
+            let trouble = found.entry(key).or_insert(TroubleCount {
+                status: row.status,
+                topic: row.topic,
+                reason: row.reason,
+                count,
+                example: row.example,
+                is_estimate: factor.is_some(),
+            });
+            // Both are of the same messages: the one that has seen more is nearer.
+            trouble.count = trouble.count.max(count);
+        }
+    };
+    let live = looking(conn, None, |conn| sample_of(conn, &name.outbox(), care))?;
+    match live {
+        None => add(live_troubles(conn, &name.outbox())?, None),
+        Some((sample, factor)) => {
+            let sampled = format!("{} {sample}", name.outbox());
+            add(live_troubles(conn, &sampled)?, Some(factor));
+            add(of_lanes(conn, name)?, Some(1.0));
+        }
+    }
+    let dead = looking(conn, None, |conn| sample_of(conn, &name.dead(), care))?;
+    match dead {
+        None => add(dead_troubles(conn, &name.dead())?, None),
+        Some((sample, factor)) => {
+            let sampled = format!("{} {sample}", name.dead());
+            add(dead_troubles(conn, &sampled)?, Some(factor));
+        }
+    }
+    let mut troubles: Vec<TroubleCount> = found.into_values().collect();
+    troubles.sort_by(|a, b| (&a.status, b.count).cmp(&(&b.status, a.count)));
+    // Those of each state that there are most of, where not all can be shown.
+    troubles.truncate(MOST);
+    Ok(troubles)
+}
+
+fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleRow>> {
+    looking(conn, None, |conn| {
+        sql_query(format!(
+            "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
+                    last_error_code AS reason, count(*) AS count, min(last_error) AS example
+               FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code"
+        ))
+        .load(conn)
+    })
+}
+
+fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleRow>> {
+    looking(conn, None, |conn| {
+        sql_query(format!(
+            "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example
+               FROM {from} GROUP BY topic, reason"
+        ))
+        .load(conn)
+    })
+}
+
+/// The troubles of the first messages of each lane, and of the first that are not due yet: few messages
+/// that have a trouble are not in a sample of many, but here.
+fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<TroubleRow>> {
+    let columns = "o.sequence, o.attempts, o.last_error_code, o.last_error";
+    let sql = format!(
+        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
+                last_error_code AS reason, count(*) AS count, min(last_error) AS example
+           FROM (SELECT DISTINCT lane.topic, f.* FROM unnest($1::text[], $2::text[])
+                        AS lane(topic, destination)
+                  CROSS JOIN LATERAL (SELECT * FROM {first} a UNION ALL SELECT * FROM {later} b) f
+                ) m
+          WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code",
+        first = of_lane(name, columns, "true"),
+        later = of_lane(name, columns, "o.available_at > now()"),
+    );
+    let found = looking_briefly(conn, PATIENCE, |conn| {
+        let found = streams(conn, name)?.into_iter();
+        let lanes = found.map(|found| found.stream.topic);
+        let (topics, destinations): (Vec<String>, Vec<String>) =
+            lanes.map(|lane| (lane.topic, lane.destination)).unzip();
+        let limit = rows_of_each(topics.len());
+        sql_query(&sql)
+            .bind::<Array<Text>, _>(topics)
+            .bind::<Array<Text>, _>(destinations)
+            .bind::<BigInt, _>(limit)
+            .load(conn)
+    })?;
+    Ok(found.unwrap_or_default())
+}

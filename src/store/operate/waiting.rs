@@ -1,0 +1,209 @@
+//! What waits, listed by what is known of it.
+
+use diesel::PgConnection;
+use diesel::dsl::array;
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Bool, Record, Timestamptz};
+use uuid::Uuid;
+
+use super::messages::{self, Content, MessageRecord};
+use crate::name::OutboxName;
+use crate::status::Status;
+use crate::store::looking::looking_briefly;
+use crate::store::place::{Place, from_micros};
+use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
+use crate::store::relay::streams::{is_of, streams};
+use crate::store::searched::{ALL, Deadline, Searched};
+use crate::store::sql::{AnyOf, On, all_of};
+use crate::store::statement::planned_anew;
+use crate::store::table::{candidate, outbox};
+
+/// Which live messages. Everything given has to hold.
+///
+/// ```
+/// use diesel_outbox::Status;
+/// use diesel_outbox::admin::WaitingFilter;
+///
+/// let retrying = WaitingFilter {
+///     topic: Some("order.paid".to_owned()),
+///     status: Some(Status::Retrying),
+///     ..WaitingFilter::default()
+/// };
+/// # let _ = retrying;
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct WaitingFilter {
+    /// This topic only.
+    pub topic: Option<String>,
+    /// Only those that name this destination; empty: that name none.
+    pub destination: Option<String>,
+    /// This tenant only.
+    pub tenant_id: Option<Uuid>,
+    /// This ordering key only.
+    pub ordering_key: Option<String>,
+    /// Only those in this state. Delivered and dead ones are not live.
+    pub status: Option<Status>,
+    /// Only those behind this place: what a page of the list goes on behind.
+    pub after: Option<Place>,
+}
+
+/// Live messages in the order in which they are due, without payloads and headers.
+///
+/// Of a key or a tenant all are read, by an index. Otherwise each topic and destination is read in its order,
+/// and no further than the list goes, unless a state is asked for that few are in.
+pub(crate) fn list(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    limit: i64,
+) -> QueryResult<Searched<MessageRecord>> {
+    let deadline = Deadline::new();
+    let nothing = |is_complete| Searched {
+        rows: Vec::new(),
+        is_complete,
+    };
+    let Some(left) = deadline.left(ALL) else {
+        return Ok(nothing(false));
+    };
+    let found = looking_briefly(conn, left, |conn| {
+        // An index finds all of a key or a tenant.
+        if filter.ordering_key.is_some() || filter.tenant_id.is_some() {
+            let all = first(name, is_meant(filter), limit);
+            return these(conn, name, [all], limit).map(Some);
+        }
+        of_lanes(conn, name, filter, limit, deadline)
+    })?;
+    Ok(match found.flatten() {
+        Some(rows) => Searched {
+            rows,
+            is_complete: true,
+        },
+        None => nothing(false),
+    })
+}
+
+type Condition<'a> = On<'a, candidate::table>;
+
+/// The filter asks for this live message.
+fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
+    let mut conditions: Vec<Condition<'_>> = Vec::new();
+    if let Some(topic) = &filter.topic {
+        conditions.push(Box::new(candidate::topic.eq(topic)));
+    }
+    if let Some(destination) = &filter.destination {
+        conditions.push(Box::new(candidate::destination.eq(destination)));
+    }
+    if let Some(tenant) = filter.tenant_id {
+        let is_of_tenant = candidate::tenant_id.assume_not_null().eq(tenant);
+        conditions.push(Box::new(is_of_tenant));
+    }
+    if let Some(key) = &filter.ordering_key {
+        conditions.push(Box::new(candidate::ordering_key.assume_not_null().eq(key)));
+    }
+    if let Some(status) = filter.status {
+        conditions.push(is_so(status));
+    }
+    if let Some(place) = filter.after {
+        conditions.push(is_behind(place));
+    }
+    all_of(conditions)
+}
+
+fn is_so(status: Status) -> Condition<'static> {
+    let is_free = candidate::locked_by.is_null();
+    match status {
+        Status::Pending => Box::new(is_free.and(candidate::attempts.eq(0))),
+        Status::Retrying => Box::new(is_free.and(candidate::attempts.gt(0))),
+        Status::Sending => Box::new(candidate::locked_by.is_not_null()),
+        Status::Delivered | Status::Dead => Box::new(false.into_sql::<Bool>()),
+    }
+}
+
+fn is_behind(place: Place) -> Condition<'static> {
+    let here = (candidate::available_at, candidate::sequence);
+    let place = (from_micros(place.micros), place.sequence);
+    Box::new(here.into_sql::<Record<(Timestamptz, BigInt)>>().gt(place))
+}
+
+/// By the time only: no index ends a scan at a sequence among rows of one time.
+fn is_due_no_later(place: Place) -> Condition<'static> {
+    Box::new(candidate::available_at.le(from_micros(place.micros)))
+}
+
+/// The lanes in which the filter's messages are.
+fn lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+) -> QueryResult<Vec<Stream>> {
+    let mut lanes: Vec<Stream> = streams(conn, name)?
+        .into_iter()
+        .map(|lane| lane.stream)
+        .collect();
+    let is_asked =
+        |asked: &Option<String>, own: &str| asked.as_deref().is_none_or(|one| one == own);
+    lanes.retain(|lane| {
+        is_asked(&filter.topic, &lane.topic.topic)
+            && is_asked(&filter.destination, &lane.topic.destination)
+    });
+    Ok(lanes)
+}
+
+/// The first messages of all lanes together; `None`: there is no time left.
+fn of_lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    limit: i64,
+    deadline: Deadline,
+) -> QueryResult<Option<Vec<MessageRecord>>> {
+    let most = usize::try_from(limit).unwrap_or(0);
+    let mut rows: Vec<MessageRecord> = Vec::new();
+    for lanes in lanes(conn, name, filter)?.chunks(ARRAYS_AT_ONCE) {
+        if deadline.left(ALL).is_none() {
+            return Ok(None);
+        }
+        let last = rows.last().filter(|_| rows.len() >= most);
+        let last = last.map(MessageRecord::place);
+        let first = |lane| {
+            let mut conditions = vec![is_of(lane), is_meant(filter)];
+            conditions.extend(last.map(is_due_no_later));
+            first(name, all_of(conditions), limit)
+        };
+        rows.extend(these(conn, name, lanes.iter().map(first), limit)?);
+        rows.sort_by_key(MessageRecord::place);
+        rows.truncate(most);
+    }
+    Ok(Some(rows))
+}
+
+/// The sequences of the first of these messages.
+fn first<'a>(name: &OutboxName, which: Condition<'a>, limit: i64) -> Sequences<'a> {
+    let first = candidate::table(name.outbox())
+        .filter(which)
+        .order((candidate::available_at, candidate::sequence))
+        .limit(limit)
+        .select(candidate::sequence);
+    Box::new(array(first))
+}
+
+/// The first of the messages with these sequences.
+fn these<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: impl IntoIterator<Item = Sequences<'a>>,
+    limit: i64,
+) -> QueryResult<Vec<MessageRecord>> {
+    let Some(all) = claim::concatenated(sequences.into_iter()) else {
+        return Ok(Vec::new());
+    };
+    let is_one = Box::new(outbox::sequence.eq(AnyOf(all)));
+    let first = messages::live(name, is_one, Content::Without)
+        .order((outbox::available_at, outbox::sequence))
+        .limit(limit);
+    planned_anew(first).load(conn)
+}

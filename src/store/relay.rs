@@ -1,0 +1,17 @@
+//! What relays work with.
+
+pub(crate) mod claim;
+pub(crate) mod claimable;
+pub(crate) mod clean;
+pub(crate) mod connection;
+pub(crate) mod holders;
+pub(crate) mod lease;
+pub(crate) mod notifications;
+pub(crate) mod ordered;
+pub(crate) mod patrol;
+pub(crate) mod pause;
+pub(crate) mod served;
+pub(crate) mod settle;
+pub(crate) mod split;
+pub(crate) mod streams;
+pub(crate) mod unserved;

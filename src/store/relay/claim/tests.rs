@@ -1,0 +1,283 @@
+//! How large a claim is.
+
+use std::time::Duration;
+
+use diesel::connection::SimpleConnection;
+
+use super::*;
+use crate::store::model::database::Outbox;
+use crate::store::relay::lease;
+use crate::store::relay::ordered::{self, Candidate, Key};
+
+/// Characters of a payload: a thousandth of that when it is stored.
+const LARGE: usize = 100_000;
+
+/// Six messages of a lane, of which the first is small and the others are large.
+fn enqueue(conn: &mut PgConnection, name: &OutboxName, key: &str) {
+    conn.batch_execute(&format!(
+        "INSERT INTO {} (topic, payload, headers, ordering_key)
+         SELECT 'topic', CASE n WHEN 1 THEN '1' ELSE to_json(repeat('x', {LARGE})) END,
+                json_build_object('x-n', n), {key}
+           FROM generate_series(1, 6) AS n ORDER BY n",
+        name.outbox()
+    ))
+    .expect("enqueued");
+}
+
+fn sequences(conn: &mut PgConnection, name: &OutboxName) -> Vec<i64> {
+    let live = crate::store::testing::live(conn, name).expect("rows");
+    live.iter().map(|message| message.sequence.0).collect()
+}
+
+fn found(sequence: i64, bytes: i32) -> Found {
+    Found::new((sequence, bytes, None, None, 0, None), 3)
+}
+
+/// R48
+#[test]
+fn what_fits_ends_with_the_message_that_makes_it_full() {
+    let count = |sizes: &[i32], bytes| {
+        let found: Vec<Found> = (1..).zip(sizes).map(|(n, size)| found(n, *size)).collect();
+        how_many_fit(&found, bytes)
+    };
+    assert_eq!(count(&[], 10), 0);
+    assert_eq!(count(&[4, 4, 4, 4], 10), 3);
+    assert_eq!(count(&[5, 5, 5], 10), 2);
+    assert_eq!(count(&[100, 1], 10), 1, "one in any case");
+    assert_eq!(count(&[0, 0, i32::MAX, 1], 1), 3);
+    assert_eq!(count(&[i32::MAX; 4], usize::MAX), 4);
+    let with_headers = [Found::new((1, 4, Some(6), None, 0, None), 3), found(2, 1)];
+    assert_eq!(how_many_fit(&with_headers, 10), 1);
+}
+
+/// R48
+#[test]
+fn a_claim_is_one_statement_only_where_it_cannot_be_too_large_and_nobody_holds_anything() {
+    let claimant = |bytes, expired| Claimant {
+        lease: LeaseId(1),
+        expired,
+        max_attempts: 3,
+        bytes,
+    };
+    let bytes = 16 * 1024 * 1024;
+    assert!(claimant(bytes, &[]).has_space_for_any(15));
+    assert!(!claimant(bytes, &[]).has_space_for_any(16));
+    assert!(!claimant(bytes, &[7]).has_space_for_any(1));
+    assert!(claimant(1, &[]).has_space_for_any(1), "one in any case");
+    assert!(!claimant(1, &[]).has_space_for_any(2));
+}
+
+/// G6
+#[test]
+fn what_a_dead_relay_held_is_sent_once_more_and_then_counts_as_failed() {
+    let taken_over = |holder, attempts, error: Option<&str>| {
+        let facts = (1, 1, None, holder, attempts, error.map(str::to_owned));
+        Found::new(facts, 3).taken_over
+    };
+    assert_eq!(taken_over(None, 0, None), TakenOver::No);
+    assert_eq!(taken_over(None, 2, Some("ABANDONED")), TakenOver::No);
+    assert_eq!(taken_over(Some(7), 0, None), TakenOver::Once);
+    assert_eq!(taken_over(Some(7), 1, Some("HTTP_500")), TakenOver::Once);
+    assert_eq!(taken_over(Some(7), 1, Some("ABANDONED")), TakenOver::Again);
+    assert_eq!(taken_over(Some(7), 2, None), TakenOver::Again, "its last");
+}
+
+fn lane(topic: &str, room: usize) -> Lane {
+    Lane {
+        stream: Stream {
+            topic: Topic {
+                topic: topic.to_owned(),
+                destination: String::new(),
+            },
+            is_keyed: false,
+        },
+        room,
+        after: Position::START,
+    }
+}
+
+/// More lanes than one statement looks at.
+#[test]
+fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_room() {
+    let outbox = Outbox::new();
+    let (mut conn, name) = (outbox.connect_as_relay(), &outbox.name);
+    conn.batch_execute(&format!(
+        "INSERT INTO {} (topic, payload) SELECT 'topic-' || n % 20, '1' FROM generate_series(1, 200) n",
+        name.outbox()
+    ))
+    .expect("enqueued");
+    let minute = Duration::from_secs(60);
+    let lease = lease::register(&mut conn, name, "test", minute, false, None).expect("a lease");
+    let claimant = Claimant {
+        lease,
+        expired: &[],
+        max_attempts: 3,
+        bytes: usize::MAX,
+    };
+    let lanes: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), n)).collect();
+    let batch = claim(&mut conn, name, claimant, &lanes, 200).expect("a claim");
+    assert!(!batch.is_cut);
+    for lane in &lanes {
+        let topic = &lane.stream.topic.topic;
+        let of_lane = batch
+            .claimed
+            .iter()
+            .filter(|one| one.message.topic == *topic);
+        assert_eq!(of_lane.count(), lane.room.min(10), "{topic}");
+    }
+    let rest: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), 10)).collect();
+    let batch = claim(&mut conn, name, claimant, &rest, 7).expect("a claim");
+    assert!(batch.is_cut, "there are more than there was room for");
+    assert_eq!(batch.claimed.len(), 7);
+}
+
+/// R48
+#[test]
+fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
+    type Claims = fn(&mut PgConnection, &OutboxName, Claimant<'_>) -> QueryResult<Batch>;
+    let of_a_lane: Claims =
+        |conn, name, claimant| claim(conn, name, claimant, &[lane("topic", 6)], 6);
+    let chosen: Claims = |conn, name, claimant| {
+        let sequences = sequences(conn, name);
+        claim_chosen(conn, name, claimant, &sequences)
+    };
+    let keyed: Claims = |conn, name, claimant| {
+        let candidate = |sequence| Candidate {
+            sequence,
+            goes_to: String::new(),
+        };
+        let candidates: Vec<Candidate> = sequences(conn, name).into_iter().map(candidate).collect();
+        ordered::claim(conn, name, claimant, &candidates).map(|batch| batch.expect("no other"))
+    };
+    let next: Claims = |conn, name, claimant| {
+        let keys: Vec<Key> = crate::store::testing::live(conn, name)?
+            .iter()
+            .filter_map(Key::of)
+            .collect();
+        ordered::claim_next(conn, name, claimant, &keys, &[])
+    };
+    let each = "'key-' || n";
+    for (claims, key) in [
+        (of_a_lane, "NULL"),
+        (chosen, "NULL"),
+        (keyed, each),
+        (next, each),
+    ] {
+        let outbox = Outbox::new();
+        let name = &outbox.name;
+        let mut conn = outbox.connect();
+        enqueue(&mut conn, name, key);
+        let minute = Duration::from_secs(60);
+        let lease = lease::register(&mut conn, name, "test", minute, false, None);
+        let lease = lease.expect("a lease");
+        let claimant = |bytes| Claimant {
+            lease,
+            expired: &[],
+            max_attempts: 3,
+            bytes,
+        };
+        for (bytes, count, is_cut) in [
+            // The small one, and the first that is more than that.
+            (LARGE, 2, true),
+            // One in any case.
+            (1, 1, true),
+            (3 * LARGE, 3, false),
+        ] {
+            let batch = claims(&mut conn, name, claimant(bytes)).expect("a claim");
+            assert_eq!(
+                (batch.claimed.len(), batch.is_cut),
+                (count, is_cut),
+                "{key}, {bytes}"
+            );
+            let headers = |one: &Claimed| one.message.headers.is_some();
+            assert!(batch.claimed.iter().all(headers));
+        }
+        let none = claims(&mut conn, name, claimant(LARGE)).expect("a claim");
+        assert!(none.claimed.is_empty() && !none.is_cut);
+    }
+}
+
+/// R34: a second claim neither waits for the first one nor gets what that has locked.
+#[test]
+fn a_claim_skips_what_another_one_has_locked() {
+    let outbox = Outbox::new();
+    let name = &outbox.name;
+    let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
+    enqueue(conn, name, "NULL");
+    let minute = Duration::from_secs(60);
+    let lane = |conn: &mut PgConnection, room| {
+        let lease = lease::register(conn, name, "test", minute, false, None).expect("a lease");
+        let topic = Topic {
+            topic: "topic".to_owned(),
+            destination: String::new(),
+        };
+        let lanes = [Lane {
+            stream: Stream {
+                topic,
+                is_keyed: false,
+            },
+            room,
+            after: Position::START,
+        }];
+        let claimant = Claimant {
+            lease,
+            expired: &[],
+            max_attempts: 3,
+            bytes: usize::MAX,
+        };
+        let batch = claim(conn, name, claimant, &lanes, room).expect("a claim");
+        let sequences = batch.claimed.into_iter();
+        sequences
+            .map(|one| one.message.sequence.0)
+            .collect::<Vec<i64>>()
+    };
+    conn.transaction::<_, diesel::result::Error, _>(|conn| {
+        assert_eq!(lane(conn, 2), [1, 2]);
+        assert_eq!(lane(other, 10), [3, 4, 5, 6]);
+        Ok(())
+    })
+    .expect("committed");
+}
+
+/// R34: what Diesel can say is said in it, and what is text says why.
+#[test]
+fn each_file_with_sql_as_text_says_why() {
+    let mut folders = vec![std::path::PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/store"
+    ))];
+    let mut count = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let is_of_tests = ["model", "model.rs", "tests.rs"]
+                .iter()
+                .any(|end| path.ends_with(end));
+            if is_of_tests {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("text");
+            let text = text
+                .split("#[cfg(test)]\nmod tests {")
+                .next()
+                .unwrap_or_default();
+            if ["sql_query(", " statement("]
+                .iter()
+                .any(|call| text.contains(call))
+            {
+                count += 1;
+                let says_why = text.contains("Text:") || text.contains("Text, ");
+                assert!(
+                    says_why || path.ends_with("statement.rs"),
+                    "{}",
+                    path.display()
+                );
+            }
+        }
+    }
+    assert!(count > 10, "{count}");
+}

@@ -1,0 +1,85 @@
+//! Whether something is due that a claim would take: asked where a relay finds nothing.
+
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::prelude::{ExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl};
+use diesel::result::QueryResult;
+
+use crate::name::OutboxName;
+use crate::store::looking::looking_briefly;
+use crate::store::sql::{interval, now};
+use crate::store::statement::planned_anew;
+use crate::store::table::outbox;
+
+/// How long the look may take.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Whether a lane has a message without an ordering key that has been due for as long, is claimed by
+/// nobody, and could be locked. `false` also where the look takes too long.
+pub(crate) fn is_claimable(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    topic: &str,
+    destination: &str,
+    due_for: Duration,
+) -> QueryResult<bool> {
+    let found = looking_briefly(conn, PATIENCE, |conn| {
+        let first = outbox::table(name.outbox())
+            .filter(outbox::ordering_key.is_null())
+            .filter(outbox::topic.eq(topic))
+            .filter(outbox::destination.eq(destination))
+            .filter(outbox::available_at.le(now() - interval(due_for)))
+            .filter(outbox::locked_by.is_null())
+            .order((outbox::available_at, outbox::sequence))
+            .limit(1)
+            .select(outbox::sequence)
+            .for_no_key_update()
+            .skip_locked();
+        planned_anew(first).get_result::<i64>(conn).optional()
+    })?;
+    Ok(found.flatten().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::Connection;
+    use diesel::connection::SimpleConnection;
+    use diesel::result::Error;
+
+    use super::*;
+    use crate::store::setup::migrate;
+
+    #[test]
+    fn what_waits_held_keyed_or_not_for_long_is_nobodys_fault() {
+        let url = std::env::var("DATABASE_URL")
+            .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        migrate::migrate(&mut conn, &OutboxName::default()).expect("migrations run");
+        let schema = format!("claimable_{}", uuid::Uuid::now_v7().simple());
+        let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
+        conn.batch_execute(&format!(
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox');
+             INSERT INTO {schema}.outbox (topic, payload, available_at, ordering_key) VALUES
+                ('late', '1', now() - interval '1 h', NULL),
+                ('new', '1', now() - interval '1 s', NULL),
+                ('keyed', '1', now() - interval '1 h', 'key')"
+        ))
+        .expect("an outbox");
+        let ask = |conn: &mut PgConnection, topic| {
+            is_claimable(conn, &name, topic, "", Duration::from_secs(60)).expect("an answer")
+        };
+        let found = ["late", "new", "keyed", "none"].map(|topic| ask(&mut conn, topic));
+        assert_eq!(found, [true, false, false, false]);
+        let mut another = PgConnection::establish(&url).expect("PostgreSQL is there");
+        another
+            .transaction::<(), Error, _>(|another| {
+                another.batch_execute(&format!("SELECT FROM {schema}.outbox FOR UPDATE"))?;
+                assert!(!ask(&mut conn, "late"), "somebody holds it");
+                Ok(())
+            })
+            .expect("locks");
+        conn.batch_execute(&format!("DROP SCHEMA {schema} CASCADE"))
+            .expect("removed");
+    }
+}

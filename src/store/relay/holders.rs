@@ -1,0 +1,76 @@
+//! Who has a message now, for a settle that found it in nobody's hands or in another's.
+
+use diesel::PgConnection;
+use diesel::prelude::{
+    CombineDsl, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable,
+    RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Nullable, Text};
+use uuid::Uuid;
+
+use super::lease::leases;
+use super::settle::Trace;
+use crate::name::OutboxName;
+use crate::store::live;
+use crate::store::sql::null;
+use crate::store::table::{dead, lease, ledger, outbox};
+
+/// A row of the outbox, of the dead letters or of the ledger, as it is now.
+#[derive(Debug, Clone, Queryable)]
+pub(crate) struct Standing {
+    pub(crate) sequence: i64,
+    pub(crate) message_id: Uuid,
+    pub(crate) status: String,
+    pub(crate) attempts: i32,
+    /// The lease that holds it.
+    pub(crate) lease: Option<i64>,
+    /// The relay whose lease that is.
+    pub(crate) relay: Option<String>,
+}
+
+/// What is known of these messages now. Of one that was discarded or cleaned away: nothing.
+pub(crate) fn standings(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    missed: &[Trace],
+) -> QueryResult<Vec<Standing>> {
+    let sequences: Vec<i64> = missed.iter().map(|one| one.claim.sequence).collect();
+    let ids: Vec<Uuid> = missed.iter().map(|one| one.message_id).collect();
+    let holder = leases(name)
+        .filter(lease::id.nullable().eq(outbox::locked_by))
+        .select(lease::relay);
+    let live = outbox::table(name.outbox())
+        .filter(outbox::sequence.eq_any(sequences.clone()))
+        .select((
+            outbox::sequence,
+            outbox::message_id,
+            live::status(),
+            outbox::attempts,
+            outbox::locked_by,
+            holder.single_value(),
+        ));
+    let dead = dead::table(name.dead())
+        .filter(dead::sequence.eq_any(sequences.clone()))
+        .select((
+            dead::sequence,
+            dead::message_id,
+            "dead".into_sql::<Text>(),
+            dead::attempts,
+            null!(i64, BigInt),
+            null!(&str, Text),
+        ));
+    let delivered = ledger::table(name.ledger())
+        .filter(ledger::message_id.eq_any(ids))
+        .filter(ledger::sequence.eq_any(sequences))
+        .filter(ledger::status.eq("delivered"))
+        .select((
+            ledger::sequence,
+            ledger::message_id,
+            ledger::status,
+            ledger::attempts,
+            null!(i64, BigInt),
+            null!(&str, Text),
+        ));
+    live.union_all(dead).union_all(delivered).load(conn)
+}

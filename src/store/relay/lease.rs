@@ -1,0 +1,412 @@
+//! The lease of one relay incarnation. Its id fences every change of a claimed message.
+
+use std::fmt;
+use std::time::Duration;
+
+use diesel::dsl::{array, exists, max, not};
+use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
+use diesel::pg::Pg;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, Connection, ExpressionMethods, Insertable, IntoSql, QueryDsl,
+    RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
+use diesel::{PgConnection, delete, select, sql_query, update};
+
+use crate::name::OutboxName;
+use crate::store::sql::{Json, On, clock_timestamp, date_part, greatest, interval, now};
+use crate::store::table::{lease, other_lease};
+
+/// The id of a lease: when it was registered, in microseconds. Never used twice in one outbox, not even
+/// by a new primary that lacks the last leases of the old one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct LeaseId(pub(crate) i64);
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// It is this lease, and it is not over.
+fn is_valid(id: LeaseId) -> On<'static, lease::table> {
+    Box::new(lease::id.eq(id.0).and(is_not_over()))
+}
+
+pub(in crate::store) fn is_not_over() -> On<'static, lease::table> {
+    Box::new(not(lease::ended).and(lease::expires_at.gt(clock_timestamp())))
+}
+
+/// Of several relays that are to be the only one at work, an older one is, or may be: one whose lease has
+/// expired may be about to renew it.
+pub(in crate::store) fn stands_by(name: &OutboxName) -> On<'static, lease::table> {
+    let older = other_lease::table(name.lease())
+        .filter(other_lease::single_active)
+        .filter(other_lease::id.lt(lease::id))
+        .filter(not(other_lease::ended))
+        .select(other_lease::id);
+    Box::new(lease::single_active.and(exists(older)))
+}
+
+/// This lease, if it is not over and no older one has to do the work.
+pub(in crate::store) fn at_work(name: &OutboxName, id: LeaseId) -> AtWork {
+    leases(name)
+        .filter(is_valid(id))
+        .filter(not(stands_by(name)))
+        .select(lease::id)
+        .into_boxed()
+}
+
+type AtWork = BoxedSelectStatement<'static, BigInt, FromClause<lease::table>, Pg>;
+
+pub(in crate::store) fn leases(name: &OutboxName) -> lease::table {
+    lease::table(name.lease())
+}
+
+/// Registers a relay: a new lease, valid for `lease` from now. `single_active`: it is to work only
+/// while no older lease of that kind is alive. `serves`: what it takes, as JSON.
+///
+/// Text: Diesel has no LOCK TABLE.
+pub(crate) fn register(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    relay: &str,
+    lease: Duration,
+    single_active: bool,
+    serves: Option<&str>,
+) -> QueryResult<LeaseId> {
+    conn.transaction(|conn| {
+        if single_active {
+            // Ids become visible in their order: a lower one that appears later would put two to work.
+            // So would a clock that was set back: hence not below the ids that are there.
+            sql_query(format!(
+                "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
+                name.lease()
+            ))
+            .execute(conn)?;
+        }
+        let micros = (date_part("epoch", clock_timestamp()) * 1e6).cast::<BigInt>();
+        other_lease::table(name.lease())
+            .select((
+                greatest(micros, max(other_lease::id) + 1),
+                relay.into_sql::<Text>(),
+                clock_timestamp() + interval(lease),
+                single_active.into_sql::<Bool>(),
+                serves.map(Json).into_sql::<Nullable<SqlJson>>(),
+            ))
+            .insert_into(leases(name))
+            .into_columns((
+                lease::id,
+                lease::relay,
+                lease::expires_at,
+                lease::single_active,
+                lease::serves,
+            ))
+            .returning(lease::id)
+            .get_result(conn)
+            .map(LeaseId)
+    })
+}
+
+/// How a relay stands.
+pub(crate) struct Standing {
+    /// The database's clock, in microseconds as the database counts.
+    pub(crate) now: i64,
+    /// Its lease is not over, and no older one has to do the work.
+    pub(crate) is_active: bool,
+}
+
+/// The database's clock, and whether this relay is to work.
+pub(crate) fn standing(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<Standing> {
+    select((clock_timestamp(), exists(at_work(name, id))))
+        .get_result::<(PgTimestamp, bool)>(conn)
+        .map(|(now, is_active)| Standing {
+            now: now.0,
+            is_active,
+        })
+}
+
+/// Renews a lease that is not over. `false`: it is over. Where nobody has ended it yet, somebody will.
+pub(crate) fn renew(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+    lease: Duration,
+) -> QueryResult<bool> {
+    update(leases(name))
+        .filter(is_valid(id))
+        .set((
+            lease::renewed_at.eq(clock_timestamp()),
+            lease::expires_at.eq(clock_timestamp() + interval(lease)),
+        ))
+        .execute(conn)
+        .map(|rows| rows == 1)
+}
+
+/// Whether a lease is not over.
+pub(crate) fn is_there(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<bool> {
+    let found = leases(name).filter(is_valid(id)).select(lease::id);
+    select(exists(found)).get_result(conn)
+}
+
+/// Ends a lease under which nothing is claimed any more.
+pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> QueryResult<usize> {
+    delete(leases(name))
+        .filter(lease::id.eq(id.0))
+        .execute(conn)
+}
+
+/// Ends the leases that have expired, and returns all that have ended: their messages may be taken.
+///
+/// A lease that has ended never comes back. An UPDATE says so: a renewal that comes later looks at the
+/// new row and changes nothing. A renewal that is under way holds its row: that lease is passed over, and
+/// whoever else holds a row keeps back what this one lease holds, and no claim.
+pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+    let (is_ended, is_expired) = (lease::ended, lease::expires_at.le(clock_timestamp()));
+    let over = leases(name)
+        .filter(is_ended.or(is_expired))
+        .order(lease::id)
+        .select((lease::id, lease::ended));
+    let over: Vec<(i64, bool)> = over.load(conn)?;
+    if over.iter().all(|(_, ended)| *ended) {
+        return Ok(over.into_iter().map(|(id, _)| id).collect());
+    }
+    let expired = other_lease::table(name.lease())
+        .filter(not(other_lease::ended))
+        .filter(other_lease::expires_at.le(clock_timestamp()))
+        .select(other_lease::id)
+        .for_no_key_update()
+        .skip_locked();
+    let end = update(leases(name))
+        .filter(lease::id.eq_any(array::<BigInt, _>(expired)))
+        .set(lease::ended.eq(true));
+    end.execute(conn)?;
+    leases(name)
+        .filter(lease::ended)
+        .order(lease::id)
+        .select(lease::id)
+        .load(conn)
+}
+
+/// Ends a lease before its time, so that what is claimed under it belongs to whoever takes it over.
+pub(crate) fn expire(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<usize> {
+    update(leases(name))
+        .filter(lease::id.eq(id.0))
+        .set((
+            lease::expires_at.eq(clock_timestamp()),
+            lease::ended.eq(true),
+        ))
+        .execute(conn)
+}
+
+/// Who holds messages of a part of the outbox.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct Part {
+    /// Its last sequence; `None`: nothing is there, and nothing behind it.
+    #[diesel(sql_type = Nullable<BigInt>)]
+    pub(crate) last: Option<i64>,
+    /// Leases that hold messages.
+    #[diesel(sql_type = Array<BigInt>)]
+    pub(crate) holders: Vec<i64>,
+    /// Those of them whose rows are gone, which no relay does and an operator may. One snapshot sees
+    /// both tables, and a lease is committed before its first claim: so what they hold is nobody's.
+    #[diesel(sql_type = Array<BigInt>)]
+    pub(crate) vanished: Vec<i64>,
+}
+
+/// The part of the outbox behind a sequence, `count` messages at most.
+///
+/// Text: aggregates of a subquery in FROM.
+pub(crate) fn holders(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    after: i64,
+    count: i64,
+) -> QueryResult<Part> {
+    sql_query(format!(
+        "SELECT max(o.sequence) AS last,
+                coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL),
+                         '{{}}') AS holders,
+                coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL
+                             AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)),
+                         '{{}}') AS vanished
+           FROM (SELECT sequence, locked_by FROM {outbox} WHERE sequence > $1
+                  ORDER BY sequence LIMIT $2) o",
+        outbox = name.outbox(),
+        lease = name.lease(),
+    ))
+    .bind::<BigInt, _>(after)
+    .bind::<BigInt, _>(count)
+    .get_result(conn)
+}
+
+/// Forgets leases that are over for `age` and are none of these: those that held something when the whole
+/// outbox was gone through, which has taken no longer than `age`.
+pub(crate) fn forget(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    age: Duration,
+    holders: &[i64],
+) -> QueryResult<usize> {
+    delete(leases(name))
+        .filter(lease::expires_at.lt(now() - interval(age)))
+        .filter(lease::id.ne_all(holders))
+        .execute(conn)
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::connection::SimpleConnection;
+
+    use super::*;
+    use crate::store::model::database::Outbox;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn stands_active(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> bool {
+        standing(conn, name, id).expect("an answer").is_active
+    }
+
+    /// An open transaction on a lease's row: a renewal that waits for its commit, or an operator's.
+    fn hold(conn: &mut PgConnection, name: &OutboxName, id: LeaseId, change: &str) {
+        conn.batch_execute(&format!(
+            "BEGIN; UPDATE {} SET {change} WHERE id = {id}",
+            name.lease()
+        ))
+        .expect("the row is free");
+    }
+
+    fn let_expire(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) {
+        conn.batch_execute(&format!(
+            "UPDATE {} SET expires_at = clock_timestamp() WHERE id = {id}",
+            name.lease()
+        ))
+        .expect("the row is free");
+    }
+
+    /// G4
+    #[test]
+    fn whoever_holds_the_row_of_an_expired_lease_keeps_no_other_lease_from_ending() {
+        let outbox = Outbox::new();
+        let (mut conn, mut other, name) = (outbox.connect(), outbox.connect(), &outbox.name);
+        let [held, over] = [Duration::ZERO; 2]
+            .map(|lease| register(&mut conn, name, "test", lease, false, None).expect("a lease"));
+        hold(&mut other, name, held, "relay = 'an operator'");
+        assert_eq!(ended(&mut conn, name).expect("no wait"), [over.0]);
+        other.batch_execute("COMMIT").expect("an end");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [held.0, over.0]);
+        end(&mut conn, name, held).expect("removed");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [over.0]);
+    }
+
+    /// G4: not when the clock is set back either.
+    #[test]
+    fn a_lease_that_has_ended_is_never_renewed() {
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
+        let lease =
+            register(&mut conn, name, "test", Duration::ZERO, false, None).expect("a lease");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
+        hold(&mut conn, name, lease, "expires_at = 'infinity'");
+        conn.batch_execute("COMMIT")
+            .expect("a clock that was set back");
+        assert!(!renew(&mut conn, name, lease, MINUTE).expect("an answer"));
+        assert!(!stands_active(&mut conn, name, lease));
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
+    }
+
+    /// R10: the renewal's commit is slow, so others see the old time, and it is over.
+    #[test]
+    fn another_single_active_relay_waits_for_the_end_of_a_renewal_that_is_under_way() {
+        let outbox = Outbox::new();
+        let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
+        let [first, second] = [MINUTE; 2]
+            .map(|lease| register(&mut conn, name, "test", lease, true, None).expect("a lease"));
+        let expired = "expires_at = clock_timestamp() + interval '1 h'";
+        let_expire(&mut conn, name, first);
+        hold(&mut slow, name, first, expired);
+        assert!(ended(&mut conn, name).expect("no wait").is_empty());
+        assert!(!stands_active(&mut conn, name, second));
+        slow.batch_execute("COMMIT").expect("an answer at last");
+        assert!(stands_active(&mut conn, name, first));
+        assert!(!stands_active(&mut conn, name, second));
+
+        let_expire(&mut conn, name, first);
+        assert!(!stands_active(&mut conn, name, second), "not by itself");
+        assert_eq!(ended(&mut conn, name).expect("an answer"), [first.0]);
+        assert!(stands_active(&mut conn, name, second));
+        assert!(!renew(&mut conn, name, first, MINUTE).expect("an answer"));
+    }
+
+    /// G4, R10: after a failover, after TRUNCATE, and where the clock is set back.
+    #[test]
+    fn no_id_is_given_twice_and_none_below_those_that_are_there() {
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
+        let one = |conn: &mut PgConnection| {
+            register(conn, name, "test", MINUTE, true, None).expect("a lease")
+        };
+        let first = one(&mut conn);
+        conn.batch_execute(&format!("TRUNCATE {} RESTART IDENTITY", name.lease()))
+            .expect("emptied");
+        let second = one(&mut conn);
+        assert!(second > first);
+        conn.batch_execute(&format!("UPDATE {} SET id = id + 3600000000", name.lease()))
+            .expect("a clock that was set back");
+        assert_eq!(one(&mut conn).0, second.0 + 3_600_000_001);
+    }
+
+    #[test]
+    fn holders_are_found_part_by_part_and_forgotten_when_they_hold_nothing() {
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
+        let mut register =
+            |lease| register(&mut conn, name, "test", lease, false, None).expect("a lease");
+        let [over, idle] = [Duration::ZERO, Duration::ZERO].map(&mut register);
+        let live = register(Duration::from_secs(600));
+        // A lease that nobody has registered holds every fifth one.
+        let gone = live.0 + 100;
+        sql_query(format!(
+            "INSERT INTO {} (topic, payload, locked_by, locked_at)
+             SELECT 'a', '1', CASE n % 5 WHEN 0 THEN {gone} WHEN 1 THEN {over} WHEN 2 THEN {live} END, now()
+               FROM generate_series(1, 25) n",
+            name.outbox()
+        ))
+        .execute(&mut conn)
+        .expect("messages");
+        let (mut after, mut all, mut vanished, mut parts) = (i64::MIN, Vec::new(), Vec::new(), 0);
+        loop {
+            let part = holders(&mut conn, name, after, 4).expect("a part");
+            all.extend(part.holders);
+            vanished.extend(part.vanished);
+            match part.last {
+                Some(last) => (after, parts) = (last, parts + 1),
+                None => break,
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        vanished.dedup();
+        assert_eq!(
+            (all.as_slice(), parts),
+            ([over.0, live.0, gone].as_slice(), 7)
+        );
+        assert_eq!(vanished, [gone]);
+        let forgotten = forget(&mut conn, name, Duration::ZERO, &all).expect("forgotten");
+        assert_eq!(forgotten, 1, "only {idle} is over and holds nothing");
+    }
+}

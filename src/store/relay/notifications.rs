@@ -1,0 +1,285 @@
+//! Waiting for notifications: a connection of libpq's own, because Diesel does not give its socket
+//! away, and the advisory lock by which inserts know that somebody sleeps.
+//!
+//! The only `unsafe` of the crate. Its invariants:
+//! - `Raw::conn` comes from `PQconnectdb`, is not null, is used by one thread at a time (`&mut self`),
+//!   and is freed once, by `Drop`.
+//! - Each result and each notification is freed once, after its text was copied.
+//! - Every text that is handed to libpq is a `CString`, alive during the call.
+
+#![allow(
+    unsafe_code,
+    reason = "libpq's socket and its notifications are reached in no other way"
+)]
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use pq_sys::{ConnStatusType, ExecStatusType, PGconn, PGresult};
+use secrecy::{ExposeSecret, SecretString};
+
+use super::connection::{with_parameters, without_password};
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::{OUTBOX_NUMBER, millis};
+
+/// A connection that listens for messages of one outbox.
+pub(crate) struct Listener {
+    raw: Raw,
+    /// The outbox, as the first half of its advisory locks' keys.
+    number: String,
+    /// Notifications that nobody was told of yet.
+    heard: usize,
+    /// A pooler seems to stand before the server. It lets notifications through only where it gives each
+    /// client a connection of its own.
+    pub(crate) is_pooled: bool,
+}
+
+/// Whether a relay that wants to sleep may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// It has the lock: who inserts will notify.
+    Taken,
+    /// Another relay has it, and who inserts notifies all.
+    Another,
+    /// An insert is under way that will not notify.
+    Insert,
+}
+
+impl Listener {
+    /// Connects and listens. `None`: something stands between this process and its server, a pooler
+    /// for example, so that nothing would be heard; that is not asked where `is_direct` says that the
+    /// URL was chosen for it.
+    ///
+    /// # Errors
+    /// [`DatabaseError::Connect`] with what libpq says, without the URL's password.
+    pub(crate) fn connect(
+        url: &SecretString,
+        name: &OutboxName,
+        statement_timeout: Duration,
+        is_direct: bool,
+    ) -> Result<Option<Self>, DatabaseError> {
+        let mut raw = Raw::connect(url)?;
+        // A pooler greets with a process of its own making.
+        let pid = raw.execute("SELECT pg_catalog.pg_backend_pid()")?;
+        let is_pooled = pid != Some(raw.greeted_by().to_string());
+        if is_pooled && !is_direct {
+            return Ok(None);
+        }
+        let timeout = millis(statement_timeout).max(1);
+        raw.execute(&format!(
+            "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}"
+        ))?;
+        let table = format!("'{}'", name.outbox().replace('\'', "''"));
+        let oid = raw
+            .execute(&format!(
+                "SELECT pg_catalog.to_regclass({table})::pg_catalog.oid"
+            ))?
+            .filter(|oid| !oid.is_empty())
+            .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
+        raw.execute(&format!("SET search_path = {}", crate::store::pinned::PATH))?;
+        let number = OUTBOX_NUMBER.replace("to_regclass($1)", &format!("'{oid}'"));
+        let number = raw
+            .execute(&format!("SELECT {number}"))?
+            .unwrap_or_default();
+        raw.execute(&format!("LISTEN outbox_{oid}"))?;
+        let heard = 0;
+        Ok(Some(Self {
+            raw,
+            number,
+            heard,
+            is_pooled,
+        }))
+    }
+
+    /// Tries to take the lock that makes inserts notify.
+    pub(crate) fn try_lock(&mut self) -> Result<Lock, DatabaseError> {
+        let number = &self.number;
+        let taken = self
+            .raw
+            .execute(&format!("SELECT pg_try_advisory_lock({number}, 1)"))?;
+        if taken.as_deref() == Some("t") {
+            return Ok(Lock::Taken);
+        }
+        let another = self.raw.execute(&format!(
+            "SELECT EXISTS (
+                SELECT FROM pg_locks
+                 WHERE locktype = 'advisory' AND classid = ({number})::bit(32)::bigint::oid AND objid = 1
+                   AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+        ))?;
+        Ok(match another.as_deref() {
+            Some("t") => Lock::Another,
+            _ => Lock::Insert,
+        })
+    }
+
+    /// Gives the lock back.
+    pub(crate) fn unlock(&mut self) -> Result<(), DatabaseError> {
+        let number = &self.number;
+        self.raw
+            .execute(&format!("SELECT pg_advisory_unlock({number}, 1)"))?;
+        Ok(())
+    }
+
+    /// Waits until the server has something to say, `other` can be read, or the time is over. Not at
+    /// all where notifications came with the answer to a statement: the socket has no more of them.
+    ///
+    /// # Errors
+    /// When the connection is closed.
+    pub(crate) fn wait(
+        &mut self,
+        other: RawFd,
+        time: Option<Duration>,
+    ) -> Result<(), DatabaseError> {
+        self.heard += self.raw.notifications();
+        if self.heard > 0 {
+            return Ok(());
+        }
+        self.raw.wait(other, time)
+    }
+
+    /// How many notifications have arrived since the last call.
+    pub(crate) fn notifications(&mut self) -> usize {
+        std::mem::take(&mut self.heard) + self.raw.notifications()
+    }
+}
+
+/// A connection of libpq.
+struct Raw {
+    conn: *mut PGconn,
+    url: SecretString,
+}
+
+// SAFETY: a connection may be used by any thread, by one at a time; `&mut self` sees to that.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    fn connect(url: &SecretString) -> Result<Self, DatabaseError> {
+        let parameters = CString::new(with_parameters(url.expose_secret(), &[]))
+            .map_err(|_| DatabaseError::Connect("the URL has a NUL in it".to_owned()))?;
+        // SAFETY: `parameters` lives until the call returns.
+        let conn = unsafe { pq_sys::PQconnectdb(parameters.as_ptr()) };
+        if conn.is_null() {
+            return Err(DatabaseError::Connect("out of memory".to_owned()));
+        }
+        let raw = Self {
+            conn,
+            url: url.clone(),
+        };
+        // SAFETY: `conn` is a connection, whatever its state. The processor needs no argument.
+        let status = unsafe {
+            pq_sys::PQsetNoticeProcessor(raw.conn, Some(ignore), std::ptr::null_mut());
+            pq_sys::PQstatus(raw.conn)
+        };
+        if status != ConnStatusType::CONNECTION_OK {
+            return Err(raw.error());
+        }
+        Ok(raw)
+    }
+
+    /// The process that said it would serve this connection.
+    fn greeted_by(&self) -> i32 {
+        // SAFETY: `conn` is a connection.
+        unsafe { pq_sys::PQbackendPID(self.conn) }
+    }
+
+    /// Runs SQL; of what it returns, the first value.
+    fn execute(&mut self, sql: &str) -> Result<Option<String>, DatabaseError> {
+        let sql = CString::new(sql)
+            .map_err(|_| DatabaseError::Connect("a statement has a NUL in it".to_owned()))?;
+        // SAFETY: `conn` is a connection, `sql` lives until the call returns. The result is freed
+        // below, after its text was copied.
+        unsafe {
+            let result: *mut PGresult = pq_sys::PQexec(self.conn, sql.as_ptr());
+            let value = match pq_sys::PQresultStatus(result) {
+                ExecStatusType::PGRES_COMMAND_OK => Ok(None),
+                ExecStatusType::PGRES_TUPLES_OK if pq_sys::PQntuples(result) > 0 => {
+                    Ok(Some(text(pq_sys::PQgetvalue(result, 0, 0))))
+                }
+                ExecStatusType::PGRES_TUPLES_OK => Ok(None),
+                _ => Err(self.error()),
+            };
+            // A null result is let through.
+            pq_sys::PQclear(result);
+            value
+        }
+    }
+
+    fn wait(&mut self, other: RawFd, time: Option<Duration>) -> Result<(), DatabaseError> {
+        // SAFETY: `conn` is a connection.
+        let socket = unsafe { pq_sys::PQsocket(self.conn) };
+        if socket < 0 {
+            return Err(self.error());
+        }
+        let readable = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut descriptors = [readable(socket), readable(other)];
+        // Rounded up: a shorter wait would be repeated without an end.
+        let time = time.map_or(-1, |time| {
+            i32::try_from(time.as_millis().saturating_add(1)).unwrap_or(i32::MAX)
+        });
+        // SAFETY: the pointer and the count are those of an array that lives until the call returns.
+        // Its outcome does not matter: whoever waits looks what there is.
+        unsafe { libc::poll(descriptors.as_mut_ptr(), 2, time) };
+        if descriptors[0].revents == 0 {
+            return Ok(());
+        }
+        // SAFETY: `conn` is a connection.
+        match unsafe { pq_sys::PQconsumeInput(self.conn) } {
+            1 => Ok(()),
+            _ => Err(self.error()),
+        }
+    }
+
+    fn notifications(&mut self) -> usize {
+        let mut count = 0;
+        loop {
+            // SAFETY: `conn` is a connection; a notification that is not null is ours to free.
+            unsafe {
+                let notification = pq_sys::PQnotifies(self.conn);
+                if notification.is_null() {
+                    return count;
+                }
+                pq_sys::PQfreemem(notification.cast::<c_void>());
+            }
+            count += 1;
+        }
+    }
+
+    fn error(&self) -> DatabaseError {
+        // SAFETY: `conn` is a connection; the text is copied at once.
+        let error = unsafe { text(pq_sys::PQerrorMessage(self.conn)) };
+        let error = without_password(&error, self.url.expose_secret());
+        let lines: Vec<&str> = error.lines().map(str::trim).collect();
+        DatabaseError::Connect(lines.join("; "))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: `conn` is a connection, and nobody uses it after this.
+        unsafe { pq_sys::PQfinish(self.conn) };
+    }
+}
+
+/// Copies a text of libpq's.
+///
+/// # Safety
+/// `text` is null, or a C string that lives until this returns.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// libpq would write notices to standard error.
+extern "C" fn ignore(_: *mut c_void, _: *const c_char) {}

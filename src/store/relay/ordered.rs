@@ -1,0 +1,392 @@
+//! Order by key: claiming messages that have an ordering key.
+//!
+//! Such a message is claimed only when none before it in its key is live, none of its key is held by
+//! a live lease, and no dead letter before it keeps the key back.
+//!
+//! Messages that name no destination are one order, wherever they go. The parts of a fan-out, and other
+//! messages that name one, are an order for each destination: one that hangs does not hold the parts
+//! for another. Each part waits for those before it that name none; and a message that names none
+//! waits for the parts before it at the destination that it goes to. One that is to be split goes
+//! nowhere by itself, and waits for none. A dead letter that keeps its key back does so within the same
+//! order: at its destination, or everywhere where it names none.
+//!
+//! Claims of keyed messages exclude one another by an advisory lock. Otherwise a message that was
+//! committed late could be claimed while another claim, not yet seen, takes one behind it.
+
+mod next;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::collections::BTreeMap;
+
+use diesel::dsl::array;
+use diesel::internal::table_macro::{Inner, Join, NoFromClause};
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, Connection, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    QueryDsl, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Record, Text, Timestamptz};
+use diesel::{PgConnection, select, sql_query};
+
+pub(crate) use self::next::claim_next;
+pub(crate) use self::walk::{first_of, walk};
+
+use super::claim::{
+    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, Topic, claim_from,
+    concatenated, facts, is_due, is_free, is_in,
+};
+use super::lease::LeaseId;
+use crate::message::Message;
+use crate::name::OutboxName;
+use crate::store::OUTBOX_NUMBER;
+use crate::store::sql::{On, clock_timestamp, coalesce};
+use crate::store::table::{candidate, dead, other};
+
+/// A key, and the destination within which it orders.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) ordering_key: String,
+    pub(crate) destination: String,
+}
+
+impl Key {
+    /// That of a message, if it has one.
+    pub(crate) fn of(message: &Message) -> Option<Self> {
+        Some(Self {
+            ordering_key: message.ordering_key.clone()?,
+            destination: message.destination.clone(),
+        })
+    }
+}
+
+/// The first message of a key.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) key: Key,
+    pub(crate) topic: Topic,
+    pub(crate) sequence: i64,
+}
+
+/// A part of the walk over all keys.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    /// Those that can be claimed, as it seems.
+    pub(crate) heads: Vec<Head>,
+    /// The last key that was looked at; `None`: it was the last one.
+    pub(crate) last: Option<Key>,
+}
+
+/// A condition on another message beside a candidate.
+type Beside<'a, T> = On<'a, Join<T, candidate::table, Inner>>;
+
+/// Whether no live message stands before it, if it goes to the destination `goes_to`; `None`: that may be
+/// any. Each question is a probe of the index (ordering_key, destination, place).
+fn is_first<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, candidate::table> {
+    Box::new(
+        none_before(
+            name,
+            Box::new(other::destination.eq(candidate::destination)),
+        )
+        .and(names_none().or(none_before(name, Box::new(other::destination.eq("")))))
+        .and(names_one().or(none_before(name, names(goes_to)))),
+    )
+}
+
+fn names_none() -> On<'static, candidate::table> {
+    Box::new(candidate::destination.eq(""))
+}
+
+fn names_one() -> On<'static, candidate::table> {
+    Box::new(candidate::destination.ne(""))
+}
+
+/// Names a destination: this one.
+fn names(goes_to: Option<&str>) -> Beside<'_, other::table> {
+    let names_one = other::destination.gt("");
+    match goes_to {
+        Some(goes_to) => Box::new(names_one.and(other::destination.eq(goes_to))),
+        None => Box::new(names_one),
+    }
+}
+
+/// Whether none of these stands before it in its key. A subquery with a LIMIT stays a probe; NOT EXISTS could
+/// become a join.
+fn none_before<'a>(name: &OutboxName, these: Beside<'a, other::table>) -> On<'a, candidate::table> {
+    none_of_its_key(name, Box::new(these.and(is_before())))
+}
+
+fn none_of_its_key<'a>(
+    name: &OutboxName,
+    these: Beside<'a, other::table>,
+) -> On<'a, candidate::table> {
+    let found = other::table(name.outbox())
+        .filter(other::ordering_key.eq(candidate::ordering_key))
+        .filter(these)
+        .select(other::sequence);
+    Box::new(found.single_value().is_null())
+}
+
+/// A part of a fan-out stands where the whole stood.
+fn is_before() -> Beside<'static, other::table> {
+    let here = coalesce(candidate::split_from, candidate::sequence);
+    Box::new(coalesce(other::split_from, other::sequence).lt(here))
+}
+
+/// On its way, and not at a relay whose lease is over.
+fn is_held(expired: &[i64]) -> Beside<'_, other::table> {
+    let is_locked = other::locked_by.is_not_null();
+    Box::new(is_locked.and(other::locked_by.assume_not_null().ne_all(expired)))
+}
+
+/// Whether nothing else of its key is on its way, as far as that is in one order with it.
+fn is_alone<'a>(
+    name: &OutboxName,
+    expired: &'a [i64],
+    goes_to: &'a str,
+) -> On<'a, candidate::table> {
+    let goes_there = candidate::destination
+        .eq("")
+        .and(other::destination.eq(goes_to));
+    let is_in_its_order = other::destination
+        .eq("")
+        .or(other::destination.eq(candidate::destination))
+        .or(goes_there);
+    let these = other::sequence
+        .ne(candidate::sequence)
+        .and(is_in_its_order)
+        .and(is_held(expired));
+    none_of_its_key(name, Box::new(these))
+}
+
+/// Whether no dead letter keeps it back, if it goes to the destination `goes_to`. The first question is
+/// answered once for all: mostly there is none that keeps any key back.
+fn is_not_kept_back<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, candidate::table> {
+    let keeping_back = || dead::table(name.dead()).filter(dead::blocks_key);
+    let is_before = coalesce(dead::split_from, dead::sequence)
+        .lt(coalesce(candidate::split_from, candidate::sequence));
+    let goes_there: Beside<'_, dead::table> = match goes_to {
+        Some(goes_to) => {
+            let goes_there = dead::named_destination.eq(goes_to);
+            Box::new(candidate::destination.eq("").and(goes_there))
+        }
+        None => Box::new(candidate::destination.eq("")),
+    };
+    let is_in_its_order = dead::named_destination
+        .eq(candidate::destination)
+        .or(dead::named_destination.eq(""))
+        .or(goes_there);
+    let none = keeping_back().select(dead::sequence).single_value();
+    let none_of_its_key = keeping_back()
+        .filter(dead::ordering_key.eq(candidate::ordering_key))
+        .filter(is_before)
+        .filter(is_in_its_order)
+        .select(dead::sequence)
+        .single_value();
+    Box::new(none.is_null().or(none_of_its_key.is_null()))
+}
+
+/// A message that may be claimed.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    pub(crate) sequence: i64,
+    /// The destination that it is for; empty where it is to be split, or nothing serves it.
+    pub(crate) goes_to: String,
+}
+
+/// What a lane has.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Found {
+    pub(crate) candidates: Vec<Candidate>,
+    /// Where the look at it ended; `None`: it has no more.
+    pub(crate) reached: Option<Position>,
+}
+
+/// Messages of a lane that one statement looks at, at most: most of them may wait for one before
+/// them.
+const LOOKED_AT: i64 = 2000;
+
+/// Number of the lane, sequence, when it is available, whether it can be claimed.
+type Seen = (Integer, BigInt, Timestamptz, Bool);
+
+/// The messages of these lanes that can be claimed, as it seems: from each lane's place on. `goes_to`:
+/// the destination of each lane. The answers are in the order of the lanes.
+pub(crate) fn due(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claimant: Claimant<'_>,
+    lanes: &[Lane],
+    goes_to: &[&str],
+) -> QueryResult<Vec<Found>> {
+    let mut found = vec![Found::default(); lanes.len()];
+    let numbered: Vec<(i32, (&Lane, &str))> = (0..)
+        .zip(lanes.iter().zip(goes_to.iter().copied()))
+        .collect();
+    for part in numbered.chunks(ARRAYS_AT_ONCE) {
+        let seen = part.iter().map(|(number, (lane, goes_to))| {
+            seen_in(name, claimant.expired, *number, lane, goes_to)
+        });
+        let Some(seen) = concatenated(seen) else {
+            continue;
+        };
+        let seen: Vec<(i32, i64, PgTimestamp, bool)> = select(seen).get_result(conn)?;
+        for of_lane in seen.chunk_by(|one, other| one.0 == other.0) {
+            let number = usize::try_from(of_lane[0].0).unwrap_or(0);
+            found[number] = candidates_among(of_lane, lanes[number].room, goes_to[number]);
+        }
+    }
+    Ok(found)
+}
+
+/// The first messages of a lane behind its place, whether they can be claimed or not.
+fn seen_in<'a>(
+    name: &OutboxName,
+    expired: &'a [i64],
+    number: i32,
+    lane: &'a Lane,
+    goes_to: &'a str,
+) -> On<'a, NoFromClause, Array<Record<Seen>>> {
+    let can_be_claimed = is_free(expired).and(is_first(name, Some(goes_to)));
+    let seen = (
+        number,
+        candidate::sequence,
+        candidate::available_at,
+        can_be_claimed,
+    );
+    let first = candidate::table(name.outbox())
+        .filter(is_in(lane))
+        .filter(candidate::ordering_key.is_not_null())
+        .filter(is_due())
+        .order((candidate::available_at, candidate::sequence))
+        .limit(LOOKED_AT)
+        .select(seen.into_sql::<Record<Seen>>());
+    Box::new(array(first))
+}
+
+fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to: &str) -> Found {
+    let mut found = Found::default();
+    for (place, (_, sequence, available_at, can_be_claimed)) in (1..).zip(seen) {
+        if *can_be_claimed {
+            found.candidates.push(Candidate {
+                sequence: *sequence,
+                goes_to: goes_to.to_owned(),
+            });
+        }
+        if place >= LOOKED_AT || found.candidates.len() >= room {
+            found.reached = Some(Position {
+                available_at: available_at.0,
+                sequence: *sequence,
+            });
+            break;
+        }
+    }
+    found
+}
+
+#[derive(diesel::QueryableByName)]
+struct LockedRow {
+    #[diesel(sql_type = Bool)]
+    is_locked: bool,
+}
+
+/// Takes the lock of keyed claims until the transaction ends. A statement of its own: the claim sees what the
+/// last holder of the lock did.
+///
+/// Text: an advisory lock, and the table's oid as a number.
+fn try_lock(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    sql_query(format!(
+        "SELECT pg_try_advisory_xact_lock({OUTBOX_NUMBER}, 2) AS is_locked"
+    ))
+    .bind::<Text, _>(name.outbox())
+    .get_result(conn)
+    .map(|row: LockedRow| row.is_locked)
+}
+
+/// Claims those of these keyed messages that are the first of their key and alone. `None`: another
+/// relay is claiming just now.
+pub(crate) fn claim(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    claimant: Claimant<'_>,
+    chosen: &[Candidate],
+) -> QueryResult<Option<Batch>> {
+    let mut going_to: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+    for one in chosen {
+        going_to.entry(&one.goes_to).or_default().push(one.sequence);
+    }
+    let going_to: Vec<(&str, Vec<i64>)> = going_to.into_iter().collect();
+    conn.transaction(|conn| {
+        if !try_lock(conn, name)? {
+            return Ok(None);
+        }
+        let mut batch = Batch::default();
+        for part in going_to.chunks(ARRAYS_AT_ONCE) {
+            let bytes = claimant.bytes.saturating_sub(batch.bytes());
+            if batch.is_cut || bytes == 0 {
+                batch.is_cut = true;
+                break;
+            }
+            let chosen = part
+                .iter()
+                .map(|(goes_to, sequences)| chosen_for(name, claimant.expired, goes_to, sequences));
+            let claimant = Claimant { bytes, ..claimant };
+            let more = claim_from(conn, name, claimant, [chosen.collect()], usize::MAX)?;
+            batch.claimed.extend(more.claimed);
+            batch.is_cut = more.is_cut;
+        }
+        Ok(Some(batch))
+    })
+}
+
+/// Those that may be claimed for a destination.
+fn chosen_for<'a>(
+    name: &OutboxName,
+    expired: &'a [i64],
+    goes_to: &'a str,
+    sequences: &'a [i64],
+) -> Candidates<'a> {
+    let chosen = candidate::table(name.outbox())
+        .filter(candidate::sequence.eq_any(sequences))
+        .filter(is_due())
+        .filter(is_free(expired))
+        .filter(is_first(name, Some(goes_to)))
+        .filter(is_alone(name, expired, goes_to))
+        .filter(is_not_kept_back(name, Some(goes_to)))
+        .order(candidate::sequence)
+        .select(facts())
+        .for_no_key_update()
+        .skip_locked();
+    Box::new(array(chosen))
+}
+
+/// Claims the first message that is due and that none of these is, in its order, keyed or not: for tests,
+/// where nobody else claims. Due is what is due now, and not what was when the transaction began.
+pub(crate) fn claim_one(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    but: &[i64],
+) -> QueryResult<Option<Claimed>> {
+    let has_its_turn = is_first(name, None).and(is_not_kept_back(name, None));
+    let one = candidate::table(name.outbox())
+        .filter(candidate::available_at.le(clock_timestamp()))
+        .filter(candidate::sequence.ne_all(but))
+        .filter(candidate::locked_by.is_null())
+        .filter(candidate::ordering_key.is_null().or(has_its_turn))
+        .order(candidate::sequence)
+        .limit(1)
+        .select(facts())
+        .for_no_key_update()
+        .skip_locked();
+    let claimant = Claimant {
+        lease,
+        expired: &[],
+        max_attempts: u32::MAX,
+        bytes: usize::MAX,
+    };
+    let look = vec![Box::new(array(one)) as Candidates<'_>];
+    let batch = conn.transaction(|conn| claim_from(conn, name, claimant, [look], 1))?;
+    Ok(batch.claimed.into_iter().next())
+}

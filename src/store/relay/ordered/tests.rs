@@ -1,0 +1,82 @@
+//! Keys that go on.
+
+use std::time::{Duration, Instant};
+
+use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionManager};
+use diesel::result::Error;
+
+use super::*;
+use crate::store::model::database::Outbox;
+use crate::store::relay::{lease, settle};
+
+#[test]
+fn a_key_goes_on_with_what_was_enqueued_while_its_first_message_was_settled() {
+    let outbox = Outbox::new();
+    let name = &outbox.name;
+    let (mut relay, mut application) = (outbox.connect(), outbox.connect());
+    let mut enqueue = || {
+        let insert = format!(
+            "INSERT INTO {} (topic, payload, ordering_key) VALUES ('topic', '1', 'key')",
+            name.outbox()
+        );
+        application.batch_execute(&insert).expect("enqueued");
+    };
+    enqueue();
+    let lease = lease::register(
+        &mut relay,
+        name,
+        "test",
+        Duration::from_secs(60),
+        false,
+        None,
+    );
+    let lease = lease.expect("a lease");
+    let claimant = Claimant {
+        lease,
+        expired: &[],
+        max_attempts: 3,
+        bytes: usize::MAX,
+    };
+    let first = claim_one(&mut relay, name, lease, &[]).expect("a claim");
+    let first = first.expect("a message").message;
+    let next = relay.transaction::<_, Error, _>(|conn| {
+        let claim = settle::Claim {
+            sequence: first.sequence.0,
+            at: first.claimed_at,
+        };
+        settle::deduplicated(conn, name, lease, &[claim])?;
+        enqueue();
+        let keys: Vec<Key> = Key::of(&first).into_iter().collect();
+        claim_next(conn, name, claimant, &keys, &[])
+    });
+    assert_eq!(next.expect("a claim").claimed.len(), 1);
+}
+
+/// G5, R8: the server gives the lock of keyed claims to the others within seconds.
+#[test]
+fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() {
+    let outbox = Outbox::new();
+    let name = &outbox.name;
+    let (mut stopped, mut other) = (outbox.connect_as_relay(), outbox.connect_as_relay());
+    let claimant = Claimant {
+        lease: LeaseId(1),
+        expired: &[],
+        max_attempts: 3,
+        bytes: usize::MAX,
+    };
+    let is_free = |conn: &mut PgConnection| {
+        claim(conn, name, claimant, &[])
+            .expect("an answer")
+            .is_some()
+    };
+    AnsiTransactionManager::begin_transaction(&mut stopped).expect("a transaction");
+    assert!(is_free(&mut stopped));
+    let began = Instant::now();
+    assert!(!is_free(&mut other));
+    while !is_free(&mut other) {
+        assert!(began.elapsed() < Duration::from_secs(10), "it is not freed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let late = AnsiTransactionManager::commit_transaction(&mut stopped);
+    assert!(late.is_err(), "its claim is not there");
+}

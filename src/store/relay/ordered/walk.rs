@@ -1,0 +1,131 @@
+//! The first message of each key.
+//!
+//! Text: a loose index scan is recursive (WITH RECURSIVE), and looks beside each row (LATERAL).
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Text};
+use diesel::{PgConnection, RunQueryDsl};
+
+use super::{Head, Key, Page};
+use crate::name::OutboxName;
+use crate::store::relay::claim::{Topic, as_bigint};
+use crate::store::statement::statement;
+
+#[derive(diesel::QueryableByName)]
+struct HeadRow {
+    #[diesel(sql_type = Text)]
+    ordering_key: String,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    #[diesel(sql_type = Text)]
+    topic: String,
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Bool)]
+    is_free: bool,
+    #[diesel(sql_type = BigInt)]
+    n: i64,
+}
+
+/// The first message of each of the next `count` keys, from the key `from` on, by a loose index scan:
+/// one probe for each key, however many messages wait in it.
+pub(crate) fn walk(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    from: &Key,
+    count: usize,
+) -> QueryResult<Page> {
+    let step = |from: &str| {
+        format!(
+            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, {IS_FREE} AS is_free
+               FROM {outbox} o
+              WHERE o.ordering_key IS NOT NULL AND (o.ordering_key, o.destination) {from}
+              ORDER BY o.ordering_key, o.destination, {PLACE} LIMIT 1",
+            outbox = name.outbox(),
+        )
+    };
+    let rows: Vec<HeadRow> = statement(format!(
+        "WITH RECURSIVE walk AS (
+            (SELECT first.*, 1::bigint AS n FROM ({first}) first)
+            UNION ALL
+            (SELECT next.*, walk.n + 1 FROM walk CROSS JOIN LATERAL ({next}) next WHERE walk.n < $4)
+         )
+         SELECT * FROM walk WHERE is_free OR n = $4",
+        first = step(">= ($2, $3)"),
+        next = step("> (walk.ordering_key, walk.destination)"),
+    ))
+    .bind::<Array<BigInt>, _>(expired)
+    .bind::<Text, _>(&from.ordering_key)
+    .bind::<Text, _>(&from.destination)
+    .bind::<BigInt, _>(as_bigint(count))
+    .load(conn)?;
+    let last = rows.iter().find(|row| row.n >= as_bigint(count));
+    Ok(Page {
+        last: last.map(HeadRow::key),
+        heads: heads(rows),
+    })
+}
+
+/// The first message of each of these keys.
+pub(crate) fn first_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    keys: &[Key],
+) -> QueryResult<Page> {
+    let (ordering_keys, destinations): (Vec<&str>, Vec<&str>) = keys
+        .iter()
+        .map(|key| (key.ordering_key.as_str(), key.destination.as_str()))
+        .unzip();
+    let rows: Vec<HeadRow> = statement(format!(
+        "SELECT first.*, 0::bigint AS n
+           FROM unnest($2::text[], $3::text[]) AS k(ordering_key, destination)
+          CROSS JOIN LATERAL (
+            SELECT o.ordering_key, o.destination, o.topic, o.sequence, {IS_FREE} AS is_free
+              FROM {outbox} o
+             WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination
+             ORDER BY {PLACE} LIMIT 1
+          ) first",
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(expired)
+    .bind::<Array<Text>, _>(ordering_keys)
+    .bind::<Array<Text>, _>(destinations)
+    .load(conn)?;
+    Ok(Page {
+        last: None,
+        heads: heads(rows),
+    })
+}
+
+/// A message's place in the order of its key.
+const PLACE: &str = "coalesce(o.split_from, o.sequence)";
+
+/// $1: leases that are over.
+const IS_FREE: &str =
+    "(o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1)))";
+
+impl HeadRow {
+    fn key(&self) -> Key {
+        Key {
+            ordering_key: self.ordering_key.clone(),
+            destination: self.destination.clone(),
+        }
+    }
+}
+
+fn heads(rows: Vec<HeadRow>) -> Vec<Head> {
+    let head = |row: HeadRow| Head {
+        key: row.key(),
+        topic: Topic {
+            topic: row.topic,
+            destination: row.destination,
+        },
+        sequence: row.sequence,
+    };
+    rows.into_iter()
+        .filter(|row| row.is_free)
+        .map(head)
+        .collect()
+}

@@ -1,0 +1,70 @@
+//! What is free in a range of sequences: found by the primary key, which no other index's dead entries slow.
+
+use diesel::PgConnection;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
+use diesel::result::QueryResult;
+
+use super::claim::{Position, Stream, Topic, as_bigint};
+use super::streams::Found;
+use crate::name::OutboxName;
+use crate::store::range::Range;
+use crate::store::sql::now;
+use crate::store::table::outbox;
+
+/// A message that is due and held by nobody.
+#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+pub(crate) struct Free {
+    pub(crate) sequence: i64,
+    topic: String,
+    destination: String,
+    ordering_key: Option<String>,
+    available_at: PgTimestamp,
+}
+
+impl Free {
+    /// Where it stands in its stream.
+    pub(crate) fn found(&self) -> Found {
+        Found {
+            stream: Stream {
+                topic: Topic {
+                    topic: self.topic.clone(),
+                    destination: self.destination.clone(),
+                },
+                is_keyed: self.ordering_key.is_some(),
+            },
+            first: Position {
+                available_at: self.available_at.0,
+                sequence: self.sequence,
+            },
+        }
+    }
+}
+
+/// The first `count` messages of the range that are due and held by nobody, or by one of these leases.
+pub(crate) fn free(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    range: Range,
+    count: usize,
+) -> QueryResult<Vec<Free>> {
+    let is_free = outbox::locked_by
+        .is_null()
+        .or(outbox::locked_by.eq_any(expired));
+    outbox::table(name.outbox())
+        .filter(outbox::sequence.gt(range.after))
+        .filter(outbox::sequence.le(range.upto))
+        .filter(outbox::available_at.le(now()))
+        .filter(is_free)
+        .order(outbox::sequence)
+        .limit(as_bigint(count))
+        .select((
+            outbox::sequence,
+            outbox::topic,
+            outbox::destination,
+            outbox::ordering_key,
+            outbox::available_at,
+        ))
+        .load(conn)
+}

@@ -1,0 +1,395 @@
+//! Settling: what became of claimed messages, fenced by the lease that holds them and by the time of
+//! their claim.
+//!
+//! Each function settles many messages by one statement and returns the sequences that it
+//! changed. One that is missing there was not held by that claim any more. No sequence may stand in
+//! a call twice.
+//!
+//! Text: a DELETE or an UPDATE that feeds an INSERT (WITH), and `unnest`.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use diesel::dsl::Eq;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    PgArrayExpressionMethods, QueryDsl, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz};
+use diesel::{PgConnection, delete, update};
+use uuid::Uuid;
+
+use super::lease::LeaseId;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+use crate::store::range::Range;
+use crate::store::sql::{On, width_bucket};
+use crate::store::statement::{Statement, kept, statement};
+use crate::store::table::{ledger, outbox};
+use crate::store::{SequenceRow, kept_digest, millis, open_part};
+
+/// A claim of a message, beside its lease: a sequence may be given twice, by a new primary that lacks the
+/// last inserts or after `TRUNCATE … RESTART IDENTITY`. When it was claimed tells the messages apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Claim {
+    pub(crate) sequence: i64,
+    /// The row's `locked_at`, in microseconds as the database counts.
+    pub(crate) at: i64,
+}
+
+/// A message that the receiver has.
+#[derive(Debug, Clone)]
+pub(crate) struct Delivered {
+    pub(crate) claim: Claim,
+    /// The one that has it.
+    pub(crate) destination: Arc<str>,
+    pub(crate) http_status: Option<i32>,
+    pub(crate) response: Option<String>,
+}
+
+/// A failed attempt.
+#[derive(Debug, Clone)]
+pub(crate) struct Failed {
+    pub(crate) claim: Claim,
+    /// The one that it was for; empty: none serves it.
+    pub(crate) destination: Arc<str>,
+    pub(crate) code: ReasonCode,
+    pub(crate) error: String,
+    pub(crate) http_status: Option<i32>,
+    pub(crate) response: Option<String>,
+    /// From the beginning of the send to its end.
+    pub(crate) took: Duration,
+    /// Until the next attempt. Not used where the message dies.
+    pub(crate) delay: Duration,
+    /// Attempts before this one.
+    pub(crate) before: i32,
+    /// 1, or 0 where nothing was sent.
+    pub(crate) counted: i32,
+    /// Where it dies: whether its ordering key is kept back.
+    pub(crate) blocks_key: bool,
+}
+
+/// Removes the messages from the outbox and writes them into the ledger.
+pub(crate) fn delivered(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Delivered],
+    keep_payload: bool,
+) -> QueryResult<Vec<i64>> {
+    let messages = in_order(messages, |m| m.claim);
+    let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
+    let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
+    let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
+    statement(format!(
+        "WITH outcome AS (
+            SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[])
+                AS t(sequence, http_status, response, destination)
+        ), gone AS (
+            DELETE FROM {outbox} o
+             WHERE o.sequence = ANY($1) AND o.locked_by = $4 AND o.locked_at = {claimed_at}
+            RETURNING o.*
+        ), recorded AS (
+            INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
+                ordering_key, idempotency_key, digest, tenant_id, status, http_status, response,
+                attempts, payload, created_at, occurred_at)
+            SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination,
+                   g.ordering_key, g.idempotency_key, {digest}, g.tenant_id, 'delivered', o.http_status,
+                   o.response, g.attempts + 1, CASE WHEN $5 THEN g.payload END, g.created_at,
+                   g.occurred_at
+              FROM gone g JOIN outcome o USING (sequence)
+        )
+        SELECT sequence FROM gone",
+        outbox = name.outbox(),
+        claimed_at = of_row("$6::timestamptz[]", "$1"),
+        ledger = name.ledger(),
+        part = open_part(name),
+        digest = kept_digest("g"),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Array<Nullable<Integer>>, _>(statuses)
+    .bind::<Array<Nullable<Text>>, _>(responses)
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Bool, _>(keep_payload)
+    .bind::<Array<Timestamptz>, _>(claimed_at)
+    .bind::<Array<Text>, _>(messages.iter().map(|m| &*m.destination).collect::<Vec<_>>())
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Removes messages that the ledger has as delivered already.
+pub(crate) fn deduplicated(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Claim],
+) -> QueryResult<Vec<i64>> {
+    delete(outbox::table(name.outbox()))
+        .filter(are_held(lease, messages))
+        .returning(outbox::sequence)
+        .load(conn)
+}
+
+/// Counts the attempts and lets the messages wait for their next one.
+///
+/// An attempt that was counted by a settle whose answer was lost is not counted again, even where
+/// the same lease has claimed the message anew meanwhile.
+pub(crate) fn retry(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Failed],
+) -> QueryResult<Vec<i64>> {
+    let messages = in_order(messages, |m| m.claim);
+    let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
+    let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
+    let before: Vec<i32> = messages.iter().map(|m| m.before).collect();
+    let changed = format!(
+        "UPDATE {outbox} o
+            SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
+                attempts = o.attempts + {counted}, last_attempt_at = clock_timestamp(),
+                last_error_code = {code}, last_error = {error},
+                locked_by = NULL, locked_at = NULL
+          WHERE o.sequence = ANY($1) AND o.locked_by = $2
+            AND o.locked_at = {claimed_at} AND o.attempts <= {before}
+        RETURNING o.*",
+        outbox = name.outbox(),
+        delay = of_row("$11::bigint[]", "$1"),
+        counted = of_row("$3::int[]", "$1"),
+        code = of_row("$4::text[]", "$1"),
+        error = of_row("$5::text[]", "$1"),
+        before = of_row("$12::int[]", "$1"),
+        claimed_at = of_row("$10::timestamptz[]", "$1"),
+    );
+    statement(format!(
+        "WITH {OUTCOME}, changed AS ({changed}), noted AS ({noted}) SELECT sequence FROM changed",
+        noted = note_attempts(name, "changed", "g.attempts"),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<BigInt, _>(lease.0)
+    .bind_failures(&messages)
+    .bind::<Array<Timestamptz>, _>(claimed_at)
+    .bind::<Array<BigInt>, _>(delays)
+    .bind::<Array<Integer>, _>(before)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// What has failed, as rows: $1 and what [`Statement::bind_failures`] binds.
+const OUTCOME: &str = "outcome AS (
+    SELECT * FROM unnest($1::bigint[], $3::int[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[],
+                         $9::bigint[])
+        AS t(sequence, counted, code, error, http_status, response, destination, took)
+)";
+
+impl<'a> Statement<'a> {
+    /// $3 to $9.
+    fn bind_failures(self, messages: &[&'a Failed]) -> Self {
+        fn each<'a, T>(messages: &[&'a Failed], value: impl Fn(&'a Failed) -> T) -> Vec<T> {
+            messages.iter().map(|&message| value(message)).collect()
+        }
+        self.bind::<Array<Integer>, _>(each(messages, |m| m.counted))
+            .bind::<Array<Text>, _>(each(messages, |m| m.code.as_str()))
+            .bind::<Array<Text>, _>(each(messages, |m| m.error.as_str()))
+            .bind::<Array<Nullable<Integer>>, _>(each(messages, |m| m.http_status))
+            .bind::<Array<Nullable<Text>>, _>(each(messages, |m| m.response.as_deref()))
+            .bind::<Array<Text>, _>(each(messages, |m| &*m.destination))
+            .bind::<Array<BigInt>, _>(each(messages, |m| millis(m.took)))
+    }
+}
+
+/// Writes the failed attempts of the rows `rows` down, as `outcome` has them, for the lease $2. `attempt`:
+/// which one it was. Its time is before that of a death which the same statement writes down.
+fn note_attempts(name: &OutboxName, rows: &str, attempt: &str) -> String {
+    format!(
+        "INSERT INTO {table} (part, sequence, message_id, topic, destination, tenant_id, event, attempt,
+             reason, error, http_status, response, took, relay, happened_at)
+         SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.tenant_id, 'failed', {attempt},
+                o.code, o.error, o.http_status, o.response, o.took * interval '1 millisecond',
+                (SELECT relay FROM {lease} WHERE id = $2), statement_timestamp()
+           FROM {rows} g JOIN outcome o USING (sequence)
+          WHERE o.counted > 0",
+        table = name.attempt(),
+        part = open_part(name),
+        lease = name.lease(),
+    )
+}
+
+/// Moves the messages to the dead letters and writes them into the ledger.
+///
+/// When its answer was lost, and an operator has requeued a message and the same lease has claimed it
+/// anew meanwhile, the repeat leaves it alone.
+pub(crate) fn dead(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Failed],
+    keep_payload: bool,
+) -> QueryResult<Vec<i64>> {
+    let messages = in_order(messages, |m| m.claim);
+    let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
+    let blocking: Vec<i64> = messages
+        .iter()
+        .filter(|m| m.blocks_key)
+        .map(|m| m.claim.sequence)
+        .collect();
+    statement(format!(
+        "WITH {OUTCOME}, gone AS (
+            DELETE FROM {outbox} o
+             WHERE o.sequence = ANY($1) AND o.locked_by = $2 AND o.locked_at = {claimed_at}
+            RETURNING o.*
+        ), buried AS (
+            INSERT INTO {dead} (sequence, message_id, topic, destination, named_destination, payload,
+                headers, ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
+                created_at, occurred_at, attempts, reason, last_error, http_status, response,
+                split_from, blocks_key)
+            SELECT g.sequence, g.message_id, g.topic, o.destination, g.destination, g.payload,
+                   g.headers, g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
+                   g.expires_at, g.created_at, g.occurred_at, g.attempts + o.counted, o.code, o.error,
+                   o.http_status, o.response, g.split_from,
+                   g.sequence = ANY($12) AND g.ordering_key IS NOT NULL
+              FROM gone g JOIN outcome o USING (sequence)
+        ), recorded AS (
+            INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
+                ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status,
+                response, attempts, payload, created_at, occurred_at)
+            SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination,
+                   g.ordering_key, g.idempotency_key, {digest}, g.tenant_id, 'dead', o.code, o.error,
+                   o.http_status, o.response, g.attempts + o.counted, CASE WHEN $11 THEN g.payload END,
+                   g.created_at, g.occurred_at
+              FROM gone g JOIN outcome o USING (sequence)
+        ), noted AS ({noted})
+        SELECT sequence FROM gone",
+        outbox = name.outbox(),
+        dead = name.dead(),
+        ledger = name.ledger(),
+        claimed_at = of_row("$10::timestamptz[]", "$1"),
+        part = open_part(name),
+        digest = kept_digest("g"),
+        noted = note_attempts(name, "gone", "g.attempts + o.counted"),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<BigInt, _>(lease.0)
+    .bind_failures(&messages)
+    .bind::<Array<Timestamptz>, _>(claimed_at)
+    .bind::<Bool, _>(keep_payload)
+    .bind::<Array<BigInt>, _>(blocking)
+    .load::<SequenceRow>(conn)
+    .map(only_sequences)
+}
+
+/// Gives messages back unsent. Costs no attempt, and is a HOT update. When its answer was lost and the same lease
+/// has claimed a message anew meanwhile, the repeat leaves it alone.
+pub(crate) fn release(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Claim],
+) -> QueryResult<Vec<i64>> {
+    let change = update(outbox::table(name.outbox()))
+        .filter(are_held(lease, messages))
+        .set(is_free())
+        .returning(outbox::sequence);
+    kept(change).load(conn)
+}
+
+/// Gives back what a lease holds in this range, but for `known`: for a relay that knows of nothing else that
+/// the lease holds there. Reads the whole range. Returns how many.
+pub(crate) fn release_unknown(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    known: &[i64],
+    range: Range,
+) -> QueryResult<usize> {
+    let change = update(outbox::table(name.outbox()))
+        .filter(outbox::sequence.gt(range.after))
+        .filter(outbox::sequence.le(range.upto))
+        .filter(outbox::locked_by.eq(lease.0))
+        .filter(outbox::sequence.ne_all(known))
+        .set(is_free())
+        .returning(outbox::sequence);
+    let released: Vec<i64> = kept(change).load(conn)?;
+    Ok(released.len())
+}
+
+type IsFree = (
+    Eq<outbox::locked_by, Option<i64>>,
+    Eq<outbox::locked_at, Option<PgTimestamp>>,
+);
+
+fn is_free() -> IsFree {
+    (outbox::locked_by.eq(None), outbox::locked_at.eq(None))
+}
+
+/// The lease holds these messages, each since the time of its claim.
+fn are_held(lease: LeaseId, messages: &[Claim]) -> On<'static, outbox::table> {
+    let (sequences, claimed_at) = claims(in_order(messages, |m| *m).into_iter().copied());
+    // As `of_row`.
+    let claimed_at = claimed_at
+        .into_sql::<Array<Timestamptz>>()
+        .index(width_bucket(outbox::sequence, sequences.clone()));
+    let holder = outbox::locked_by.assume_not_null();
+    let is_held = holder
+        .eq(lease.0)
+        .and(outbox::locked_at.assume_not_null().eq(claimed_at));
+    Box::new(outbox::sequence.eq_any(sequences).and(is_held))
+}
+
+/// What a settle has left in the ledger, if it had worked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trace {
+    pub(crate) claim: Claim,
+    pub(crate) message_id: Uuid,
+}
+
+/// Which of these messages the ledger has as settled since their claim, each by its sequence: asked when a
+/// settle was repeated because its answer was lost, to tell "it had worked" from "another relay has them".
+pub(crate) fn settled(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    traces: &[Trace],
+) -> QueryResult<Vec<i64>> {
+    let ids: Vec<Uuid> = traces.iter().map(|trace| trace.message_id).collect();
+    let entries: Vec<(Uuid, i64, PgTimestamp)> = ledger::table(name.ledger())
+        .filter(ledger::message_id.eq_any(ids))
+        .select((ledger::message_id, ledger::sequence, ledger::settled_at))
+        .load(conn)?;
+    let is_left = |trace: &&Trace| {
+        entries.iter().any(|(id, sequence, at)| {
+            *id == trace.message_id && *sequence == trace.claim.sequence && at.0 >= trace.claim.at
+        })
+    };
+    let left = traces.iter().filter(is_left);
+    Ok(left.map(|trace| trace.claim.sequence).collect())
+}
+
+/// What an array has for the row `o`, whose sequence is in another one, in ascending order: a binary
+/// search. A join with the arrays would be a nested loop in a plan for all values, and compare each row
+/// with each.
+pub(super) fn of_row(array: &str, sequences: &str) -> String {
+    format!("({array})[width_bucket(o.sequence, {sequences}::bigint[])]")
+}
+
+/// As [`of_row`] needs them.
+fn in_order<T>(messages: &[T], claim: impl Fn(&T) -> Claim) -> Vec<&T> {
+    let mut messages: Vec<&T> = messages.iter().collect();
+    messages.sort_unstable_by_key(|message| claim(message));
+    messages
+}
+
+/// Claims as parameters: sequences, and when they were claimed.
+pub(super) fn claims(claims: impl Iterator<Item = Claim>) -> (Vec<i64>, Vec<PgTimestamp>) {
+    claims
+        .map(|claim| (claim.sequence, PgTimestamp(claim.at)))
+        .unzip()
+}
+
+fn only_sequences(rows: Vec<SequenceRow>) -> Vec<i64> {
+    rows.into_iter().map(|row| row.sequence).collect()
+}

@@ -1,0 +1,192 @@
+//! Many at once.
+
+use diesel::connection::SimpleConnection;
+
+use super::*;
+use crate::store::model::database::Outbox;
+use crate::store::relay::split::{Split, split};
+
+/// So many that comparing each with each takes many seconds.
+const MANY: i64 = 6000;
+
+/// Claims as many messages, and returns when.
+fn claim_all(conn: &mut PgConnection, outbox: &Outbox) -> Vec<Claim> {
+    #[derive(diesel::QueryableByName)]
+    struct Row {
+        #[diesel(sql_type = BigInt)]
+        sequence: i64,
+        #[diesel(sql_type = Timestamptz)]
+        locked_at: PgTimestamp,
+    }
+    let rows: Vec<Row> = statement(format!(
+        "UPDATE {} SET locked_by = 1, locked_at = clock_timestamp() RETURNING sequence, locked_at",
+        outbox.name.outbox()
+    ))
+    .load(conn)
+    .expect("claimed");
+    let claims = rows.into_iter().map(|row| Claim {
+        sequence: row.sequence,
+        at: row.locked_at.0,
+    });
+    // In no order: the statements put it into theirs.
+    claims.rev().collect()
+}
+
+/// Claims of the same sequences at another time.
+fn of_others(claims: &[Claim]) -> Vec<Claim> {
+    let earlier = |claim: &Claim| Claim {
+        at: claim.at - 1,
+        ..*claim
+    };
+    claims.iter().map(earlier).collect()
+}
+
+fn delivered_by(claim: Claim) -> Delivered {
+    Delivered {
+        claim,
+        destination: "there".into(),
+        http_status: Some(200),
+        response: Some(format!("of {}", claim.sequence)),
+    }
+}
+
+fn failed(claim: Claim) -> Failed {
+    Failed {
+        claim,
+        destination: "there".into(),
+        code: ReasonCode::Timeout,
+        error: format!("of {}", claim.sequence),
+        http_status: Some(500),
+        response: None,
+        took: Duration::from_millis(7),
+        delay: Duration::ZERO,
+        before: 0,
+        counted: 1,
+        blocks_key: false,
+    }
+}
+
+#[test]
+fn what_is_written_down_of_many_is_that_of_each_and_takes_no_time() {
+    let outbox = Outbox::new();
+    let (mut conn, name) = (outbox.connect(), &outbox.name);
+    conn.batch_execute(&format!(
+        "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
+         SET enable_mergejoin = off; SET statement_timeout = '4s';
+         INSERT INTO {} (topic, payload) SELECT 'a', '1' FROM generate_series(1, {MANY})",
+        name.outbox()
+    ))
+    .expect("messages");
+    let (lease, all) = (LeaseId(1), usize::try_from(MANY).expect("a count"));
+    let claims = claim_all(&mut conn, &outbox);
+    let done = release(&mut conn, name, lease, &claims).expect("released");
+    assert_eq!(done.len(), all);
+
+    let claims = claim_all(&mut conn, &outbox);
+    let failures: Vec<Failed> = claims.into_iter().map(failed).collect();
+    let done = retry(&mut conn, name, lease, &failures).expect("to be tried again");
+    assert_eq!(done.len(), all);
+    let of_others = format!(
+        "SELECT sequence FROM {} WHERE last_error <> 'of ' || sequence OR attempts <> 1",
+        name.outbox()
+    );
+    let of_others: Vec<SequenceRow> = statement(of_others).load(&mut conn).expect("rows");
+    assert!(of_others.is_empty());
+
+    let claims = claim_all(&mut conn, &outbox);
+    let failures: Vec<Failed> = claims.into_iter().map(failed).collect();
+    let done = dead(&mut conn, name, lease, &failures, false).expect("dead");
+    assert_eq!(done.len(), all);
+    let of_others = format!(
+        "SELECT sequence FROM {} WHERE last_error <> 'of ' || sequence OR attempts <> 2",
+        name.dead()
+    );
+    let of_others: Vec<SequenceRow> = statement(of_others).load(&mut conn).expect("rows");
+    assert!(of_others.is_empty());
+
+    conn.batch_execute(&format!(
+        "INSERT INTO {} (topic, payload) SELECT 'a', '1' FROM generate_series(1, {MANY})",
+        name.outbox()
+    ))
+    .expect("messages");
+    let claims = claim_all(&mut conn, &outbox);
+    let all_delivered: Vec<Delivered> = claims.into_iter().map(delivered_by).collect();
+    let done = delivered(&mut conn, name, lease, &all_delivered, false).expect("delivered");
+    assert_eq!(done.len(), all);
+    let of_others = format!(
+        "SELECT sequence FROM {} WHERE status = 'delivered' AND response <> 'of ' || sequence",
+        name.ledger()
+    );
+    let of_others: Vec<SequenceRow> = statement(of_others).load(&mut conn).expect("rows");
+    assert!(of_others.is_empty());
+}
+
+/// G2, G4: a sequence may be given twice, and its lease may have claimed the new message, too.
+#[test]
+fn no_settle_changes_another_message_that_has_the_sequence() {
+    let outbox = Outbox::new();
+    let (mut conn, name) = (outbox.connect(), &outbox.name);
+    conn.batch_execute(&format!(
+        "INSERT INTO {} (topic, payload) SELECT 'a', '1' FROM generate_series(1, 3)",
+        name.outbox()
+    ))
+    .expect("messages");
+    let lease = LeaseId(1);
+    let claims = claim_all(&mut conn, &outbox);
+    let settle_all = |conn: &mut PgConnection, claims: &[Claim]| {
+        let delivered_them: Vec<Delivered> = claims.iter().copied().map(delivered_by).collect();
+        let failures: Vec<Failed> = claims.iter().copied().map(failed).collect();
+        let parts = ["a".to_owned(), "b".to_owned()];
+        let to_split: Vec<Split<'_>> = claims.iter().map(|one| (*one, &parts[..])).collect();
+        let mut changed = vec![
+            delivered(conn, name, lease, &delivered_them, false),
+            deduplicated(conn, name, lease, claims),
+            retry(conn, name, lease, &failures),
+            dead(conn, name, lease, &failures, false),
+            release(conn, name, lease, claims),
+        ];
+        let done = split(conn, name, lease, &to_split).expect("a split");
+        assert!(done.in_conflict.is_empty());
+        changed.push(Ok(done.split));
+        let changed = changed.into_iter().map(|one| one.expect("a settle").len());
+        changed.collect::<Vec<_>>()
+    };
+    assert_eq!(settle_all(&mut conn, &of_others(&claims)), [0; 6]);
+    // Each by itself, as the first one leaves nothing for the next.
+    assert_eq!(settle_all(&mut conn, &claims), [3, 0, 0, 0, 0, 0]);
+}
+
+/// The ledger may have another message of the same key, even one that has got the same sequence.
+#[test]
+fn the_ledger_does_not_take_another_message_for_one_that_was_settled() {
+    let outbox = Outbox::new();
+    let (mut conn, name) = (outbox.connect(), &outbox.name);
+    let (ours, other) = (Uuid::now_v7(), Uuid::now_v7());
+    conn.batch_execute(&format!(
+        "INSERT INTO {} (message_id, topic, payload, idempotency_key) VALUES ('{other}', 'a', '1', 'key')",
+        name.outbox()
+    ))
+    .expect("a message");
+    let claims = claim_all(&mut conn, &outbox);
+    delivered(
+        &mut conn,
+        name,
+        LeaseId(1),
+        &[delivered_by(claims[0])],
+        false,
+    )
+    .expect("delivered");
+    let trace = |message_id, at| Trace {
+        claim: Claim { at, ..claims[0] },
+        message_id,
+    };
+    let at = claims[0].at;
+    let found = settled(&mut conn, name, &[trace(ours, at)]).expect("an answer");
+    assert!(found.is_empty());
+    let found = settled(&mut conn, name, &[trace(other, at)]).expect("an answer");
+    assert_eq!(found, [claims[0].sequence]);
+    // It was settled by an earlier claim: before it died and was requeued, perhaps.
+    let later = at + 3_600_000_000;
+    let found = settled(&mut conn, name, &[trace(other, later)]).expect("an answer");
+    assert!(found.is_empty());
+}

@@ -1,0 +1,98 @@
+//! Messages that no relay serves, and whose time is over.
+
+use std::collections::HashMap;
+
+use diesel::PgConnection;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{
+    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Record, Text, Timestamptz};
+
+use super::claim::{Position, Stream, as_bigint, is_due};
+use super::streams::is_of;
+use crate::name::OutboxName;
+use crate::store::sql::{clock_timestamp, octet_length};
+use crate::store::statement::planned_anew;
+use crate::store::table::{candidate, outbox};
+
+/// Messages that one look reads.
+const READ: usize = 5_000;
+/// Messages that one look returns, at most, and bytes of their payloads, but for the first one.
+const MOST: usize = 500;
+const MOST_BYTES: usize = 4 * 1024 * 1024;
+
+/// What a look has found.
+pub(crate) struct Part {
+    pub(crate) sequences: Vec<i64>,
+    /// Where the next look goes on; `None`: there is no more.
+    pub(crate) reached: Option<Position>,
+}
+
+/// Sequence, when it is due, and whether its time is over, where it has one.
+type Read = (i64, PgTimestamp, Option<bool>);
+
+/// The due messages of a stream, behind a place, whose time is over. Due ones: what is claimed has to be.
+pub(crate) fn expired(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    stream: &Stream,
+    after: Position,
+) -> QueryResult<Part> {
+    let here = (candidate::available_at, candidate::sequence);
+    let place = (PgTimestamp(after.available_at), after.sequence);
+    let first = candidate::table(name.outbox())
+        .filter(is_of(stream))
+        .filter(is_due())
+        .filter(here.into_sql::<Record<(Timestamptz, BigInt)>>().gt(place))
+        .order(here)
+        .limit(as_bigint(READ))
+        .select((
+            candidate::sequence,
+            candidate::available_at,
+            candidate::expires_at.le(clock_timestamp().nullable()),
+        ));
+    let read: Vec<Read> = planned_anew(first).load(conn)?;
+    let mut is_cut = read.len() >= READ;
+    let expired = read.iter().filter(|(_, _, is_over)| *is_over == Some(true));
+    let expired: Vec<i64> = expired.map(|(sequence, ..)| *sequence).take(MOST).collect();
+    let sizes = sizes(conn, name, &expired)?;
+    let (mut sequences, mut last, mut bytes) = (Vec::new(), None, 0);
+    for (sequence, available_at, is_over) in read {
+        if is_over == Some(true) {
+            bytes += sizes.get(&sequence).copied().unwrap_or(0);
+            let is_full = sequences.len() >= MOST || bytes > MOST_BYTES;
+            if is_full && !sequences.is_empty() {
+                is_cut = true;
+                break;
+            }
+            sequences.push(sequence);
+        }
+        last = Some(Position {
+            available_at: available_at.0,
+            sequence,
+        });
+    }
+    Ok(Part {
+        sequences,
+        reached: last.filter(|_| is_cut),
+    })
+}
+
+/// Bytes of the payloads of these messages: of those that are still there.
+fn sizes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> QueryResult<HashMap<i64, usize>> {
+    let sizes: Vec<(i64, i32)> = outbox::table(name.outbox())
+        .filter(outbox::sequence.eq_any(sequences))
+        .select((
+            outbox::sequence,
+            octet_length(outbox::payload.cast::<Text>()),
+        ))
+        .load(conn)?;
+    let size = |(sequence, bytes)| (sequence, usize::try_from(bytes).unwrap_or(0));
+    Ok(sizes.into_iter().map(size).collect())
+}

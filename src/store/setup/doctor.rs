@@ -1,0 +1,21 @@
+//! What the doctor looks at: facts about an outbox, its server and its sessions. Every look is undone, and
+//! judged in `admin::diagnose`.
+
+pub(crate) mod drift;
+pub(crate) mod holders;
+pub(crate) mod server;
+pub(crate) mod tables;
+
+/// The suffixes of the tables of an outbox, with those of the parts of its ring.
+pub(crate) fn suffixes() -> impl Iterator<Item = String> {
+    let tables = [
+        "", "_part", "_ledger", "_attempt", "_dead", "_lease", "_pause",
+    ];
+    let parts = ["_ledger", "_attempt"]
+        .into_iter()
+        .flat_map(|table| (0..PARTS).map(move |part| format!("{table}_{part}")));
+    tables.into_iter().map(str::to_owned).chain(parts)
+}
+
+/// Parts of the ring, as `outbox_create` makes them.
+const PARTS: u8 = 8;

@@ -1,0 +1,152 @@
+//! The server, and what it has set for this role.
+//!
+//! Text: PostgreSQL's catalogue.
+
+use std::time::{Instant, SystemTime};
+
+use diesel::connection::SimpleConnection;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Double, Nullable, Text};
+use diesel::{PgConnection, RunQueryDsl, select, sql_query};
+
+use crate::name::OutboxName;
+use crate::store::looking::looking;
+use crate::store::pinned;
+use crate::store::place::{as_micros, to_micros};
+use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery};
+
+/// How far the server's clock is ahead of this machine's, and how far that may be wrong, in seconds: the
+/// shortest of some round trips tells the most.
+pub(crate) fn clock_offset(conn: &mut PgConnection) -> QueryResult<(f64, f64)> {
+    let mut best = (0.0, f64::MAX);
+    for _ in 0..5 {
+        let before = as_micros(SystemTime::now());
+        let begin = Instant::now();
+        let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
+        let half = begin.elapsed().as_secs_f64() / 2.0;
+        if half < best.1 {
+            #[allow(
+                clippy::cast_precision_loss,
+                reason = "a clock that is wrong by 285 years is wrong"
+            )]
+            let ahead = to_micros(now).saturating_sub(before) as f64 / 1e6;
+            best = (ahead - half, half);
+        }
+    }
+    Ok(best)
+}
+
+/// How much of the transaction ids is used before the server stops: 0 to 1.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct WraparoundRow {
+    #[diesel(sql_type = Double)]
+    pub(crate) transactions: f64,
+    #[diesel(sql_type = Double)]
+    pub(crate) multixacts: f64,
+}
+
+pub(crate) fn wraparound(conn: &mut PgConnection) -> QueryResult<WraparoundRow> {
+    sql_query(
+        "SELECT max(age(datfrozenxid)) / 2147483647.0::float8 AS transactions,
+                max(mxid_age(datminmxid)) / 2147483647.0::float8 AS multixacts
+           FROM pg_database WHERE datallowconn",
+    )
+    .get_result(conn)
+}
+
+/// Connections that are free for this role.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct ConnectionsRow {
+    /// Of those that ordinary roles may take.
+    #[diesel(sql_type = BigInt)]
+    pub(crate) of_server: i64,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    pub(crate) of_role: Option<i64>,
+    #[diesel(sql_type = Nullable<BigInt>)]
+    pub(crate) of_database: Option<i64>,
+    #[diesel(sql_type = Text)]
+    pub(crate) role: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) database: String,
+}
+
+pub(crate) fn connections(conn: &mut PgConnection) -> QueryResult<ConnectionsRow> {
+    looking(conn, None, |conn| {
+        sql_query(
+            "WITH open AS (
+                SELECT usesysid, datid FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+            )
+            SELECT current_setting('max_connections')::bigint
+                   - current_setting('superuser_reserved_connections')::bigint
+                   - coalesce(current_setting('reserved_connections', true)::bigint, 0)
+                   - (SELECT count(*) FROM open) AS of_server,
+                   CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
+                        - (SELECT count(*) FROM open WHERE usesysid = r.oid) END AS of_role,
+                   CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit
+                        - (SELECT count(*) FROM open WHERE datid = d.oid) END AS of_database,
+                   quote_ident(r.rolname) AS role, quote_ident(d.datname) AS database
+              FROM pg_roles r, pg_database d
+             WHERE r.rolname = session_user AND d.datname = current_database()",
+        )
+        .get_result(conn)
+    })
+}
+
+/// A schema of the search path in which a role can create what others then call.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct CreatorRow {
+    #[diesel(sql_type = Text)]
+    pub(crate) schema: String,
+    /// Quoted; `PUBLIC`: every role.
+    #[diesel(sql_type = Text)]
+    pub(crate) role: String,
+}
+
+/// Who can create in the schemas of a new session's search path, beside their owners, the outbox's,
+/// this role and superusers.
+pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<CreatorRow>> {
+    looking(conn, None, |conn| {
+        conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
+        let schemas: Vec<String> = select(current_schemas(false)).get_result(conn)?;
+        conn.batch_execute(&format!("SET LOCAL search_path = {}", pinned::PATH))?;
+        sql_query(
+            "SELECT quote_ident(n.nspname) AS schema, coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
+               FROM pg_namespace n
+              CROSS JOIN aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+               LEFT JOIN pg_roles r ON r.oid = a.grantee
+              WHERE n.nspname = ANY($1::text[]::name[]) AND a.privilege_type = 'CREATE'
+                AND a.grantee <> n.nspowner
+                AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass($2)) AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
+              ORDER BY 1, 2",
+        )
+        .bind::<Array<Text>, _>(schemas)
+        .bind::<Text, _>(name.outbox())
+        .load(conn)
+    })
+}
+
+/// A setting of the server, or one that this role or database has of its own.
+#[derive(Debug, diesel::QueryableByName)]
+pub(crate) struct SettingRow {
+    #[diesel(sql_type = Text)]
+    pub(crate) name: String,
+    #[diesel(sql_type = Text)]
+    pub(crate) setting: String,
+}
+
+/// What these settings are for sessions of this role; those that this server does not know are left out.
+pub(crate) fn settings(conn: &mut PgConnection, names: &[&str]) -> QueryResult<Vec<SettingRow>> {
+    sql_query(
+        "SELECT name, coalesce(reset_val, setting, '') AS setting FROM pg_settings
+          WHERE name = ANY($1::text[]) ORDER BY 1",
+    )
+    .bind::<Array<Text>, _>(names)
+    .load(conn)
+}
+
+/// Whether it is a standby, on which nothing can be written.
+pub(crate) fn is_standby(conn: &mut PgConnection) -> QueryResult<bool> {
+    select(pg_is_in_recovery()).get_result(conn)
+}

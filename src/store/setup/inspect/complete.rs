@@ -1,0 +1,284 @@
+//! Whether an outbox has all that this version uses.
+//!
+//! Text: PostgreSQL's catalogue.
+
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, Text};
+use diesel::{ExpressionMethods, PgConnection, RunQueryDsl, select, sql_query};
+
+use super::{FoundRow, setting, table_exists};
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::sql::to_regprocedure;
+
+/// The tables of an outbox by their suffix with all their columns, and the view with those that are used.
+const COLUMNS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "",
+        &[
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("destination", "text"),
+            ("payload", "json"),
+            ("headers", "json"),
+            ("ordering_key", "text"),
+            ("idempotency_key", "text"),
+            ("digest", "bytea"),
+            ("tenant_id", "uuid"),
+            ("available_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+            ("created_at", "timestamp with time zone"),
+            ("occurred_at", "timestamp with time zone"),
+            ("attempts", "integer"),
+            ("locked_by", "bigint"),
+            ("locked_at", "timestamp with time zone"),
+            ("last_attempt_at", "timestamp with time zone"),
+            ("last_error_code", "text"),
+            ("last_error", "text"),
+            ("split_from", "bigint"),
+        ],
+    ),
+    (
+        "_part",
+        &[
+            ("part", "smallint"),
+            ("opened_at", "timestamp with time zone"),
+            ("closed_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_ledger",
+        &[
+            ("part", "smallint"),
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("destination", "text"),
+            ("named_destination", "text"),
+            ("ordering_key", "text"),
+            ("idempotency_key", "text"),
+            ("digest", "bytea"),
+            ("tenant_id", "uuid"),
+            ("status", "text"),
+            ("reason", "text"),
+            ("error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("attempts", "integer"),
+            ("payload", "json"),
+            ("created_at", "timestamp with time zone"),
+            ("occurred_at", "timestamp with time zone"),
+            ("settled_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_attempt",
+        &[
+            ("part", "smallint"),
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("destination", "text"),
+            ("tenant_id", "uuid"),
+            ("event", "text"),
+            ("attempt", "integer"),
+            ("reason", "text"),
+            ("error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("took", "interval"),
+            ("relay", "text"),
+            ("operator", "text"),
+            ("happened_at", "timestamp with time zone"),
+        ],
+    ),
+    (
+        "_dead",
+        &[
+            ("sequence", "bigint"),
+            ("message_id", "uuid"),
+            ("topic", "text"),
+            ("destination", "text"),
+            ("named_destination", "text"),
+            ("payload", "json"),
+            ("headers", "json"),
+            ("ordering_key", "text"),
+            ("idempotency_key", "text"),
+            ("digest", "bytea"),
+            ("tenant_id", "uuid"),
+            ("available_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+            ("created_at", "timestamp with time zone"),
+            ("occurred_at", "timestamp with time zone"),
+            ("attempts", "integer"),
+            ("reason", "text"),
+            ("last_error", "text"),
+            ("http_status", "integer"),
+            ("response", "text"),
+            ("died_at", "timestamp with time zone"),
+            ("split_from", "bigint"),
+            ("blocks_key", "boolean"),
+        ],
+    ),
+    (
+        "_lease",
+        &[
+            ("id", "bigint"),
+            ("relay", "text"),
+            ("started_at", "timestamp with time zone"),
+            ("renewed_at", "timestamp with time zone"),
+            ("expires_at", "timestamp with time zone"),
+            ("single_active", "boolean"),
+            ("ended", "boolean"),
+            ("serves", "json"),
+        ],
+    ),
+    (
+        "_pause",
+        &[
+            ("kind", "text"),
+            ("name", "text"),
+            ("reason", "text"),
+            ("openings", "integer"),
+            ("paused_at", "timestamp with time zone"),
+            ("paused_until", "timestamp with time zone"),
+        ],
+    ),
+    ("_messages", &[("sequence", "bigint"), ("status", "text")]),
+];
+
+#[derive(diesel::QueryableByName)]
+struct ColumnRow {
+    #[diesel(sql_type = Text)]
+    name: String,
+    #[diesel(sql_type = Text)]
+    kind: String,
+}
+
+fn columns_of(conn: &mut PgConnection, table: &str) -> QueryResult<Vec<ColumnRow>> {
+    sql_query(
+        "SELECT attname::text AS name, format_type(atttypid, NULL) AS kind FROM pg_attribute
+          WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
+    )
+    .bind::<Text, _>(table)
+    .load(conn)
+}
+
+/// Says which part of an outbox is missing, and how to make an empty one.
+fn damaged(name: &OutboxName, suffix: &str) -> String {
+    let part = format!("{name}{suffix}");
+    if suffix == "_messages" {
+        return format!(
+            "the outbox {name} is damaged: the view {part} is missing. Nothing is lost: make it again with the CREATE VIEW that `diesel-outbox migrate --print` shows"
+        );
+    }
+    if matches!(suffix, "_part" | "_ledger" | "_attempt") {
+        return format!(
+            "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one with the statements that `diesel-outbox migrate --print` shows"
+        );
+    }
+    // Beside the outbox, so that the new table is in its schema.
+    let spare = match name.to_string().split_once('.') {
+        Some((schema, _)) => format!("{schema}.outbox_spare"),
+        None => "outbox_spare".to_owned(),
+    };
+    let in_schema = |table: String| match table.split_once('.') {
+        Some((schema, table)) => format!("\"{schema}\".\"{table}\""),
+        None => format!("\"{table}\""),
+    };
+    let bare = part.rsplit('.').next().unwrap_or_default();
+    format!(
+        "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one: SELECT outbox_create('{spare}'); ALTER INDEX {index} RENAME TO \"{bare}_pkey\"; ALTER TABLE {table} RENAME TO \"{bare}\"; SELECT outbox_drop('{spare}')",
+        index = in_schema(format!("{spare}{suffix}_pkey")),
+        table = in_schema(format!("{spare}{suffix}")),
+    )
+}
+
+/// Whether the outbox is there and has all that this version uses.
+///
+/// # Errors
+/// [`DatabaseError::Schema`] names what is missing and how to mend it.
+pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    if !table_exists(conn, name)? {
+        return Err(DatabaseError::Schema(format!(
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. An outbox in a schema that the role does not search has a name of two parts, such as shop.outbox (OUTBOX_TABLE), and the role needs USAGE on that schema"
+        )));
+    }
+    let encoding = setting(conn, "server_encoding")?;
+    if encoding == "SQL_ASCII" {
+        return Err(DatabaseError::Schema(
+            "the database has the encoding SQL_ASCII, in which text can be anything: UTF8 is needed".to_owned(),
+        ));
+    }
+    for (suffix, columns) in COLUMNS {
+        let table = name.suffixed(suffix);
+        let found = columns_of(conn, &table)?;
+        if found.is_empty() {
+            return Err(DatabaseError::Schema(damaged(name, suffix)));
+        }
+        for (column, kind) in *columns {
+            match found.iter().find(|row| row.name == *column) {
+                Some(row) if row.kind == *kind => {}
+                Some(row) => {
+                    return Err(DatabaseError::Schema(format!(
+                        "the column {column} of {table} is {}, and {kind} is needed: the table is of another version, or somebody else's",
+                        row.kind
+                    )));
+                }
+                None => {
+                    return Err(DatabaseError::Schema(format!(
+                        "{table} has no column {column}: the table is of an older version, or somebody else's; run `diesel-outbox migrate` of the version that runs"
+                    )));
+                }
+            }
+        }
+    }
+    let rotate = to_regprocedure(format!("{}(interval)", name.rotate()));
+    if !select(rotate.is_not_null()).get_result::<bool>(conn)? {
+        return Err(DatabaseError::Schema(format!(
+            "the function {}(interval) is missing: make it with the CREATE FUNCTION that `diesel-outbox migrate --print` shows",
+            name.rotate()
+        )));
+    }
+    let unique: FoundRow = sql_query(
+        "SELECT EXISTS (
+            SELECT FROM pg_index i
+             WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid
+               AND pg_get_expr(i.indpred, i.indrelid) = '(idempotency_key IS NOT NULL)'
+               AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
+                     WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) = $2::text[]
+         ) AS found",
+    )
+    .bind::<Text, _>(name.outbox())
+    .bind::<Array<Text>, _>(vec!["destination", "idempotency_key"])
+    .get_result(conn)?;
+    if !unique.found {
+        return Err(DatabaseError::Schema(format!(
+            "{} has no unique index on (idempotency_key, destination) WHERE idempotency_key IS NOT NULL: without it a message could be enqueued twice",
+            name.outbox()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::model::database::Outbox;
+
+    #[test]
+    fn every_column_of_every_table_is_looked_for() {
+        let outbox = Outbox::new();
+        let conn = &mut outbox.connect();
+        for (suffix, columns) in COLUMNS.iter().filter(|(suffix, _)| *suffix != "_messages") {
+            let mut expected: Vec<String> =
+                columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+            let found = columns_of(conn, &outbox.name.suffixed(suffix)).expect("columns");
+            let mut found: Vec<String> = found.into_iter().map(|row| row.name).collect();
+            expected.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, expected, "of outbox{suffix}");
+        }
+    }
+}

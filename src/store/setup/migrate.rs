@@ -1,0 +1,266 @@
+//! Our own migrations, recorded in a table of our own.
+//!
+//! Text: it is DDL, PostgreSQL's catalogue, an advisory lock, and operators with their schema.
+
+use std::fmt::Write;
+
+use diesel::connection::SimpleConnection;
+use diesel::prelude::{Connection, ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Bool, Text};
+use diesel::upsert::excluded;
+use diesel::{PgConnection, insert_into, sql_query};
+
+use super::inspect;
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+use crate::store::pinned::pinned;
+
+diesel::table! {
+    /// The steps that were done.
+    outbox_migrations (version) {
+        version -> diesel::sql_types::Text,
+        applied_at -> diesel::sql_types::Timestamptz,
+    }
+}
+
+/// One step. The version is the name of its folder.
+pub(crate) struct Step {
+    pub(crate) version: &'static str,
+    /// Whether it was done by somebody's own migration, as SQL that gives `found`.
+    is_there: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+}
+
+macro_rules! step {
+    ($folder:literal, $is_there:literal) => {
+        Step {
+            version: $folder,
+            is_there: concat!($is_there, " IS NOT NULL"),
+            up: include_str!(concat!("../../../migrations/", $folder, "/up.sql")),
+            down: include_str!(concat!("../../../migrations/", $folder, "/down.sql")),
+        }
+    };
+}
+
+/// All steps, oldest first.
+pub(crate) const STEPS: &[Step] = &[
+    step!(
+        "2026-11-20-000001_outbox_functions",
+        "pg_catalog.to_regprocedure('outbox_create(pg_catalog.text)')"
+    ),
+    // By a column of its own: an application may have another table of this name, which is not to be
+    // taken for ours, nor dropped.
+    step!(
+        "2026-11-20-000002_first_outbox",
+        "(SELECT attrelid FROM pg_catalog.pg_attribute
+           WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox')::pg_catalog.oid
+             AND attname OPERATOR(pg_catalog.=) 'split_from' AND NOT attisdropped)"
+    ),
+    INBOX,
+];
+
+/// The step that a database without an outbox can do alone. A table of this name that is another one
+/// (an outbox of this name, say) is in the way, and not taken for it.
+pub(crate) const INBOX: Step = step!(
+    "2026-11-21-000003_inbox",
+    "(SELECT attrelid FROM pg_catalog.pg_attribute
+       WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox_inbox')::pg_catalog.oid
+         AND attname OPERATOR(pg_catalog.=) 'handled_at' AND NOT attisdropped)"
+);
+
+/// The step that creates the outbox of the default name. Who works with another one needs not
+/// have it.
+const FIRST_OUTBOX: &str = "2026-11-20-000002_first_outbox";
+
+impl Step {
+    /// SQL that takes the step where nobody has done so before.
+    pub(crate) fn up_unless_there(&self) -> String {
+        format!(
+            "DO $outbox_step$ BEGIN
+                IF NOT ({is_there}) THEN EXECUTE $outbox_sql$ {up} $outbox_sql$; END IF;
+             END $outbox_step$",
+            is_there = self.is_there,
+            up = self.up,
+        )
+    }
+
+    /// SQL that undoes the step where it was taken.
+    pub(crate) fn down_if_there(&self) -> String {
+        format!(
+            "DO $outbox_step$ BEGIN
+                IF {is_there} THEN EXECUTE $outbox_sql$ {down} $outbox_sql$; END IF;
+             END $outbox_step$",
+            is_there = self.is_there,
+            down = self.down,
+        )
+    }
+}
+
+/// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
+const MIGRATION_LOCK: i64 = 0x6469_6573_656c_6f75;
+
+/// Runs the steps that this database has not seen, and creates the outbox `name` where it is
+/// missing. A step that an application's own migration has done is only recorded. Returns what was
+/// done, in words; nothing twice, even when two processes do it at once.
+pub(crate) fn migrate(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<Vec<String>, DatabaseError> {
+    conn.transaction(|conn| {
+        lock(conn)?;
+        let mut done = Vec::new();
+        conn.batch_execute(
+            "CREATE TABLE IF NOT EXISTS outbox_migrations (
+                version    pg_catalog.text PRIMARY KEY,
+                applied_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.now()
+            )",
+        )?;
+        let applied: Vec<String> = outbox_migrations::table
+            .select(outbox_migrations::version)
+            .load(conn)?;
+        for step in STEPS {
+            let is_recorded = applied.iter().any(|version| version == step.version);
+            let is_unwanted = step.version == FIRST_OUTBOX && *name != OutboxName::default();
+            let found = is_there(conn, step)?;
+            // Recorded and not there: an application's own migration made it, and has undone it.
+            if is_unwanted || (is_recorded && found) {
+                continue;
+            }
+            if !found {
+                conn.batch_execute(step.up)?;
+            }
+            insert_into(outbox_migrations::table)
+                .values(outbox_migrations::version.eq(step.version))
+                .on_conflict(outbox_migrations::version)
+                .do_update()
+                .set(outbox_migrations::applied_at.eq(excluded(outbox_migrations::applied_at)))
+                .execute(conn)?;
+            done.push(if found {
+                format!("found {} applied by a migration of yours", step.version)
+            } else {
+                format!("applied {}", step.version)
+            });
+        }
+        if !inspect::table_exists(conn, name)? {
+            sql_query("SELECT outbox_create($1)")
+                .bind::<Text, _>(name.to_string())
+                .execute(conn)?;
+            done.push(format!("created outbox {name}"));
+        }
+        // What is there already may have been damaged since.
+        pinned(conn, name, inspect::check)?;
+        Ok(done)
+    })
+}
+
+/// Undoes all steps, the newest first.
+pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
+    conn.transaction(|conn| {
+        lock(conn)?;
+        for step in STEPS.iter().rev() {
+            let found = is_there(conn, step)?;
+            if found {
+                conn.batch_execute(step.down)?;
+            }
+        }
+        conn.batch_execute("DROP TABLE IF EXISTS outbox_migrations")?;
+        Ok(())
+    })
+}
+
+/// Does the one step that makes the inbox, where it is missing.
+pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
+    conn.transaction(|conn| {
+        lock(conn)?;
+        match is_there(conn, &INBOX)? {
+            true => Ok(()),
+            false => conn.batch_execute(INBOX.up),
+        }
+    })
+}
+
+/// Lets one process at a time go on, until its transaction's end. A statement of its own: the ones after
+/// it see what the last holder did.
+fn lock(conn: &mut PgConnection) -> QueryResult<()> {
+    sql_query(format!(
+        "SELECT pg_catalog.pg_advisory_xact_lock({MIGRATION_LOCK})"
+    ))
+    .execute(conn)
+    .map(|_| ())
+}
+
+fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {
+    sql_query(format!("SELECT {} AS found", step.is_there))
+        .get_result::<FoundRow>(conn)
+        .map(|row| row.found)
+}
+
+/// The SQL of all steps, for the outbox `name`, to be copied into a migration of the application.
+pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
+    let mut sql = String::new();
+    let mut add = |version: &str, text: &str| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(sql, "-- {version}\n{}\n", text.trim_end());
+    };
+    let (create, drop) = (
+        format!("SELECT outbox_create('{name}');"),
+        format!("SELECT outbox_drop('{name}');"),
+    );
+    let (up, down): (Vec<_>, Vec<_>) = STEPS
+        .iter()
+        .map(|m| match m.version {
+            FIRST_OUTBOX => ((m.version, create.as_str()), (m.version, drop.as_str())),
+            version => ((version, m.up), (version, m.down)),
+        })
+        .unzip();
+    match direction {
+        Direction::Up => up
+            .into_iter()
+            .for_each(|(version, text)| add(version, text)),
+        Direction::Down => down
+            .into_iter()
+            .rev()
+            .for_each(|(version, text)| add(version, text)),
+    }
+    sql
+}
+
+/// Which way a migration goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Making the outbox.
+    Up,
+    /// Undoing it.
+    Down,
+}
+
+#[derive(diesel::QueryableByName)]
+struct FoundRow {
+    #[diesel(sql_type = Bool)]
+    found: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_of_migrations_is_in_the_list() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+        let mut found: Vec<String> = std::fs::read_dir(folder)
+            .expect("migrations/ is there")
+            .map(|entry| {
+                entry
+                    .expect("readable")
+                    .file_name()
+                    .into_string()
+                    .expect("UTF-8")
+            })
+            .collect();
+        found.sort();
+        let listed: Vec<&str> = STEPS.iter().map(|step| step.version).collect();
+        assert_eq!(found, listed);
+    }
+}

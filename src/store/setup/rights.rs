@@ -1,0 +1,442 @@
+//! What roles of the database need, and no more: for `GRANT`, and for a relay that looks whether it
+//! has it. `docs/roles.sql` is what is printed here for the outbox of the default name.
+//!
+//! Text: PostgreSQL's catalogue.
+
+use std::fmt::Write;
+
+use diesel::sql_types::{Array, Bool, Text};
+use diesel::{PgConnection, RunQueryDsl, sql_query};
+
+use super::inspect;
+use crate::error::DatabaseError;
+use crate::name::OutboxName;
+
+/// A privilege on one table of an outbox, by its suffix.
+struct Right {
+    suffix: &'static str,
+    privilege: &'static str,
+    /// Only these columns; empty: the whole table.
+    columns: &'static [&'static str],
+}
+
+const fn right(suffix: &'static str, privilege: &'static str) -> Right {
+    on_columns(suffix, privilege, &[])
+}
+
+const fn on_columns(
+    suffix: &'static str,
+    privilege: &'static str,
+    columns: &'static [&'static str],
+) -> Right {
+    Right {
+        suffix,
+        privilege,
+        columns,
+    }
+}
+
+/// A role, why it has what it has, and that.
+struct Role {
+    name: &'static str,
+    what: &'static str,
+    rights: &'static [Right],
+}
+
+const ENQUEUER: Role = Role {
+    name: "outbox_enqueuer",
+    what: "Enqueues (the library, and plain SQL): inserts, and finds a key that is there already. It reads
+-- no topic and no payload. Where one key is written by both, plain SQL and the library, the library
+-- has to compute a digest: then GRANT SELECT (topic, payload), too.",
+    rights: &[
+        on_columns(
+            "",
+            "INSERT",
+            &[
+                "message_id",
+                "topic",
+                "destination",
+                "payload",
+                "headers",
+                "ordering_key",
+                "idempotency_key",
+                "digest",
+                "tenant_id",
+                "available_at",
+                "expires_at",
+                "occurred_at",
+            ],
+        ),
+        on_columns(
+            "",
+            "SELECT",
+            &["sequence", "message_id", "destination", "idempotency_key", "digest"],
+        ),
+    ],
+};
+
+const CANCELLER: Role = Role {
+    name: "outbox_canceller",
+    what: "Cancels and reschedules what waits (Outbox::cancel, Outbox::reschedule): GRANT it beside
+-- outbox_enqueuer to an application that does. It can remove any message that waits.",
+    rights: &[
+        right("", "DELETE"),
+        on_columns(
+            "",
+            "SELECT",
+            &[
+                "sequence",
+                "message_id",
+                "topic",
+                "destination",
+                "payload",
+                "ordering_key",
+                "idempotency_key",
+                "digest",
+                "tenant_id",
+                "available_at",
+                "created_at",
+                "occurred_at",
+                "attempts",
+                "locked_by",
+                "split_from",
+            ],
+        ),
+        on_columns("", "UPDATE", &["available_at"]),
+        right("_ledger", "SELECT"),
+        right("_ledger", "INSERT"),
+        right("_part", "SELECT"),
+        on_columns(
+            "_dead",
+            "SELECT",
+            &[
+                "sequence",
+                "message_id",
+                "destination",
+                "named_destination",
+                "idempotency_key",
+                "reason",
+                "split_from",
+            ],
+        ),
+    ],
+};
+
+const RELAY: Role = Role {
+    name: "outbox_relay",
+    what: "Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
+-- and what is requeued; UPDATE on a column of the dead letters lets it lock them.",
+    rights: &[
+        right("", "SELECT"),
+        right("", "DELETE"),
+        on_columns(
+            "",
+            "INSERT",
+            &[
+                "sequence",
+                "message_id",
+                "topic",
+                "destination",
+                "payload",
+                "headers",
+                "ordering_key",
+                "idempotency_key",
+                "digest",
+                "tenant_id",
+                "available_at",
+                "expires_at",
+                "created_at",
+                "occurred_at",
+                "split_from",
+            ],
+        ),
+        on_columns(
+            "",
+            "UPDATE",
+            &[
+                "available_at",
+                "attempts",
+                "locked_by",
+                "locked_at",
+                "last_attempt_at",
+                "last_error_code",
+                "last_error",
+            ],
+        ),
+        right("_ledger", "SELECT"),
+        right("_ledger", "INSERT"),
+        right("_attempt", "SELECT"),
+        right("_attempt", "INSERT"),
+        right("_part", "SELECT"),
+        right("_dead", "SELECT"),
+        right("_dead", "INSERT"),
+        right("_dead", "DELETE"),
+        on_columns("_dead", "UPDATE", &["blocks_key"]),
+        right("_lease", "SELECT"),
+        right("_lease", "INSERT"),
+        right("_lease", "UPDATE"),
+        right("_lease", "DELETE"),
+        right("_pause", "SELECT"),
+        right("_pause", "INSERT"),
+        right("_pause", "UPDATE"),
+        right("_pause", "DELETE"),
+        right("_messages", "SELECT"),
+    ],
+};
+
+const READER: Role = Role {
+    name: "outbox_reader",
+    what: "Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
+-- of receivers, in dead letters).",
+    rights: &[
+        on_columns(
+            "",
+            "SELECT",
+            &[
+                "sequence",
+                "message_id",
+                "topic",
+                "destination",
+                "ordering_key",
+                "idempotency_key",
+                "tenant_id",
+                "available_at",
+                "expires_at",
+                "created_at",
+                "occurred_at",
+                "attempts",
+                "locked_by",
+                "locked_at",
+                "last_attempt_at",
+                "last_error_code",
+                "last_error",
+                "split_from",
+            ],
+        ),
+        on_columns(
+            "_dead",
+            "SELECT",
+            &[
+                "sequence",
+                "message_id",
+                "topic",
+                "destination",
+                "named_destination",
+                "ordering_key",
+                "idempotency_key",
+                "tenant_id",
+                "available_at",
+                "expires_at",
+                "created_at",
+                "occurred_at",
+                "attempts",
+                "reason",
+                "last_error",
+                "http_status",
+                "response",
+                "died_at",
+                "split_from",
+                "blocks_key",
+            ],
+        ),
+        right("_lease", "SELECT"),
+        right("_pause", "SELECT"),
+        right("_messages", "SELECT"),
+    ],
+};
+
+/// SQL that makes roles and gives them what they need in the outbox `name`.
+pub(crate) fn printed(name: &OutboxName) -> String {
+    let mut sql = String::from(
+        "-- Roles with what they need for one outbox, and no more.
+--
+-- They cannot log in: GRANT outbox_enqueuer TO the role of your application, GRANT outbox_relay TO the
+-- one of the relay. Roles belong to the server, not to a database: leave these lines out where they
+-- are there already.
+CREATE ROLE outbox_enqueuer;
+CREATE ROLE outbox_canceller;
+CREATE ROLE outbox_relay;
+CREATE ROLE outbox_reader;
+CREATE ROLE outbox_receiver;
+",
+    );
+    // Writing to a string cannot fail.
+    if let Some(schema) = name.schema() {
+        let _ = writeln!(
+            sql,
+            "\nGRANT USAGE ON SCHEMA {schema} TO outbox_enqueuer, outbox_canceller, outbox_relay, outbox_reader;"
+        );
+    }
+    for role in [&ENQUEUER, &CANCELLER, &RELAY, &READER] {
+        let _ = writeln!(sql, "\n-- {}", role.what);
+        for suffix in suffixes(role) {
+            let rights = role.rights.iter().filter(|right| right.suffix == suffix);
+            let rights: Vec<(&str, Vec<&str>)> =
+                rights.map(|r| (r.privilege, r.columns.to_vec())).collect();
+            let table = name.suffixed(suffix);
+            let _ = writeln!(sql, "{};", wrapped(&grant(&rights, &table, role.name)));
+        }
+        if role.name == RELAY.name {
+            let _ = writeln!(sql, "{};", grant_rotate(name, role.name));
+        }
+    }
+    sql.push_str(
+        "
+-- Handles each message once (inbox::once). The inbox is one for the database.
+GRANT INSERT (source, message_id) ON outbox_inbox TO outbox_receiver;
+-- Where the relay is to clean it (OUTBOX_INBOX_RETENTION):
+GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
+",
+    );
+    sql
+}
+
+/// The tables that a role has rights on, each once.
+fn suffixes(role: &Role) -> Vec<&'static str> {
+    let mut suffixes: Vec<&str> = role.rights.iter().map(|right| right.suffix).collect();
+    suffixes.dedup();
+    suffixes
+}
+
+/// Privileges and their columns, as one statement.
+fn grant(rights: &[(&str, Vec<&str>)], table: &str, role: &str) -> String {
+    let rights: Vec<String> = rights
+        .iter()
+        .map(|(privilege, columns)| match columns.as_slice() {
+            [] => (*privilege).to_owned(),
+            columns => format!("{privilege} ({})", columns.join(", ")),
+        })
+        .collect();
+    format!("GRANT {} ON {table} TO {role}", rights.join(", "))
+}
+
+/// The function that empties old parts of the ledger; it runs as its owner.
+fn grant_rotate(name: &OutboxName, role: &str) -> String {
+    format!(
+        "GRANT EXECUTE ON FUNCTION {}(interval) TO {role}",
+        name.suffixed("_rotate")
+    )
+}
+
+/// Broken into lines at spaces.
+fn wrapped(statement: &str) -> String {
+    let mut lines = String::new();
+    let mut width = 0;
+    for word in statement.split(' ') {
+        if width + word.len() >= LINE {
+            lines.push_str("\n   ");
+            width = 3;
+        }
+        if width > 0 {
+            lines.push(' ');
+        }
+        lines.push_str(word);
+        width += word.len() + 1;
+    }
+    lines
+}
+
+/// Characters in a line of what is printed.
+const LINE: usize = 100;
+
+/// A right that this connection's role has not got.
+#[derive(diesel::QueryableByName)]
+struct MissingRow {
+    #[diesel(sql_type = Text)]
+    role: String,
+    #[diesel(sql_type = Text)]
+    table_name: String,
+    #[diesel(sql_type = Text)]
+    privilege: String,
+    #[diesel(sql_type = Text)]
+    column: String,
+}
+
+/// What a relay needs in the outbox and this connection's role may not, as `GRANT` statements.
+pub(crate) fn missing(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<Vec<String>, DatabaseError> {
+    let (mut tables, mut privileges, mut columns) = (Vec::new(), Vec::new(), Vec::new());
+    for right in RELAY.rights {
+        let of_right: &[&str] = match right.columns {
+            [] => &[""],
+            columns => columns,
+        };
+        for column in of_right {
+            tables.push(name.suffixed(right.suffix));
+            privileges.push(right.privilege);
+            columns.push(*column);
+        }
+    }
+    let rows: Vec<MissingRow> = sql_query(
+        "SELECT quote_ident(current_user) AS role, r.table_name, r.privilege, r.column
+           FROM unnest($1::text[], $2::text[], $3::text[])
+                WITH ORDINALITY AS r(table_name, privilege, \"column\", n)
+          WHERE NOT CASE r.column
+                WHEN '' THEN has_table_privilege(to_regclass(r.table_name), r.privilege)
+                ELSE has_column_privilege(to_regclass(r.table_name), r.column, r.privilege) END
+          ORDER BY r.n",
+    )
+    .bind::<Array<Text>, _>(&tables)
+    .bind::<Array<Text>, _>(&privileges)
+    .bind::<Array<Text>, _>(&columns)
+    .load(conn)?;
+    let of_tables = rows.chunk_by(|a, b| a.table_name == b.table_name);
+    let mut missing: Vec<String> = of_tables.map(missing_of_table).collect();
+    let rotate: RoleRow = sql_query(
+        "SELECT quote_ident(current_user) AS role,
+                coalesce(has_function_privilege(to_regprocedure($1), 'EXECUTE'), false) AS may",
+    )
+    .bind::<Text, _>(format!("{}(interval)", name.rotate()))
+    .get_result(conn)?;
+    if !rotate.may {
+        missing.push(grant_rotate(name, &rotate.role));
+    }
+    Ok(missing)
+}
+
+#[derive(diesel::QueryableByName)]
+struct RoleRow {
+    #[diesel(sql_type = Text)]
+    role: String,
+    #[diesel(sql_type = Bool)]
+    may: bool,
+}
+
+fn missing_of_table(rows: &[MissingRow]) -> String {
+    let rights: Vec<(&str, Vec<&str>)> = rows
+        .chunk_by(|a, b| a.privilege == b.privilege)
+        .map(|of_privilege| {
+            let columns = of_privilege.iter().map(|row| row.column.as_str());
+            let columns = columns.filter(|column| !column.is_empty()).collect();
+            (of_privilege[0].privilege.as_str(), columns)
+        })
+        .collect();
+    grant(&rights, &rows[0].table_name, &rows[0].role)
+}
+
+/// Whether a relay can work here: the outbox is as it must be, and this connection's role may do all
+/// that a relay does. Without this it could send, and not write down that it has.
+pub(crate) fn check_relay(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    inspect::check(conn, name)?;
+    let missing = missing(conn, name)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(DatabaseError::Schema(format!(
+        "the database's role lacks rights that a relay needs; what is missing: {}",
+        missing.join("; ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_roles_are_those_that_are_printed() {
+        let documented = include_str!("../../../docs/roles.sql");
+        assert_eq!(documented, printed(&OutboxName::default()));
+    }
+}

@@ -1,0 +1,454 @@
+//! Inserts, on the caller's connection and in its transaction.
+//!
+//! Text: WITH, `unnest`, and operators with their schema, for the application's search path.
+
+use std::collections::HashMap;
+
+use diesel::connection::LoadConnection;
+use diesel::pg::Pg;
+use diesel::pg::data_types::{PgInterval, PgTimestamp};
+use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+use diesel::sql_types::{
+    Array, BigInt, Binary, Bool, Interval, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+};
+use diesel::{RunQueryDsl, sql_query};
+
+use uuid::Uuid;
+
+use crate::message::{Due, NewMessage};
+use crate::name::OutboxName;
+use crate::store::digest_of;
+use crate::store::place::from_micros;
+
+/// A message with what its row has besides.
+pub(crate) struct Row {
+    message: NewMessage,
+    /// Of a message with a key, to compare it with another one of the key.
+    digest: Option<Vec<u8>>,
+}
+
+/// What is there once: a key that was given, at each destination. A message without a key is compared with no
+/// other: its id, and how many of that id stand before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Identity<'a> {
+    Key(&'a str, &'a str),
+    Id(Uuid, &'a str, usize),
+}
+
+impl<'a> Identity<'a> {
+    fn new(key: Option<&'a str>, id: Uuid, destination: &'a str) -> Self {
+        match key {
+            Some(key) => Self::Key(key, destination),
+            None => Self::Id(id, destination, 0),
+        }
+    }
+
+    /// The first of this id that is free.
+    fn unless(mut self, is_taken: impl Fn(&Self) -> bool) -> Self {
+        while let Self::Id(id, destination, before) = self
+            && is_taken(&self)
+        {
+            self = Self::Id(id, destination, before + 1);
+        }
+        self
+    }
+}
+
+impl Row {
+    pub(crate) fn new(message: NewMessage) -> Self {
+        Self {
+            digest: message.idempotency_key.is_some().then(|| message.digest()),
+            message,
+        }
+    }
+
+    /// The key that was given, or the message's id.
+    pub(crate) fn key(&self) -> String {
+        self.message.key()
+    }
+
+    pub(crate) fn topic(&self) -> &str {
+        &self.message.topic
+    }
+
+    /// About as many bytes as it takes on its way to the database.
+    pub(crate) fn bytes(&self) -> usize {
+        let headers = self.message.headers.iter();
+        self.message.payload.len() + headers.map(|(n, v)| n.len() + v.len()).sum::<usize>()
+    }
+
+    fn given_key(&self) -> Option<&str> {
+        self.message.idempotency_key.as_deref()
+    }
+
+    fn identity(&self) -> Identity<'_> {
+        let message = &self.message;
+        Identity::new(self.given_key(), message.message_id, &message.destination)
+    }
+}
+
+/// What the outbox has for a message's key after an insert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored {
+    pub(crate) sequence: i64,
+    pub(crate) message_id: Uuid,
+    /// It is this message, written just now.
+    pub(crate) is_new: bool,
+    /// It has this message's topic and payload.
+    pub(crate) is_same: bool,
+}
+
+#[derive(diesel::QueryableByName)]
+struct FoundRow {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = SqlUuid)]
+    message_id: Uuid,
+    #[diesel(sql_type = Nullable<Text>)]
+    idempotency_key: Option<String>,
+    #[diesel(sql_type = Text)]
+    destination: String,
+    /// Of a row that was there before, unless a plain insert wrote it.
+    #[diesel(sql_type = Nullable<Binary>)]
+    digest: Option<Vec<u8>>,
+    #[diesel(sql_type = Bool)]
+    is_new: bool,
+}
+
+impl FoundRow {
+    fn identity(&self) -> Identity<'_> {
+        let key = self.idempotency_key.as_deref();
+        Identity::new(key, self.message_id, &self.destination)
+    }
+}
+
+/// How often an insert is tried that neither inserted nor saw the row that stood in its way: that
+/// row was committed, or removed, at just that moment.
+const TRIES: usize = 100;
+
+/// Inserts the messages whose key is free, in their order, by one statement, and tells for each
+/// message what the outbox has. Needs a second statement only when another transaction enqueued one
+/// of the keys at the same moment, or a plain insert did before.
+///
+/// The statement is not a prepared one: it is one round trip from the first call on a connection, and
+/// its search for keys is planned for the table as it is (a plan of an empty table reads all of it).
+pub(crate) fn insert_or_find(
+    conn: &mut impl LoadConnection<Backend = Pg>,
+    name: &OutboxName,
+    rows: &[Row],
+) -> QueryResult<Vec<Stored>> {
+    let mut first_of = HashMap::with_capacity(rows.len());
+    let mut missing = Vec::with_capacity(rows.len());
+    for (index, row) in rows.iter().enumerate() {
+        let identity = row.identity().unless(|it| first_of.contains_key(it));
+        first_of.entry(identity).or_insert_with(|| {
+            missing.push(index);
+            index
+        });
+    }
+    let mut found: Vec<Option<FoundRow>> = rows.iter().map(|_| None).collect();
+    for _ in 0..TRIES {
+        if missing.is_empty() {
+            return Ok(stored(rows, &first_of, &found));
+        }
+        let wanted: Vec<&Row> = missing.iter().map(|&index| &rows[index]).collect();
+        let seen = insert_or_find_statement(name, &wanted).load::<FoundRow>(conn)?;
+        for row in with_digests(conn, name, seen)? {
+            let is_found = |it: &Identity<'_>| {
+                first_of
+                    .get(it)
+                    .is_some_and(|&index: &usize| found[index].is_some())
+            };
+            let Some(&index) = first_of.get(&row.identity().unless(is_found)) else {
+                continue;
+            };
+            // A row that was settled while the insert waited for it is seen beside the new one.
+            if row.is_new || found[index].is_none() {
+                found[index] = Some(row);
+            }
+        }
+        missing.retain(|&index| found[index].is_none());
+    }
+    Err(Error::QueryBuilderError(
+        format!("a key was enqueued and settled by others {TRIES} times in a row").into(),
+    ))
+}
+
+/// Rows of plain inserts have no digest: they are asked for it, by a statement of its own. It is the only
+/// one that reads topics and payloads, which a role that enqueues needs not be allowed. What is gone
+/// meanwhile is left out.
+fn with_digests(
+    conn: &mut impl LoadConnection<Backend = Pg>,
+    name: &OutboxName,
+    mut rows: Vec<FoundRow>,
+) -> QueryResult<Vec<FoundRow>> {
+    let has_none = |row: &FoundRow| !row.is_new && row.digest.is_none();
+    let plain = rows.iter().filter(|row| has_none(row));
+    let plain: Vec<i64> = plain.map(|row| row.sequence).collect();
+    if plain.is_empty() {
+        return Ok(rows);
+    }
+    let digests: HashMap<i64, Vec<u8>> = sql_query(format!(
+        "SELECT o.sequence, {digest} AS digest FROM {outbox} o
+          WHERE o.sequence OPERATOR(pg_catalog.=) ANY($1)",
+        digest = digest_of("o"),
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(plain)
+    .load::<DigestRow>(conn)?
+    .into_iter()
+    .map(|row| (row.sequence, row.digest))
+    .collect();
+    for row in rows.iter_mut().filter(|row| has_none(row)) {
+        row.digest = digests.get(&row.sequence).cloned();
+    }
+    rows.retain(|row| !has_none(row));
+    Ok(rows)
+}
+
+#[derive(diesel::QueryableByName)]
+struct DigestRow {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Binary)]
+    digest: Vec<u8>,
+}
+
+/// What was found for the first message of each key, told for every message.
+fn stored(
+    rows: &[Row],
+    first_of: &HashMap<Identity<'_>, usize>,
+    found: &[Option<FoundRow>],
+) -> Vec<Stored> {
+    let stored = rows.iter().enumerate().filter_map(|(index, row)| {
+        let first = match row.identity() {
+            identity @ Identity::Key(..) => *first_of.get(&identity)?,
+            Identity::Id(..) => index,
+        };
+        let found = found[first].as_ref()?;
+        let digest = found.digest.as_ref().or(rows[first].digest.as_ref());
+        Some(Stored {
+            sequence: found.sequence,
+            message_id: found.message_id,
+            is_new: found.is_new && first == index,
+            is_same: digest == row.digest.as_ref(),
+        })
+    });
+    stored.collect()
+}
+
+/// Inserts the messages in their order, by one statement: all, or (`false`) none because a key is taken.
+/// A fifth less work for the server than an insert which looks at each key first. Keys are tried in a
+/// savepoint; messages without a key stand in nobody's way.
+pub(crate) fn insert_all(
+    conn: &mut impl LoadConnection<Backend = Pg>,
+    name: &OutboxName,
+    rows: &[Row],
+) -> QueryResult<bool> {
+    let rows: Vec<&Row> = rows.iter().collect();
+    let statement = sql_query(insert(name, in_array)).into_boxed();
+    if !has_keys(&rows) {
+        return bind_many(statement, &rows).execute(conn).map(|_| true);
+    }
+    match conn.transaction(|conn| bind_many(statement, &rows).execute(conn)) {
+        Ok(_) => Ok(true),
+        Err(Error::DatabaseError(DatabaseErrorKind::UniqueViolation, _)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+type Bound<'a> = BoxedSqlQuery<'a, Pg, SqlQuery>;
+
+fn has_keys(rows: &[&Row]) -> bool {
+    rows.iter().any(|row| row.given_key().is_some())
+}
+
+/// The columns of a [`FoundRow`] whose row is new.
+const NEW: &str =
+    "sequence, message_id, idempotency_key, destination, NULL::pg_catalog.bytea AS digest,
+    true AS is_new";
+
+/// Messages without a key are only inserted.
+///
+/// `ON CONFLICT DO NOTHING` raises no error, so the caller's transaction stays usable. The search goes
+/// by the index, one key after the other: as a join it would read a table of some 100,000 rows whole.
+fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Bound<'a> {
+    let element = if rows.len() == 1 { alone } else { in_array };
+    let insert = insert(name, element);
+    let with_keys = || {
+        format!(
+            "WITH inserted AS (
+            {insert}
+            ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
+            RETURNING sequence, message_id, idempotency_key, destination
+        )
+        SELECT {NEW} FROM inserted
+        UNION ALL
+        SELECT found.sequence, found.message_id, given.key, given.destination, found.digest, false
+          FROM (SELECT {key} AS key, {destination} AS destination) AS given
+         CROSS JOIN LATERAL (
+            SELECT o.sequence, o.message_id, o.digest FROM {outbox} o
+             WHERE o.idempotency_key OPERATOR(pg_catalog.=) given.key
+               AND o.destination OPERATOR(pg_catalog.=) given.destination
+             LIMIT 1
+         ) AS found
+         WHERE (SELECT pg_catalog.count(*) FROM inserted) OPERATOR(pg_catalog.<) {count}",
+            key = element(7),
+            destination = element(3),
+            outbox = name.outbox(),
+            count = rows.len(),
+        )
+    };
+    let statement = match has_keys(rows) {
+        true => with_keys(),
+        false => format!("{insert} RETURNING {NEW}"),
+    };
+    let statement = sql_query(statement).into_boxed();
+    match rows {
+        [row] => bind_one(statement, row),
+        rows => bind_many(statement, rows),
+    }
+}
+
+/// The parameter as it is.
+fn alone(parameter: usize) -> String {
+    format!("${parameter}")
+}
+
+/// The parameter's elements, one for each row. An array that is NULL gives NULL to each.
+fn in_array(parameter: usize) -> String {
+    format!("pg_catalog.unnest(${parameter})")
+}
+
+/// Rows are inserted in the order of the arrays: unnest in a list of SELECT gives them one by one,
+/// and nothing comes between it and the insert.
+fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
+    let given = [
+        "message_id",
+        "topic",
+        "destination",
+        "payload",
+        "headers",
+        "ordering_key",
+        "idempotency_key",
+        "digest",
+        "tenant_id",
+        "due_in",
+        "due_at",
+        "expires_in",
+        "expires_at",
+        "occurred_at",
+    ];
+    let given: Vec<String> = (1..)
+        .zip(given)
+        .map(|(parameter, column)| format!("{} AS {column}", element(parameter)))
+        .collect();
+    format!(
+        "INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
+                               idempotency_key, digest, tenant_id, available_at, expires_at, occurred_at)
+         SELECT message_id, topic, destination, payload::pg_catalog.json, headers::pg_catalog.json,
+                ordering_key,
+                idempotency_key, digest, tenant_id,
+                coalesce(due_at, pg_catalog.now() OPERATOR(pg_catalog.+) due_in, pg_catalog.now()),
+                coalesce(expires_at, pg_catalog.now() OPERATOR(pg_catalog.+) expires_in),
+                occurred_at
+           FROM (SELECT {given}) AS given",
+        outbox = name.outbox(),
+        given = given.join(", "),
+    )
+}
+
+fn bind_one<'a>(statement: Bound<'a>, row: &'a Row) -> Bound<'a> {
+    let message = &row.message;
+    statement
+        .bind::<SqlUuid, _>(message.message_id)
+        .bind::<Text, _>(&message.topic)
+        .bind::<Text, _>(&message.destination)
+        .bind::<Text, _>(&message.payload)
+        .bind::<Nullable<Text>, _>(headers_json(row))
+        .bind::<Nullable<Text>, _>(&message.ordering_key)
+        .bind::<Nullable<Text>, _>(row.given_key())
+        .bind::<Nullable<Binary>, _>(row.digest.as_ref())
+        .bind::<Nullable<SqlUuid>, _>(message.tenant_id)
+        .bind::<Nullable<Interval>, _>(relative(message.due))
+        .bind::<Nullable<Timestamptz>, _>(absolute(message.due))
+        .bind::<Nullable<Interval>, _>(message.expiry.and_then(relative))
+        .bind::<Nullable<Timestamptz>, _>(message.expiry.and_then(absolute))
+        .bind::<Nullable<Timestamptz>, _>(occurred_at(row))
+}
+
+fn bind_many<'a>(statement: Bound<'a>, rows: &[&'a Row]) -> Bound<'a> {
+    statement
+        .bind::<Array<SqlUuid>, _>(each(rows, |row| row.message.message_id))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.message.topic))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.message.destination))
+        .bind::<Array<Text>, _>(each(rows, |row| &*row.message.payload))
+        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, headers_json))
+        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, |row| {
+            row.message.ordering_key.as_deref()
+        }))
+        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, Row::given_key))
+        .bind::<Nullable<Array<Nullable<Binary>>>, _>(any(rows, |row| row.digest.as_ref()))
+        .bind::<Nullable<Array<Nullable<SqlUuid>>>, _>(any(rows, |row| row.message.tenant_id))
+        .bind::<Nullable<Array<Nullable<Interval>>>, _>(any(rows, |row| relative(row.message.due)))
+        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, |row| {
+            absolute(row.message.due)
+        }))
+        .bind::<Nullable<Array<Nullable<Interval>>>, _>(any(rows, |row| {
+            row.message.expiry.and_then(relative)
+        }))
+        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, |row| {
+            row.message.expiry.and_then(absolute)
+        }))
+        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, occurred_at))
+}
+
+fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
+    rows.iter().map(|&row| value(row)).collect()
+}
+
+/// None where no row has a value: most messages use few of the columns.
+fn any<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> Option<T>) -> Option<Vec<Option<T>>> {
+    let values = each(rows, value);
+    values.iter().any(Option::is_some).then_some(values)
+}
+
+fn headers_json(row: &Row) -> Option<String> {
+    row.message.headers_json()
+}
+
+fn occurred_at(row: &Row) -> Option<PgTimestamp> {
+    absolute(Due::At(row.message.occurred_at?))
+}
+
+/// From 1970 to the end of 9999, and back to the year 1: times further away are cut to these.
+const LAST_MICRO: i64 = 253_402_300_799_000_000;
+const FIRST_MICRO: i64 = 62_135_596_800_000_000;
+/// A hundred years in microseconds: longer delays are cut to it.
+const MOST_MICROS: i64 = 100 * 365 * 24 * 3600 * 1_000_000;
+
+pub(super) fn relative(due: Due) -> Option<PgInterval> {
+    match due {
+        Due::Now | Due::At(_) => None,
+        Due::After(delay) => {
+            let micros = micros_up_to(delay.as_micros(), MOST_MICROS);
+            Some(PgInterval::from_microseconds(micros))
+        }
+    }
+}
+
+pub(super) fn absolute(due: Due) -> Option<PgTimestamp> {
+    let Due::At(time) = due else {
+        return None;
+    };
+    let micros = match time.duration_since(std::time::UNIX_EPOCH) {
+        Ok(since) => micros_up_to(since.as_micros(), LAST_MICRO),
+        Err(before) => -micros_up_to(before.duration().as_micros(), FIRST_MICRO),
+    };
+    Some(from_micros(micros))
+}
+
+fn micros_up_to(micros: u128, most: i64) -> i64 {
+    i64::try_from(micros).map_or(most, |micros| micros.min(most))
+}

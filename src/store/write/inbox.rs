@@ -1,0 +1,145 @@
+//! The inbox: which messages were handled, in the database of who handles them.
+
+use std::time::Duration;
+
+use diesel::pg::data_types::{PgInterval, PgTimestamp};
+use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Bool, Interval, Nullable, Text, Timestamptz};
+use diesel::{ExpressionMethods, PgConnection, RunQueryDsl, insert_into, sql_query};
+
+use crate::store::pinned::located_by_default;
+use crate::store::statement::statement;
+use crate::store::table::inbox;
+use crate::store::{LONGEST_AGE, millis};
+
+/// Remembers a message. `false`: it was there. Where a transaction that has not ended holds it, this
+/// waits for that one's end.
+pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) -> QueryResult<bool> {
+    insert_into(inbox::table(TABLE))
+        .values((inbox::source.eq(source), inbox::message_id.eq(message_id)))
+        .on_conflict_do_nothing()
+        .execute(conn)
+        .map(|rows| rows == 1)
+}
+
+/// Has no statement of the open transaction wait for a lock longer than `limit`, nor than the connection
+/// does anyway.
+///
+/// Text: Diesel names no schema of operators and types, as an application's search path needs.
+pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> QueryResult<()> {
+    statement(
+        "SELECT pg_catalog.set_config('lock_timeout', $1::pg_catalog.int8::pg_catalog.text, true)
+           FROM (SELECT pg_catalog.date_part('epoch', pg_catalog.current_setting('lock_timeout')
+                                                      ::pg_catalog.interval)) AS own(s)
+          WHERE own.s OPERATOR(pg_catalog.=) 0
+             OR own.s OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.>) $1::pg_catalog.float8",
+    )
+    // 0 is no limit.
+    .bind::<BigInt, _>(millis(limit).clamp(1, i32::MAX.into()))
+    .execute(conn)
+    .map(drop)
+}
+
+/// Forgets messages that were handled longer ago than some age, the oldest first.
+pub(crate) struct Forgetting<'a> {
+    table: &'a str,
+    age: PgInterval,
+    /// When the last message was handled that is forgotten. The next step goes on there: what an old snapshot
+    /// keeps of those before would be read again by each step.
+    from: PgTimestamp,
+}
+
+#[derive(diesel::QueryableByName)]
+struct ForgottenRow {
+    #[diesel(sql_type = BigInt)]
+    rows: i64,
+    #[diesel(sql_type = Nullable<Timestamptz>)]
+    last: Option<PgTimestamp>,
+}
+
+impl<'a> Forgetting<'a> {
+    pub(crate) fn new(table: &'a str, age: Duration) -> Self {
+        let age = i64::try_from(age.min(LONGEST_AGE).as_micros()).unwrap_or(i64::MAX);
+        Self {
+            table,
+            age: PgInterval::from_microseconds(age),
+            from: MINUS_INFINITY,
+        }
+    }
+
+    /// Forgets as many messages at most. Returns how many; with 0, all are forgotten.
+    ///
+    /// Nothing locks rows of the inbox or changes them, so none is locked first: that would need the right
+    /// to UPDATE.
+    ///
+    /// Text: Diesel names no schema of operators, as an application's search path needs; and has no WITH.
+    pub(crate) fn step(&mut self, conn: &mut PgConnection, limit: i64) -> QueryResult<usize> {
+        let forgotten: ForgottenRow = sql_query(format!(
+            "WITH forgotten AS (
+                DELETE FROM {table} WHERE ctid OPERATOR(pg_catalog.=) ANY(ARRAY(
+                    SELECT ctid FROM {table}
+                     WHERE handled_at OPERATOR(pg_catalog.>=) $1
+                       AND handled_at OPERATOR(pg_catalog.<) (pg_catalog.now() OPERATOR(pg_catalog.-) $2)
+                     ORDER BY handled_at LIMIT $3))
+                RETURNING handled_at
+             )
+             SELECT pg_catalog.count(*) AS rows, pg_catalog.max(handled_at) AS last FROM forgotten",
+            table = self.table
+        ))
+        .bind::<Timestamptz, _>(self.from)
+        .bind::<Interval, _>(self.age)
+        .bind::<BigInt, _>(limit)
+        .get_result(conn)?;
+        self.from = forgotten.last.unwrap_or(self.from);
+        Ok(usize::try_from(forgotten.rows).unwrap_or(0))
+    }
+}
+
+/// As PostgreSQL sends `-infinity`.
+const MINUS_INFINITY: PgTimestamp = PgTimestamp(i64::MIN);
+
+/// The inbox, by the connection's search path.
+pub(crate) const TABLE: &str = "outbox_inbox";
+
+/// Whether a connection can clean the inbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Cleaning {
+    /// It can: this table.
+    Possible(String),
+    /// There is no inbox.
+    NoTable,
+    /// Its role must not.
+    NoRight,
+}
+
+#[derive(diesel::QueryableByName)]
+struct CleaningRow {
+    #[diesel(sql_type = Bool)]
+    found: bool,
+    #[diesel(sql_type = Bool)]
+    allowed: bool,
+}
+
+/// Whether the inbox can be cleaned on this connection of a relay's.
+///
+/// Text: it asks PostgreSQL's catalogue.
+pub(crate) fn cleaning(conn: &mut PgConnection) -> QueryResult<Cleaning> {
+    let Some(table) = located_by_default(conn, TABLE)? else {
+        return Ok(Cleaning::NoTable);
+    };
+    let row: CleaningRow = sql_query(
+        "SELECT inbox IS NOT NULL AS found,
+                coalesce(has_table_privilege(inbox, 'SELECT')
+                     AND has_table_privilege(inbox, 'DELETE'), false) AS allowed
+           FROM (SELECT (SELECT attrelid FROM pg_attribute
+                          WHERE attrelid = to_regclass($1)
+                            AND attname = 'handled_at' AND NOT attisdropped) AS inbox) AS found",
+    )
+    .bind::<Text, _>(&table)
+    .get_result(conn)?;
+    Ok(match (row.found, row.allowed) {
+        (false, _) => Cleaning::NoTable,
+        (true, false) => Cleaning::NoRight,
+        (true, true) => Cleaning::Possible(table),
+    })
+}

@@ -1,0 +1,209 @@
+//! Enqueueing as a value: one message as a query.
+
+use std::fmt;
+
+use diesel::backend::Backend;
+use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
+use diesel::result::QueryResult;
+use diesel::serialize::ToSql;
+use diesel::sql_types::{BigInt, Binary, Nullable, Text};
+use diesel::{Connection, RunQueryDsl};
+use uuid::Uuid;
+
+use super::enqueue::{absolute, relative};
+use crate::message::{Due, NewMessage};
+use crate::name::OutboxName;
+
+/// From 1970 to 2000, where PostgreSQL begins to count.
+const EPOCH_SECONDS: i64 = 946_684_800;
+const MICROS: i64 = 1_000_000;
+
+/// A message as a query: [`Outbox::insert`](crate::Outbox::insert). It returns the message's
+/// [`Sequence`](crate::Sequence), or no row where the idempotency key is taken.
+#[must_use = "a query does nothing until it is executed"]
+pub struct Insert {
+    outbox: String,
+    id: Uuid,
+    message_id: String,
+    topic: String,
+    destination: String,
+    payload: String,
+    headers: Option<String>,
+    ordering_key: Option<String>,
+    idempotency_key: Option<String>,
+    /// Of a message with a key, to compare others of the key with.
+    digest: Option<Vec<u8>>,
+    tenant_id: Option<String>,
+    due: When,
+    expiry: When,
+    occurred: When,
+}
+
+/// A time from now on, or a time, or none: in numbers that every connection can send.
+#[derive(Debug, Default)]
+struct When {
+    micros_from_now: Option<i64>,
+    /// Since 1970.
+    seconds: Option<i64>,
+    micros: Option<i64>,
+}
+
+impl When {
+    fn new(due: Due) -> Self {
+        let at = absolute(due).map(|time| time.0);
+        Self {
+            micros_from_now: relative(due).map(|interval| interval.microseconds),
+            seconds: at.map(|micros| micros.div_euclid(MICROS) + EPOCH_SECONDS),
+            micros: at.map(|micros| micros.rem_euclid(MICROS)),
+        }
+    }
+}
+
+impl fmt::Debug for Insert {
+    /// Without payload and header values: they may be private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Insert")
+            .field("message_id", &self.id)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Insert {
+    /// The message has been validated.
+    pub(crate) fn new(name: &OutboxName, message: NewMessage) -> Self {
+        Self {
+            outbox: name.outbox().to_owned(),
+            id: message.message_id,
+            message_id: message.message_id.to_string(),
+            headers: message.headers_json(),
+            digest: message.idempotency_key.is_some().then(|| message.digest()),
+            idempotency_key: message.idempotency_key,
+            tenant_id: message.tenant_id.map(|id| id.to_string()),
+            due: When::new(message.due),
+            expiry: message.expiry.map(When::new).unwrap_or_default(),
+            occurred: message
+                .occurred_at
+                .map_or_else(When::default, |time| When::new(Due::At(time))),
+            topic: message.topic,
+            destination: message.destination,
+            payload: message.payload,
+            ordering_key: message.ordering_key,
+        }
+    }
+
+    /// The id that receivers will see.
+    ///
+    /// ```
+    /// use diesel_outbox::{NewMessage, Outbox};
+    ///
+    /// let insert = Outbox::default().insert(NewMessage::new("order.paid", &7)?)?;
+    /// println!("{} is on its way", insert.message_id());
+    /// # Ok::<(), diesel_outbox::EnqueueError>(())
+    /// ```
+    pub fn message_id(&self) -> Uuid {
+        self.id
+    }
+}
+
+/// Text: it is for any backend, and our tables are written for `Pg` alone; an expression for each value, with its schema, for
+/// the application's search path. Values are texts and
+/// numbers, which `#[derive(MultiConnection)]` can send, too; the server makes their types of them.
+impl<DB> QueryFragment<DB> for Insert
+where
+    DB: Backend,
+    String: ToSql<Text, DB>,
+    Option<Vec<u8>>: ToSql<Nullable<Binary>, DB>,
+    Option<String>: ToSql<Nullable<Text>, DB>,
+    Option<i64>: ToSql<Nullable<BigInt>, DB>,
+{
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, DB>) -> QueryResult<()> {
+        out.push_sql("INSERT INTO ");
+        out.push_sql(&self.outbox);
+        out.push_sql(
+            " (message_id, topic, destination, payload, headers, ordering_key, idempotency_key, digest, \
+              tenant_id, available_at, expires_at, occurred_at) VALUES (",
+        );
+        out.push_bind_param::<Text, _>(&self.message_id)?;
+        out.push_sql("::pg_catalog.uuid, ");
+        out.push_bind_param::<Text, _>(&self.topic)?;
+        out.push_sql(", ");
+        out.push_bind_param::<Text, _>(&self.destination)?;
+        out.push_sql(", ");
+        out.push_bind_param::<Text, _>(&self.payload)?;
+        out.push_sql("::pg_catalog.json, ");
+        out.push_bind_param::<Nullable<Text>, _>(&self.headers)?;
+        out.push_sql("::pg_catalog.json, ");
+        out.push_bind_param::<Nullable<Text>, _>(&self.ordering_key)?;
+        out.push_sql(", ");
+        out.push_bind_param::<Nullable<Text>, _>(&self.idempotency_key)?;
+        out.push_sql(", ");
+        out.push_bind_param::<Nullable<Binary>, _>(&self.digest)?;
+        out.push_sql(", ");
+        out.push_bind_param::<Nullable<Text>, _>(&self.tenant_id)?;
+        out.push_sql("::pg_catalog.uuid, coalesce(");
+        self.due.push_from_now(&mut out)?;
+        out.push_sql(", ");
+        self.due.push_at(&mut out)?;
+        out.push_sql(", pg_catalog.now()), coalesce(");
+        self.expiry.push_from_now(&mut out)?;
+        out.push_sql(", ");
+        self.expiry.push_at(&mut out)?;
+        out.push_sql("), ");
+        self.occurred.push_at(&mut out)?;
+        out.push_sql(
+            ") ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING \
+             RETURNING sequence",
+        );
+        Ok(())
+    }
+}
+
+impl When {
+    fn push_from_now<'b, DB>(&'b self, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>
+    where
+        DB: Backend,
+        Option<i64>: ToSql<Nullable<BigInt>, DB>,
+    {
+        out.push_sql("pg_catalog.now() OPERATOR(pg_catalog.+) ");
+        push_micros(&self.micros_from_now, out)
+    }
+
+    fn push_at<'b, DB>(&'b self, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>
+    where
+        DB: Backend,
+        Option<i64>: ToSql<Nullable<BigInt>, DB>,
+    {
+        out.push_sql("pg_catalog.to_timestamp(");
+        out.push_bind_param::<Nullable<BigInt>, _>(&self.seconds)?;
+        out.push_sql("::pg_catalog.float8) OPERATOR(pg_catalog.+) ");
+        push_micros(&self.micros, out)
+    }
+}
+
+/// An interval. Exact: a float holds whole numbers up to 285 years of microseconds.
+fn push_micros<'b, DB>(micros: &'b Option<i64>, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>
+where
+    DB: Backend,
+    Option<i64>: ToSql<Nullable<BigInt>, DB>,
+{
+    out.push_sql("(");
+    out.push_bind_param::<Nullable<BigInt>, _>(micros)?;
+    out.push_sql(
+        "::pg_catalog.float8 OPERATOR(pg_catalog.*) '1 microsecond'::pg_catalog.interval)",
+    );
+    Ok(())
+}
+
+/// Without a static id: the outbox's name is a part of the text, under which Diesel keeps the prepared statement.
+impl QueryId for Insert {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl Query for Insert {
+    type SqlType = BigInt;
+}
+
+impl<Conn: Connection> RunQueryDsl<Conn> for Insert {}

@@ -1,0 +1,319 @@
+//! What waits, changed by hand: cancelled, rescheduled, or settled by an operator's word.
+//!
+//! A message that a relay holds is under way and is left alone: nobody waits for its row's lock. Every
+//! function runs in a transaction, the caller's where one is open.
+
+mod refs;
+
+use std::collections::BTreeSet;
+
+use diesel::dsl::{array, exists, not};
+use diesel::prelude::{
+    Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Nullable, Text};
+use diesel::{PgConnection, sql_query, update};
+
+pub use self::refs::{Answer, Changed, MessageRef, Part, PartState};
+
+use self::refs::{Found, find};
+use super::enqueue::{absolute, relative};
+use crate::message::Due;
+use crate::name::OutboxName;
+use crate::status::ReasonCode;
+use crate::store::kept_digest;
+use crate::store::open_part;
+use crate::store::sql::{clock_timestamp, latest};
+use crate::store::statement::planned_anew;
+use crate::store::table::{candidate, lease, outbox};
+
+/// How a message ends by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It was delivered by other means.
+    Delivered,
+    /// It must not be sent.
+    Cancelled,
+}
+
+impl End {
+    fn status(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Cancelled => "dead",
+        }
+    }
+
+    fn reason(self) -> ReasonCode {
+        match self {
+            Self::Delivered => ReasonCode::ByHand,
+            Self::Cancelled => ReasonCode::Cancelled,
+        }
+    }
+}
+
+/// Which messages are changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those that wait.
+    Waiting,
+    /// Also those of relays whose leases are over, and dead letters.
+    Everything,
+}
+
+/// Ends what `which` names, and writes into the ledger how and why.
+pub(crate) fn end(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    end: End,
+    note: Option<&str>,
+    reach: Reach,
+) -> QueryResult<Changed> {
+    conn.transaction(|conn| {
+        let found = find(conn, name, which, reach)?;
+        let live = found.live();
+        let expired = match reach {
+            Reach::Waiting => Vec::new(),
+            Reach::Everything => over(conn, name, &live)?,
+        };
+        let mut ended = end_live(conn, name, &live, &expired, end, note)?;
+        if reach == Reach::Everything {
+            ended.extend(end_dead(conn, name, &found.dead(), end, note)?);
+        }
+        free(
+            conn,
+            name,
+            ended.iter().filter_map(|row| row.ordering_key.clone()),
+        )?;
+        let done: Vec<i64> = ended.into_iter().map(|row| row.sequence).collect();
+        told(conn, name, which, found, &done)
+    })
+}
+
+/// Lets what waits be due at another time, never before now.
+pub(crate) fn reschedule(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    due: Due,
+) -> QueryResult<Changed> {
+    conn.transaction(|conn| {
+        let found = find(conn, name, which, Reach::Waiting)?;
+        // Due now, or before, is now by the clock: a relay's lanes have passed what is earlier.
+        let waiting = candidate::table(name.outbox())
+            .filter(candidate::sequence.eq_any(found.live()))
+            .filter(candidate::locked_by.is_null())
+            .order(candidate::sequence)
+            .select(candidate::sequence)
+            .for_no_key_update()
+            .skip_locked();
+        let delayed = clock_timestamp().nullable() + relative(due);
+        let change = update(outbox::table(name.outbox()))
+            .filter(outbox::sequence.eq_any(array::<BigInt, _>(waiting)))
+            .set(outbox::available_at.eq(latest(clock_timestamp(), absolute(due), delayed)))
+            .returning(outbox::sequence);
+        let done: Vec<i64> = planned_anew(change).load(conn)?;
+        if !done.is_empty() {
+            wake(conn, name)?;
+        }
+        told(conn, name, which, found, &done)
+    })
+}
+
+/// What is told of each part. What was live and was not changed may have ended meanwhile: it is looked
+/// at again.
+fn told(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    found: Found,
+    done: &[i64],
+) -> QueryResult<Changed> {
+    let is_done = |sequence: &i64| done.contains(sequence);
+    if found.live().iter().all(is_done) {
+        return Ok(found.told(done));
+    }
+    let again = find(conn, name, which, Reach::Waiting)?;
+    Ok(found.and_now(again).told(done))
+}
+
+#[derive(diesel::QueryableByName)]
+struct Ended {
+    #[diesel(sql_type = BigInt)]
+    sequence: i64,
+    #[diesel(sql_type = Nullable<Text>)]
+    ordering_key: Option<String>,
+}
+
+/// Leases that hold one of these messages and are over: one that is over never comes back.
+fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult<Vec<i64>> {
+    if live.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_held = exists(
+        lease::table(name.lease())
+            .filter(lease::id.nullable().eq(outbox::locked_by))
+            .filter(lease::expires_at.gt(clock_timestamp()))
+            .select(lease::id),
+    );
+    let over = outbox::table(name.outbox())
+        .filter(outbox::sequence.eq_any(live))
+        .filter(outbox::locked_by.is_not_null())
+        .filter(not(is_held))
+        .select(outbox::locked_by.assume_not_null())
+        .distinct();
+    planned_anew(over).load(conn)
+}
+
+/// Text: as [`recorded`] says.
+fn end_live(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    live: &[i64],
+    expired: &[i64],
+    end: End,
+    note: Option<&str>,
+) -> QueryResult<Vec<Ended>> {
+    if live.is_empty() {
+        return Ok(Vec::new());
+    }
+    let outbox = name.outbox();
+    let gone = format!(
+        "DELETE FROM {outbox} o
+          WHERE o.sequence = ANY(ARRAY(
+                    SELECT w.sequence FROM {outbox} w
+                     WHERE w.sequence = ANY($1)
+                       AND (w.locked_by IS NULL OR w.locked_by = ANY($5))
+                     ORDER BY w.sequence FOR UPDATE SKIP LOCKED))
+        RETURNING {}",
+        columns("o", "o.destination")
+    );
+    sql_query(recorded(name, &gone))
+        .bind::<Array<BigInt>, _>(live)
+        .bind::<Text, _>(end.status())
+        .bind::<Text, _>(end.reason().as_str())
+        .bind::<Nullable<Text>, _>(note)
+        .bind::<Array<BigInt>, _>(expired)
+        .load(conn)
+}
+
+/// Text: as [`recorded`] says.
+fn end_dead(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    dead: &[i64],
+    end: End,
+    note: Option<&str>,
+) -> QueryResult<Vec<Ended>> {
+    if dead.is_empty() {
+        return Ok(Vec::new());
+    }
+    let gone = format!(
+        "DELETE FROM {} d WHERE d.sequence = ANY($1) RETURNING {}",
+        name.dead(),
+        columns("d", "d.named_destination")
+    );
+    sql_query(recorded(name, &gone))
+        .bind::<Array<BigInt>, _>(dead)
+        .bind::<Text, _>(end.status())
+        .bind::<Text, _>(end.reason().as_str())
+        .bind::<Nullable<Text>, _>(note)
+        .load(conn)
+}
+
+/// What the ledger keeps of a message. `named`: the destination that it names.
+fn columns(row: &str, named: &str) -> String {
+    format!(
+        "{row}.sequence, {row}.message_id, {row}.topic, {row}.destination, {named} AS named_destination,
+         {row}.ordering_key, {row}.idempotency_key, {row}.tenant_id, {row}.attempts, {row}.created_at,
+         {row}.occurred_at, {digest} AS digest",
+        digest = kept_digest(row),
+    )
+}
+
+/// Writes what the statement `gone` removes into the ledger, as $2 says, for the reason $3 and with the
+/// note $4.
+///
+/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
+fn recorded(name: &OutboxName, gone: &str) -> String {
+    format!(
+        "WITH gone AS ({gone}), recorded AS (
+            INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
+                ordering_key, idempotency_key, digest, tenant_id, status, reason, error, attempts,
+                created_at, occurred_at)
+            SELECT {part}, g.sequence, g.message_id, g.topic, g.destination, g.named_destination,
+                   g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, $2, $3, $4, g.attempts,
+                   g.created_at, g.occurred_at
+              FROM gone g
+         )
+         SELECT sequence, ordering_key FROM gone",
+        ledger = name.ledger(),
+        part = open_part(name),
+    )
+}
+
+/// Lets keys go on whose messages have waited for one that is gone.
+pub(in crate::store) fn free(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    keys: impl Iterator<Item = String>,
+) -> QueryResult<()> {
+    let keys: BTreeSet<String> = keys.collect();
+    for key in &keys {
+        go_on(conn, name, key)?;
+    }
+    match keys.is_empty() {
+        true => Ok(()),
+        false => wake(conn, name),
+    }
+}
+
+/// The first message of a key at each destination, where it is due, is due from now on: behind the place
+/// that a relay's lanes have reached, as one that was just enqueued. (A relay's walk over all keys would
+/// find it, too, and takes its time.)
+///
+/// Text: a loose index scan is recursive (WITH RECURSIVE).
+fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> QueryResult<()> {
+    let outbox = name.outbox();
+    let first = |behind: &str| {
+        format!(
+            "SELECT o.sequence, o.destination FROM {outbox} o
+              WHERE o.ordering_key = $1 {behind}
+              ORDER BY o.ordering_key, o.destination, coalesce(o.split_from, o.sequence) LIMIT 1"
+        )
+    };
+    sql_query(format!(
+        "WITH RECURSIVE first AS (
+            ({first})
+            UNION ALL
+            (SELECT n.* FROM first f CROSS JOIN LATERAL ({next}) n)
+         )
+         UPDATE {outbox} o SET available_at = clock_timestamp()
+          WHERE o.sequence = ANY(ARRAY(
+                    SELECT w.sequence FROM {outbox} w
+                     WHERE w.sequence = ANY(ARRAY(SELECT sequence FROM first))
+                       AND w.locked_by IS NULL AND w.available_at <= clock_timestamp()
+                     ORDER BY w.sequence FOR NO KEY UPDATE SKIP LOCKED))",
+        first = first(""),
+        next = first("AND o.destination > f.destination"),
+    ))
+    .bind::<Text, _>(ordering_key)
+    .execute(conn)
+    .map(drop)
+}
+
+/// Tells relays that sleep, as the trigger `outbox_wake` does after an insert.
+///
+/// Text: it takes an advisory lock.
+fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
+    sql_query(
+        "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared(t.oid::bigint::bit(32)::integer, 1)
+                     THEN pg_catalog.pg_notify('outbox_' || t.oid::text, '') END
+           FROM (SELECT pg_catalog.to_regclass($1)::oid AS oid) t",
+    )
+    .bind::<Text, _>(name.outbox())
+    .execute(conn)
+    .map(drop)
+}

@@ -1,0 +1,3 @@
+//! An application that only enqueues. See `tests/`.
+
+pub mod wrapper;

@@ -1,0 +1,45 @@
+//! A relay in a build without HTTP.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use diesel::prelude::*;
+use diesel_outbox::{Event, Outbox, Relay};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+struct OrderPaid {
+    order_id: i64,
+}
+
+impl Event for OrderPaid {
+    const TOPIC: &'static str = "order.paid";
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn url() -> String {
+    std::env::var("DATABASE_URL").expect("DATABASE_URL is set: run `make examples`")
+}
+
+#[test]
+fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
+    let mut conn = PgConnection::establish(&url()).expect("PostgreSQL is there");
+    let outbox = Outbox::default();
+    diesel_outbox::migrate(&mut conn, outbox.name()).expect("migrated");
+
+    let by_url = Relay::builder(url()).url("http://127.0.0.1:9/").start();
+    let refused = by_url.err().expect("no HTTP").to_string();
+    assert!(refused.contains("`http`"), "{refused}");
+
+    let (paid, orders) = mpsc::channel();
+    let relay = Relay::builder(url())
+        .on::<OrderPaid>(move |event, _| Ok(paid.send(event.order_id)?))
+        .start()
+        .expect("started");
+    conn.transaction(|conn| outbox.enqueue(conn, &OrderPaid { order_id: 7 }))
+        .expect("enqueued");
+    assert_eq!(orders.recv_timeout(PATIENCE), Ok(7));
+    relay.shutdown(PATIENCE).expect("a clean end");
+    assert_eq!(relay.stats().delivered, 1);
+}

@@ -1,0 +1,126 @@
+//! How long the ledger and the history are kept, and what is in the way of their end.
+
+use diesel::connection::SimpleConnection;
+use serde_json::json;
+
+use crate::support::{Database, Receiver, Running, eventually};
+
+/// Each part that was closed long ago has an entry of the ledger and one of the history.
+fn with_old_parts(parts: &[i16]) -> Database {
+    let database = Database::new();
+    for part in parts {
+        enter(&database, &part.to_string(), 0, "1 day");
+        database.execute(&format!(
+            "UPDATE {{o}}_part SET opened_at = now() - interval '2 days', closed_at = now() - interval '1 day'
+              WHERE part = {part}"
+        ));
+    }
+    database
+}
+
+/// Writes an entry of the ledger and one of the history, named `n`, as of then.
+fn enter(database: &Database, part: &str, n: i64, ago: &str) {
+    database.execute(&format!(
+        "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, status, attempts, created_at, settled_at)
+         VALUES ({part}, {n}, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '{ago}')"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_attempt (part, sequence, message_id, topic, destination, event, happened_at)
+         VALUES ({part}, {n}, gen_random_uuid(), 't', '', 'failed', now() - interval '{ago}')"
+    ));
+}
+
+const OPEN: &str = "(SELECT part FROM {o}_part WHERE opened_at IS NOT NULL AND closed_at IS NULL)";
+
+/// R26.
+#[test]
+fn a_long_report_on_the_ledger_delays_retention_and_nothing_else() {
+    let database = with_old_parts(&[3, 5]);
+    // The open part is to be closed.
+    enter(&database, "0", 1, "1 second");
+    database.execute("UPDATE {o}_part SET opened_at = now() - interval '1 hour' WHERE part = 0");
+    let mut report = database.connect();
+    let begin = format!("BEGIN; SELECT count(*) FROM {}_ledger", database.name());
+    report.batch_execute(&begin).expect("a report");
+
+    let receiver = Receiver::ok();
+    let mut relay = database.binary(&["run"]);
+    relay
+        .env("OUTBOX_URL", receiver.url())
+        .env("OUTBOX_RETENTION", "12s");
+    let relay = Running::start(relay);
+    relay.wait_for_log("ledger_in_use");
+    eventually("another part is open", || database.number(OPEN) == 1);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("it is delivered, and in that part", || {
+        database.number("SELECT count(*) FROM {o}_ledger WHERE part = 1") == 1
+    });
+    let old = "SELECT count(*) FROM {o}_ledger WHERE part IN (3, 5)";
+    assert_eq!(database.number(old), 2);
+    report.batch_execute("COMMIT").expect("its end");
+
+    let in_use = "SELECT count(*) FROM {o}_part WHERE part IN (3, 5) AND opened_at IS NOT NULL";
+    eventually("both parts are emptied", || database.number(in_use) == 0);
+    assert_eq!(database.number(old), 0);
+    let history = "SELECT count(*) FROM {o}_attempt WHERE part IN (3, 5)";
+    assert_eq!(database.number(history), 0);
+    relay.wait_for_log("2 old parts of the ledger were emptied");
+    let log = relay.log();
+    assert_eq!(log.matches("ledger_in_use").count(), 1, "{log}");
+    assert!(!log.contains("the database failed"), "{log}");
+}
+
+/// In hours.
+const RETENTION: i64 = 24;
+/// A part stays open for a sixth of the retention.
+const PART: i64 = RETENTION / 6;
+
+/// R26. Three days: in each hour an entry is written, everything grows older by an hour, and the relay cleans.
+#[test]
+fn an_entry_is_kept_for_the_retention_and_goes_one_part_later_at_most() {
+    let database = Database::new();
+    for now in 0..3 * RETENTION {
+        enter(&database, OPEN, now, "0");
+        for (table, column) in [
+            ("_ledger", "settled_at"),
+            ("_attempt", "happened_at"),
+            ("_part", "opened_at"),
+            ("_part", "closed_at"),
+        ] {
+            database.execute(&format!(
+                "UPDATE {{o}}{table} SET {column} = {column} - interval '1 hour'"
+            ));
+        }
+        let turn = format!("SELECT emptied FROM {{o}}_rotate('{RETENTION} hours')");
+        database.number(&turn);
+        for table in ["_ledger", "_attempt"] {
+            let oldest = database.number(&format!("SELECT min(sequence) FROM {{o}}{table}"));
+            let age = now - oldest + 1;
+            let all = database.number(&format!("SELECT count(*) FROM {{o}}{table}"));
+            assert_eq!(all, age, "{table} at {now}: none is missing between");
+            let least = (now + 1).min(RETENTION - 1);
+            let most = RETENTION + PART;
+            assert!(
+                (least..=most).contains(&age),
+                "{table} at {now}: the oldest is of {age}"
+            );
+        }
+    }
+    let full = "SELECT count(*) FROM {o}_part WHERE opened_at IS NOT NULL";
+    assert!(database.number(full) > RETENTION / PART);
+}
+
+/// R3, G2: as in a copy of the schema without its data.
+#[test]
+fn a_ledger_whose_parts_are_not_listed_is_written_and_listed_again() {
+    let database = Database::new();
+    database.execute("DELETE FROM {o}_part");
+    let receiver = Receiver::ok();
+    let mut relay = database.binary(&["run"]);
+    relay.env("OUTBOX_URL", receiver.url());
+    let _relay = Running::start(relay);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("a part is open", || database.number(OPEN) == 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_part"), 8);
+}
