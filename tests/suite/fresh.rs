@@ -4,7 +4,7 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use url::Url;
 
-use crate::support::database_url;
+use crate::support::{AS_POSTGRESQL_15, database_url, eventually};
 
 /// An empty database, removed when dropped.
 pub(crate) struct FreshDatabase {
@@ -18,10 +18,12 @@ impl FreshDatabase {
         let mut url = Url::parse(&database_url()).expect("a URL");
         url.set_path(&name);
         admin(&format!("CREATE DATABASE {name}"));
-        Self {
+        let database = Self {
             name,
             url: url.into(),
-        }
+        };
+        database.execute(AS_POSTGRESQL_15);
+        database
     }
 
     pub(crate) fn connect(&self) -> PgConnection {
@@ -42,6 +44,24 @@ impl FreshDatabase {
         )))
         .get_result(&mut self.connect())
         .unwrap_or_else(|error| panic!("{select}: {error}"))
+    }
+
+    /// A number of the server's statistics, with all that connections have read which end now. One tells it at
+    /// its end, and PostgreSQL 13 and 14 write it down a while later, in the order in which it was told. Those
+    /// that only hold a snapshot are not waited for.
+    pub(crate) fn statistic(&self, select: &str) -> i64 {
+        let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+            AND backend_type = 'client backend' AND state <> 'idle in transaction'
+            AND pid <> pg_backend_pid()";
+        eventually("the others' connections have ended", || {
+            self.number(others) == 0
+        });
+        self.execute("DROP TABLE IF EXISTS mark; CREATE TABLE mark ()");
+        self.execute("SELECT FROM mark");
+        eventually("the statistics are there", || {
+            self.number("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'mark'") == 1
+        });
+        self.number(select)
     }
 
     /// What is there besides PostgreSQL's own: tables, views, sequences, indexes, functions.
