@@ -86,9 +86,12 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     ground.fresh()?;
     let [mut fresh, mut aged, mut forgetful] = [const { Turns::new() }; 3];
     for round in 1..=options.rounds {
-        ground.say(format_args!("round {round}: no past"));
+        ground.say(format_args!("round {round}: a new outbox"));
         ground.enter(FRESH)?;
         ground.fresh()?;
+        // Its files, too, have been written before: see the help.
+        insert(options.messages, options, ground)?;
+        deliver(ground, options.messages)?;
         turn(&mut fresh, options, ground)?;
         ground.say(format_args!("round {round}: with the past"));
         ground.enter(AGED)?;
