@@ -116,7 +116,8 @@ impl DatabaseError {
         }
     }
 
-    /// Whether the server refused the values, and not for want of a server that can write.
+    /// Whether the server refused the values, and not for want of a server that can write, or of a part of a table:
+    /// that refuses whatever is written. Its error has no constraint's name, which each CHECK has.
     pub(crate) fn is_refusal(&self) -> bool {
         use diesel::result::{DatabaseErrorKind, Error};
         match self {
@@ -124,6 +125,11 @@ impl DatabaseError {
                 DatabaseErrorKind::ReadOnlyTransaction | DatabaseErrorKind::SerializationFailure,
                 _,
             )) => false,
+            Self::Statement(Error::DatabaseError(DatabaseErrorKind::CheckViolation, told))
+                if told.table_name().is_some() && told.constraint_name().is_none() =>
+            {
+                false
+            }
             Self::Statement(Error::DatabaseError(..) | Error::QueryBuilderError(_)) => {
                 !self.is_without_answer()
             }

@@ -66,9 +66,11 @@ impl OutboxName {
         self.quoted("_messages")
     }
 
-    /// The quoted name of the schema, where one is given.
+    /// The quoted name of the schema, where one is given or was found. A valid one holds no quote; one that was
+    /// found may.
     pub(crate) fn schema(&self) -> Option<String> {
-        self.schema.as_ref().map(|schema| format!("\"{schema}\""))
+        let schema = self.found_in.as_ref().or(self.schema.as_ref())?;
+        Some(format!("\"{}\"", schema.replace('"', "\"\"")))
     }
 
     /// The quoted name of the table with this suffix.
@@ -84,14 +86,21 @@ impl OutboxName {
         }
     }
 
-    /// A valid part holds no quote; the schema that an outbox was found in may.
+    /// An outbox of the same name, in a schema whose name needs no quotes.
+    #[cfg(feature = "relay")]
+    pub(crate) fn in_schema(&self, schema: &str) -> Self {
+        Self {
+            schema: Some(schema.to_owned()),
+            found_in: None,
+            ..self.clone()
+        }
+    }
+
     fn quoted(&self, suffix: &str) -> String {
-        match self.found_in.as_ref().or(self.schema.as_ref()) {
-            Some(schema) => {
-                let schema = schema.replace('"', "\"\"");
-                format!("\"{schema}\".\"{}{suffix}\"", self.table)
-            }
-            None => format!("\"{}{suffix}\"", self.table),
+        let table = format!("\"{}{suffix}\"", self.table);
+        match self.schema() {
+            Some(schema) => format!("{schema}.{table}"),
+            None => table,
         }
     }
 }

@@ -97,6 +97,24 @@ fn nothing_is_wrong_with_a_new_outbox() {
     assert_eq!(schemas, 0, "it leaves nothing behind");
 }
 
+/// What differs by its schema's name alone is the same.
+#[test]
+fn nothing_is_wrong_with_an_outbox_in_a_schema_that_is_quoted() {
+    let fresh = FreshDatabase::new();
+    let mut conn = fresh.connect();
+    diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
+    conn.batch_execute("CREATE SCHEMA \"Shop\"; SELECT outbox_create('Shop.Order-Events')")
+        .expect("an outbox");
+    let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+    command
+        .env("DATABASE_URL", &fresh.url)
+        .env("OUTBOX_TABLE", "Shop.Order-Events");
+    let (finished, findings) = checked(command);
+    let drift = level(&findings, "drift", "").map(|found| found.0);
+    assert_eq!(drift, Some("ok"), "{findings:#?}");
+    finished.code(0);
+}
+
 #[test]
 fn a_missing_index_is_told_with_what_makes_it() {
     provoked(

@@ -3,7 +3,7 @@
 use diesel::connection::SimpleConnection;
 use serde_json::json;
 
-use crate::support::{Database, Receiver, Running, eventually};
+use crate::support::{Database, Receiver, Running, end, eventually};
 
 /// Each part that was closed long ago has an entry of the ledger and one of the history.
 fn with_old_parts(parts: &[i16]) -> Database {
@@ -123,4 +123,33 @@ fn a_ledger_whose_parts_are_not_listed_is_written_and_listed_again() {
     eventually("it is delivered", || database.count("delivered") == 1);
     eventually("a part is open", || database.number(OPEN) == 0);
     assert_eq!(database.number("SELECT count(*) FROM {o}_part"), 8);
+}
+
+/// G3: what is sent and cannot be recorded would be sent again.
+#[test]
+fn a_relay_that_lacks_the_open_part_sends_no_more_until_the_part_is_there() {
+    const MESSAGES: usize = 20_000;
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&receiver.url()).start();
+    let relay = relay.expect("a relay");
+    database.execute("DROP TABLE {o}_ledger_0");
+    database.enqueue_many(MESSAGES);
+    let mut looks = 0;
+    eventually("it has no more to do, and is not ready", || {
+        looks = if relay.health().is_ready() {
+            0
+        } else {
+            looks + 1
+        };
+        looks == 100
+    });
+    assert!(receiver.count() < MESSAGES, "{}", receiver.count());
+    database.execute("CREATE TABLE {o}_ledger_0 PARTITION OF {o}_ledger FOR VALUES IN (0)");
+    let delivered = i64::try_from(MESSAGES).expect("a number");
+    eventually("all are recorded", || {
+        database.count("delivered") == delivered
+    });
+    end(&relay);
+    assert_eq!(receiver.count(), MESSAGES, "nothing was sent twice");
 }

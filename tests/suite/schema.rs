@@ -564,6 +564,40 @@ fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
     }
 }
 
+/// What relays write into is a ring of parts; a part may be missed only when its turn comes, days later.
+#[test]
+fn an_outbox_that_lacks_parts_of_its_ring_says_which_and_what_is_said_repairs_it() {
+    let database = FreshDatabase::new();
+    finish(command(&database, &["migrate"])).code(0);
+    for (damage, lost) in [
+        (
+            "DROP TABLE outbox_ledger_3, outbox_attempt_0",
+            "\"outbox_ledger_3\" is missing",
+        ),
+        (
+            "ALTER TABLE outbox_attempt DETACH PARTITION outbox_attempt_7",
+            "\"outbox_attempt_7\" is detached",
+        ),
+    ] {
+        database.execute(damage);
+        let mut cure = String::new();
+        for arguments in ["migrate", "status", "check", "run"] {
+            let mut command = command(&database, &[arguments]);
+            command.env("OUTBOX_URL", "http://127.0.0.1:9/");
+            let failed = finish(command).code(1);
+            let shown = failed.stdout + &failed.stderr;
+            assert!(
+                shown.contains("the outbox outbox is damaged: ") && shown.contains(lost),
+                "{arguments}: {shown}"
+            );
+            let (_, told) = shown.split_once("mends it: ").expect("a repair");
+            cure = told.lines().next().expect("SQL").to_owned();
+        }
+        database.execute(&cure);
+        works(&database, "outbox");
+    }
+}
+
 /// Each claim of keyed messages asks for each of them whether a dead letter keeps its key back.
 #[test]
 fn dead_letters_that_keep_a_key_back_are_found_by_their_index() {

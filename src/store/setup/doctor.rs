@@ -6,16 +6,13 @@ pub(crate) mod holders;
 pub(crate) mod server;
 pub(crate) mod tables;
 
+use super::inspect::parts;
+
 /// The suffixes of the tables of an outbox, with those of the parts of its ring.
 pub(crate) fn suffixes() -> impl Iterator<Item = String> {
     let tables = [
         "", "_part", "_ledger", "_attempt", "_dead", "_lease", "_pause",
     ];
-    let parts = ["_ledger", "_attempt"]
-        .into_iter()
-        .flat_map(|table| (0..PARTS).map(move |part| format!("{table}_{part}")));
+    let parts = parts().map(|(table, part)| format!("{table}_{part}"));
     tables.into_iter().map(str::to_owned).chain(parts)
 }
-
-/// Parts of the ring, as `outbox_create` makes them.
-const PARTS: u8 = 8;

@@ -8,6 +8,8 @@ use diesel::sql_types::{Bool, Text};
 use diesel::{PgConnection, select, sql_query};
 
 pub(crate) use self::complete::check;
+#[cfg(feature = "relay")]
+pub(super) use self::complete::parts;
 
 use crate::name::OutboxName;
 use crate::store::sql::{current_setting, to_regclass};

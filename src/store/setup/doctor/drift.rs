@@ -85,70 +85,38 @@ pub(crate) fn can_compare(conn: &mut PgConnection) -> QueryResult<bool> {
     .map(|row| row.can)
 }
 
-/// Makes an outbox of the same name in a schema that is gone at the end, and describes both.
+/// Makes an outbox of the same name in a schema that is gone at the end, and describes both. `name` has its schema.
 pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Compared> {
-    let table = name.outbox();
-    let table = table
-        .rsplit('.')
-        .next()
-        .unwrap_or_default()
-        .trim_matches('"');
     let schema = format!("outbox_compared_{:08x}", fastrand::u32(..));
-    let made_name = format!("\"{schema}\".\"{table}");
+    let made = name.in_schema(&schema);
     looking(conn, None, |conn| {
-        let found_tables = names(|suffix| name.suffixed(suffix));
-        let found: Vec<String> =
-            sql_query("SELECT to_regclass(t)::oid::text AS text FROM unnest($1::text[]) t")
-                .bind::<Array<Text>, _>(&found_tables)
-                .load::<TextRow>(conn)?
-                .into_iter()
-                .map(|row| row.text)
-                .collect();
-        let schema_of = sql_query(
-            "SELECT quote_ident(relnamespace::regnamespace::text) AS text FROM pg_class
-              WHERE oid = $1::oid",
-        )
-        .bind::<Text, _>(found.first().cloned().unwrap_or_default())
-        .get_result::<TextRow>(conn)?
-        .text;
         conn.batch_execute(&format!(
-            "CREATE SCHEMA \"{schema}\"; SET LOCAL search_path = \"{schema}\", pg_catalog; {}",
+            "CREATE SCHEMA {schema}; SET LOCAL search_path = {schema}, pg_catalog; {}",
             STEPS[0].up
         ))?;
         sql_query("SELECT outbox_create($1)")
-            .bind::<Text, _>(format!("{schema}.{table}"))
+            .bind::<Text, _>(made.to_string())
             .execute(conn)?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
-        let made_tables = names(|suffix| format!("{made_name}{suffix}\""));
-        let made: Vec<String> =
-            sql_query("SELECT to_regclass(t)::oid::text AS text FROM unnest($1::text[]) t")
-                .bind::<Array<Text>, _>(&made_tables)
-                .load::<TextRow>(conn)?
-                .into_iter()
-                .map(|row| row.text)
-                .collect();
         Ok(Compared {
-            found: describe(conn, &found)?,
-            schema: schema_of,
+            found: describe(conn, name)?,
+            schema: name.schema().unwrap_or_default(),
             made: describe(conn, &made)?,
         })
     })
 }
 
-fn names(of: impl Fn(&str) -> String) -> Vec<String> {
-    suffixes()
+/// What the server says of the tables of an outbox, and of its view. Of one that is not there: nothing.
+fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>> {
+    let tables: Vec<String> = suffixes()
         .chain(["_messages".to_owned()])
-        .map(|suffix| of(&suffix))
-        .collect()
-}
-
-/// What the server says of these tables, by their numbers.
-fn describe(conn: &mut PgConnection, tables: &[String]) -> QueryResult<Vec<Part>> {
+        .map(|suffix| name.suffixed(&suffix))
+        .collect();
     sql_query(
         "WITH t AS (
-            SELECT c.*, quote_ident(c.relnamespace::regnamespace::text) || '.' AS q
-              FROM pg_class c WHERE c.oid = ANY($1::text[]::oid[])
+            SELECT c.*, c.relnamespace::regnamespace::text || '.' AS q
+              FROM unnest($1::text[]) AS wanted(name) JOIN pg_class c ON c.oid = to_regclass(wanted.name)
         ), part AS (
             SELECT 'table' AS kind, t.relname, t.relname::text AS name,
                    t.relpersistence::text || ' ' || t.relrowsecurity::text AS definition, t.q FROM t

@@ -3,7 +3,7 @@
 //! Text: PostgreSQL's catalogue.
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, Text};
+use diesel::sql_types::{Array, Bool, Integer, Text};
 use diesel::{ExpressionMethods, PgConnection, RunQueryDsl, select, sql_query};
 
 use super::{FoundRow, setting, table_exists};
@@ -195,6 +195,80 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     )
 }
 
+/// Parts of each table of the ring, as `outbox_create` makes them.
+const PARTS: u8 = 8;
+
+/// The tables of the ring by their suffixes, with the number of each of their parts.
+pub(in crate::store::setup) fn parts() -> impl Iterator<Item = (&'static str, u8)> {
+    let of_table = |table| (0..PARTS).map(move |part| (table, part));
+    ["_ledger", "_attempt"].into_iter().flat_map(of_table)
+}
+
+/// A part that its table lacks.
+#[derive(diesel::QueryableByName)]
+struct LostRow {
+    #[diesel(sql_type = Text)]
+    whole: String,
+    #[diesel(sql_type = Text)]
+    part: String,
+    #[diesel(sql_type = Integer)]
+    number: i32,
+    /// A table of its name is there.
+    #[diesel(sql_type = Bool)]
+    is_detached: bool,
+}
+
+impl LostRow {
+    fn what(&self) -> String {
+        let is = match self.is_detached {
+            true => "is detached from",
+            false => "is missing, a part of",
+        };
+        format!("{} {is} {}", self.part, self.whole)
+    }
+
+    fn cure(&self) -> String {
+        let Self { whole, part, .. } = self;
+        let number = self.number;
+        match self.is_detached {
+            true => format!("ALTER TABLE {whole} ATTACH PARTITION {part} FOR VALUES IN ({number})"),
+            false => format!("CREATE TABLE {part} PARTITION OF {whole} FOR VALUES IN ({number})"),
+        }
+    }
+}
+
+/// The parts of the ring that were dropped or detached.
+fn lost_parts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LostRow>> {
+    let wholes: Vec<String> = parts().map(|(table, _)| name.suffixed(table)).collect();
+    let part = |(table, number)| name.suffixed(&format!("{table}_{number}"));
+    let numbers: Vec<i32> = parts().map(|(_, number)| number.into()).collect();
+    sql_query(
+        "SELECT p.whole, p.part, p.number, to_regclass(p.part) IS NOT NULL AS is_detached
+           FROM unnest($1::text[], $2::text[], $3::int[]) WITH ORDINALITY AS p(whole, part, number, n)
+          WHERE NOT EXISTS (SELECT FROM pg_inherits i
+                             WHERE i.inhrelid = to_regclass(p.part) AND i.inhparent = to_regclass(p.whole))
+          ORDER BY p.n",
+    )
+    .bind::<Array<Text>, _>(wholes)
+    .bind::<Array<Text>, _>(parts().map(part).collect::<Vec<_>>())
+    .bind::<Array<Integer>, _>(numbers)
+    .load(conn)
+}
+
+/// Says which parts of the ring are lost, what that means, and how to make empty ones.
+fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    let lost = lost_parts(conn, name)?;
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let listed = |of: fn(&LostRow) -> String| lost.iter().map(of).collect::<Vec<_>>().join("; ");
+    Err(DatabaseError::Schema(format!(
+        "the outbox {name} is damaged: {}. Relays write into each part in turn: without it they cannot record what they deliver, and deliver it again. What a missing part had recorded is lost, unless a backup has it. The owner of the outbox mends it: {}",
+        listed(LostRow::what),
+        listed(LostRow::cure),
+    )))
+}
+
 /// Whether the outbox is there and has all that this version uses.
 ///
 /// # Errors
@@ -234,6 +308,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             }
         }
     }
+    check_ring(conn, name)?;
     let rotate = to_regprocedure(format!("{}(interval)", name.rotate()));
     if !select(rotate.is_not_null()).get_result::<bool>(conn)? {
         return Err(DatabaseError::Schema(format!(
