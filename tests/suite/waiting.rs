@@ -348,6 +348,67 @@ fn a_change_reaches_no_other_message_of_the_same_id() {
     assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 1);
 }
 
+/// An id of version 7 that was made so long ago.
+fn id_of(ago: Duration) -> Uuid {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let at = now.expect("after 1970").saturating_sub(ago);
+    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, at.as_secs(), 0))
+}
+
+/// R39: parts without a key are found by their id alone. A message that was delayed for a day is split where those
+/// of today are.
+#[test]
+fn a_part_that_waits_is_found_by_its_id_whatever_became_of_the_other() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o} (topic, payload, created_at)
+         SELECT 't', '1', now() - g * interval '1 second' FROM generate_series(100000, 1, -1) g",
+    );
+    let random = || {
+        let id = db.text("SELECT gen_random_uuid()").expect("an id");
+        id.parse().expect("an id")
+    };
+    let fates = [
+        ("'delivered', NULL", "Delivered"),
+        ("'dead', 'REJECTED'", "Dead"),
+        ("'dead', 'CANCELLED'", "Cancelled"),
+    ];
+    for (fate, told) in fates {
+        for (id, settled_at) in [
+            (id_of(27 * HOUR), 1),
+            (id_of(27 * HOUR), -1),
+            (id_of(Duration::ZERO), 1),
+            (random(), 1),
+            (random(), -1),
+        ] {
+            db.execute(&format!(
+                "WITH waiting AS (
+                    INSERT INTO {{o}} (message_id, topic, destination, payload, available_at, split_from)
+                    VALUES ('{id}', 't', 'b', '1', now() + interval '1 hour', 5) RETURNING sequence)
+                 INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, named_destination, status,
+                    reason, attempts, created_at)
+                 SELECT 0, sequence + {settled_at}, '{id}', 't', 'a', 'a', {fate}, 1, now() FROM waiting"
+            ));
+            let of_a = format!("a {told}");
+            let all = |b: &str| vec![of_a.clone(), format!("b {b}")];
+            assert_eq!(parts(&cancel(&db, id)), all("Done"), "{id} {fate}");
+            let again = cancel(&db, id);
+            assert_eq!((parts(&again), again.is_complete), (all("Cancelled"), true));
+        }
+    }
+    // Plain SQL has given an id twice: the first message was delivered.
+    let id: Uuid = random();
+    db.execute(&format!(
+        "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, status, attempts, created_at)
+         VALUES (0, 7, '{id}', 't', '', 'delivered', 1, now())"
+    ));
+    assert_eq!(parts(&cancel(&db, id)), [" Delivered"]);
+    db.execute(&format!(
+        "INSERT INTO {{o}} (message_id, topic, payload) VALUES ('{id}', 't', '1')"
+    ));
+    assert_eq!(parts(&cancel(&db, id)), [" Done"]);
+}
+
 /// R25, G5: the key goes on, and a relay that sleeps is told.
 #[test]
 fn a_discarded_dead_letter_frees_its_key_at_once() {

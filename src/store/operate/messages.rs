@@ -379,7 +379,7 @@ fn of_hits(
         return Ok(Vec::new());
     }
     let ids: Vec<Uuid> = hits.iter().map(|hit| hit.message_id).collect();
-    let live_ones: Vec<i64> = hits.iter().filter_map(|hit| hit.live).collect();
+    let live_ones: Vec<i64> = hits.iter().filter_map(Hit::live).collect();
     let keys: Vec<&str> = hits
         .iter()
         .filter_map(|hit| hit.idempotency_key.as_deref())

@@ -4,6 +4,9 @@
 //! cost every message for a question that is asked a few times a day. An id of the library's (a UUID of
 //! version 7) says when it was made, and so about where to look; for others there is a time after
 //! which the search ends.
+//!
+//! Of a message that was split, a part may be settled while another one waits; so what is found settled leads to
+//! what lives. What lives is looked for first, so that a message that is settled meanwhile is found.
 
 use std::time::Duration;
 
@@ -11,12 +14,11 @@ use diesel::PgConnection;
 use diesel::dsl::{max, min};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    CombineDsl, ExpressionMethods, IntoSql, NullableExpressionMethods, OptionalExtension, QueryDsl,
-    RunQueryDsl,
+    CombineDsl, ExpressionMethods, IntoSql, OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::LoadQuery;
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Nullable};
+use diesel::sql_types::Bool;
 use uuid::Uuid;
 
 use super::MessageKey;
@@ -33,6 +35,10 @@ const AROUND: i64 = 50_000;
 /// Sequences that bisecting leaves.
 const NEAR: i64 = 10_000;
 
+/// The parts of a message have sequences beside each other: one statement has made them, while others have
+/// enqueued.
+const BESIDE: i64 = 10_000;
+
 /// How long one probe of bisecting may take: usual is much less than a millisecond.
 const PROBE: Duration = Duration::from_millis(200);
 
@@ -44,11 +50,16 @@ pub(crate) struct Hit {
     pub(crate) message_id: Uuid,
     /// The key that the caller gave.
     pub(crate) idempotency_key: Option<String>,
-    /// Its place in the outbox, where it lives.
-    pub(crate) live: Option<i64>,
+    sequence: i64,
+    is_live: bool,
 }
 
 impl Hit {
+    /// Its place in the outbox, where it lives.
+    pub(crate) fn live(&self) -> Option<i64> {
+        self.is_live.then_some(self.sequence)
+    }
+
     /// The key that is shown: the message id where the caller gave none.
     pub(crate) fn key(&self) -> String {
         let key = self.idempotency_key.clone();
@@ -95,13 +106,15 @@ pub(super) fn seek(
     if let Some(sequence) = sequence {
         search.by_sequence(sequence)?;
     }
-    if let Some(id) = id.filter(|_| search.hits.is_empty()) {
-        search.by_id(id)?;
+    match id.filter(|_| search.hits.is_empty()) {
+        Some(id) => search.by_id(id)?,
+        None => {
+            if let Some(sequence) = sequence.filter(|_| search.hits.is_empty()) {
+                search.in_ledger_by_sequence(sequence)?;
+            }
+            search.live_beside_settled()?;
+        }
     }
-    if let Some(sequence) = sequence.filter(|_| search.hits.is_empty()) {
-        search.in_ledger_by_sequence(sequence)?;
-    }
-    search.find_what_lives()?;
     Ok(Searched {
         rows: search.hits,
         is_complete: search.is_complete,
@@ -110,18 +123,12 @@ pub(super) fn seek(
 
 /// The columns of a [`Hit`].
 macro_rules! hit {
-    (outbox) => {
+    ($table:ident, $is_live:literal) => {
         (
-            outbox::message_id,
-            outbox::idempotency_key,
-            outbox::sequence.nullable(),
-        )
-    };
-    ($settled:ident) => {
-        (
-            $settled::message_id,
-            $settled::idempotency_key,
-            None::<i64>.into_sql::<Nullable<BigInt>>(),
+            $table::message_id,
+            $table::idempotency_key,
+            $table::sequence,
+            $is_live.into_sql::<Bool>(),
         )
     };
 }
@@ -165,15 +172,15 @@ impl Search<'_> {
         let live = self
             .outbox()
             .filter(outbox::idempotency_key.eq(key))
-            .select(hit!(outbox));
+            .select(hit!(outbox, true));
         let settled = self
             .ledger()
             .filter(ledger::idempotency_key.eq(key))
-            .select(hit!(ledger));
+            .select(hit!(ledger, false));
         let dead = self
             .dead()
             .filter(dead::idempotency_key.eq(key))
-            .select(hit!(dead));
+            .select(hit!(dead, false));
         self.add(live.union(settled).union(dead))
     }
 
@@ -181,15 +188,15 @@ impl Search<'_> {
         let live = self
             .outbox()
             .filter(outbox::sequence.eq(sequence))
-            .select(hit!(outbox));
+            .select(hit!(outbox, true));
         let parts = self
             .outbox()
             .filter(outbox::split_from.eq(sequence))
-            .select(hit!(outbox));
+            .select(hit!(outbox, true));
         let dead = self
             .dead()
             .filter(dead::sequence.eq(sequence))
-            .select(hit!(dead));
+            .select(hit!(dead, false));
         self.add(live.union(parts).union(dead))
     }
 
@@ -197,46 +204,58 @@ impl Search<'_> {
         let settled = self
             .ledger()
             .filter(ledger::sequence.eq(sequence))
-            .select(hit!(ledger))
+            .select(hit!(ledger, false))
             .distinct();
         self.add(settled)
     }
 
-    /// Of a message that was found settled, parts may live. Those with a key are found by it; those
-    /// without one have no row here yet.
-    fn find_what_lives(&mut self) -> QueryResult<()> {
-        if self.hits.iter().any(|hit| hit.live.is_some()) {
-            return Ok(());
-        }
-        let without_key = self.hits.iter().filter(|hit| hit.idempotency_key.is_none());
-        let mut ids: Vec<Uuid> = without_key.map(|hit| hit.message_id).collect();
-        ids.dedup();
-        for id in ids {
-            if let Some(at) = made_at(id) {
-                self.live_around(id, at)?;
-            }
+    /// An id of version 7 leads to the message; another one is looked for everywhere, although a message of it
+    /// may be settled.
+    fn by_id(&mut self, id: Uuid) -> QueryResult<()> {
+        let made_at = made_at(id);
+        let mut is_live = match made_at {
+            Some(at) => self.live_around(id, at)?,
+            None => false,
+        };
+        let settled = self
+            .ledger()
+            .filter(ledger::message_id.eq(id))
+            .select(hit!(ledger, false));
+        let dead = self
+            .dead()
+            .filter(dead::message_id.eq(id))
+            .select(hit!(dead, false));
+        let is_settled = self.add(settled.union(dead))?;
+        is_live = is_live || self.live_beside_settled()?;
+        if !is_live && (made_at.is_none() || !is_settled) {
+            self.live_anywhere(id)?;
         }
         Ok(())
     }
 
-    fn by_id(&mut self, id: Uuid) -> QueryResult<()> {
-        let settled = self
-            .ledger()
-            .filter(ledger::message_id.eq(id))
-            .select(hit!(ledger));
-        let dead = self
-            .dead()
-            .filter(dead::message_id.eq(id))
-            .select(hit!(dead));
-        let is_settled = self.add(settled.union(dead))?;
-        let is_live = match made_at(id) {
-            Some(at) => self.live_around(id, at)?,
-            None => false,
-        };
-        if !is_settled && !is_live {
-            self.live_anywhere(id)?;
+    /// Of a message that was found settled, parts may live: with a key they are found by it, without one beside
+    /// those that are settled.
+    fn live_beside_settled(&mut self) -> QueryResult<bool> {
+        if self.hits.iter().any(|hit| hit.is_live) {
+            return Ok(true);
         }
-        Ok(())
+        let without_key = self.hits.iter().filter(|hit| hit.idempotency_key.is_none());
+        let mut settled: Vec<(Uuid, i64)> = without_key
+            .map(|hit| (hit.message_id, hit.sequence))
+            .collect();
+        settled.sort_unstable();
+        let mut is_live = false;
+        let is_near =
+            |a: &(Uuid, i64), b: &(Uuid, i64)| a.0 == b.0 && b.1.saturating_sub(a.1) < BESIDE;
+        for parts in settled.chunk_by(is_near) {
+            let ((id, first), (_, last)) = (parts[0], parts[parts.len() - 1]);
+            is_live |= self.live_between(
+                id,
+                first.saturating_sub(BESIDE),
+                last.saturating_add(BESIDE),
+            )?;
+        }
+        Ok(is_live)
     }
 
     /// Sequences grow with time, so the place of a time is found by bisecting.
@@ -252,13 +271,21 @@ impl Search<'_> {
                 None => return Ok(false),
             }
         }
-        let near = self
+        self.live_between(
+            id,
+            first.saturating_sub(AROUND),
+            last.saturating_add(AROUND),
+        )
+    }
+
+    fn live_between(&mut self, id: Uuid, first: i64, last: i64) -> QueryResult<bool> {
+        let between = self
             .outbox()
-            .filter(outbox::sequence.ge(first.saturating_sub(AROUND)))
-            .filter(outbox::sequence.le(last.saturating_add(AROUND)))
+            .filter(outbox::sequence.ge(first))
+            .filter(outbox::sequence.le(last))
             .filter(outbox::message_id.eq(id))
-            .select(hit!(outbox));
-        self.add(near)
+            .select(hit!(outbox, true));
+        self.add(between)
     }
 
     fn bounds(&mut self) -> QueryResult<Option<(i64, i64)>> {
@@ -294,7 +321,7 @@ impl Search<'_> {
         let live = self
             .outbox()
             .filter(outbox::message_id.eq(id))
-            .select(hit!(outbox));
+            .select(hit!(outbox, true));
         self.add(live)
     }
 }

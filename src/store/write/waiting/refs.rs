@@ -347,7 +347,7 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
 
 /// What lives of these messages, and the last entry of the ledger for each of their parts.
 fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryResult<Vec<Row>> {
-    let places: Vec<i64> = hits.iter().filter_map(|hit| hit.live).collect();
+    let places: Vec<i64> = hits.iter().filter_map(Hit::live).collect();
     let keys: Vec<&str> = hits
         .iter()
         .filter_map(|hit| hit.idempotency_key.as_deref())
