@@ -20,9 +20,9 @@ use crate::{dead, output, signals};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Payloads are in the ledger where OUTBOX_LEDGER_PAYLOAD was true when a message was \
-    delivered; headers never are, so replayed messages have none. Each goes to the destination of its row \
-    in the ledger, in the order of the deliveries; ordering keys are kept. A message that named no \
-    destination goes where the routes of today lead. Receivers see the same message id, and those that \
+    delivered; headers never are, so replayed messages have none. They come in the order of the deliveries; \
+    ordering keys are kept. Each goes to the destination that it named; one that named none goes to \
+    --destination, or where the routes of today lead. Receivers see the same message id, and those that \
     handle each id once do nothing: --new-ids has it handled again."
 )]
 pub(crate) struct Options {
@@ -38,7 +38,7 @@ pub(crate) struct Options {
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
-    /// Only what was delivered for this destination ("" for what named none)
+    /// Only what was delivered to this destination, and there again ("" for what named none)
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
     /// Only this tenant, a UUID

@@ -77,8 +77,8 @@ pub fn count_replayable(
 /// transaction. `progress` is called after each with the run's name and what it has done so far. Where the
 /// last one is not wanted any more, it returns `false`, and the replay ends there.
 ///
-/// - A replayed message goes to the destination of its row in the ledger and to no other. Rows that name
-///   none go where the routes of today lead.
+/// - A replayed message goes to the destination that it named, and to no other. One that named none goes to the
+///   [`destination`](ReplayFilter::destination) that is asked for, else where the routes of today lead.
 /// - It has the same topic, payload, ordering key and tenant; no headers, which the ledger does not keep;
 ///   and no payload in the ledger (`OUTBOX_LEDGER_PAYLOAD`) means no replay.
 /// - It has the same message id, so a receiver that knows what it has handled leaves it alone, or a new

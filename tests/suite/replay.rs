@@ -158,6 +158,32 @@ fn a_replay_goes_to_the_destination_of_its_row_only() {
     assert_eq!(replay(&db, &["k"])["replayed"], json!(2));
 }
 
+/// What a route has led to a destination goes there again, wherever routes lead by then, if that is asked for.
+#[test]
+fn a_replay_for_a_destination_names_it() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue_many(1);
+    drain(&db, &receiver, true);
+    let used = db.text("SELECT named_destination || '>' || destination FROM {o}_ledger");
+    assert_eq!(used.as_deref(), Some(">default"));
+    for (flags, named) in [
+        (&["--from", "1h"] as &[&str], ""),
+        (&["--from", "1h", "--destination", ""], ""),
+        (&["--from", "1h", "--destination", "default"], "default"),
+    ] {
+        let done = replay(&db, flags);
+        assert_eq!(done["replayed"], json!(1), "{done}");
+        let destination = db.text("SELECT destination FROM {o}");
+        assert_eq!(destination.as_deref(), Some(named), "{flags:?}");
+        let again = [flags, &["--run", done["run"].as_str().expect("a name")]].concat();
+        assert_eq!(replay(&db, &again)["replayed"], json!(0), "while it waits");
+        drain(&db, &receiver, true);
+        assert_eq!(replay(&db, &again)["replayed"], json!(0), "and later");
+    }
+    assert_eq!(receiver.count(), 4);
+}
+
 #[test]
 fn what_has_no_payload_is_said() {
     let db = Database::new();

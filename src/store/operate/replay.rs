@@ -37,7 +37,8 @@ pub struct ReplayFilter {
     pub until: Option<SystemTime>,
     /// This topic only.
     pub topic: Option<String>,
-    /// Only what was delivered for this destination; empty: what named none.
+    /// Only what was delivered to this destination: it goes there again, wherever the routes of today lead. Empty:
+    /// what named none.
     pub destination: Option<String>,
     /// This tenant only.
     pub tenant_id: Option<Uuid>,
@@ -208,7 +209,8 @@ pub(crate) fn step(
         }
     };
     let with_payload: Vec<&FoundRow> = rows.iter().filter(|row| row.has_payload).collect();
-    let inserted = insert(conn, name, ids, &walk.run, &with_payload, operator)?;
+    let asked = filter.destination.as_deref().unwrap_or_default();
+    let inserted = insert(conn, name, ids, asked, &walk.run, &with_payload, operator)?;
     Ok(Some(Replayed {
         replayed: inserted as u64,
         without_payload: (rows.len() - with_payload.len()) as u64,
@@ -263,13 +265,14 @@ fn next(
 }
 
 /// New messages of these rows, in their order, and an entry of the history for each. What this run has
-/// inserted before stays alone.
+/// inserted before stays alone. `asked`: the destination of those that name none; empty: today's routes say.
 ///
 /// Text: Diesel has no `unnest`, and no WITH.
 fn insert(
     conn: &mut PgConnection,
     name: &OutboxName,
     ids: ReplayIds,
+    asked: &str,
     run: &str,
     rows: &[&FoundRow],
     operator: &str,
@@ -286,7 +289,7 @@ fn insert(
         "WITH replayed AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, ordering_key,
                 idempotency_key, digest, tenant_id, occurred_at)
-            SELECT coalesce(r.new_id, l.message_id), l.topic, l.named_destination, l.payload, l.ordering_key,
+            SELECT coalesce(r.new_id, l.message_id), l.topic, {goes_to}, l.payload, l.ordering_key,
                    r.key, {digest}, l.tenant_id, l.occurred_at
               FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::uuid[], $5::text[])
                    WITH ORDINALITY AS r(message_id, sequence, settled_at, new_id, key, n)
@@ -294,7 +297,7 @@ fn insert(
                              AND l.settled_at = r.settled_at
              WHERE l.status = 'delivered' AND l.payload IS NOT NULL
                AND NOT EXISTS (SELECT FROM {ledger} e
-                                WHERE e.idempotency_key = r.key AND e.named_destination = l.named_destination)
+                                WHERE e.idempotency_key = r.key AND e.named_destination = {goes_to})
              ORDER BY r.n
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING sequence, message_id, topic, destination, tenant_id
@@ -304,6 +307,7 @@ fn insert(
         outbox = name.outbox(),
         ledger = name.ledger(),
         attempt = name.attempt(),
+        goes_to = "coalesce(nullif(l.named_destination, ''), $7)",
         part = open_part(name),
         digest = digest_of("l"),
     ))
@@ -313,5 +317,6 @@ fn insert(
     .bind::<Array<Nullable<SqlUuid>>, _>(new_ids)
     .bind::<Array<Text>, _>(keys)
     .bind::<Text, _>(operator)
+    .bind::<Text, _>(asked)
     .execute(conn)
 }
