@@ -7,6 +7,7 @@
 //! database's clock decides what is due and which lease is over.
 
 // What statements are made of.
+pub(crate) mod brief;
 mod live;
 pub(crate) mod looking;
 pub(crate) mod pinned;
@@ -41,6 +42,14 @@ pub(crate) struct SequenceRow {
     pub(crate) sequence: i64,
 }
 
+/// A row that is only a number.
+#[cfg(feature = "relay")]
+#[derive(diesel::QueryableByName)]
+pub(crate) struct CountRow {
+    #[diesel(sql_type = BigInt)]
+    pub(crate) count: i64,
+}
+
 /// The digest of a row's content: plain inserts give none. As `message::digest` makes it.
 ///
 /// Text, as what follows: parts of statements that are text.
@@ -69,7 +78,7 @@ pub(crate) fn open_part(name: &OutboxName) -> String {
     )
 }
 
-/// The outbox named $1 as a number of 32 bits: the first half of the keys of its advisory locks. As
+/// The outbox named $1, its table's oid as a signed number: the first half of the keys of its advisory locks. As
 /// the trigger `outbox_wake` makes it.
 const OUTBOX_NUMBER: &str = "to_regclass($1)::oid::bigint::bit(32)::integer";
 

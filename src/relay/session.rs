@@ -11,8 +11,8 @@ use diesel::{Connection, PgConnection};
 use super::progress::{MARGIN, Post, each_statement};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::brief::is_over_time;
 use crate::store::pinned::{pin, pinned};
-use crate::store::range::is_over_time;
 use crate::store::relay::connection::{Connected, Limits, Plans, Source, backend, lock_limit};
 use crate::store::setup::rights;
 

@@ -8,6 +8,7 @@ use diesel::prelude::{ExpressionMethods, IntoSql, Queryable, Selectable};
 use diesel::sql_types::Text;
 use uuid::Uuid;
 
+use super::place::to_micros;
 use super::sql::{JsonText, MaybeJson, On};
 use super::table::outbox;
 use crate::message::{Message, Sequence, digest};
@@ -98,8 +99,6 @@ fn expiry(at: PgTimestamp, claimed_at: PgTimestamp, before: Instant) -> Option<I
 
 /// A year: no message waits in a relay's memory for that long.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// PostgreSQL counts from the first of January 2000.
-const POSTGRES_EPOCH: Duration = Duration::from_secs(946_684_800);
 
 /// The last second of the year 9999: later ones have no RFC 3339 form.
 const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
@@ -111,11 +110,6 @@ fn between(from: PgTimestamp, to: PgTimestamp) -> Duration {
 
 /// The nearest time that can be written in a header: plain SQL can store any, and infinity.
 fn system_time(timestamp: PgTimestamp) -> SystemTime {
-    let micros = Duration::from_micros(timestamp.0.unsigned_abs());
-    let since_1970 = if timestamp.0 < 0 {
-        POSTGRES_EPOCH.saturating_sub(micros)
-    } else {
-        POSTGRES_EPOCH.saturating_add(micros)
-    };
-    UNIX_EPOCH + since_1970.min(LAST_SECOND)
+    let since_1970 = u64::try_from(to_micros(timestamp)).unwrap_or(0);
+    UNIX_EPOCH + Duration::from_micros(since_1970).min(LAST_SECOND)
 }

@@ -6,7 +6,7 @@ use diesel::connection::SimpleConnection;
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
-use super::range::is_over_time;
+use super::brief::is_over_time;
 use crate::store::millis;
 
 /// Runs statements that change nothing in a transaction (or a savepoint of the caller's) that is always

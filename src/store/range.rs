@@ -1,12 +1,4 @@
-//! Reading a part of the outbox, and no longer than for a moment.
-
-use std::time::{Duration, Instant};
-
-use diesel::connection::SimpleConnection;
-use diesel::result::{DatabaseErrorKind, Error, QueryResult};
-use diesel::{Connection, PgConnection};
-
-use crate::store::millis;
+//! A part of the outbox.
 
 /// Sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,81 +14,4 @@ impl Range {
         after: i64::MIN,
         upto: i64::MAX,
     };
-}
-
-/// Runs statements in a transaction, and undoes them where one of them takes longer than `timeout`: `None`.
-pub(crate) fn briefly<T>(
-    conn: &mut PgConnection,
-    timeout: Duration,
-    work: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
-) -> QueryResult<Option<T>> {
-    let began = Instant::now();
-    let done = conn.transaction(|conn| {
-        let limit = millis(timeout).max(1);
-        conn.batch_execute(&format!("SET LOCAL statement_timeout = {limit}"))?;
-        work(conn)
-    });
-    match done {
-        Ok(done) => Ok(Some(done)),
-        Err(error) if is_over_time(&error, began.elapsed(), timeout) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether a statement has failed because it took too long: known by its time, as a server says it in its own
-/// language and Diesel does not give its SQLSTATE away. Two clocks: the server's may be a little faster.
-pub(crate) fn is_over_time(error: &Error, took: Duration, limit: Duration) -> bool {
-    matches!(error, Error::DatabaseError(DatabaseErrorKind::Unknown, _))
-        && took >= limit.mul_f64(0.9)
-}
-
-#[cfg(test)]
-mod tests {
-    use diesel::RunQueryDsl;
-    use diesel::sql_query;
-
-    use super::*;
-    use crate::store::model::database::Outbox;
-
-    /// R30: a server says it in the language of `lc_messages`, and a trigger of a user's may say anything.
-    #[test]
-    fn a_timeout_is_known_by_its_time_and_not_by_words() {
-        let error = |kind, text: &str| Error::DatabaseError(kind, Box::new(text.to_owned()));
-        let unknown = |text| error(DatabaseErrorKind::Unknown, text);
-        let limit = Duration::from_secs(5);
-        let german = unknown("storniere Anfrage wegen Zeitüberschreitung der Sperre");
-        assert!(is_over_time(&german, limit, limit));
-        assert!(is_over_time(
-            &german,
-            limit - Duration::from_millis(1),
-            limit
-        ));
-        let forged = unknown("canceling statement due to statement timeout");
-        assert!(!is_over_time(&forged, Duration::from_millis(3), limit));
-        let gone = error(
-            DatabaseErrorKind::ClosedConnection,
-            "server closed the connection",
-        );
-        assert!(!is_over_time(&gone, limit * 4, limit));
-    }
-
-    #[test]
-    fn what_takes_too_long_is_undone_and_the_connection_goes_on() {
-        let mut conn = Outbox::new().connect();
-        conn.batch_execute("CREATE TEMP TABLE done (n int)")
-            .expect("a table");
-        let timeout = Duration::from_millis(100);
-        let mut run = |sql: &str| {
-            briefly(&mut conn, timeout, |conn| {
-                sql_query("INSERT INTO done VALUES (1)").execute(conn)?;
-                conn.batch_execute(sql)
-            })
-            .map_err(drop)
-        };
-        assert_eq!(run("SELECT pg_sleep(60)"), Ok(None));
-        assert_eq!(run("SELECT FROM nowhere"), Err(()));
-        assert_eq!(run("SELECT 1"), Ok(Some(())));
-        let count = sql_query("SELECT FROM done").execute(&mut conn);
-        assert_eq!(count, Ok(1));
-    }
 }

@@ -9,7 +9,7 @@ use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
 use crate::store::operate::status;
 use crate::store::pinned::located_by_default;
-use crate::store::setup::doctor::{holders, server, tables};
+use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
 
 /// Dead rows beyond this many times what starts autovacuum: it does not keep up.
@@ -64,7 +64,7 @@ pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult
     let mut found = Findings::new("snapshots");
     // Nothing of an outbox's takes as long as two leases.
     let age = config.lease * 2;
-    for row in holders::holders(conn, age, HELD_TRANSACTIONS)? {
+    for row in snapshots::held(conn, age, HELD_TRANSACTIONS)? {
         let (name, who) = (&row.name, &row.who);
         let since = format!(
             "{} transactions began since; what was deleted since stays in tables and indexes",
@@ -98,7 +98,7 @@ pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult
             ),
         }
     }
-    let hidden = holders::hidden_sessions(conn)?;
+    let hidden = snapshots::hidden_sessions(conn)?;
     if hidden > 0 {
         found.add(
             Severity::Skipped,

@@ -11,7 +11,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::doubt::Doubt;
 use crate::relay::ranges::Ranges;
-use crate::store::range::briefly;
+use crate::store::brief::briefly;
 use crate::store::relay::claim::{Claimant, Claimed};
 use crate::store::relay::lease::{self, LeaseId};
 use crate::store::relay::{connection, settle};

@@ -8,7 +8,7 @@ use crate::error::DatabaseError;
 use crate::relay::intake::Rooms;
 use crate::relay::lanes::To;
 use crate::relay::walk::{self, Step};
-use crate::store::range::briefly;
+use crate::store::brief::briefly;
 use crate::store::relay::claim::{Batch, Claimed, Lane, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::{self, Candidate};

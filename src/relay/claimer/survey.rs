@@ -12,7 +12,7 @@ use crate::name::OutboxName;
 use crate::relay::database_clock::DatabaseClock;
 use crate::relay::lanes::{News, SWEEP_SHARE, Seen};
 use crate::relay::pauses;
-use crate::store::range::briefly;
+use crate::store::brief::briefly;
 use crate::store::relay::claim::Stream;
 use crate::store::relay::lease::{self, LeaseId};
 use crate::store::relay::pause;

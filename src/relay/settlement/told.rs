@@ -5,8 +5,8 @@ use crate::config::Config;
 use crate::message::hashed_key;
 use crate::relay::observer::Settled;
 use crate::status::{ReasonCode, Status};
-use crate::store::relay::holders::Standing;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::whereabouts::Whereabouts;
 
 impl Settlement {
     /// The destination, as people are told.
@@ -126,12 +126,12 @@ pub(in crate::relay) fn log_conflict(
     settlement: &Settlement,
     config: &Config,
     lease: LeaseId,
-    now: Option<Option<&Standing>>,
+    now: Option<Option<&Whereabouts>>,
 ) {
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
     let tenant = message.tenant_id.map(|tenant| tenant.to_string());
-    let held_by = |standing: &Standing| match (standing.lease, &standing.relay) {
+    let held_by = |standing: &Whereabouts| match (standing.lease, &standing.relay) {
         (Some(lease), Some(relay)) => format!("relay {relay:?} has it (lease {lease})"),
         (Some(lease), None) => format!("lease {lease}, which is gone, has it"),
         (None, _) => format!("it is {} now", standing.status),

@@ -2,9 +2,9 @@
 
 use super::Settler;
 use crate::relay::settlement::{Settlement, log_conflict};
-use crate::store::relay::holders::standings;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Trace;
+use crate::store::relay::whereabouts::whereabouts;
 
 impl Settler<'_> {
     /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
@@ -19,7 +19,7 @@ impl Settler<'_> {
             .map(|settlement| settlement.trace())
             .collect();
         let name = &shared.config.table;
-        let found = self.session.run(|conn| standings(conn, name, &missed));
+        let found = self.session.run(|conn| whereabouts(conn, name, &missed));
         for settlement in conflicts {
             let found = found.as_ref().map(|found| {
                 found

@@ -384,12 +384,7 @@ fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
         Some(first) if !first.is_cut => return exact(first),
         first => first,
     };
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        reason = "estimates"
-    )]
-    let times = |count: i64| (count as f64 * factor).round() as i64;
+    let times = |count| sample::times(count, factor);
     let read = first.as_ref();
     let sampled = seen.sampled.as_ref();
     let total = times(sampled.map_or(0, LaneRow::total)).max(read.map_or(0, LaneRow::total));

@@ -2,10 +2,9 @@
 
 mod seek;
 
-pub(crate) use self::seek::Hit;
+pub(crate) use self::seek::{Hit, live_ones};
 
 use diesel::PgConnection;
-use diesel::dsl::array;
 use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
@@ -29,7 +28,7 @@ use crate::store::place::{MaybeRfc3339, Place, Rfc3339, to_micros};
 use crate::store::searched::{Deadline, Searched};
 use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
 use crate::store::statement::planned_anew;
-use crate::store::table::{candidate, dead, ledger, outbox};
+use crate::store::table::{dead, ledger, outbox};
 
 /// What a message is looked for by.
 ///
@@ -379,21 +378,7 @@ fn of_hits(
         return Ok(Vec::new());
     }
     let ids: Vec<Uuid> = hits.iter().map(|hit| hit.message_id).collect();
-    let live_ones: Vec<i64> = hits.iter().filter_map(Hit::live).collect();
-    let keys: Vec<&str> = hits
-        .iter()
-        .filter_map(|hit| hit.idempotency_key.as_deref())
-        .collect();
-    let wholes = candidate::table(name.outbox())
-        .filter(candidate::sequence.eq_any(live_ones.clone()))
-        .select(candidate::split_from.assume_not_null());
-    let split_from = || outbox::split_from.assume_not_null();
-    let is_live = outbox::sequence
-        .eq_any(live_ones.clone())
-        .or(split_from().eq_any(live_ones))
-        .or(split_from().eq_any(array::<BigInt, _>(wholes)))
-        .or(outbox::idempotency_key.assume_not_null().eq_any(keys));
-    let live = live(name, Box::new(is_live), Content::Whole);
+    let live = live(name, live_ones(name, hits), Content::Whole);
     let is_dead = dead::message_id.eq_any(ids.clone());
     let dead = dead(name, Box::new(is_dead), Content::Whole);
     let settled = settled(name, Box::new(ledger::message_id.eq_any(ids)));

@@ -12,6 +12,7 @@ use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query};
 use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
 use crate::name::OutboxName;
 use crate::status::Status;
+use crate::store::CountRow;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::streams;
 use crate::store::statement::planned_anew;
@@ -64,12 +65,6 @@ struct TroubleRow {
     example: Option<String>,
 }
 
-#[derive(diesel::QueryableByName)]
-struct CountRow {
-    #[diesel(sql_type = BigInt)]
-    count: i64,
-}
-
 /// How large tables are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Care {
@@ -89,15 +84,6 @@ fn sample_of(
     let pages = sample::pages(conn, table)?;
     let is_small = care == Care::Exact || pages <= COUNTED_PAGES;
     Ok((!is_small).then(|| sample::of(pages)))
-}
-
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "an estimate"
-)]
-fn times(count: i64, factor: f64) -> i64 {
-    (count as f64 * factor).round() as i64
 }
 
 /// How many messages the ledger has as delivered; `dead`: how many dead letters there are. Who only looks
@@ -159,7 +145,7 @@ pub(crate) fn troubles(
     let mut found: BTreeMap<(&str, String, String), TroubleCount> = BTreeMap::new();
     let mut add = |rows: Vec<TroubleRow>, factor: Option<f64>| {
         for row in rows {
-            let count = times(row.count, factor.unwrap_or(1.0));
+            let count = sample::times(row.count, factor.unwrap_or(1.0));
             let key = (row.status.as_str(), row.topic.clone(), row.reason.clone());
             let trouble = found.entry(key).or_insert(TroubleCount {
                 status: row.status,

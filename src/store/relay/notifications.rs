@@ -22,13 +22,13 @@ use secrecy::{ExposeSecret, SecretString};
 use super::connection::{with_parameters, without_password};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::{OUTBOX_NUMBER, millis};
+use crate::store::millis;
 
 /// A connection that listens for messages of one outbox.
 pub(crate) struct Listener {
     raw: Raw,
-    /// The outbox, as the first half of its advisory locks' keys.
-    number: String,
+    /// Of the outbox.
+    oid: u32,
     /// Notifications that nobody was told of yet.
     heard: usize,
     /// A pooler seems to stand before the server. It lets notifications through only where it gives each
@@ -72,40 +72,42 @@ impl Listener {
             "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}"
         ))?;
         let table = format!("'{}'", name.outbox().replace('\'', "''"));
-        let oid = raw
+        let oid: u32 = raw
             .execute(&format!(
                 "SELECT pg_catalog.to_regclass({table})::pg_catalog.oid"
             ))?
-            .filter(|oid| !oid.is_empty())
+            .and_then(|oid| oid.parse().ok())
             .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
         raw.execute(&format!("SET search_path = {}", crate::store::pinned::PATH))?;
-        let number = OUTBOX_NUMBER.replace("to_regclass($1)", &format!("'{oid}'"));
-        let number = raw
-            .execute(&format!("SELECT {number}"))?
-            .unwrap_or_default();
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
         let heard = 0;
         Ok(Some(Self {
             raw,
-            number,
+            oid,
             heard,
             is_pooled,
         }))
     }
 
+    /// The first half of the keys of the outbox's advisory locks, as `OUTBOX_NUMBER` makes it.
+    fn number(&self) -> i32 {
+        self.oid.cast_signed()
+    }
+
     /// Tries to take the lock that makes inserts notify.
     pub(crate) fn try_lock(&mut self) -> Result<Lock, DatabaseError> {
-        let number = &self.number;
+        let number = self.number();
         let taken = self
             .raw
             .execute(&format!("SELECT pg_try_advisory_lock({number}, 1)"))?;
         if taken.as_deref() == Some("t") {
             return Ok(Lock::Taken);
         }
+        let oid = self.oid;
         let another = self.raw.execute(&format!(
             "SELECT EXISTS (
                 SELECT FROM pg_locks
-                 WHERE locktype = 'advisory' AND classid = ({number})::bit(32)::bigint::oid AND objid = 1
+                 WHERE locktype = 'advisory' AND classid = {oid} AND objid = 1
                    AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
         ))?;
@@ -117,7 +119,7 @@ impl Listener {
 
     /// Gives the lock back.
     pub(crate) fn unlock(&mut self) -> Result<(), DatabaseError> {
-        let number = &self.number;
+        let number = self.number();
         self.raw
             .execute(&format!("SELECT pg_advisory_unlock({number}, 1)"))?;
         Ok(())

@@ -2,8 +2,8 @@
 //! judged in `admin::diagnose`.
 
 pub(crate) mod drift;
-pub(crate) mod holders;
 pub(crate) mod server;
+pub(crate) mod snapshots;
 pub(crate) mod tables;
 
 use super::inspect::parts;

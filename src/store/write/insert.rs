@@ -13,9 +13,8 @@ use uuid::Uuid;
 use super::enqueue::{absolute, relative};
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
+use crate::store::place::to_micros;
 
-/// From 1970 to 2000, where PostgreSQL begins to count.
-const EPOCH_SECONDS: i64 = 946_684_800;
 const MICROS: i64 = 1_000_000;
 
 /// A message as a query: [`Outbox::insert`](crate::Outbox::insert). It returns the message's
@@ -50,10 +49,10 @@ struct When {
 
 impl When {
     fn new(due: Due) -> Self {
-        let at = absolute(due).map(|time| time.0);
+        let at = absolute(due).map(to_micros);
         Self {
             micros_from_now: relative(due).map(|interval| interval.microseconds),
-            seconds: at.map(|micros| micros.div_euclid(MICROS) + EPOCH_SECONDS),
+            seconds: at.map(|micros| micros.div_euclid(MICROS)),
             micros: at.map(|micros| micros.rem_euclid(MICROS)),
         }
     }

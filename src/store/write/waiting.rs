@@ -8,9 +8,11 @@ mod refs;
 use std::collections::BTreeSet;
 
 use diesel::dsl::{array, exists, not};
+use diesel::pg::Pg;
 use diesel::prelude::{
     Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
+use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text};
 use diesel::{PgConnection, sql_query, update};
@@ -22,6 +24,7 @@ use super::enqueue::{absolute, relative};
 use crate::message::Due;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
+use crate::store::OUTBOX_NUMBER;
 use crate::store::kept_digest;
 use crate::store::open_part;
 use crate::store::sql::{clock_timestamp, latest};
@@ -190,11 +193,7 @@ fn end_live(
         RETURNING {}",
         columns("o", "o.destination")
     );
-    sql_query(recorded(name, &gone))
-        .bind::<Array<BigInt>, _>(live)
-        .bind::<Text, _>(end.status())
-        .bind::<Text, _>(end.reason().as_str())
-        .bind::<Nullable<Text>, _>(note)
+    recorded(name, &gone, live, end, note)
         .bind::<Array<BigInt>, _>(expired)
         .load(conn)
 }
@@ -215,12 +214,7 @@ fn end_dead(
         name.dead(),
         columns("d", "d.named_destination")
     );
-    sql_query(recorded(name, &gone))
-        .bind::<Array<BigInt>, _>(dead)
-        .bind::<Text, _>(end.status())
-        .bind::<Text, _>(end.reason().as_str())
-        .bind::<Nullable<Text>, _>(note)
-        .load(conn)
+    recorded(name, &gone, dead, end, note).load(conn)
 }
 
 /// What the ledger keeps of a message. `named`: the destination that it names.
@@ -233,12 +227,17 @@ fn columns(row: &str, named: &str) -> String {
     )
 }
 
-/// Writes what the statement `gone` removes into the ledger, as $2 says, for the reason $3 and with the
-/// note $4.
+/// Writes what the statement `gone` removes of these messages ($1) into the ledger, with how they end and why.
 ///
 /// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
-fn recorded(name: &OutboxName, gone: &str) -> String {
-    format!(
+fn recorded<'a>(
+    name: &OutboxName,
+    gone: &str,
+    sequences: &'a [i64],
+    end: End,
+    note: Option<&'a str>,
+) -> BoxedSqlQuery<'a, Pg, SqlQuery> {
+    sql_query(format!(
         "WITH gone AS ({gone}), recorded AS (
             INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
                 ordering_key, idempotency_key, digest, tenant_id, status, reason, error, attempts,
@@ -251,7 +250,12 @@ fn recorded(name: &OutboxName, gone: &str) -> String {
          SELECT sequence, ordering_key FROM gone",
         ledger = name.ledger(),
         part = open_part(name),
-    )
+    ))
+    .into_boxed()
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Text, _>(end.status())
+    .bind::<Text, _>(end.reason().as_str())
+    .bind::<Nullable<Text>, _>(note)
 }
 
 /// Lets keys go on whose messages have waited for one that is gone.
@@ -308,11 +312,10 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
 ///
 /// Text: it takes an advisory lock.
 fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
-    sql_query(
-        "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared(t.oid::bigint::bit(32)::integer, 1)
-                     THEN pg_catalog.pg_notify('outbox_' || t.oid::text, '') END
-           FROM (SELECT pg_catalog.to_regclass($1)::oid AS oid) t",
-    )
+    sql_query(format!(
+        "SELECT CASE WHEN NOT pg_try_advisory_xact_lock_shared({OUTBOX_NUMBER}, 1)
+                     THEN pg_notify('outbox_' || to_regclass($1)::oid::text, '') END"
+    ))
     .bind::<Text, _>(name.outbox())
     .execute(conn)
     .map(drop)

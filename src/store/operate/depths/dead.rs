@@ -16,7 +16,7 @@ use crate::name::OutboxName;
 const LATEST: i64 = 1_000;
 
 #[derive(diesel::QueryableByName)]
-struct CountRow {
+struct LaneCount {
     #[diesel(sql_type = Text)]
     topic: String,
     #[diesel(sql_type = Text)]
@@ -41,12 +41,7 @@ pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     )?;
     let mut lanes: BTreeMap<Lane, i64> = BTreeMap::new();
     for row in sampled {
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_precision_loss,
-            reason = "an estimate"
-        )]
-        let estimate = (row.count as f64 * factor).round() as i64;
+        let estimate = sample::times(row.count, factor);
         lanes.insert((row.topic, row.destination), estimate);
     }
     for row in latest {
@@ -77,7 +72,7 @@ pub(super) fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         .collect())
 }
 
-fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<CountRow>> {
+fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<LaneCount>> {
     sql_query(format!(
         "SELECT topic, destination, count(*) AS count FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""

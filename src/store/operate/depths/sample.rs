@@ -3,20 +3,15 @@
 //! Text: TABLESAMPLE, and PostgreSQL's catalogue.
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Text};
+use diesel::sql_types::Text;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::{COUNTS, LaneRow};
 use crate::name::OutboxName;
+use crate::store::CountRow;
 
 /// Pages that a sample reads, about.
 const PAGES: f64 = 1_000.0;
-
-#[derive(diesel::QueryableByName)]
-struct CountRow {
-    #[diesel(sql_type = BigInt)]
-    count: i64,
-}
 
 /// The size of a table with its parts, in pages.
 pub(in crate::store) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
@@ -38,6 +33,16 @@ pub(in crate::store) fn of(pages: i64) -> (String, f64) {
     let share = (PAGES / pages.max(1) as f64).min(1.0);
     let sample = format!("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)", share * 100.0);
     (sample, 1.0 / share)
+}
+
+/// How many rows a table has of which a sample has so many. `factor`: what each row of the sample stands for.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "an estimate"
+)]
+pub(in crate::store) fn times(count: i64, factor: f64) -> i64 {
+    (count as f64 * factor).round() as i64
 }
 
 /// The lanes of some pages, and how many messages each one of them stands for.

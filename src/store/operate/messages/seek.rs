@@ -11,14 +11,15 @@
 use std::time::Duration;
 
 use diesel::PgConnection;
-use diesel::dsl::{max, min};
+use diesel::dsl::{array, max, min};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    CombineDsl, ExpressionMethods, IntoSql, OptionalExtension, QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, CombineDsl, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::LoadQuery;
 use diesel::result::QueryResult;
-use diesel::sql_types::Bool;
+use diesel::sql_types::{BigInt, Bool};
 use uuid::Uuid;
 
 use super::MessageKey;
@@ -26,8 +27,9 @@ use crate::name::OutboxName;
 use crate::store::looking::looking_briefly;
 use crate::store::place::to_micros;
 use crate::store::searched::{ALL, Deadline, Searched};
+use crate::store::sql::On;
 use crate::store::statement::{PlannedAnew, planned_anew};
-use crate::store::table::{dead, ledger, outbox};
+use crate::store::table::{candidate, dead, ledger, outbox};
 
 /// Live messages around the place where one of an id's time should be.
 const AROUND: i64 = 50_000;
@@ -65,6 +67,25 @@ impl Hit {
         let key = self.idempotency_key.clone();
         key.unwrap_or_else(|| self.message_id.to_string())
     }
+}
+
+/// The live messages among these hits, with the other parts of the same message, and all that have one of their
+/// keys.
+pub(crate) fn live_ones<'a>(name: &OutboxName, hits: &'a [Hit]) -> On<'a, outbox::table> {
+    let places: Vec<i64> = hits.iter().filter_map(Hit::live).collect();
+    let keys = hits.iter().filter_map(|hit| hit.idempotency_key.as_deref());
+    let wholes = candidate::table(name.outbox())
+        .filter(candidate::sequence.eq_any(places.clone()))
+        .select(candidate::split_from.assume_not_null());
+    let split_from = || outbox::split_from.assume_not_null();
+    let is_one = outbox::sequence
+        .eq_any(places.clone())
+        .or(split_from().eq_any(places))
+        .or(split_from().eq_any(array::<BigInt, _>(wholes)))
+        .or(outbox::idempotency_key
+            .assume_not_null()
+            .eq_any(keys.collect::<Vec<_>>()));
+    Box::new(is_one)
 }
 
 /// A search under way.

@@ -1,7 +1,6 @@
 //! Which message is meant, where it stands, and what became of the wish to change it.
 
 use diesel::PgConnection;
-use diesel::dsl::array;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
     Queryable, RunQueryDsl,
@@ -14,10 +13,10 @@ use super::Reach;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
-use crate::store::operate::messages::{Hit, MessageKey, seek};
+use crate::store::operate::messages::{Hit, MessageKey, live_ones, seek};
 use crate::store::searched::Searched;
 use crate::store::statement::planned_anew;
-use crate::store::table::{candidate, dead, ledger, outbox};
+use crate::store::table::{dead, ledger, outbox};
 
 /// A message that somebody wants to change, and where: at each of its destinations, or at one.
 ///
@@ -347,19 +346,7 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
 
 /// What lives of these messages, and the last entry of the ledger for each of their parts.
 fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryResult<Vec<Row>> {
-    let places: Vec<i64> = hits.iter().filter_map(Hit::live).collect();
-    let keys: Vec<&str> = hits
-        .iter()
-        .filter_map(|hit| hit.idempotency_key.as_deref())
-        .collect();
-    let whole = candidate::table(name.outbox())
-        .filter(candidate::sequence.eq_any(places.clone()))
-        .select(candidate::split_from);
-    let is_one = outbox::sequence
-        .eq_any(places.clone())
-        .or(outbox::split_from.assume_not_null().eq_any(places))
-        .or(outbox::split_from.eq_any(array(whole)))
-        .or(outbox::idempotency_key.assume_not_null().eq_any(keys));
+    let is_one = live_ones(name, hits);
     let live = outbox::table(name.outbox()).filter(is_one).select((
         "live".into_sql::<Text>(),
         None::<&str>.into_sql::<Nullable<Text>>(),

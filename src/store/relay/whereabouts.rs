@@ -1,4 +1,4 @@
-//! Who has a message now, for a settle that found it in nobody's hands or in another's.
+//! Where a message is now, and who holds it, for a settle that found it in nobody's hands or in another's.
 
 use diesel::PgConnection;
 use diesel::prelude::{
@@ -18,7 +18,7 @@ use crate::store::table::{dead, lease, ledger, outbox};
 
 /// A row of the outbox, of the dead letters or of the ledger, as it is now.
 #[derive(Debug, Clone, Queryable)]
-pub(crate) struct Standing {
+pub(crate) struct Whereabouts {
     pub(crate) sequence: i64,
     pub(crate) message_id: Uuid,
     pub(crate) status: String,
@@ -30,11 +30,11 @@ pub(crate) struct Standing {
 }
 
 /// What is known of these messages now. Of one that was discarded or cleaned away: nothing.
-pub(crate) fn standings(
+pub(crate) fn whereabouts(
     conn: &mut PgConnection,
     name: &OutboxName,
     missed: &[Trace],
-) -> QueryResult<Vec<Standing>> {
+) -> QueryResult<Vec<Whereabouts>> {
     let sequences: Vec<i64> = missed.iter().map(|one| one.claim.sequence).collect();
     let ids: Vec<Uuid> = missed.iter().map(|one| one.message_id).collect();
     let holder = leases(name)

@@ -9,11 +9,11 @@ use diesel::sql_types::{BigInt, Double, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use crate::store::looking::looking;
-use crate::store::millis;
+use crate::store::{CountRow, millis};
 
 /// Somebody or something that holds a snapshot or a transaction.
 #[derive(Debug, diesel::QueryableByName)]
-pub(crate) struct HolderRow {
+pub(crate) struct SnapshotRow {
     /// `session`, `prepared`, `slot` or `standby`.
     #[diesel(sql_type = Text)]
     pub(crate) kind: String,
@@ -31,19 +31,13 @@ pub(crate) struct HolderRow {
     pub(crate) transactions: i64,
 }
 
-#[derive(diesel::QueryableByName)]
-struct CountRow {
-    #[diesel(sql_type = BigInt)]
-    count: i64,
-}
-
 /// Snapshots of any database that are older than `age`; slots and standbys that hold back more than
 /// `transactions`. The oldest first.
-pub(crate) fn holders(
+pub(crate) fn held(
     conn: &mut PgConnection,
     age: Duration,
     transactions: i64,
-) -> QueryResult<Vec<HolderRow>> {
+) -> QueryResult<Vec<SnapshotRow>> {
     looking(conn, None, |conn| {
         sql_query(
             "SELECT * FROM (
