@@ -8,6 +8,7 @@
 
 // What statements are made of.
 pub(crate) mod brief;
+pub(crate) mod catalogue;
 mod live;
 pub(crate) mod looking;
 pub(crate) mod pinned;
@@ -40,14 +41,6 @@ use crate::name::OutboxName;
 pub(crate) struct SequenceRow {
     #[diesel(sql_type = BigInt)]
     pub(crate) sequence: i64,
-}
-
-/// A row that is only a number.
-#[cfg(feature = "relay")]
-#[derive(diesel::QueryableByName)]
-pub(crate) struct CountRow {
-    #[diesel(sql_type = BigInt)]
-    pub(crate) count: i64,
 }
 
 /// The digest of a row's content: plain inserts give none. As `message::digest` makes it.

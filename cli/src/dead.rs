@@ -13,6 +13,7 @@ use crate::confirm::confirmed;
 use crate::number::whole;
 use crate::output;
 use crate::settings::SettingFlags;
+use crate::signed::Signed;
 
 /// Options of `dead`.
 #[derive(Debug, clap::Args)]
@@ -99,12 +100,8 @@ struct All {
     /// Ask nothing
     #[arg(long)]
     yes: bool,
-    /// Why, for whoever looks at it later
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    why: String,
-    /// Who decides it; without it the user of this machine
-    #[arg(long, value_name = "NAME")]
-    who: Option<String>,
+    #[command(flatten)]
+    signed: Signed,
     /// Show the result as JSON
     #[arg(long)]
     json: bool,
@@ -430,8 +427,7 @@ fn change(
     {
         bail!("nothing was changed");
     }
-    let note = Note::new(&crate::message::who(all.who.as_deref()), &all.why);
-    let changed = action(conn, &config.table, &found, &note)?;
+    let changed = action(conn, &config.table, &found, &all.signed.note())?;
     if all.json {
         return output::json(&json!({ "matched": found.len(), "changed": changed }));
     }

@@ -24,6 +24,7 @@ mod resume;
 mod run;
 mod settings;
 mod signals;
+mod signed;
 mod status;
 
 use std::process::ExitCode;

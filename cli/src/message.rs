@@ -2,8 +2,6 @@
 
 mod waiting;
 
-pub(crate) use self::waiting::who;
-
 use std::time::Duration;
 
 use anyhow::{Result, bail};

@@ -6,14 +6,14 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, MessageKey, Note, ReplayFilter, ReplayIds, ReplayRun, Replayed};
+use diesel_outbox::admin::{self, MessageKey, ReplayFilter, ReplayIds, ReplayRun, Replayed};
 use diesel_outbox::{Config, ConfigError, Status};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::confirm::confirmed;
-use crate::message::who;
 use crate::settings::SettingFlags;
+use crate::signed::Signed;
 use crate::{dead, output, signals};
 
 /// Options of `replay`.
@@ -50,12 +50,8 @@ pub(crate) struct Options {
     /// Name of this run, in the idempotency keys <key>#replay-NAME; the same name continues a run
     #[arg(long, value_name = "NAME")]
     run: Option<String>,
-    /// Why, for whoever looks at it later
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    why: String,
-    /// Who decides it; without it the user of this machine
-    #[arg(long, value_name = "NAME")]
-    who: Option<String>,
+    #[command(flatten)]
+    signed: Signed,
     /// Only say how many there are
     #[arg(long)]
     dry_run: bool,
@@ -112,7 +108,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     } else {
         ReplayIds::Same
     };
-    let note = Note::new(&who(options.who.as_deref()), &options.why);
+    let note = options.signed.note();
     let mut is_stopped = false;
     let progress = |_: &str, so_far: &Replayed| {
         bar.set_position(so_far.replayed + so_far.skipped);

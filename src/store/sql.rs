@@ -79,6 +79,38 @@ extern "SQL" {
     #[sql_name = "pg_catalog.to_regprocedure"]
     fn to_regprocedure(name: Text) -> Nullable<diesel::sql_types::Oid>;
 
+    /// A type as it is written; `modifier`: its length and the like.
+    #[sql_name = "pg_catalog.format_type"]
+    fn format_type(
+        of: diesel::sql_types::Oid,
+        modifier: Nullable<diesel::sql_types::Integer>,
+    ) -> Text;
+
+    #[sql_name = "pg_catalog.current_database"]
+    fn current_database() -> Text;
+
+    /// Whether this role may do that in a database.
+    #[sql_name = "pg_catalog.has_database_privilege"]
+    fn has_database_privilege(database: Text, privilege: Text) -> Bool;
+
+    /// Whether this role may do that with a table; null: there is none.
+    #[sql_name = "pg_catalog.has_table_privilege"]
+    fn has_table_privilege(
+        table: Nullable<diesel::sql_types::Oid>,
+        privilege: Text,
+    ) -> Nullable<Bool>;
+
+    /// Makes an outbox. Of this library's, found by the search path. What it answers is not to be read.
+    fn outbox_create(name: Text) -> Text;
+
+    /// Waits for the lock, and keeps it until the transaction ends. What it answers is not to be read.
+    #[sql_name = "pg_catalog.pg_advisory_xact_lock"]
+    fn pg_advisory_xact_lock(key: BigInt) -> Text;
+
+    /// Rows that were written into a table since statistics began; null: there is none.
+    #[sql_name = "pg_catalog.pg_stat_get_tuples_inserted"]
+    fn pg_stat_get_tuples_inserted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
+
     /// Bytes of a table.
     #[sql_name = "pg_catalog.pg_relation_size"]
     fn pg_relation_size(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;

@@ -5,9 +5,7 @@ use std::time::SystemTime;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{
-    self, MessageKey, MessageRecord, Note, Searched, Verdict, WaitingFilter,
-};
+use diesel_outbox::admin::{self, MessageKey, MessageRecord, Searched, Verdict, WaitingFilter};
 use diesel_outbox::config::parse_duration;
 use diesel_outbox::{
     Answer, Changed, Config, ConfigError, Due, MessageRef, Part, PartState, Status,
@@ -16,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::as_json;
 use crate::number::whole;
+use crate::signed::{Signed, SignedWithWhy};
 use crate::{dead, output};
 
 /// Options of `message list`.
@@ -65,12 +64,8 @@ pub(super) struct Which {
 pub(super) struct Cancel {
     #[command(flatten)]
     which: Which,
-    /// Why, for whoever looks at it later
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    why: String,
-    /// Who decides it; without it the user of this machine
-    #[arg(long, value_name = "NAME")]
-    who: Option<String>,
+    #[command(flatten)]
+    signed: Signed,
 }
 
 /// Options of `message reschedule`.
@@ -102,12 +97,8 @@ pub(super) struct Settle {
     /// It must not be sent
     #[arg(long)]
     never: bool,
-    /// Why, for whoever looks at it later
-    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
-    why: String,
-    /// Who says so; without it the user of this machine
-    #[arg(long, value_name = "NAME")]
-    who: Option<String>,
+    #[command(flatten)]
+    signed: SignedWithWhy,
 }
 
 impl Which {
@@ -197,7 +188,7 @@ fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
 }
 
 pub(super) fn cancel(conn: &mut PgConnection, config: &Config, options: &Cancel) -> Result<()> {
-    let note = Note::new(&who(options.who.as_deref()), &options.why);
+    let note = options.signed.note();
     let changed = admin::cancel(conn, &config.table, &options.which.named(), &note)?;
     tell(config, &options.which, &changed, "cancelled")
 }
@@ -229,18 +220,10 @@ pub(super) fn settle(conn: &mut PgConnection, config: &Config, options: &Settle)
         true => (Verdict::Delivered, "settled as delivered"),
         false => (Verdict::NotToBeSent, "settled as cancelled"),
     };
-    let note = Note::new(&who(options.who.as_deref()), &options.why);
+    let note = options.signed.note();
     let which = options.which.named();
     let changed = admin::settle(conn, &config.table, &which, verdict, &note)?;
     tell(config, &options.which, &changed, done)
-}
-
-/// Who acts, where nobody is named.
-pub(crate) fn who(given: Option<&str>) -> String {
-    let of = |variable| std::env::var(variable).ok();
-    let user = || of("USER").or_else(|| of("LOGNAME"));
-    let given = given.map(str::to_owned).or_else(user);
-    given.unwrap_or_else(|| "an operator".to_owned())
 }
 
 /// Says what became of each part. An error where the message was not changed as a whole.

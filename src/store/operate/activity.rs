@@ -1,29 +1,26 @@
 //! What has gone through an outbox, as PostgreSQL counts it anyway.
-//!
-//! Text: the counters of PostgreSQL's statistics.
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Double, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{
+    ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select,
+};
 
 use crate::name::OutboxName;
+use crate::store::catalogue::pg_inherits;
+use crate::store::sql::{clock_timestamp, date_part, pg_stat_get_tuples_inserted, to_regclass};
 
 /// Rows written since PostgreSQL's statistics began: by all relays and all applications, without reading
 /// a table. The numbers are a second or so behind, and count what was rolled back, too.
-#[derive(Debug, Clone, Copy, PartialEq, diesel::QueryableByName)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Activity {
     /// Messages that came in: enqueued, requeued, replayed, and the parts of a fan-out.
-    #[diesel(sql_type = BigInt)]
     pub enqueued: i64,
     /// Messages that were settled: delivered or dead.
-    #[diesel(sql_type = BigInt)]
     pub settled: i64,
     /// Of these, the dead ones.
-    #[diesel(sql_type = BigInt)]
     pub died: i64,
     /// When this was read, by the database's clock, in seconds since 1970.
-    #[diesel(sql_type = Double)]
     pub read_at: f64,
 }
 
@@ -74,17 +71,29 @@ impl Activity {
 }
 
 pub(crate) fn activity(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Activity> {
-    sql_query(
-        "SELECT coalesce(pg_stat_get_tuples_inserted(to_regclass($1)), 0) AS enqueued,
-                coalesce((SELECT sum(pg_stat_get_tuples_inserted(relid))
-                            FROM pg_partition_tree(to_regclass($2))), 0)::bigint AS settled,
-                coalesce(pg_stat_get_tuples_inserted(to_regclass($3)), 0) AS died,
-                extract(epoch FROM clock_timestamp())::float8 AS read_at",
-    )
-    .bind::<Text, _>(name.outbox())
-    .bind::<Text, _>(name.ledger())
-    .bind::<Text, _>(name.dead())
-    .get_result(conn)
+    let into = |table: String| pg_stat_get_tuples_inserted(to_regclass(table));
+    let (enqueued, died, read_at): (Option<i64>, Option<i64>, f64) = select((
+        into(name.outbox()),
+        into(name.dead()),
+        date_part("epoch", clock_timestamp()),
+    ))
+    .get_result(conn)?;
+    let settled: Vec<Option<i64>> = pg_inherits::table
+        .filter(
+            pg_inherits::inhparent
+                .nullable()
+                .eq(to_regclass(name.ledger())),
+        )
+        .select(pg_stat_get_tuples_inserted(
+            pg_inherits::inhrelid.nullable(),
+        ))
+        .load(conn)?;
+    Ok(Activity {
+        enqueued: enqueued.unwrap_or(0),
+        settled: settled.into_iter().flatten().sum(),
+        died: died.unwrap_or(0),
+        read_at,
+    })
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use crate::name::OutboxName;
+use crate::store::catalogue;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::served;
 use crate::store::relay::streams::{Found, streams};
@@ -204,7 +205,7 @@ const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0)
 pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
     // One transaction: each takes four round trips more.
     let (rows, factor, dead) = looking(conn, None, |conn| {
-        let pages = sample::pages(conn, &name.outbox())?;
+        let pages = catalogue::pages(conn, &name.outbox())?;
         let dead = dead::depths(conn, name)?;
         if pages <= COUNTED_PAGES {
             return Ok((counted(conn, name)?, None, dead));

@@ -16,19 +16,17 @@ use diesel::prelude::{
     RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::BigInt;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
+use crate::store::catalogue;
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, Rfc3339, as_micros, from_micros, to_micros};
 use crate::store::searched::{Deadline, Searched};
-use crate::store::sql::{
-    On, all_of, clock_timestamp, current_setting, pg_relation_size, shown_key, to_regclass,
-};
+use crate::store::sql::{On, all_of, clock_timestamp, shown_key};
 use crate::store::statement::planned_anew;
 use crate::store::table::{PageBegin, ledger, part};
 
@@ -203,10 +201,8 @@ fn at_the_end(
         .load(conn)?;
     let open = in_use.iter().find(|(_, closed_at)| closed_at.is_none());
     let open = open.map_or(0, |(part, _)| *part);
-    let size = pg_relation_size(to_regclass(name.suffixed(&format!("_ledger_{open}"))));
-    let page_size = current_setting("block_size").fallible_cast::<BigInt>();
-    let all: Option<i64> = select(size / page_size.nullable()).get_result(conn)?;
-    let from = all.unwrap_or(0).saturating_sub(pages).max(0);
+    let all = catalogue::pages(conn, &name.suffixed(&format!("_ledger_{open}")))?;
+    let from = all.saturating_sub(pages).max(0);
     let page = u32::try_from(from).unwrap_or(u32::MAX);
     let found = looking_briefly(conn, PATIENCE, |conn| {
         between(conn, name, filter, times, limit, Pages::From(open, page))

@@ -1,20 +1,23 @@
 //! What messages wait for or died of, and how many the ledger has delivered: counted where the tables are
 //! small, estimated where they are not.
 //!
-//! Text: a sample (TABLESAMPLE), `unnest`, a subquery for each row (LATERAL) and PostgreSQL's catalogue.
+//! Text: a sample (TABLESAMPLE), `unnest` and a subquery for each row (LATERAL).
 
 use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text};
-use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query};
+use diesel::{
+    ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query,
+};
 
 use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
 use crate::name::OutboxName;
 use crate::status::Status;
-use crate::store::CountRow;
+use crate::store::catalogue::{self, pages_of, pg_class, pg_inherits};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::streams;
+use crate::store::sql::{pg_relation_size, to_regclass};
 use crate::store::statement::planned_anew;
 use crate::store::table::messages;
 
@@ -81,7 +84,7 @@ fn sample_of(
     table: &str,
     care: Care,
 ) -> QueryResult<Option<(String, f64)>> {
-    let pages = sample::pages(conn, table)?;
+    let pages = catalogue::pages(conn, table)?;
     let is_small = care == Care::Exact || pages <= COUNTED_PAGES;
     Ok((!is_small).then(|| sample::of(pages)))
 }
@@ -95,7 +98,7 @@ pub(crate) fn delivered(
     dead: i64,
 ) -> QueryResult<StatusCount> {
     looking(conn, None, |conn| {
-        let pages = sample::pages(conn, &name.ledger())?;
+        let pages = catalogue::pages(conn, &name.ledger())?;
         let estimate = if care == Care::Cheap && pages > COUNTED_PAGES {
             rows_by_size(conn, &name.ledger())?
         } else {
@@ -122,18 +125,26 @@ pub(crate) fn delivered(
 /// As the planner does it: as many rows on a page of each part as when the part was last vacuumed or
 /// analysed. `None`: one never was.
 fn rows_by_size(conn: &mut PgConnection, table: &str) -> QueryResult<Option<i64>> {
-    sql_query(
-        "SELECT sum(c.reltuples::float8 / c.relpages * s.pages)::bigint AS count
-           FROM pg_partition_tree(to_regclass($1)) t
-           JOIN pg_class c ON c.oid = t.relid
-          CROSS JOIN LATERAL (
-            SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint AS pages) s
-          WHERE s.pages > 0
-         HAVING bool_and(c.relpages > 0 AND c.reltuples > 0)",
-    )
-    .bind::<Text, _>(table)
-    .load::<CountRow>(conn)
-    .map(|rows| rows.first().map(|row| row.count))
+    let parts = pg_inherits::table
+        .filter(pg_inherits::inhparent.nullable().eq(to_regclass(table)))
+        .select(pg_inherits::inhrelid);
+    let parts: Vec<(f32, i32, Option<i64>)> = pg_class::table
+        .filter(pg_class::oid.eq_any(parts))
+        .select((
+            pg_class::reltuples,
+            pg_class::relpages,
+            pages_of!(pg_relation_size(pg_class::oid.nullable())),
+        ))
+        .load(conn)?;
+    let mut all = 0;
+    for (rows_then, pages_then, pages) in parts {
+        let pages = pages.unwrap_or(0);
+        if pages > 0 && (rows_then <= 0.0 || pages_then <= 0) {
+            return Ok(None);
+        }
+        all += sample::times(pages, f64::from(rows_then) / f64::from(pages_then.max(1)));
+    }
+    Ok(Some(all))
 }
 
 /// By state, the most frequent first, a hundred at most.

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use diesel::connection::{CacheSize, SimpleConnection};
+use diesel::dsl::exists;
 use diesel::r2d2::ManageConnection;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Integer, Text};
-use diesel::{Connection, PgConnection, RunQueryDsl, select, sql_query};
+use diesel::sql_types::Text;
+use diesel::{
+    Connection, ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select, sql_query,
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::error::DatabaseError;
+use crate::store::catalogue::pg_stat_activity;
 use crate::store::sql::pg_backend_pid;
 
 /// libpq's parameters, used where the URL does not set them itself. A dead server is noticed
@@ -245,13 +249,9 @@ pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<i32> {
 }
 
 /// Whether this process is still there: it may finish a statement whose client is gone.
-///
-/// Text: it asks PostgreSQL's catalogue.
 pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<bool> {
-    sql_query("SELECT FROM pg_stat_activity WHERE pid = $1")
-        .bind::<Integer, _>(backend)
-        .execute(conn)
-        .map(|rows| rows > 0)
+    let found = pg_stat_activity::table.filter(pg_stat_activity::pid.eq(backend));
+    select(exists(found)).get_result(conn)
 }
 
 /// Puts our parameters, and these, before the given ones: of two, libpq takes the later.

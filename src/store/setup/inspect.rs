@@ -2,54 +2,56 @@
 
 mod complete;
 
-use diesel::prelude::{ExpressionMethods, RunQueryDsl};
+use diesel::dsl::{exists, not};
+use diesel::pg::Pg;
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Bool, Text};
-use diesel::{PgConnection, select, sql_query};
+use diesel::{PgConnection, select};
 
 pub(crate) use self::complete::check;
 #[cfg(feature = "relay")]
 pub(super) use self::complete::parts;
 
 use crate::name::OutboxName;
+use crate::store::catalogue::{pg_attribute, pg_trigger};
 use crate::store::sql::{current_setting, to_regclass};
-
-#[derive(diesel::QueryableByName)]
-struct FoundRow {
-    #[diesel(sql_type = Bool)]
-    found: bool,
-}
 
 pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
     select(to_regclass(name.outbox()).is_not_null()).get_result(conn)
 }
 
 /// Whether there is a table of this name with such a column.
-///
-/// Text: it asks PostgreSQL's catalogue.
 pub(crate) fn has_column(conn: &mut PgConnection, table: &str, column: &str) -> QueryResult<bool> {
-    sql_query(
-        "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($1)
-                           AND attname = $2 AND NOT attisdropped) AS found",
-    )
-    .bind::<Text, _>(table)
-    .bind::<Text, _>(column)
-    .get_result::<FoundRow>(conn)
-    .map(|row| row.found)
+    let found = columns(table).filter(pg_attribute::attname.eq(column));
+    select(exists(found)).get_result(conn)
 }
 
+/// The columns of this table, with those that every table has.
+fn columns(table: &str) -> Columns<'_> {
+    pg_attribute::table
+        .filter(not(pg_attribute::attisdropped))
+        .filter(pg_attribute::attrelid.nullable().eq(to_regclass(table)))
+        .into_boxed()
+}
+
+type Columns<'a> = pg_attribute::BoxedQuery<'a, Pg>;
+
 /// Whether inserts wake relays: the trigger is there, and on.
-///
-/// Text: it asks PostgreSQL's catalogue.
 pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    sql_query(
-        "SELECT EXISTS (SELECT FROM pg_trigger
-                         WHERE tgrelid = to_regclass($1) AND tgname = 'outbox_wake'
-                           AND tgenabled IN ('O', 'A')) AS found",
-    )
-    .bind::<Text, _>(name.outbox())
-    .get_result::<FoundRow>(conn)
-    .map(|row| row.found)
+    let is_on = pg_trigger::tgenabled
+        .eq(b'O')
+        .or(pg_trigger::tgenabled.eq(b'A'));
+    let found = pg_trigger::table
+        .filter(
+            pg_trigger::tgrelid
+                .nullable()
+                .eq(to_regclass(name.outbox())),
+        )
+        .filter(pg_trigger::tgname.eq("outbox_wake"))
+        .filter(is_on);
+    select(exists(found)).get_result(conn)
 }
 
 /// A setting of the server, such as `server_version`.

@@ -1,20 +1,21 @@
 //! Our own migrations, recorded in a table of our own.
 //!
-//! Text: it is DDL, PostgreSQL's catalogue, an advisory lock, and operators with their schema.
+//! Text: it is DDL, and each step says in SQL whether it was done.
 
 use std::fmt::Write;
 
 use diesel::connection::SimpleConnection;
 use diesel::prelude::{Connection, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Bool, Text};
+use diesel::sql_types::Bool;
 use diesel::upsert::excluded;
-use diesel::{PgConnection, insert_into, sql_query};
+use diesel::{PgConnection, insert_into, select, sql_query};
 
 use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
+use crate::store::sql::{outbox_create, pg_advisory_xact_lock};
 
 diesel::table! {
     /// The steps that were done.
@@ -144,9 +145,7 @@ pub(crate) fn migrate(
             });
         }
         if !inspect::table_exists(conn, name)? {
-            sql_query("SELECT outbox_create($1)")
-                .bind::<Text, _>(name.to_string())
-                .execute(conn)?;
+            select(outbox_create(name.to_string())).execute(conn)?;
             done.push(format!("created outbox {name}"));
         }
         // What is there already may have been damaged since.
@@ -184,11 +183,9 @@ pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
 /// Lets one process at a time go on, until its transaction's end. A statement of its own: the ones after
 /// it see what the last holder did.
 fn lock(conn: &mut PgConnection) -> QueryResult<()> {
-    sql_query(format!(
-        "SELECT pg_catalog.pg_advisory_xact_lock({MIGRATION_LOCK})"
-    ))
-    .execute(conn)
-    .map(|_| ())
+    select(pg_advisory_xact_lock(MIGRATION_LOCK))
+        .execute(conn)
+        .map(drop)
 }
 
 fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {

@@ -4,10 +4,15 @@ use std::time::Duration;
 
 use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Bool, Interval, Nullable, Text, Timestamptz};
-use diesel::{ExpressionMethods, PgConnection, RunQueryDsl, insert_into, sql_query};
+use diesel::sql_types::{BigInt, Interval, Nullable, Timestamptz};
+use diesel::{
+    BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, insert_into, select,
+    sql_query,
+};
 
 use crate::store::pinned::located_by_default;
+use crate::store::setup::inspect::has_column;
+use crate::store::sql::{has_table_privilege, to_regclass};
 use crate::store::statement::statement;
 use crate::store::table::inbox;
 use crate::store::{LONGEST_AGE, millis};
@@ -112,34 +117,18 @@ pub(crate) enum Cleaning {
     NoRight,
 }
 
-#[derive(diesel::QueryableByName)]
-struct CleaningRow {
-    #[diesel(sql_type = Bool)]
-    found: bool,
-    #[diesel(sql_type = Bool)]
-    allowed: bool,
-}
-
 /// Whether the inbox can be cleaned on this connection of a relay's.
-///
-/// Text: it asks PostgreSQL's catalogue.
 pub(crate) fn cleaning(conn: &mut PgConnection) -> QueryResult<Cleaning> {
     let Some(table) = located_by_default(conn, TABLE)? else {
         return Ok(Cleaning::NoTable);
     };
-    let row: CleaningRow = sql_query(
-        "SELECT inbox IS NOT NULL AS found,
-                coalesce(has_table_privilege(inbox, 'SELECT')
-                     AND has_table_privilege(inbox, 'DELETE'), false) AS allowed
-           FROM (SELECT (SELECT attrelid FROM pg_attribute
-                          WHERE attrelid = to_regclass($1)
-                            AND attname = 'handled_at' AND NOT attisdropped) AS inbox) AS found",
-    )
-    .bind::<Text, _>(&table)
-    .get_result(conn)?;
-    Ok(match (row.found, row.allowed) {
-        (false, _) => Cleaning::NoTable,
-        (true, false) => Cleaning::NoRight,
-        (true, true) => Cleaning::Possible(table),
+    if !has_column(conn, &table, "handled_at")? {
+        return Ok(Cleaning::NoTable);
+    }
+    let may = |privilege: &'static str| has_table_privilege(to_regclass(&table), privilege);
+    let is_allowed: Option<bool> = select(may("SELECT").and(may("DELETE"))).get_result(conn)?;
+    Ok(match is_allowed {
+        Some(true) => Cleaning::Possible(table),
+        _ => Cleaning::NoRight,
     })
 }

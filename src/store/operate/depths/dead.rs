@@ -10,6 +10,7 @@ use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::{COUNTED_PAGES, DeadDepth, Lane, sample};
 use crate::name::OutboxName;
+use crate::store::catalogue;
 
 /// Of a large table, so many of the latest messages are looked at one by one: what has begun to die is
 /// there, when a sample does not show it yet.
@@ -26,7 +27,7 @@ struct LaneCount {
 }
 
 pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DeadDepth>> {
-    let pages = sample::pages(conn, &name.dead())?;
+    let pages = catalogue::pages(conn, &name.dead())?;
     if pages <= COUNTED_PAGES {
         return counted(conn, name);
     }

@@ -1,30 +1,15 @@
 //! Some pages of a table instead of all.
 //!
-//! Text: TABLESAMPLE, and PostgreSQL's catalogue.
+//! Text: TABLESAMPLE.
 
 use diesel::result::QueryResult;
-use diesel::sql_types::Text;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::{COUNTS, LaneRow};
 use crate::name::OutboxName;
-use crate::store::CountRow;
 
 /// Pages that a sample reads, about.
 const PAGES: f64 = 1_000.0;
-
-/// The size of a table with its parts, in pages.
-pub(in crate::store) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
-    sql_query(
-        "SELECT coalesce(
-                    (SELECT sum(pg_relation_size(relid))::bigint FROM pg_partition_tree(to_regclass($1))),
-                    pg_relation_size(to_regclass($1)))
-                / current_setting('block_size')::bigint AS count",
-    )
-    .bind::<Text, _>(table)
-    .get_result::<CountRow>(conn)
-    .map(|row| row.count)
-}
 
 /// `TABLESAMPLE` of a table with so many pages, and how many rows each row of it stands for. Always the
 /// same pages while the table has this size: a graph shows how the table changes and not how samples do.

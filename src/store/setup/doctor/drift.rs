@@ -4,14 +4,22 @@
 //! Text: PostgreSQL's catalogue.
 
 use diesel::connection::SimpleConnection;
+use diesel::dsl::not;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, Bool, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::sql_types::{Array, Text};
+use diesel::{
+    BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, select, sql_query,
+};
 
 use super::suffixes;
 use crate::name::OutboxName;
 use crate::store::looking::looking;
 use crate::store::setup::migrate::STEPS;
+use crate::store::sql::{
+    current_database, current_setting, has_database_privilege, outbox_create, pg_is_in_recovery,
+    to_regclass,
+};
+use crate::store::statement::planned_anew;
 
 /// Indexes that a relay needs, by their suffixes, and those for looking things up.
 const INDEXES: [&str; 14] = [
@@ -69,20 +77,12 @@ struct FunctionRow {
     source: String,
 }
 
-#[derive(diesel::QueryableByName)]
-struct CanRow {
-    #[diesel(sql_type = Bool)]
-    can: bool,
-}
-
 /// Whether this role may make a schema here, as comparing takes.
 pub(crate) fn can_compare(conn: &mut PgConnection) -> QueryResult<bool> {
-    sql_query(
-        "SELECT has_database_privilege(current_database(), 'CREATE') AND NOT pg_is_in_recovery()
-                AND current_setting('transaction_read_only') = 'off' AS can",
-    )
-    .get_result::<CanRow>(conn)
-    .map(|row| row.can)
+    let may = has_database_privilege(current_database(), "CREATE");
+    let is_written =
+        not(pg_is_in_recovery()).and(current_setting("transaction_read_only").eq("off"));
+    select(may.and(is_written)).get_result(conn)
 }
 
 /// Makes an outbox of the same name in a schema that is gone at the end, and describes both. `name` has its schema.
@@ -94,9 +94,8 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
             "CREATE SCHEMA {schema}; SET LOCAL search_path = {schema}, pg_catalog; {}",
             STEPS[0].up
         ))?;
-        sql_query("SELECT outbox_create($1)")
-            .bind::<Text, _>(made.to_string())
-            .execute(conn)?;
+        // Not kept: the function is gone with its schema.
+        planned_anew(select(outbox_create(made.to_string()))).execute(conn)?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
         Ok(Compared {
@@ -192,11 +191,13 @@ pub(crate) fn missing_indexes(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
-    let names: Vec<String> = INDEXES.iter().map(|suffix| name.suffixed(suffix)).collect();
-    sql_query("SELECT t AS text FROM unnest($1::text[]) t WHERE to_regclass(t) IS NULL")
-        .bind::<Array<Text>, _>(&names)
-        .load::<TextRow>(conn)
-        .map(|rows| rows.into_iter().map(|row| row.text).collect())
+    let mut missing = Vec::new();
+    for index in INDEXES.map(|suffix| name.suffixed(suffix)) {
+        if select(to_regclass(&index).is_null()).get_result(conn)? {
+            missing.push(index);
+        }
+    }
+    Ok(missing)
 }
 
 /// Indexes that are not valid: building them was broken off. Nothing uses them.

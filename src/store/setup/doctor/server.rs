@@ -8,13 +8,14 @@ use diesel::connection::SimpleConnection;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Double, Nullable, Text};
-use diesel::{PgConnection, RunQueryDsl, select, sql_query};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select, sql_query};
 
 use crate::name::OutboxName;
+use crate::store::catalogue::pg_settings;
 use crate::store::looking::looking;
 use crate::store::pinned;
 use crate::store::place::{as_micros, to_micros};
-use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery};
+use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
 
 /// How far the server's clock is ahead of this machine's, and how far that may be wrong, in seconds: the
 /// shortest of some round trips tells the most.
@@ -128,22 +129,20 @@ pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
 }
 
 /// A setting of the server, or one that this role or database has of its own.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct SettingRow {
-    #[diesel(sql_type = Text)]
     pub(crate) name: String,
-    #[diesel(sql_type = Text)]
     pub(crate) setting: String,
 }
 
 /// What these settings are for sessions of this role; those that this server does not know are left out.
 pub(crate) fn settings(conn: &mut PgConnection, names: &[&str]) -> QueryResult<Vec<SettingRow>> {
-    sql_query(
-        "SELECT name, coalesce(reset_val, setting, '') AS setting FROM pg_settings
-          WHERE name = ANY($1::text[]) ORDER BY 1",
-    )
-    .bind::<Array<Text>, _>(names)
-    .load(conn)
+    let setting = text_or(pg_settings::setting, "");
+    pg_settings::table
+        .filter(pg_settings::name.eq_any(names))
+        .order(pg_settings::name)
+        .select((pg_settings::name, text_or(pg_settings::reset_val, setting)))
+        .load(conn)
 }
 
 /// Whether it is a standby, on which nothing can be written.

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Double, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query};
 
+use crate::store::catalogue::pg_stat_activity;
 use crate::store::looking::looking;
-use crate::store::{CountRow, millis};
+use crate::store::millis;
+use crate::store::sql::pg_backend_pid;
 
 /// Somebody or something that holds a snapshot or a transaction.
 #[derive(Debug, diesel::QueryableByName)]
@@ -76,10 +78,9 @@ pub(crate) fn held(
 
 /// Sessions that this role cannot look into.
 pub(crate) fn hidden_sessions(conn: &mut PgConnection) -> QueryResult<i64> {
-    sql_query(
-        "SELECT count(*) AS count FROM pg_stat_activity
-          WHERE query = '<insufficient privilege>' AND pid <> pg_backend_pid()",
-    )
-    .get_result::<CountRow>(conn)
-    .map(|row| row.count)
+    pg_stat_activity::table
+        .filter(pg_stat_activity::query.eq("<insufficient privilege>"))
+        .filter(pg_stat_activity::pid.ne(pg_backend_pid()))
+        .count()
+        .get_result(conn)
 }

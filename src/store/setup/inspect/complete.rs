@@ -3,13 +3,17 @@
 //! Text: PostgreSQL's catalogue.
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, Bool, Integer, Text};
-use diesel::{ExpressionMethods, PgConnection, RunQueryDsl, select, sql_query};
+use diesel::sql_types::{Array, Bool, Text};
+use diesel::{
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl,
+    RunQueryDsl, select, sql_query,
+};
 
-use super::{FoundRow, setting, table_exists};
+use super::{columns, setting, table_exists};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::sql::to_regprocedure;
+use crate::store::catalogue::{pg_attribute, pg_class, pg_inherits};
+use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 
 /// The tables of an outbox by their suffix with all their columns, and the view with those that are used.
 const COLUMNS: &[(&str, &[(&str, &str)])] = &[
@@ -148,21 +152,13 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("_messages", &[("sequence", "bigint"), ("status", "text")]),
 ];
 
-#[derive(diesel::QueryableByName)]
-struct ColumnRow {
-    #[diesel(sql_type = Text)]
-    name: String,
-    #[diesel(sql_type = Text)]
-    kind: String,
-}
-
-fn columns_of(conn: &mut PgConnection, table: &str) -> QueryResult<Vec<ColumnRow>> {
-    sql_query(
-        "SELECT attname::text AS name, format_type(atttypid, NULL) AS kind FROM pg_attribute
-          WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
-    )
-    .bind::<Text, _>(table)
-    .load(conn)
+/// Names and types of a table's columns.
+fn columns_of(conn: &mut PgConnection, table: &str) -> QueryResult<Vec<(String, String)>> {
+    let kind = format_type(pg_attribute::atttypid, None::<i32>);
+    columns(table)
+        .filter(pg_attribute::attnum.gt(0))
+        .select((pg_attribute::attname, kind))
+        .load(conn)
 }
 
 /// Says which part of an outbox is missing, and how to make an empty one.
@@ -205,20 +201,15 @@ pub(in crate::store::setup) fn parts() -> impl Iterator<Item = (&'static str, u8
 }
 
 /// A part that its table lacks.
-#[derive(diesel::QueryableByName)]
-struct LostRow {
-    #[diesel(sql_type = Text)]
+struct Lost {
     whole: String,
-    #[diesel(sql_type = Text)]
     part: String,
-    #[diesel(sql_type = Integer)]
-    number: i32,
+    number: u8,
     /// A table of its name is there.
-    #[diesel(sql_type = Bool)]
     is_detached: bool,
 }
 
-impl LostRow {
+impl Lost {
     fn what(&self) -> String {
         let is = match self.is_detached {
             true => "is detached from",
@@ -228,8 +219,12 @@ impl LostRow {
     }
 
     fn cure(&self) -> String {
-        let Self { whole, part, .. } = self;
-        let number = self.number;
+        let Self {
+            whole,
+            part,
+            number,
+            ..
+        } = self;
         match self.is_detached {
             true => format!("ALTER TABLE {whole} ATTACH PARTITION {part} FOR VALUES IN ({number})"),
             false => format!("CREATE TABLE {part} PARTITION OF {whole} FOR VALUES IN ({number})"),
@@ -238,21 +233,33 @@ impl LostRow {
 }
 
 /// The parts of the ring that were dropped or detached.
-fn lost_parts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LostRow>> {
-    let wholes: Vec<String> = parts().map(|(table, _)| name.suffixed(table)).collect();
-    let part = |(table, number)| name.suffixed(&format!("{table}_{number}"));
-    let numbers: Vec<i32> = parts().map(|(_, number)| number.into()).collect();
-    sql_query(
-        "SELECT p.whole, p.part, p.number, to_regclass(p.part) IS NOT NULL AS is_detached
-           FROM unnest($1::text[], $2::text[], $3::int[]) WITH ORDINALITY AS p(whole, part, number, n)
-          WHERE NOT EXISTS (SELECT FROM pg_inherits i
-                             WHERE i.inhrelid = to_regclass(p.part) AND i.inhparent = to_regclass(p.whole))
-          ORDER BY p.n",
-    )
-    .bind::<Array<Text>, _>(wholes)
-    .bind::<Array<Text>, _>(parts().map(part).collect::<Vec<_>>())
-    .bind::<Array<Integer>, _>(numbers)
-    .load(conn)
+fn lost_parts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Lost>> {
+    let is_of = |table| {
+        let whole = to_regclass(name.suffixed(table));
+        pg_inherits::inhparent.nullable().eq(whole)
+    };
+    let attached = pg_inherits::table
+        .filter(is_of("_ledger").or(is_of("_attempt")))
+        .select(pg_inherits::inhrelid);
+    let attached: Vec<String> = pg_class::table
+        .filter(pg_class::oid.eq_any(attached))
+        .select(pg_class::relname)
+        .load(conn)?;
+    let mut lost = Vec::new();
+    for (table, number) in parts() {
+        let suffix = format!("{table}_{number}");
+        if attached.iter().any(|part| part.ends_with(&suffix)) {
+            continue;
+        }
+        let part = name.suffixed(&suffix);
+        lost.push(Lost {
+            whole: name.suffixed(table),
+            is_detached: select(to_regclass(&part).is_not_null()).get_result(conn)?,
+            part,
+            number,
+        });
+    }
+    Ok(lost)
 }
 
 /// Says which parts of the ring are lost, what that means, and how to make empty ones.
@@ -261,12 +268,18 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
     if lost.is_empty() {
         return Ok(());
     }
-    let listed = |of: fn(&LostRow) -> String| lost.iter().map(of).collect::<Vec<_>>().join("; ");
+    let listed = |of: fn(&Lost) -> String| lost.iter().map(of).collect::<Vec<_>>().join("; ");
     Err(DatabaseError::Schema(format!(
         "the outbox {name} is damaged: {}. Relays write into each part in turn: without it they cannot record what they deliver, and deliver it again. What a missing part had recorded is lost, unless a backup has it. The owner of the outbox mends it: {}",
-        listed(LostRow::what),
-        listed(LostRow::cure),
+        listed(Lost::what),
+        listed(Lost::cure),
     )))
+}
+
+#[derive(diesel::QueryableByName)]
+struct FoundRow {
+    #[diesel(sql_type = Bool)]
+    found: bool,
 }
 
 /// Whether the outbox is there and has all that this version uses.
@@ -292,12 +305,11 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             return Err(DatabaseError::Schema(damaged(name, suffix)));
         }
         for (column, kind) in *columns {
-            match found.iter().find(|row| row.name == *column) {
-                Some(row) if row.kind == *kind => {}
-                Some(row) => {
+            match found.iter().find(|(name, _)| name == column) {
+                Some((_, found)) if found == kind => {}
+                Some((_, found)) => {
                     return Err(DatabaseError::Schema(format!(
-                        "the column {column} of {table} is {}, and {kind} is needed: the table is of another version, or somebody else's",
-                        row.kind
+                        "the column {column} of {table} is {found}, and {kind} is needed: the table is of another version, or somebody else's"
                     )));
                 }
                 None => {
@@ -350,7 +362,7 @@ mod tests {
             let mut expected: Vec<String> =
                 columns.iter().map(|(name, _)| (*name).to_owned()).collect();
             let found = columns_of(conn, &outbox.name.suffixed(suffix)).expect("columns");
-            let mut found: Vec<String> = found.into_iter().map(|row| row.name).collect();
+            let mut found: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
             expected.sort_unstable();
             found.sort_unstable();
             assert_eq!(found, expected, "of outbox{suffix}");

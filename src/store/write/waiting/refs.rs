@@ -2,8 +2,7 @@
 
 use diesel::PgConnection;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
-    Queryable, RunQueryDsl,
+    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Nullable, Text};

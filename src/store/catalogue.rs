@@ -1,0 +1,106 @@
+//! Tables of PostgreSQL's catalogue, as far as Diesel can ask them. A `name` is a text that is shorter.
+
+#[cfg(feature = "relay")]
+use diesel::PgConnection;
+#[cfg(feature = "relay")]
+use diesel::prelude::{
+    CombineDsl, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
+#[cfg(feature = "relay")]
+use diesel::result::QueryResult;
+#[cfg(feature = "relay")]
+use diesel::select;
+
+#[cfg(feature = "relay")]
+use super::sql::{pg_relation_size, to_regclass};
+
+diesel::table! {
+    /// Columns of tables, and of indexes.
+    pg_catalog.pg_attribute (attrelid, attnum) {
+        attrelid -> Oid,
+        attname -> Text,
+        atttypid -> Oid,
+        /// Of a column that everybody has, such as `ctid`, below zero.
+        attnum -> SmallInt,
+        attisdropped -> Bool,
+    }
+}
+
+diesel::table! {
+    /// Tables, indexes, views and sequences.
+    pg_catalog.pg_class (oid) {
+        oid -> Oid,
+        relname -> Text,
+        /// Pages and rows when it was last vacuumed or analysed.
+        relpages -> Integer,
+        reltuples -> Float,
+    }
+}
+
+diesel::table! {
+    /// Parts of tables, and of indexes.
+    pg_catalog.pg_inherits (inhrelid) {
+        inhrelid -> Oid,
+        inhparent -> Oid,
+    }
+}
+
+diesel::allow_tables_to_appear_in_same_query!(pg_class, pg_inherits);
+
+#[cfg(feature = "relay")]
+diesel::table! {
+    pg_catalog.pg_trigger (oid) {
+        oid -> Oid,
+        tgrelid -> Oid,
+        tgname -> Text,
+        /// When it fires: `O` mostly, `A` always.
+        tgenabled -> CChar,
+    }
+}
+
+#[cfg(feature = "relay")]
+diesel::table! {
+    pg_catalog.pg_settings (name) {
+        name -> Text,
+        /// Of this session.
+        setting -> Nullable<Text>,
+        /// Of a new session.
+        reset_val -> Nullable<Text>,
+    }
+}
+
+#[cfg(feature = "relay")]
+diesel::table! {
+    /// The server's processes.
+    pg_catalog.pg_stat_activity (pid) {
+        pid -> Integer,
+        query -> Nullable<Text>,
+    }
+}
+
+/// The pages of something that has so many bytes.
+#[cfg(feature = "relay")]
+macro_rules! pages_of {
+    ($bytes:expr) => {
+        $bytes
+            / crate::store::sql::current_setting("block_size")
+                .fallible_cast::<diesel::sql_types::BigInt>()
+                .nullable()
+    };
+}
+
+#[cfg(feature = "relay")]
+pub(crate) use pages_of;
+
+/// The size of a table with its parts, in pages.
+#[cfg(feature = "relay")]
+pub(crate) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
+    let own = select(pages_of!(pg_relation_size(to_regclass(table))));
+    let of_parts = pg_inherits::table
+        .filter(pg_inherits::inhparent.nullable().eq(to_regclass(table)))
+        .select(pages_of!(pg_relation_size(
+            pg_inherits::inhrelid.nullable()
+        )));
+    let pages: Vec<Option<i64>> = own.union_all(of_parts).load(conn)?;
+    Ok(pages.into_iter().flatten().sum())
+}
