@@ -254,11 +254,6 @@ impl Gate {
         }
     }
 
-    /// Whether it is closed and its time is over: the claimer is about to look after it.
-    pub(crate) fn is_due(&self) -> bool {
-        self.opens_at().is_some_and(|at| Instant::now() >= at)
-    }
-
     /// Whether this relay has the right to probe and has not used it.
     pub(crate) fn has_unused_probe(&self) -> bool {
         let unused = Phase::Trying {

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError};
 
 use super::bulkhead::{Bulkhead, FIRST_BATCH};
 use super::gate::Room;
-use super::lanes::To;
+use super::planner::Door;
 use super::shared::{Job, Shared};
 
 /// The queue of a bulkhead, and what is known of what goes into it.
@@ -67,6 +67,20 @@ impl Intake {
         self.jobs.len() + self.waiting.len()
     }
 
+    /// Messages that a claim may bring.
+    fn room(&self, bulkhead: &Bulkhead, room: Room) -> usize {
+        match room {
+            Room::Closed => 0,
+            Room::One => usize::from(self.len() == 0),
+            Room::Free => {
+                let (prefetch, bytes) = (bulkhead.prefetch(), bulkhead.free_bytes());
+                let batch = self.payloads.batch(prefetch, bytes);
+                let is_free = bytes > 0 && self.len() <= batch;
+                if is_free { batch } else { 0 }
+            }
+        }
+    }
+
     /// Whether it takes another message that nobody has asked it for.
     pub(super) fn has_place(&self, bulkhead: &Bulkhead) -> bool {
         match bulkhead.gate.room() {
@@ -74,6 +88,16 @@ impl Intake {
             Room::One => self.len() == 0,
             Room::Free => self.len() < 2 * bulkhead.queue() && !bulkhead.is_overloaded(),
         }
+    }
+}
+
+/// Fills all queues. Where messages still wait for a place, `want_room` has the senders ring when they make some.
+pub(super) fn fill_all(intakes: &mut [Intake], want_room: impl FnOnce()) {
+    intakes.iter_mut().for_each(Intake::fill);
+    if intakes.iter().any(Intake::is_full) {
+        want_room();
+        // Once more: a sender that made room before the flags were up did not ring.
+        intakes.iter_mut().for_each(Intake::fill);
     }
 }
 
@@ -95,54 +119,65 @@ impl Payloads {
     }
 }
 
-/// How many messages a claim may bring.
-#[derive(Debug, Default)]
-pub(super) struct Rooms {
-    of_bulkheads: Vec<usize>,
-    of_split: usize,
+/// What may go to each destination, and how many messages to be split a claim may bring. Claims are as large
+/// as the batch where there is a backlog: a queue has to have room for a whole one.
+pub(super) fn doors(
+    shared: &Shared,
+    intakes: &[Intake],
+    to_split: &Payloads,
+) -> (Vec<Door>, usize) {
+    // What is neither in a queue nor with a sender waits for the settler. The claimer stands
+    // still when settles do, and for nothing else: what a destination holds is its own affair.
+    let queued: usize = intakes.iter().map(Intake::len).sum();
+    let settling = shared
+        .in_flight_beside_handlers()
+        .saturating_sub(queued + shared.most_sending());
+    let stands_still = settling > 2 * shared.batch();
+    let doors = shared.bulkheads.iter().zip(intakes);
+    let doors = doors.map(|(bulkhead, intake)| {
+        let room = bulkhead.gate.room();
+        Door {
+            is_open: room != Room::Closed,
+            opens_at: bulkhead.gate.opens_at(),
+            room: match room {
+                _ if stands_still => 0,
+                room => intake.room(bulkhead, room),
+            },
+        }
+    });
+    // What is to be split has no queue; its payloads come with the claim all the same.
+    let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
+    let to_split = match stands_still {
+        true => 0,
+        false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
+    };
+    (doors.collect(), to_split)
 }
 
-impl Rooms {
-    /// How much each bulkhead can take. Claims are as large as the batch where there is a backlog:
-    /// it has to have room for a whole one.
-    pub(super) fn now(shared: &Shared, intakes: &[Intake], to_split: &Payloads) -> Self {
-        // What is neither in a queue nor with a sender waits for the settler. The claimer stands
-        // still when settles do, and for nothing else: what a destination holds is its own affair.
-        let queued: usize = intakes.iter().map(Intake::len).sum();
-        let settling = shared
-            .in_flight_beside_handlers()
-            .saturating_sub(queued + shared.most_sending());
-        if settling > 2 * shared.batch() {
-            return Self::default();
-        }
-        let of_bulkheads = shared
-            .bulkheads
-            .iter()
-            .zip(intakes)
-            .map(|(bulkhead, intake)| match bulkhead.gate.room() {
-                Room::Closed => 0,
-                Room::One => usize::from(intake.len() == 0),
-                Room::Free => {
-                    let (prefetch, bytes) = (bulkhead.prefetch(), bulkhead.free_bytes());
-                    let batch = intake.payloads.batch(prefetch, bytes);
-                    let is_free = bytes > 0 && intake.len() <= batch;
-                    if is_free { batch } else { 0 }
-                }
-            })
-            .collect();
-        // What is to be split has no queue; its payloads come with the claim all the same.
-        let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
-        Self {
-            of_bulkheads,
-            of_split: to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::bounded;
 
-    pub(super) fn of(&self, to: To) -> usize {
-        match to {
-            To::Bulkhead(number) => self.of_bulkheads.get(number).copied().unwrap_or(0),
-            To::Split => self.of_split,
-            To::Nowhere => 0,
+    use super::*;
+    use crate::relay::planner::tests::claimed;
+    use crate::store::relay::lease::LeaseId;
+
+    /// The last sender may empty the queue between the look at it and the flags, and then goes to sleep: nobody
+    /// rings.
+    #[test]
+    fn a_queue_that_is_emptied_before_the_flags_are_up_is_filled_at_once() {
+        let (jobs, queue) = bounded(1);
+        let mut intake = Intake::new((jobs, queue.clone()));
+        for sequence in 1..=2 {
+            intake.put(Job {
+                message: claimed(sequence, "a", None).message,
+                lease: LeaseId(1),
+            });
         }
+        assert!(intake.is_full());
+        let mut intakes = [intake];
+        fill_all(&mut intakes, || drop(queue.try_recv()));
+        assert!(!intakes[0].is_full(), "nobody would ring for it");
+        assert_eq!(queue.len(), 1);
     }
 }

@@ -9,9 +9,9 @@ use crossbeam_channel::RecvTimeoutError;
 use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Standing;
 use super::health::{DestinationState, Health, Problem, ProblemKind};
-use super::lanes::To;
 use super::progress::{MARGIN, Stay, millis, now};
 use super::shared::Shared;
+use super::to::To;
 use crate::handlers::MOST_LATE;
 use crate::store::relay::claim::Topic;
 

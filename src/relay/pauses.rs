@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::bulkhead::Bulkhead;
 use super::gate::{Due, News};
+use super::planner::KeptBack;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::DatabaseError;
-use crate::store::relay::claim::Topic;
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 
 /// Beyond the time of a send, a probe has this long to be claimed and answered.
@@ -108,24 +108,6 @@ pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
     };
     if let Err(error) = tell_all() {
         log::warn!(event = "pause_lost", error:% = error; "could not record the pause: other relays will discover it on their own");
-    }
-}
-
-/// What is kept back and has no gate.
-#[derive(Debug, Default)]
-pub(super) struct KeptBack {
-    pub(super) topics: HashSet<String>,
-    /// Destinations that the settings do not have.
-    pub(super) destinations: HashSet<String>,
-    /// Those whose settles the database refuses.
-    pub(super) held: HashSet<Topic>,
-}
-
-impl KeptBack {
-    pub(super) fn has(&self, topic: &Topic) -> bool {
-        self.topics.contains(&topic.topic)
-            || self.held.contains(topic)
-            || (!topic.destination.is_empty() && self.destinations.contains(&topic.destination))
     }
 }
 

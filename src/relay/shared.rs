@@ -18,6 +18,7 @@ use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::monitor::Monitor;
 use super::observer::Observers;
+use super::planner::Policy;
 use super::progress::{Post, Progress};
 use super::session::{Outage, Session};
 use super::sleep::Sleep;
@@ -334,18 +335,13 @@ impl Shared {
         std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn set_closed_topics(
-        &self,
-        paused: impl Iterator<Item = String>,
-        not_taken: impl Iterator<Item = String>,
-    ) {
+    pub(super) fn set_policy(&self, policy: Policy) {
         let mut closed = self.lock_closed_topics();
-        closed.paused = paused.collect();
-        closed.not_taken = not_taken.collect();
-    }
-
-    pub(crate) fn set_full_topics(&self, full: impl Iterator<Item = String>) {
-        self.lock_closed_topics().full = full.collect();
+        closed.paused = policy.paused;
+        closed.not_taken = policy.not_taken;
+        closed.full = policy.full;
+        drop(closed);
+        self.has_parts.store(policy.has_parts, Ordering::Release);
     }
 
     pub(crate) fn paused_topics(&self) -> Vec<String> {
@@ -367,6 +363,12 @@ impl Shared {
         closed.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Leases whose rows are gone while messages name them.
+    pub(crate) fn vanished(&self) -> Vec<i64> {
+        let vanished = self.vanished.lock().unwrap_or_else(PoisonError::into_inner);
+        vanished.clone()
+    }
+
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
         *self.unrouted.lock().unwrap_or_else(PoisonError::into_inner) = unrouted;
     }
@@ -384,10 +386,6 @@ impl Shared {
     /// The claimer begins a look at keyed lanes, or ends it.
     pub(crate) fn count_keyed_look(&self) {
         self.keyed_looks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    pub(crate) fn set_has_parts(&self, has_parts: bool) {
-        self.has_parts.store(has_parts, Ordering::Release);
     }
 
     /// Whether some keyed messages name a destination: then those of one key are several orders.

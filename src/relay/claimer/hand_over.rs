@@ -6,11 +6,10 @@ use std::time::Instant;
 use super::Claimer;
 use crate::dispatch::Failure;
 use crate::message::Message;
-use crate::relay::intake::Rooms;
-use crate::relay::lanes::To;
 use crate::relay::settlement::{Settlement, Verdict};
 use crate::relay::shared::{Continued, Job};
 use crate::relay::stats::add;
+use crate::relay::to::To;
 use crate::routes::Way;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{Claimed, Known, TakenOver};
@@ -34,19 +33,8 @@ impl Claimer<'_> {
         self.hand_over_from(By::Settler, claimed, lease);
     }
 
-    /// Settlers go on with the messages of topics that have room again.
-    pub(super) fn open_full(&mut self, rooms: &Rooms) {
-        let count = self.full.len();
-        self.full.retain(|_, to| rooms.of(*to) == 0);
-        if self.full.len() < count {
-            self.shared.set_full_topics(self.full.keys().cloned());
-        }
-    }
-
     fn hand_over_from(&mut self, by: By, mut claimed: Vec<Claimed>, lease: LeaseId) {
-        if let Some(undoing) = &mut self.undoing {
-            undoing.knows(&claimed, lease);
-        }
+        self.planner.knows(&claimed, lease);
         let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count();
         if taken_over > 0 {
@@ -58,7 +46,10 @@ impl Claimer<'_> {
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut seen_to_split = (0, 0);
         for one in claimed {
-            let to = self.way(&one.message.topic, &one.message.destination);
+            let Message {
+                topic, destination, ..
+            } = &one.message;
+            let to = To::of(&self.shared.routes, topic, destination);
             let seen = match to {
                 To::Bulkhead(number) => Some(&mut seen[number]),
                 To::Split => Some(&mut seen_to_split),
@@ -116,9 +107,7 @@ impl Claimer<'_> {
             // The takeover was the last attempt that its destination allows.
             Verdict::Dead(abandoned(), 0)
         } else if by == By::Settler && !intake.has_place(bulkhead) {
-            if self.full.insert(message.topic.clone(), to).is_none() {
-                self.shared.set_full_topics(self.full.keys().cloned());
-            }
+            self.planner.had_no_place(&message.topic, to);
             Verdict::Released
         } else {
             intake.put(Job { message, lease });

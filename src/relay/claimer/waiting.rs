@@ -7,50 +7,53 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{never, select};
 
 use super::Claimer;
-use crate::relay::intake::Intake;
+use crate::relay::intake::fill_all;
+use crate::relay::planner::{Awaited, Wait};
+use crate::relay::shared::Shared;
 
 /// A queue holds half a second's work: senders that get on make room within this time.
 const SOON: Duration = Duration::from_millis(500);
 
 impl Claimer<'_> {
-    /// Until the poll interval is over, a destination opens, or something is due that this look has left out.
-    pub(super) fn until_next_look(&self) -> Duration {
-        let now = Instant::now();
-        let has_keyed = self.lanes.has_keyed(|to| self.shared.is_open(to));
-        let walk = self.walk.owed_at(self.look.began).filter(|_| has_keyed);
-        self.shared
-            .bulkheads
-            .iter()
-            .filter_map(|bulkhead| bulkhead.gate.opens_at())
-            .chain(walk)
-            .chain(
-                self.lanes
-                    .owed_at(self.look.began, |to| self.shared.is_open(to)),
-            )
-            .chain(self.looks.owed_at())
-            .chain(self.patrol.next_at())
-            .chain(self.expiry.goes_on_at())
-            .map(|at| at.saturating_duration_since(now))
-            .fold(self.shared.config.poll_interval, Duration::min)
+    pub(super) fn wait_for(&mut self, wait: Wait) {
+        let Wait {
+            what,
+            until,
+            answers,
+        } = wait;
+        if let Some(question) = answers {
+            self.shared.idle().answer(question);
+        }
+        if what == Awaited::Work {
+            self.shared.fall_asleep();
+        }
+        let is_rung = match what {
+            Awaited::Room => self.wait_for_room(until),
+            _ => self.wait_until(until),
+        };
+        if matches!(what, Awaited::Work | Awaited::Turn) && !is_rung {
+            self.shared.metrics.polled.increment(1);
+        }
+        let is_nothing_in_flight = self.shared.is_nothing_in_flight();
+        (self.planner).waited(Instant::now(), what, is_rung, is_nothing_in_flight);
     }
 
     /// Waits until a sender makes room. Where that takes its time, others' messages must not wait for it:
     /// whoever commits one shall ring.
-    pub(super) fn wait_for_room(&mut self) {
-        let until = Instant::now() + self.until_next_look();
-        if self.wait(SOON.min(self.until_next_look())) || Instant::now() >= until {
-            return;
+    fn wait_for_room(&mut self, until: Instant) -> bool {
+        let soon = until.min(Instant::now() + SOON);
+        let mut is_rung = self.wait_until(soon);
+        if !is_rung && soon < until {
+            self.shared.fall_asleep();
+            is_rung = self.wait_until(until);
         }
-        self.shared.fall_asleep();
-        self.wait(until.saturating_duration_since(Instant::now()));
+        self.want_room(false);
+        is_rung
     }
 
     /// Waits for the doorbell or the time, and hands over what the settlers have claimed meanwhile.
     /// `true`: the doorbell rang.
-    pub(super) fn wait(&mut self, duration: Duration) -> bool {
-        let now = Instant::now();
-        // Nobody waits for a day.
-        let until = now + duration.min(Duration::from_secs(24 * 3600));
+    pub(super) fn wait_until(&mut self, until: Instant) -> bool {
         loop {
             self.fill_queues();
             select! {
@@ -67,13 +70,9 @@ impl Claimer<'_> {
     }
 
     /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
-    pub(super) fn fill_queues(&mut self) {
-        self.intakes.iter_mut().for_each(Intake::fill);
-        if self.intakes.iter().any(Intake::is_full) {
-            self.want_room(true);
-            // Once more: a sender that made room before the flags were up did not ring.
-            self.intakes.iter_mut().for_each(Intake::fill);
-        }
+    fn fill_queues(&mut self) {
+        let shared = self.shared;
+        fill_all(&mut self.intakes, || want_room(shared, true));
     }
 
     pub(super) fn take_continued(&mut self) {
@@ -84,8 +83,12 @@ impl Claimer<'_> {
     }
 
     pub(super) fn want_room(&self, is_wanted: bool) {
-        for bulkhead in &self.shared.bulkheads {
-            bulkhead.wants_room.store(is_wanted, Ordering::Release);
-        }
+        want_room(self.shared, is_wanted);
+    }
+}
+
+fn want_room(shared: &Shared, is_wanted: bool) {
+    for bulkhead in &shared.bulkheads {
+        bulkhead.wants_room.store(is_wanted, Ordering::Release);
     }
 }

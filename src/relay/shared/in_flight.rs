@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::relay::bulkhead::Bulkhead;
-use crate::relay::gate::Room;
-use crate::relay::lanes::To;
 use crate::relay::stats::add;
+use crate::relay::to::To;
 use crate::store::relay::claim::{Claimed, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
@@ -86,15 +85,6 @@ impl Shared {
         for Claimed { message, .. } in claimed {
             let to = To::of(&self.routes, &message.topic, &message.destination);
             self.bulkhead_of(to).load(message);
-        }
-    }
-
-    /// Whether messages may be sent there, as soon as there is room.
-    pub(crate) fn is_open(&self, to: To) -> bool {
-        match to {
-            To::Bulkhead(number) => self.bulkheads[number].gate.room() != Room::Closed,
-            To::Split => true,
-            To::Nowhere => false,
         }
     }
 
@@ -242,10 +232,10 @@ impl Shared {
         self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether messages that were claimed under this lease are still on their way here.
-    pub(crate) fn holds_under(&self, lease: LeaseId) -> bool {
+    /// The leases under which messages were claimed that are still on their way here.
+    pub(crate) fn held_leases(&self) -> HashSet<LeaseId> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.contains_key(&lease)
+        held.keys().copied().collect()
     }
 
     /// `count` messages of a lease are settled, released or lost to another relay.

@@ -28,8 +28,21 @@ fn all(topics: &[&str]) -> Seen {
     }
 }
 
-fn clock() -> DatabaseClock {
-    DatabaseClock::default()
+/// Of a relay that has not asked the database for its time.
+fn unknown() -> Now {
+    Now {
+        here: Instant::now(),
+        database: DatabaseClock::default(),
+    }
+}
+
+/// The database's clock shows this.
+fn at(micros: i64) -> Now {
+    let here = Instant::now();
+    Now {
+        here,
+        database: DatabaseClock::new(micros, here),
+    }
 }
 
 /// All topics go to one bulkhead.
@@ -39,7 +52,7 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
         ..Config::default()
     };
     let mut lanes = Lanes::default();
-    lanes.take_over(all(topics), &Routes::new(&config), &clock());
+    lanes.take_over(all(topics), &Routes::new(&config), unknown());
     for lane in &mut lanes.lanes {
         lane.state.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
     }
@@ -54,7 +67,7 @@ fn lane(name: &str, room: usize) -> Lane {
     }
 }
 
-fn harvest<'a>(asked: &'a [Lane], clock: &'a DatabaseClock) -> Harvest<'a> {
+fn harvest(asked: &[Lane], now: Now) -> Harvest<'_> {
     static NOTHING: std::sync::LazyLock<HashMap<Stream, Position>> =
         std::sync::LazyLock::new(HashMap::new);
     Harvest {
@@ -63,18 +76,19 @@ fn harvest<'a>(asked: &'a [Lane], clock: &'a DatabaseClock) -> Harvest<'a> {
         reached: &NOTHING,
         is_cut: false,
         took: Duration::ZERO,
-        clock,
+        now,
     }
 }
 
 #[test]
 fn one_busy_topic_gets_all_the_room() {
-    assert_eq!(lanes(&["a"], &[]).allot(|_| 500, false), [lane("a", 500)]);
+    let allotted = lanes(&["a"], &[]).allot(Instant::now(), |_| 500, false);
+    assert_eq!(allotted, [lane("a", 500)]);
 }
 
 #[test]
 fn busy_topics_share_the_room_and_quiet_ones_come_first() {
-    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(|_| 400, false);
+    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(Instant::now(), |_| 400, false);
     assert_eq!(allotted[0], lane("b", 15));
     assert!(allotted[1..].iter().all(|lane| lane.room == 200));
 }
@@ -86,12 +100,12 @@ fn every_one_of_many_topics_is_asked() {
     let mut lanes = lanes(&names, &[]);
     let mut seen = HashSet::new();
     loop {
-        let asked = lanes.allot(|_| 10, false);
+        let asked = lanes.allot(Instant::now(), |_| 10, false);
         if asked.is_empty() {
             break;
         }
         assert!(asked.len() <= MOST_LANES);
-        lanes.learn(&harvest(&asked, &clock()));
+        lanes.learn(&harvest(&asked, unknown()));
         seen.extend(asked.into_iter().map(|lane| lane.stream));
     }
     assert_eq!(seen.len(), names.len());
@@ -109,12 +123,13 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
     config.routes.push(Route::to_each("both", ["a", "b"]));
     let mut lanes = Lanes::default();
     let seen = all(&["a", "b", "both", "neither"]);
-    lanes.take_over(seen, &Routes::new(&config), &clock());
+    lanes.take_over(seen, &Routes::new(&config), unknown());
     lanes.keep_back(KeptBack {
         topics: HashSet::from(["b".to_owned()]),
         ..KeptBack::default()
     });
-    let asked = lanes.allot(|to| if to == To::Bulkhead(0) { 0 } else { 10 }, false);
+    let room_of = |to| if to == To::Bulkhead(0) { 0 } else { 10 };
+    let asked = lanes.allot(Instant::now(), room_of, false);
     let mut asked: Vec<&str> = asked
         .iter()
         .map(|lane| lane.stream.topic.topic.as_str())
@@ -126,18 +141,20 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
 
 #[test]
 fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
-    let now = Instant::now();
-    let clock = DatabaseClock::new(1_000_000_000, now);
+    let now = at(1_000_000_000);
     let found = all(&["a"]).found.remove(0);
-    let mut state = State::new(&found, &clock, None);
-    assert!(state.is_sweep_due(false, false), "it was never asked");
+    let mut state = State::new(&found, now, None);
+    assert!(
+        state.is_sweep_due(now.here, false, false),
+        "it was never asked"
+    );
     let last = Position {
         available_at: 1_000_000_000,
         sequence: 7,
     };
     let brought = |took: Duration| Harvest {
         took,
-        ..harvest(&[], &clock)
+        ..harvest(&[], now)
     };
     state.learn(
         false,
@@ -148,7 +165,7 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     );
     assert_eq!((state.floor, state.is_done), (last, false));
     assert!(
-        !state.is_sweep_due(false, false),
+        !state.is_sweep_due(now.here, false, false),
         "it has more behind its place"
     );
     // Nothing more there: once again from a little before, for what was committed meanwhile.
@@ -157,7 +174,7 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     let floor = state.floor;
     state.learn(false, floor, false, None, &brought(Duration::ZERO));
     assert!(state.is_done && !state.is_swept_in_look);
-    assert!(state.is_sweep_due(false, true), "somebody asks");
+    assert!(state.is_sweep_due(now.here, false, true), "somebody asks");
     // A sweep that took long is not repeated soon, however much somebody asks.
     state.learn(
         false,
@@ -167,7 +184,10 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         &brought(Duration::from_secs(3600)),
     );
     assert!(state.is_done && state.is_swept_in_look);
-    assert!(!state.is_sweep_due(false, true));
+    let an_hour = Duration::from_secs(3600);
+    assert!(!state.is_sweep_due(now.here + an_hour, false, true));
+    let a_day = SWEEP_SHARE * an_hour;
+    assert!(state.is_sweep_due(now.here + a_day, false, true));
 }
 
 #[test]
@@ -185,7 +205,7 @@ fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
     let topic = |name: &str| stream(name).topic;
     lanes.go_back(&HashMap::from([(topic("a"), 900), (topic("c"), 1)]));
     let after = |lanes: &mut Lanes| -> Vec<Position> {
-        let mut asked = lanes.allot(|_| 10, false);
+        let mut asked = lanes.allot(Instant::now(), |_| 10, false);
         asked.sort_by_key(|lane| lane.stream.topic.topic.clone());
         asked.iter().map(|lane| lane.after).collect()
     };
@@ -213,9 +233,9 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
         slow: Some(Duration::from_secs(1)),
     };
     let config = Config::default();
-    let clock = DatabaseClock::new(10_000_000, Instant::now());
-    lanes.take_over(beside, &Routes::new(&config), &clock);
-    let mut asked = lanes.allot(|_| 10, false);
+    let now = at(10_000_000);
+    lanes.take_over(beside, &Routes::new(&config), now);
+    let mut asked = lanes.allot(now.here, |_| 10, false);
     asked.sort_by_key(|lane| lane.after);
     let places: Vec<(&str, Position)> = asked
         .iter()
@@ -225,7 +245,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     assert_eq!(places, expected);
     // All of them: what is not among them has nothing any more.
     let nowhere = Routes::new(&config);
-    lanes.take_over(all(&["b"]), &nowhere, &clock);
+    lanes.take_over(all(&["b"]), &nowhere, now);
     assert_eq!(lanes.streams(), [stream("b")]);
     assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
 }
@@ -239,22 +259,22 @@ fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
         slow: Some(Duration::from_secs(1)),
         ..all(topics)
     };
-    lanes.take_over(slow(&["b", "c"], true), &nowhere, &clock());
-    lanes.take_over(slow(&["a", "d", "d"], false), &nowhere, &clock());
+    lanes.take_over(slow(&["b", "c"], true), &nowhere, unknown());
+    lanes.take_over(slow(&["a", "d", "d"], false), &nowhere, unknown());
     assert_eq!(lanes.streams(), ["a", "b", "c", "d"].map(stream));
-    lanes.take_over(all(&["d", "a"]), &nowhere, &clock());
+    lanes.take_over(all(&["d", "a"]), &nowhere, unknown());
     assert_eq!(lanes.streams(), ["a", "d"].map(stream));
 }
 
 #[test]
 fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     let mut lanes = Lanes::default();
-    let clock = DatabaseClock::new(10_000_000, Instant::now());
+    let now = at(10_000_000);
     let mut seen = all(&["a"]);
     seen.slow = Some(Duration::from_secs(1));
     seen.found[0].first = Position::of_time(3_600_000_000);
-    lanes.take_over(seen, &Routes::new(&Config::default()), &clock);
-    let asked = lanes.allot(|_| 10, false);
+    lanes.take_over(seen, &Routes::new(&Config::default()), now);
+    let asked = lanes.allot(now.here, |_| 10, false);
     assert!(asked[0].after < Position::of_time(10_000_000));
 }
 
@@ -263,25 +283,24 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
 fn a_sweep_that_a_look_has_left_out_is_owed() {
     let mut lanes = lanes(&["a"], &[]);
     let took = Duration::from_secs(1);
-    let clock = DatabaseClock::new(0, Instant::now());
-    let sweep = lanes.allot(|_| 10, false);
+    let now = at(0);
+    let sweep = lanes.allot(now.here, |_| 10, false);
     assert_eq!(sweep, [lane("a", 10)]);
     lanes.learn(&Harvest {
         took,
-        ..harvest(&sweep, &clock)
+        ..harvest(&sweep, now)
     });
-    let look = Instant::now();
+    let look = now.here;
     assert_eq!(lanes.owed_at(look, |_| true), None, "it was made");
     lanes.begin_look();
-    let asked = lanes.allot(|_| 10, false);
+    let asked = lanes.allot(look, |_| 10, false);
     assert!(
         asked[0].after > Position::START,
         "it is too soon for another"
     );
-    lanes.learn(&harvest(&asked, &clock));
-    let left = |at: Instant| at.saturating_duration_since(Instant::now());
+    lanes.learn(&harvest(&asked, now));
     let owed = lanes.owed_at(look, |_| true).expect("it is owed");
-    assert!(left(owed) > (SWEEP_SHARE - 1) * took, "{:?}", left(owed));
+    assert_eq!(owed, now.here + SWEEP_SHARE * took);
     let none = lanes.owed_at(look, |_| false);
     assert_eq!(none, None, "nothing of it is claimed");
     let later = owed + Duration::from_millis(1);
@@ -299,23 +318,21 @@ fn keyed_lanes_are_swept_each_second() {
         ..stream("a")
     };
     lanes.lanes[0].stream = keyed.clone();
-    let clock = DatabaseClock::new(0, Instant::now());
-    let sweep = lanes.allot(|_| 10, false);
+    let now = at(0);
+    let sweep = lanes.allot(now.here, |_| 10, false);
     assert_eq!(sweep[0].after, Position::START);
     // It has come to the end of what it looks at: what is behind that is the walk's.
     let floor = lanes.lanes[0].state.floor;
     let reached = HashMap::from([(keyed, Position::of_time(1))]);
     lanes.learn(&Harvest {
         reached: &reached,
-        ..harvest(&sweep, &clock)
+        ..harvest(&sweep, now)
     });
     assert_eq!(lanes.lanes[0].state.floor, floor, "it goes on where it was");
-    let next = lanes.allot(|_| 10, false);
+    let next = lanes.allot(now.here, |_| 10, false);
     assert_eq!(next[0].after, floor, "it was swept just now");
-    lanes.learn(&harvest(&next, &clock));
-    lanes.lanes[0].state.swept = Instant::now()
-        .checked_sub(SWEEP_INTERVAL)
-        .map(|at| (at, Duration::ZERO));
+    lanes.learn(&harvest(&next, now));
     lanes.begin_look();
-    assert_eq!(lanes.allot(|_| 10, false)[0].after, Position::START);
+    let next = lanes.allot(now.here + SWEEP_INTERVAL, |_| 10, false);
+    assert_eq!(next[0].after, Position::START);
 }

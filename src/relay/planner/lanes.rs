@@ -7,13 +7,14 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
-use super::pauses::KeptBack;
-use crate::routes::{Routes, Way};
+use super::kept_back::KeptBack;
+use crate::relay::to::To;
+use crate::routes::Routes;
 use crate::store::relay::claim::{Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
 
 /// Lanes in one claim. With more of them than this they take turns.
-pub(crate) const MOST_LANES: usize = 64;
+pub(in crate::relay) const MOST_LANES: usize = 64;
 /// What is older than this, by its time of availability, was most likely committed when it was
 /// passed. What was not is found by a sweep.
 const OVERLAP: Duration = Duration::from_secs(1);
@@ -32,28 +33,6 @@ const QUIET_ROOM: usize = 15;
 /// With more lanes than this a look for streams is slow for their number: none is kept that has nothing.
 const MOST_KEPT: usize = 1000;
 
-/// Where the messages of a lane go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum To {
-    /// To the senders of this bulkhead.
-    Bulkhead(usize),
-    /// Apart: each becomes a message for each of its destinations.
-    Split,
-    /// Nowhere: this relay does not take them.
-    Nowhere,
-}
-
-impl To {
-    /// Where a message goes.
-    pub(super) fn of(routes: &Routes, topic: &str, destination: &str) -> Self {
-        match routes.find(topic, destination) {
-            Way::To(number) => Self::Bulkhead(number),
-            Way::Split(_) => Self::Split,
-            Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Self::Nowhere,
-        }
-    }
-}
-
 /// The streams of live messages, and what is known of them.
 ///
 /// A look asks every lane until it has no more. A busy lane (it gave all it was asked for) shares
@@ -66,7 +45,7 @@ impl To {
 /// finds it. Of messages with an ordering key a sweep looks at the first ones only, and the
 /// [`Walk`](super::walk::Walk) finds the rest: one that is due may stand behind many of other keys that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
+pub(super) struct Lanes {
     lanes: Vec<Known>,
     kept_back: KeptBack,
     turn: usize,
@@ -112,26 +91,34 @@ pub(super) enum News {
 }
 
 /// What a claim of some lanes has brought.
-pub(crate) struct Harvest<'a> {
-    pub(crate) asked: &'a [Lane],
-    pub(crate) claimed: &'a [Claimed],
+pub(super) struct Harvest<'a> {
+    pub(super) asked: &'a [Lane],
+    pub(super) claimed: &'a [Claimed],
     /// Where the look at lanes of keyed messages ended that have more.
-    pub(crate) reached: &'a HashMap<Stream, Position>,
+    pub(super) reached: &'a HashMap<Stream, Position>,
     /// The claim had a limit of its own, so that the last lanes may not have been heard.
-    pub(crate) is_cut: bool,
-    pub(crate) took: Duration,
-    pub(crate) clock: &'a DatabaseClock,
+    pub(super) is_cut: bool,
+    pub(super) took: Duration,
+    pub(super) now: Now,
+}
+
+/// The time by both clocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Now {
+    pub(super) here: Instant,
+    /// As far as it is known.
+    pub(super) database: DatabaseClock,
 }
 
 impl State {
     /// A stream that was just found. Keyed messages that are there already are the walk's.
-    fn new(found: &Found, clock: &DatabaseClock, slow: Option<Duration>) -> Self {
+    fn new(found: &Found, now: Now, slow: Option<Duration>) -> Self {
         let floor = match (found.stream.is_keyed, slow) {
-            (true, _) => recently(clock, KEYED_OVERLAP),
+            (true, _) => now.recently(KEYED_OVERLAP),
             (false, None) => Position::START,
             // The message we found may be due later than others committed since.
             (false, Some(_)) => {
-                Position::of_time(found.first.available_at).min(recently(clock, OVERLAP))
+                Position::of_time(found.first.available_at).min(now.recently(OVERLAP))
             }
         };
         Self {
@@ -139,21 +126,21 @@ impl State {
             is_done: false,
             floor,
             is_short: false,
-            swept: slow.map(|took| (Instant::now(), took)),
+            swept: slow.map(|took| (now.here, took)),
             is_swept_in_look: false,
         }
     }
 
     /// Whether its next claim begins at the start. `is_asked`: somebody wants to know whether really
     /// nothing is left; of keyed messages it is the walk that tells.
-    fn is_sweep_due(&self, is_keyed: bool, is_asked: bool) -> bool {
+    fn is_sweep_due(&self, now: Instant, is_keyed: bool, is_asked: bool) -> bool {
         let Some((at, took)) = self.swept else {
             return true;
         };
         if !is_keyed && self.is_short && is_asked && !self.is_swept_in_look {
             return true;
         }
-        let age = at.elapsed();
+        let age = now.saturating_duration_since(at);
         let is_soon = self.is_short && !is_keyed;
         (is_soon || age >= SWEEP_INTERVAL) && age >= SWEEP_SHARE * took
     }
@@ -178,7 +165,7 @@ impl State {
         }
         let is_sweep = after == Position::START;
         if is_sweep {
-            self.swept = Some((Instant::now(), harvest.took));
+            self.swept = Some((harvest.now.here, harvest.took));
         }
         if is_sweep && is_keyed && is_full {
             // Much waits there behind others of its key, or more than there is room for: the walk's.
@@ -192,7 +179,7 @@ impl State {
             return;
         }
         let overlap = if is_keyed { KEYED_OVERLAP } else { OVERLAP };
-        let recent = recently(harvest.clock, overlap);
+        let recent = harvest.now.recently(overlap);
         self.is_quiet = true;
         self.is_short = true;
         self.floor = recent;
@@ -202,8 +189,11 @@ impl State {
     }
 }
 
-fn recently(clock: &DatabaseClock, overlap: Duration) -> Position {
-    Position::of_time(clock.before_now(overlap))
+impl Now {
+    /// The place of what became available so long ago.
+    fn recently(self, overlap: Duration) -> Position {
+        Position::of_time(self.database.before(self.here, overlap))
+    }
 }
 
 impl Lanes {
@@ -212,7 +202,7 @@ impl Lanes {
     ///
     /// Where the look was slow, those that have nothing any more are kept: the next look beside the known
     /// ones would else read what is dead of them, and be slow, too.
-    pub(super) fn take_over(&mut self, seen: Seen, routes: &Routes, clock: &DatabaseClock) -> News {
+    pub(super) fn take_over(&mut self, seen: Seen, routes: &Routes, now: Now) -> News {
         let Seen {
             found,
             is_all,
@@ -232,7 +222,7 @@ impl Lanes {
             let Topic { topic, destination } = &found.stream.topic;
             Known {
                 to: To::of(routes, topic, destination),
-                state: State::new(&found, clock, slow),
+                state: State::new(&found, now, slow),
                 stream: found.stream,
             }
         }));
@@ -275,7 +265,7 @@ impl Lanes {
     }
 
     /// Every lane may have something again.
-    pub(crate) fn begin_look(&mut self) {
+    pub(super) fn begin_look(&mut self) {
         for lane in &mut self.lanes {
             lane.state.is_done = false;
             lane.state.is_swept_in_look = false;
@@ -299,7 +289,7 @@ impl Lanes {
 
     /// A claim of these took too long. Where it was a sweep, there is none for a while; otherwise too much
     /// is dead behind the place: what stands there is left to the patrol.
-    pub(super) fn were_too_slow(&mut self, asked: &[Lane], took: Duration, clock: &DatabaseClock) {
+    pub(super) fn were_too_slow(&mut self, asked: &[Lane], took: Duration, now: Now) {
         let asked: HashMap<&Stream, &Lane> =
             asked.iter().map(|lane| (&lane.stream, lane)).collect();
         for known in &mut self.lanes {
@@ -307,14 +297,14 @@ impl Lanes {
                 continue;
             };
             let state = &mut known.state;
-            state.swept = Some((Instant::now(), took));
+            state.swept = Some((now.here, took));
             state.is_swept_in_look = true;
             if lane.after > Position::START {
                 let overlap = match known.stream.is_keyed {
                     true => KEYED_OVERLAP,
                     false => OVERLAP,
                 };
-                state.floor = state.floor.max(recently(clock, overlap));
+                state.floor = state.floor.max(now.recently(overlap));
             }
         }
     }
@@ -349,7 +339,12 @@ impl Lanes {
     /// Nothing where no lane is left to be asked. The lanes of a bulkhead may together ask for a
     /// quarter more than its room, and for one message each. `is_asked`: somebody wants to know
     /// whether nothing is due.
-    pub(crate) fn allot(&mut self, room_of: impl Fn(To) -> usize, is_asked: bool) -> Vec<Lane> {
+    pub(super) fn allot(
+        &mut self,
+        now: Instant,
+        room_of: impl Fn(To) -> usize,
+        is_asked: bool,
+    ) -> Vec<Lane> {
         let count = self.lanes.len();
         if count == 0 {
             return Vec::new();
@@ -391,7 +386,9 @@ impl Lanes {
             shares.entry(lane.to).or_default().1 += 1;
         }
         let lane = |known: &Known, room: usize| {
-            let is_sweep = known.state.is_sweep_due(known.stream.is_keyed, is_asked);
+            let is_sweep = known
+                .state
+                .is_sweep_due(now, known.stream.is_keyed, is_asked);
             Lane {
                 stream: known.stream.clone(),
                 room: room.max(1),
@@ -427,7 +424,7 @@ impl Lanes {
     }
 
     /// Learns from a claim which of the lanes that it asked have more, and where they go on.
-    pub(crate) fn learn(&mut self, harvest: &Harvest<'_>) {
+    pub(super) fn learn(&mut self, harvest: &Harvest<'_>) {
         type Found = (usize, Option<Position>);
         let mut found: HashMap<(&str, &str), Found> = HashMap::new();
         let is_plain = |one: &&Claimed| one.message.ordering_key.is_none();
@@ -465,7 +462,7 @@ impl Lanes {
 
     /// Whether some lane is left to be asked whose messages are not kept back: `is_open` says so
     /// for a bulkhead.
-    pub(crate) fn is_anything_left(&self, is_open: impl Fn(To) -> bool) -> bool {
+    pub(super) fn is_anything_left(&self, is_open: impl Fn(To) -> bool) -> bool {
         self.lanes.iter().any(|lane| {
             !lane.state.is_done && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
         })

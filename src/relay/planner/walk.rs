@@ -3,11 +3,12 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::lanes::{SWEEP_SHARE, To};
+use super::lanes::SWEEP_SHARE;
+use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
 
 /// Keys of one step: a few milliseconds of the database's time.
-pub(super) const STEP: usize = 500;
+pub(in crate::relay) const STEP: usize = 500;
 /// Freed keys that are kept in mind. More than these are left to a round.
 const MOST_FREED: usize = 20 * STEP;
 /// After a round that found something, the next one begins no sooner than this: a key that goes on
@@ -67,12 +68,17 @@ pub(super) enum Step {
 impl Walk {
     /// Where the next step begins, if one is to be made now. `is_idle`: nothing else is to be done.
     /// `is_asked`: somebody wants to know whether nothing is left, since this time.
-    pub(super) fn from(&mut self, is_idle: bool, is_asked: Option<Instant>) -> Option<Key> {
+    pub(super) fn from(
+        &mut self,
+        now: Instant,
+        is_idle: bool,
+        is_asked: Option<Instant>,
+    ) -> Option<Key> {
         let is_wanted = is_idle && is_asked.is_some_and(|since| !self.is_done_since(since));
-        if self.round.is_none() && (is_wanted || self.is_due(is_idle)) {
+        if self.round.is_none() && (is_wanted || self.is_due(now, is_idle)) {
             self.round = Some(Round {
                 from: Key::default(),
-                began: Instant::now(),
+                began: now,
                 took: Duration::ZERO,
                 has_left: false,
             });
@@ -80,9 +86,9 @@ impl Walk {
         self.round.as_ref().map(|round| round.from.clone())
     }
 
-    fn is_due(&self, is_idle: bool) -> bool {
+    fn is_due(&self, now: Instant, is_idle: bool) -> bool {
         self.last.as_ref().is_none_or(|last| {
-            let age = last.ended.elapsed();
+            let age = now.saturating_duration_since(last.ended);
             let is_time = is_idle || last.has_left || age >= INTERVAL;
             is_time && age >= SWEEP_SHARE * last.took
         })
@@ -98,7 +104,7 @@ impl Walk {
     }
 
     /// Learns where a step ended, and whether it passed over something for want of room.
-    pub(super) fn learn(&mut self, step: Step, took: Duration, has_left: bool) {
+    pub(super) fn learn(&mut self, now: Instant, step: Step, took: Duration, has_left: bool) {
         let Some(round) = &mut self.round else {
             return;
         };
@@ -109,7 +115,7 @@ impl Walk {
             Step::End => {
                 self.last = Some(Last {
                     began: round.began,
-                    ended: Instant::now(),
+                    ended: now,
                     took: round.took,
                     has_left: round.has_left,
                 });
@@ -190,13 +196,20 @@ mod tests {
     fn a_round_that_has_to_wait_for_its_time_is_owed_until_one_was_made() {
         let mut walk = Walk::default();
         let asked = Instant::now();
-        assert!(walk.from(true, None).is_some(), "the first is made at once");
-        walk.learn(Step::End, Duration::from_secs(1), false);
+        let first = walk.from(asked, true, None);
+        assert!(first.is_some(), "the first is made at once");
+        let ended = asked + Duration::from_secs(1);
+        walk.learn(ended, Step::End, Duration::from_secs(1), false);
         assert_eq!(walk.owed_at(asked), None);
-        let asked = Instant::now() + Duration::from_millis(1);
-        assert!(walk.from(true, None).is_none(), "it has to wait");
+        let asked = ended + Duration::from_millis(1);
+        assert!(walk.from(asked, true, None).is_none(), "it has to wait");
         let at = walk.owed_at(asked).expect("it is owed");
-        assert!(at > asked + (SWEEP_SHARE - 1) * Duration::from_secs(1));
+        assert_eq!(at, ended + SWEEP_SHARE * Duration::from_secs(1));
+        assert!(walk.from(at, true, None).is_some(), "its time has come");
+        let walk = Walk {
+            round: None,
+            ..walk
+        };
         let later = at + Duration::from_millis(1);
         assert_eq!(walk.owed_at(later), None, "there was no room for it");
     }

@@ -30,10 +30,9 @@ impl Contention {
     }
 
     /// How long keyed claims have to wait.
-    pub(super) fn left(&self) -> Duration {
-        self.until.map_or(Duration::ZERO, |until| {
-            until.saturating_duration_since(Instant::now())
-        })
+    pub(super) fn left(&self, now: Instant) -> Duration {
+        self.until
+            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 }
 
@@ -44,9 +43,8 @@ mod tests {
     #[test]
     fn the_pause_grows_up_to_its_limit_and_a_claim_ends_it() {
         let mut contention = Contention::default();
-        assert_eq!(contention.left(), Duration::ZERO);
-        // Long from now, so that no time passes between the tries.
-        let now = Instant::now() + Duration::from_secs(3600);
+        let now = Instant::now();
+        assert_eq!(contention.left(now), Duration::ZERO);
         let mut pauses = Vec::new();
         for _ in 0..10 {
             contention.lost(now, 1.0);
@@ -56,9 +54,9 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 100, 100, 100]);
         contention.lost(now, 0.0);
         assert_eq!(contention.until.map(|until| until - now), Some(LONGEST / 2));
-        assert!(!contention.left().is_zero());
+        assert_eq!(contention.left(now), LONGEST / 2);
         contention.won();
-        assert_eq!(contention.left(), Duration::ZERO);
+        assert_eq!(contention.left(now), Duration::ZERO);
         contention.lost(now, 1.0);
         assert_eq!(contention.until.map(|until| until - now), Some(SHORTEST));
     }

@@ -7,7 +7,7 @@ use super::ranges::Ranges;
 use crate::store::range::Range;
 
 /// Free messages of one step, at most.
-pub(super) const STEP: usize = 500;
+pub(in crate::relay) const STEP: usize = 500;
 /// A round begins no sooner than this after the last one.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long after something took too long there are rounds: other ways are tried again meanwhile.
@@ -44,17 +44,18 @@ struct Last {
 
 impl Patrol {
     /// Something else took too long.
-    pub(super) fn want(&mut self) {
-        self.wanted = Some(Instant::now());
+    pub(super) fn want(&mut self, now: Instant) {
+        self.wanted = Some(now);
     }
 
-    fn is_wanted(&self) -> bool {
-        self.wanted.is_some_and(|at| at.elapsed() < MEMORY)
+    fn is_wanted(&self, now: Instant) -> bool {
+        self.wanted
+            .is_some_and(|at| now.saturating_duration_since(at) < MEMORY)
     }
 
     /// When the next round begins, if there is to be one.
-    pub(super) fn next_at(&self) -> Option<Instant> {
-        if !self.is_wanted() || self.round.is_some() {
+    pub(super) fn next_at(&self, now: Instant) -> Option<Instant> {
+        if !self.is_wanted(now) || self.round.is_some() {
             return None;
         }
         let after = |last: &Last| {
@@ -62,15 +63,15 @@ impl Patrol {
             let share = if last.has_left { 1 } else { SWEEP_SHARE };
             last.ended + INTERVAL.max(share * last.took)
         };
-        Some(self.last.as_ref().map_or_else(Instant::now, after))
+        Some(self.last.as_ref().map_or(now, after))
     }
 
     /// The range to be read now: every other time, where there is something else to be done.
-    pub(super) fn next(&mut self, is_idle: bool) -> Option<Range> {
-        if self.next_at().is_some_and(|at| Instant::now() >= at) {
+    pub(super) fn next(&mut self, now: Instant, is_idle: bool) -> Option<Range> {
+        if self.next_at(now).is_some_and(|at| now >= at) {
             self.round = Some(Round {
                 ranges: Ranges::new(),
-                began: Instant::now(),
+                began: now,
                 took: Duration::ZERO,
                 has_left: false,
             });
@@ -81,7 +82,7 @@ impl Patrol {
     }
 
     /// The range was read up to here. `has_left`: there was no room for something.
-    pub(super) fn read(&mut self, upto: i64, took: Duration, has_left: bool) {
+    pub(super) fn read(&mut self, now: Instant, upto: i64, took: Duration, has_left: bool) {
         let Some(round) = &mut self.round else {
             return;
         };
@@ -91,7 +92,7 @@ impl Patrol {
         if round.ranges.next().is_none() {
             self.last = Some(Last {
                 began: round.began,
-                ended: Instant::now(),
+                ended: now,
                 took: round.took,
                 has_left: round.has_left,
             });
@@ -100,11 +101,11 @@ impl Patrol {
     }
 
     /// The range took too long.
-    pub(super) fn was_too_wide(&mut self, range: Range, took: Duration) {
-        self.want();
+    pub(super) fn was_too_wide(&mut self, now: Instant, range: Range, took: Duration) {
+        self.want(now);
         if range.upto - 1 <= range.after {
             // A single message: its key may have too many dead ones. The others go on.
-            return self.read(range.upto, took, true);
+            return self.read(now, range.upto, took, true);
         }
         if let Some(round) = &mut self.round {
             round.took += took;
@@ -113,9 +114,9 @@ impl Patrol {
     }
 
     /// Whether nothing is left to it, since then.
-    pub(super) fn is_done_since(&self, since: Instant) -> bool {
+    pub(super) fn is_done_since(&self, now: Instant, since: Instant) -> bool {
         let is_after = |last: &Last| last.began >= since && !last.has_left;
-        !self.is_wanted() || self.last.as_ref().is_some_and(is_after)
+        !self.is_wanted(now) || self.last.as_ref().is_some_and(is_after)
     }
 }
 
@@ -126,36 +127,40 @@ mod tests {
     #[test]
     fn rounds_are_made_while_they_are_wanted_and_say_what_they_have_seen() {
         let mut patrol = Patrol::default();
-        let asked = Instant::now();
-        assert!(patrol.next(true).is_none() && patrol.is_done_since(asked));
-        patrol.want();
-        assert!(!patrol.is_done_since(asked));
+        let now = Instant::now();
+        assert!(patrol.next(now, true).is_none() && patrol.is_done_since(now, now));
+        patrol.want(now);
+        assert!(!patrol.is_done_since(now, now));
         let mut after = i64::MIN;
         // Every other time beside claims.
-        while let Some(range) = patrol.next(false) {
+        while let Some(range) = patrol.next(now, false) {
             assert_eq!(range.after, after);
-            assert!(patrol.next(false).is_none());
+            assert!(patrol.next(now, false).is_none());
             after = range.upto;
-            patrol.read(range.upto, Duration::ZERO, false);
+            patrol.read(now, range.upto, Duration::ZERO, false);
         }
-        assert!(patrol.is_done_since(asked), "up to {after}");
-        assert!(patrol.next_at().is_some_and(|at| at > Instant::now()));
-        assert!(!patrol.is_done_since(Instant::now()));
+        assert!(patrol.is_done_since(now, now), "up to {after}");
+        assert_eq!(patrol.next_at(now), Some(now + INTERVAL));
+        let later = now + Duration::from_millis(1);
+        assert!(!patrol.is_done_since(later, later));
+        let forgotten = now + MEMORY;
+        assert!(patrol.next(forgotten, true).is_none(), "it has been long");
     }
 
     #[test]
     fn a_single_message_that_takes_too_long_holds_no_others() {
         let mut patrol = Patrol::default();
-        patrol.want();
+        let now = Instant::now();
+        patrol.want(now);
         let mut tries = 0;
-        while let Some(range) = patrol.next(true) {
+        while let Some(range) = patrol.next(now, true) {
             tries += 1;
             match range.after < 5 && range.upto >= 5 {
-                true => patrol.was_too_wide(range, Duration::from_secs(1)),
-                false => patrol.read(range.upto, Duration::ZERO, false),
+                true => patrol.was_too_wide(now, range, Duration::from_secs(1)),
+                false => patrol.read(now, range.upto, Duration::ZERO, false),
             }
         }
         assert!((20..100).contains(&tries), "{tries}");
-        assert!(!patrol.is_done_since(Instant::now() - Duration::from_secs(1)));
+        assert!(!patrol.is_done_since(now, now));
     }
 }

@@ -1,0 +1,300 @@
+//! Claims.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
+use super::Claimer;
+use crate::error::DatabaseError;
+use crate::relay::bulkhead::claim_bytes;
+use crate::relay::doubt::Doubt;
+use crate::relay::planner::{Brought, PATROL_STEP, View, WALK_STEP};
+use crate::relay::stats::add;
+use crate::store::brief::{briefly, is_over_time};
+use crate::store::range::Range;
+use crate::store::relay::claim::{self, Batch, Claimant, Claimed, Lane, Position, Stream};
+use crate::store::relay::ordered::{self, Candidate, Key};
+use crate::store::relay::{patrol, unserved};
+
+impl Claimer<'_> {
+    /// Two claims, each with an answer of its own: what the first one has got is handed over whatever
+    /// becomes of the second.
+    pub(super) fn claim(
+        &mut self,
+        plain: &[Lane],
+        keyed: &[Lane],
+        room: usize,
+    ) -> Result<(), DatabaseError> {
+        let count = match plain.is_empty() {
+            true => 0,
+            false => self.claim_plain(plain, room)?,
+        };
+        if keyed.is_empty() || count >= room {
+            return Ok(());
+        }
+        self.claim_keyed(keyed, room - count)
+    }
+
+    /// Returns how many it has brought.
+    fn claim_plain(&mut self, asked: &[Lane], room: usize) -> Result<usize, DatabaseError> {
+        let name = &self.shared.config.table;
+        let began = Instant::now();
+        let batch = self.claiming(|conn, claimant| claim::claim(conn, name, claimant, asked, room));
+        let batch = match batch {
+            Err(error) if self.took_too_long(&error, began) => {
+                (self.planner).was_too_slow(Instant::now(), asked, began.elapsed());
+                return Ok(0);
+            }
+            batch => batch?,
+        };
+        let count = batch.claimed.len();
+        self.learn_and_take(asked, room, batch, &HashMap::new(), began);
+        Ok(count)
+    }
+
+    fn claim_keyed(&mut self, asked: &[Lane], room: usize) -> Result<(), DatabaseError> {
+        let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
+        let goes_to: Vec<&str> = asked.iter().map(goes_to).collect();
+        let name = &self.shared.config.table;
+        let began = Instant::now();
+        self.shared.count_keyed_look();
+        let harvest = self.claiming(|conn, claimant| {
+            let found = ordered::due(conn, name, claimant, asked, &goes_to)?;
+            let (mut due, mut reached) = (Vec::new(), HashMap::new());
+            for (lane, found) in asked.iter().zip(found) {
+                due.extend(found.candidates);
+                reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
+            }
+            due.truncate(room);
+            let batch = match due.is_empty() {
+                true => Some(Batch::default()),
+                false => ordered::claim(conn, name, claimant, &due)?,
+            };
+            Ok((batch, reached))
+        });
+        self.shared.count_keyed_look();
+        let (batch, reached) = match harvest {
+            Err(error) if self.took_too_long(&error, began) => {
+                (self.planner).was_too_slow(Instant::now(), asked, began.elapsed());
+                return Ok(());
+            }
+            harvest => harvest?,
+        };
+        self.tell_contention(batch.as_ref());
+        match batch {
+            Some(batch) => self.learn_and_take(asked, room, batch, &reached, began),
+            None => self.planner.was_beaten(),
+        }
+        Ok(())
+    }
+
+    fn learn_and_take(
+        &mut self,
+        asked: &[Lane],
+        room: usize,
+        batch: Batch,
+        reached: &HashMap<Stream, Position>,
+        began: Instant,
+    ) {
+        let brought = Brought {
+            asked,
+            room,
+            batch: &batch,
+            reached,
+            took: began.elapsed(),
+        };
+        self.planner.claimed(Instant::now(), &brought);
+        self.take(batch.claimed, began.elapsed());
+    }
+
+    /// A step of the walk over all keys.
+    pub(super) fn walk(&mut self, from: &Key, view: &View) -> Result<(), DatabaseError> {
+        let (name, moment) = (&self.shared.config.table, self.shared.moment());
+        let (began, expired) = (Instant::now(), self.planner.expired());
+        let page = self.session.run(|conn| {
+            briefly(conn, moment, |conn| {
+                ordered::walk(conn, name, expired, from, WALK_STEP)
+            })
+        })?;
+        let Some(page) = page else {
+            (self.planner).walk_was_too_slow(Instant::now(), began.elapsed());
+            return Ok(());
+        };
+        let picked = self.planner.pick(page.heads, view);
+        let batch = match self.claim_picked(&picked.candidates) {
+            Err(error) if self.took_too_long(&error, began) => {
+                (self.planner).walk_was_too_slow(Instant::now(), began.elapsed());
+                return Ok(());
+            }
+            batch => batch?,
+        };
+        match batch {
+            Some(batch) => {
+                let took = began.elapsed();
+                (self.planner).walked(Instant::now(), page.last, picked, &batch, took);
+                self.take(batch.claimed, took);
+            }
+            None => self.planner.was_beaten(),
+        }
+        Ok(())
+    }
+
+    /// A look at keys that were freed.
+    pub(super) fn look_at(&mut self, keys: Vec<Key>, view: &View) -> Result<(), DatabaseError> {
+        let name = &self.shared.config.table;
+        let (began, expired) = (Instant::now(), self.planner.expired());
+        let page = (self.session).run(|conn| ordered::first_of(conn, name, expired, &keys));
+        let picked = page.map(|page| self.planner.pick(page.heads, view));
+        let result = picked.and_then(|picked| {
+            let batch = self.claim_picked(&picked.candidates)?;
+            Ok((picked, batch))
+        });
+        match result {
+            Ok((picked, Some(batch))) => {
+                self.planner.looked_at_keys(picked, &batch);
+                self.take(batch.claimed, began.elapsed());
+                Ok(())
+            }
+            Ok((_, None)) => {
+                self.planner.look_at_keys_again(keys);
+                self.planner.was_beaten();
+                Ok(())
+            }
+            Err(error) => {
+                self.planner.keys_failed();
+                Err(error)
+            }
+        }
+    }
+
+    /// A step of the patrol: claims what is free in a range.
+    pub(super) fn patrol(&mut self, range: Range, view: &View) -> Result<(), DatabaseError> {
+        let (name, expired) = (&self.shared.config.table, self.planner.expired());
+        let (began, moment) = (Instant::now(), self.shared.moment());
+        let found = self.session.run(|conn| {
+            briefly(conn, moment, |conn| {
+                patrol::free(conn, name, expired, range, PATROL_STEP)
+            })
+        })?;
+        let Some(found) = found else {
+            (self.planner).range_was_too_wide(Instant::now(), range, began.elapsed());
+            return Ok(());
+        };
+        self.planner.found_free(Instant::now(), &found);
+        let last = found.get(PATROL_STEP - 1);
+        let upto = last.map_or(range.upto, |last| last.sequence);
+        let picked = self.planner.pick_free(&found, view);
+        let has_left = match self.claim_free(&picked.plain, &picked.keyed) {
+            Err(error) if self.took_too_long(&error, began) => {
+                (self.planner).range_was_too_wide(Instant::now(), range, began.elapsed());
+                return Ok(());
+            }
+            has_all => picked.has_left || !has_all?,
+        };
+        (self.planner).patrolled(Instant::now(), upto, began.elapsed(), has_left);
+        Ok(())
+    }
+
+    /// `false`: another relay is claiming keyed messages just now, or some were left for their size.
+    fn claim_free(&mut self, plain: &[i64], keyed: &[Candidate]) -> Result<bool, DatabaseError> {
+        let mut has_all = true;
+        if !plain.is_empty() {
+            let (name, began) = (&self.shared.config.table, Instant::now());
+            let batch =
+                self.claiming(|conn, claimant| claim::claim_chosen(conn, name, claimant, plain))?;
+            has_all = !batch.is_cut;
+            self.planner.claimed_free(&batch);
+            self.take(batch.claimed, began.elapsed());
+        }
+        let began = Instant::now();
+        let Some(batch) = self.claim_picked(keyed)? else {
+            return Ok(false);
+        };
+        self.take(batch.claimed, began.elapsed());
+        Ok(has_all && !batch.is_cut)
+    }
+
+    /// Takes messages whose time is over and that no relay serves, a few at a time: they die.
+    pub(super) fn expire(&mut self, stream: &Stream, after: Position) -> Result<(), DatabaseError> {
+        let name = &self.shared.config.table;
+        let began = Instant::now();
+        let part = (self.session).run(|conn| unserved::expired(conn, name, stream, after))?;
+        let candidate = |sequence| Candidate {
+            sequence,
+            goes_to: String::new(),
+        };
+        let candidates: Vec<Candidate> = part.sequences.into_iter().map(candidate).collect();
+        let Some(batch) = self.claim_picked(&candidates)? else {
+            self.planner.was_beaten();
+            return Ok(());
+        };
+        let is_cut = batch.is_cut;
+        self.take(batch.claimed, began.elapsed());
+        // Otherwise the rest stands behind the same place.
+        if !is_cut {
+            (self.planner).expired_upto(Instant::now(), part.reached, began.elapsed());
+        }
+        Ok(())
+    }
+
+    /// `None`: another relay is claiming just now.
+    fn claim_picked(&mut self, candidates: &[Candidate]) -> Result<Option<Batch>, DatabaseError> {
+        if candidates.is_empty() {
+            return Ok(Some(Batch::default()));
+        }
+        let name = &self.shared.config.table;
+        let batch =
+            self.claiming(|conn, claimant| ordered::claim(conn, name, claimant, candidates))?;
+        self.tell_contention(batch.as_ref());
+        Ok(batch)
+    }
+
+    fn tell_contention(&mut self, batch: Option<&Batch>) {
+        (self.planner).contended(Instant::now(), fastrand::f64(), batch);
+    }
+
+    /// Runs a claim. One without an answer may have worked, or be at work still.
+    fn claiming<T>(
+        &mut self,
+        claim: impl FnOnce(&mut PgConnection, Claimant<'_>) -> QueryResult<T>,
+    ) -> Result<T, DatabaseError> {
+        let lease = self.planner.lease();
+        let claimant = Claimant {
+            lease,
+            expired: self.planner.expired(),
+            max_attempts: self.shared.config.max_attempts,
+            bytes: claim_bytes(&self.shared.bulkheads),
+        };
+        let result = self.session.run(|conn| claim(conn, claimant));
+        if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
+            let backend = self.session.backend();
+            self.shared.begin_doubt(Doubt { lease, backend });
+            self.planner.lost_answer();
+        }
+        result
+    }
+
+    /// Whether a claim has failed because it took too long.
+    fn took_too_long(&self, error: &DatabaseError, began: Instant) -> bool {
+        let limit = self.shared.claim_limit;
+        matches!(error, DatabaseError::Statement(error) if is_over_time(error, began.elapsed(), limit))
+    }
+
+    fn take(&mut self, claimed: Vec<Claimed>, took: Duration) {
+        if claimed.is_empty() {
+            return;
+        }
+        let (shared, lease) = (self.shared, self.planner.lease());
+        shared.stay_awake();
+        let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
+        add(&shared.stats.claim_micros, micros);
+        add(&shared.stats.claims, 1);
+        shared.count_claimed(claimed.len());
+        shared.metrics.claim_seconds.record(took.as_secs_f64());
+        shared.began(lease, claimed.len());
+        shared.load(&claimed);
+        self.hand_over_all(claimed, lease);
+    }
+}

@@ -1,0 +1,111 @@
+//! Which of the messages that were found are claimed.
+
+use std::collections::HashMap;
+
+use super::Planner;
+use super::view::View;
+use crate::relay::to::To;
+use crate::store::relay::claim::Topic;
+use crate::store::relay::ordered::{Candidate, Head, Key};
+use crate::store::relay::patrol::Free;
+
+/// First messages of their keys that are about to be claimed.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct Picked {
+    pub(in crate::relay) candidates: Vec<Candidate>,
+    /// Their keys.
+    pub(super) keys: Vec<Key>,
+    /// Passed over: their destinations have no room.
+    pub(super) without_room: Vec<(To, Key)>,
+    /// Not looked at any more.
+    pub(super) beyond: Vec<Key>,
+}
+
+/// Free messages of a range that are about to be claimed.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct PickedFree {
+    pub(in crate::relay) plain: Vec<i64>,
+    pub(in crate::relay) keyed: Vec<Candidate>,
+    /// There was no room for others.
+    pub(in crate::relay) has_left: bool,
+}
+
+impl<'a> Planner<'a> {
+    /// Those for which there is room, up to the first of a destination that has none left.
+    pub(in crate::relay) fn pick(&self, heads: Vec<Head>, view: &View) -> Picked {
+        let mut picked = Picked::default();
+        let mut taken: HashMap<To, usize> = HashMap::new();
+        let most = view.left_to_claim.unwrap_or(usize::MAX);
+        let mut heads = heads.into_iter();
+        while let Some(head) = heads.next() {
+            let to = self.way(&head.topic);
+            if self.lanes.kept_back().has(&head.topic) {
+                continue;
+            }
+            let room = view.room_of(to);
+            let count = taken.entry(to).or_default();
+            if room == 0 {
+                if view.is_open(to) {
+                    picked.without_room.push((to, head.key));
+                }
+            } else if *count >= room || picked.candidates.len() >= most {
+                picked.beyond.push(head.key);
+                picked.beyond.extend(heads.map(|head| head.key));
+                break;
+            } else {
+                *count += 1;
+                picked.keys.push(head.key);
+                picked.candidates.push(self.candidate(head.sequence, to));
+            }
+        }
+        picked
+    }
+
+    /// Those for which there is room.
+    pub(in crate::relay) fn pick_free(&self, found: &[Free], view: &View) -> PickedFree {
+        let mut picked = PickedFree::default();
+        let mut taken: HashMap<To, usize> = HashMap::new();
+        let most = view.left_to_claim.unwrap_or(usize::MAX);
+        for free in found {
+            let stream = free.found().stream;
+            if self.lanes.kept_back().has(&stream.topic) {
+                continue;
+            }
+            let to = self.way(&stream.topic);
+            let count = taken.entry(to).or_default();
+            if *count >= view.room_of(to) || picked.plain.len() + picked.keyed.len() >= most {
+                picked.has_left |= view.is_open(to);
+                continue;
+            }
+            *count += 1;
+            match stream.is_keyed {
+                false => picked.plain.push(free.sequence),
+                true => picked.keyed.push(self.candidate(free.sequence, to)),
+            }
+        }
+        picked
+    }
+
+    fn candidate(&self, sequence: i64, to: To) -> Candidate {
+        Candidate {
+            sequence,
+            goes_to: self.name(to).to_owned(),
+        }
+    }
+
+    /// The destination to which messages of a topic go, by its name.
+    pub(in crate::relay) fn goes_to(&self, topic: &Topic) -> &'a str {
+        self.name(self.way(topic))
+    }
+
+    fn way(&self, topic: &Topic) -> To {
+        To::of(self.routes, &topic.topic, &topic.destination)
+    }
+
+    fn name(&self, to: To) -> &'a str {
+        match to {
+            To::Bulkhead(number) => self.destinations[number],
+            To::Split | To::Nowhere => "",
+        }
+    }
+}

@@ -1,0 +1,661 @@
+//! The planner in some state, and what it says.
+
+use super::picks::Picked;
+use super::*;
+use crate::config::{Config, Destination, Route};
+use crate::message::{Message, Sequence};
+use crate::relay::shared::Returned;
+use crate::store::range::Range;
+use crate::store::relay::claim::{Batch, Claimed, Known, TakenOver, Topic};
+use crate::store::relay::ordered::{Candidate, Head};
+use crate::store::relay::streams::Found;
+
+const LEASE: LeaseId = LeaseId(7);
+const POLL: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Topics `a` and `b` go to destinations of their own, and no others anywhere.
+fn routes() -> Routes {
+    let mut config = Config::default();
+    for name in ["a", "b"] {
+        let destination = Destination::new(name, "http://a").expect("a URL");
+        config.destinations.push(destination);
+        config.routes.push(Route::new(name, name));
+    }
+    Routes::new(&config)
+}
+
+fn settings() -> Settings {
+    Settings {
+        is_enabled: true,
+        poll_interval: POLL,
+        moment: Duration::from_millis(250),
+    }
+}
+
+/// A planner, the time, and how others stand.
+struct Ground<'a> {
+    planner: Planner<'a>,
+    now: Instant,
+    view: View,
+}
+
+fn topic(topic: &str) -> Topic {
+    Topic {
+        topic: topic.to_owned(),
+        destination: String::new(),
+    }
+}
+
+fn stream(of: &str, is_keyed: bool) -> Stream {
+    Stream {
+        topic: topic(of),
+        is_keyed,
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key {
+        ordering_key: name.to_owned(),
+        destination: String::new(),
+    }
+}
+
+fn found(streams: &[Stream]) -> Option<Vec<Found>> {
+    let found = |stream: &Stream| Found {
+        stream: stream.clone(),
+        first: Position::START,
+    };
+    Some(streams.iter().map(found).collect())
+}
+
+pub(in crate::relay) fn claimed(sequence: i64, topic: &str, ordering_key: Option<&str>) -> Claimed {
+    let message = Message {
+        sequence: Sequence(sequence),
+        message_id: uuid::Uuid::nil(),
+        topic: topic.to_owned(),
+        destination: String::new(),
+        payload: "1".to_owned(),
+        headers: None,
+        ordering_key: ordering_key.map(str::to_owned),
+        idempotency_key: String::new(),
+        tenant_id: None,
+        created_at: std::time::UNIX_EPOCH,
+        occurred_at: None,
+        attempts: 0,
+        expires: None,
+        available_at: 0,
+        claimed_at: 0,
+        claimed: Instant::now(),
+        age: Duration::ZERO,
+        in_a_row: 0,
+    };
+    Claimed {
+        message,
+        position: Position {
+            available_at: 0,
+            sequence,
+        },
+        known: Known::No,
+        taken_over: TakenOver::No,
+    }
+}
+
+fn batch(claimed: Vec<Claimed>) -> Batch {
+    Batch {
+        claimed,
+        is_cut: false,
+    }
+}
+
+impl<'a> Ground<'a> {
+    /// It has just begun.
+    fn new(routes: &'a Routes) -> Self {
+        let now = Instant::now();
+        let door = Door {
+            room: 100,
+            is_open: true,
+            opens_at: None,
+        };
+        let view = View {
+            lease: Some(LEASE),
+            doors: vec![door; 2],
+            room_to_split: 100,
+            is_nothing_in_flight: true,
+            ..View::default()
+        };
+        Self {
+            planner: Planner::new(now, settings(), routes, vec!["a", "b"]),
+            now,
+            view,
+        }
+    }
+
+    /// It has surveyed these streams.
+    fn with(routes: &'a Routes, streams: &[Stream]) -> Self {
+        let mut ground = Self::new(routes);
+        ground.survey(streams);
+        ground.planner.stage = Stage::Undo;
+        ground
+    }
+
+    fn next(&mut self) -> Step {
+        self.planner.next(self.now, &self.view)
+    }
+
+    /// The next step that is not a look at the gates.
+    fn step(&mut self) -> Step {
+        match self.next() {
+            Step::Gates => self.next(),
+            step => step,
+        }
+    }
+
+    /// A round begins, with a survey.
+    fn begin_survey(&mut self) -> Survey {
+        self.planner.stage = Stage::Undo;
+        match self.step() {
+            Step::Survey(survey) => survey,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn survey(&mut self, streams: &[Stream]) {
+        let found = Surveyed {
+            streams: found(streams),
+            is_active: true,
+            ..Surveyed::default()
+        };
+        self.surveyed(found);
+    }
+
+    fn surveyed(&mut self, found: Surveyed) -> bool {
+        let survey = self.begin_survey();
+        self.planner.surveyed(self.now, survey, found)
+    }
+
+    /// Its claims find nothing, until it waits.
+    fn wait(&mut self) -> Wait {
+        for _ in 0..100 {
+            match self.step() {
+                Step::Claim { plain, keyed, .. } => self.bring(&[plain, keyed].concat(), vec![]),
+                Step::Walk(_) => {
+                    let picked = Picked::default();
+                    let (nothing, took) = (Batch::default(), Duration::from_millis(1));
+                    (self.planner).walked(self.now, None, picked, &nothing, took);
+                }
+                Step::LookAgain => match self.planner.look_again(self.now, &self.view) {
+                    Step::Wait(wait) => return wait,
+                    Step::Again => {}
+                    other => panic!("{other:?}"),
+                },
+                Step::Again => {}
+                Step::Wait(wait) => return wait,
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("it never waits");
+    }
+
+    fn bring(&mut self, asked: &[Lane], claimed: Vec<Claimed>) {
+        let brought = Brought {
+            asked,
+            room: usize::MAX,
+            batch: &batch(claimed),
+            reached: &HashMap::new(),
+            took: Duration::ZERO,
+        };
+        self.planner.claimed(self.now, &brought);
+    }
+}
+
+#[test]
+fn a_round_hears_the_gates_and_surveys_before_it_claims() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    assert_eq!(ground.next(), Step::Gates);
+    let Step::Survey(survey) = ground.next() else {
+        panic!("it knows nothing yet");
+    };
+    assert_eq!(survey.streams, Streams::All);
+    let found = Surveyed {
+        streams: found(&[stream("a", false), stream("a", true)]),
+        is_active: true,
+        ..Surveyed::default()
+    };
+    assert!(!ground.planner.surveyed(ground.now, survey, found));
+    // Keys with a backlog come first, then lanes, in turn.
+    assert_eq!(ground.next(), Step::Walk(Key::default()));
+    assert_eq!(ground.next(), Step::Gates);
+    let Step::Claim { plain, keyed, room } = ground.next() else {
+        panic!("it claims");
+    };
+    assert_eq!((plain.len(), keyed.len(), room), (1, 1, usize::MAX));
+    ground.now += SURVEY_INTERVAL;
+    assert_eq!(ground.next(), Step::Gates);
+    assert!(matches!(ground.next(), Step::Survey(_)), "a second is over");
+}
+
+/// R27
+#[test]
+fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.view.lease = None;
+    let expected = wait(Awaited::Lease, ground.now + LEASE_INTERVAL, None);
+    assert_eq!(ground.next(), expected);
+    ground.view.question = 3;
+    ground.planner.settings.is_enabled = false;
+    let expected = wait(Awaited::Nothing, ground.now + POLL, Some(3));
+    assert_eq!(ground.next(), expected);
+}
+
+/// A sender rings only when the flags are up, so one that made room before has told nobody.
+#[test]
+fn room_that_was_made_before_the_flags_were_up_is_seen() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.view.doors[0].room = 0;
+    assert_eq!(ground.step(), Step::LookAgain);
+    let mut before = ground.view.clone();
+    before.doors[0].room = 1;
+    let again = ground.planner.look_again(ground.now, &before);
+    assert_eq!(again, Step::Again);
+    let wait = ground.wait();
+    assert_eq!(wait.what, Awaited::Room);
+    ground.view.doors[0].room = 1;
+    ground.planner.waited(ground.now, wait.what, true, true);
+    assert!(matches!(ground.step(), Step::Claim { .. }));
+}
+
+#[test]
+fn keys_that_were_freed_while_the_flags_were_raised_are_looked_at() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", true)]);
+    assert_eq!(ground.wait().what, Awaited::Work);
+    let keys = [key("k")].into();
+    let returned = Returned {
+        keys,
+        ..Returned::default()
+    };
+    assert_eq!(ground.step(), Step::LookAgain);
+    ground.planner.returned(returned);
+    let again = ground.planner.look_again(ground.now, &ground.view);
+    assert_eq!(again, Step::Again);
+    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
+}
+
+/// R9: what a look has left out is looked for when its time has come, and not at the next poll.
+#[test]
+fn the_wait_ends_when_a_look_for_streams_is_owed() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let slow = Duration::from_millis(200);
+    let slowly = || Surveyed {
+        streams: found(&[]),
+        took: slow,
+        is_active: true,
+        ..Surveyed::default()
+    };
+    ground.surveyed(slowly());
+    assert_eq!(ground.wait().until, ground.now + POLL);
+    ground.planner.has_news();
+    ground.surveyed(slowly());
+    let looked = ground.now;
+    ground.planner.has_news();
+    let survey = ground.begin_survey();
+    assert_eq!(survey.streams, Streams::None, "it took long just now");
+    (ground.planner).surveyed(
+        ground.now,
+        survey,
+        Surveyed {
+            is_active: true,
+            ..Surveyed::default()
+        },
+    );
+    let owed = looked + lanes::SWEEP_SHARE * slow;
+    assert_eq!(ground.wait().until, owed);
+}
+
+/// G2: the database's answer is on its way for a while, and a lane must not pass what is enqueued meanwhile.
+#[test]
+fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let survey = ground.begin_survey();
+    // Asked now, answered three seconds later: it showed its time at some moment of these.
+    ground.now += 3 * SECOND;
+    let time = 1_000_000_000;
+    let found = Surveyed {
+        streams: found(&[stream("a", false)]),
+        is_active: true,
+        time,
+        ..Surveyed::default()
+    };
+    ground.planner.surveyed(ground.now, survey, found);
+    let asked = |ground: &mut Ground| match ground.step() {
+        Step::Claim { plain, .. } => plain,
+        other => panic!("{other:?}"),
+    };
+    let sweep = asked(&mut ground);
+    let brought = Brought {
+        asked: &sweep,
+        room: usize::MAX,
+        batch: &Batch::default(),
+        reached: &HashMap::new(),
+        took: SECOND,
+    };
+    ground.planner.claimed(ground.now, &brought);
+    assert_eq!(ground.wait().what, Awaited::Work);
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    let after = asked(&mut ground)[0].after;
+    assert!(after > Position::START, "it has swept just now");
+    assert!(after <= Position::of_time(time - 1_000_000), "{after:?}");
+}
+
+/// R9: an application may wake its relay with each commit.
+#[test]
+fn news_that_never_ends_keeps_no_claim_back() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.planner.has_news();
+    ground.survey(&[stream("a", false)]);
+    ground.planner.has_news();
+    assert!(matches!(ground.next(), Step::Claim { .. }));
+    ground.begin_survey();
+}
+
+/// R9: who asks whether anything is due gets the answer of a look that began after the question.
+#[test]
+fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.view.question = 1;
+    ground.view.is_asked = true;
+    assert_eq!(ground.wait().answers, Some(0), "it began before");
+    ground.planner.has_news();
+    ground.survey(&[stream("a", false)]);
+    let Step::Claim { plain, .. } = ground.step() else {
+        panic!("it claims");
+    };
+    ground.bring(&plain, vec![claimed(1, "a", None)]);
+    assert_eq!(ground.wait().answers, None, "it has found something");
+    ground.view.is_nothing_in_flight = false;
+    ground
+        .planner
+        .waited(ground.now, Awaited::Work, true, false);
+    assert_eq!(ground.wait().answers, None, "something was on its way");
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    assert_eq!(ground.wait().answers, Some(1));
+}
+
+#[test]
+fn a_question_waits_for_what_is_undone() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    ground.planner.begin_undo(LEASE, vec![]);
+    for _ in 0..3 {
+        assert!(matches!(ground.step(), Step::Undo(_)));
+        assert_eq!(ground.step(), Step::LookAgain);
+        let again = ground.planner.look_again(ground.now, &ground.view);
+        assert_eq!(again, Step::Again, "nothing is waited for");
+    }
+}
+
+/// R13: what a claim without an answer took is given back, and claims go on between the parts.
+#[test]
+fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let doubt = Doubt {
+        lease: LEASE,
+        backend: Some(1),
+    };
+    ground.view.doubt = Some(doubt);
+    assert_eq!(ground.next(), Step::Resolve(doubt));
+    assert_eq!(ground.next(), Step::Resolve(doubt), "nothing is claimed");
+    ground.planner.begin_undo(LEASE, vec![5]);
+    let mut after = i64::MIN;
+    let given_back = loop {
+        let part = match ground.step() {
+            Step::Undo(part) => part,
+            Step::EndDoubt { lease, given_back } => {
+                assert_eq!(lease, LEASE);
+                break given_back;
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((part.lease, part.range.after), (LEASE, after));
+        let is_in = |one: &i64| (part.range.after + 1..=part.range.upto).contains(one);
+        let known: Vec<i64> = [3, 5].into_iter().filter(is_in).collect();
+        assert_eq!(part.known, known);
+        after = part.range.upto;
+        ground.planner.undone(&part, Some(1), Duration::ZERO);
+        let since = vec![claimed(3, "a", None)];
+        if part.range.upto == 0 {
+            ground.planner.knows(&since, LEASE);
+        }
+        assert!(matches!(ground.step(), Step::Claim { .. }));
+    };
+    assert!(given_back.is_some_and(|count| count > 3));
+    ground.view.doubt = None;
+    assert!(matches!(ground.step(), Step::Survey(_)), "it looks anew");
+}
+
+/// R13: what it took may stand where the undo has been.
+#[test]
+fn an_undo_begins_anew_when_another_answer_is_lost() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    ground.planner.begin_undo(LEASE, vec![]);
+    let Step::Undo(part) = ground.step() else {
+        panic!("a part");
+    };
+    ground.planner.undone(&part, Some(0), Duration::ZERO);
+    ground.planner.lost_answer();
+    let doubt = Doubt {
+        lease: LEASE,
+        backend: None,
+    };
+    ground.view.doubt = Some(doubt);
+    assert_eq!(ground.step(), Step::Resolve(doubt));
+    ground.planner.begin_undo(LEASE, vec![]);
+    assert_eq!(ground.step(), Step::LookAgain);
+    assert_eq!(ground.step(), Step::Undo(part));
+}
+
+#[test]
+fn a_doubt_about_a_lease_that_is_over_is_none() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let lease = LeaseId(LEASE.0 - 1);
+    let backend = None;
+    ground.view.doubt = Some(Doubt { lease, backend });
+    let given_back = None;
+    assert_eq!(ground.next(), Step::EndDoubt { lease, given_back });
+}
+
+/// R12, R14: others may take what a lease holds that is over, and not what this process has still to write down.
+#[test]
+fn leases_that_have_ended_are_taken_over_or_lost() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.planner.vanished(vec![4]);
+    ground.now += SURVEY_INTERVAL;
+    let ended = |ended: &[i64]| Surveyed {
+        streams: found(&[stream("a", false)]),
+        ended: ended.to_vec(),
+        held: [LeaseId(2)].into(),
+        is_active: true,
+        ..Surveyed::default()
+    };
+    ground.surveyed(ended(&[1, 2]));
+    assert_eq!(ground.planner.expired(), [1, 4]);
+    let Step::Claim { plain, .. } = ground.step() else {
+        panic!("it takes over");
+    };
+    assert_eq!(plain[0].after, Position::START, "from the start");
+    ground.now += SURVEY_INTERVAL;
+    ground.surveyed(ended(&[1, 2, LEASE.0]));
+    assert_eq!(ground.step(), Step::LoseLease(LEASE));
+}
+
+/// R10
+#[test]
+fn a_relay_that_stands_by_waits_for_its_turn_and_then_looks_at_everything() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let standing = |is_active| Surveyed {
+        streams: found(&[stream("a", false)]),
+        is_active,
+        ..Surveyed::default()
+    };
+    ground.surveyed(standing(false));
+    assert_eq!(ground.wait().what, Awaited::Turn);
+    ground
+        .planner
+        .waited(ground.now, Awaited::Turn, false, true);
+    ground.surveyed(standing(true));
+    assert!(matches!(ground.step(), Step::Claim { .. }));
+}
+
+/// R8: keyed claims exclude one another, and a relay whose claim was in vain does not spin.
+#[test]
+fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
+    let routes = routes();
+    let both = [stream("a", false), stream("a", true)];
+    let mut ground = Ground::with(&routes, &both);
+    ground.planner.contended(ground.now, 1.0, None);
+    ground.planner.was_beaten();
+    let rest = Duration::from_millis(1);
+    let expected = wait(Awaited::OthersClaim, ground.now + rest, None);
+    assert_eq!(ground.step(), expected);
+    let Step::Claim { plain, keyed, .. } = ground.step() else {
+        panic!("it claims");
+    };
+    assert_eq!((plain.len(), keyed.len()), (1, 0));
+    ground.now += rest;
+    let Step::Claim { plain, keyed, .. } = ground.step() else {
+        panic!("the rest is over");
+    };
+    assert_eq!((plain.len(), keyed.len()), (1, 1));
+}
+
+#[test]
+fn topics_without_a_place_are_full_until_there_is_room() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", true)]);
+    assert!(ground.planner.take_policy().is_some());
+    assert_eq!(ground.planner.take_policy(), None, "nothing has changed");
+    ground.view.doors[0].room = 0;
+    ground.planner.had_no_place("a", To::Bulkhead(0));
+    ground.planner.had_no_place("a", To::Bulkhead(0));
+    let policy = ground.planner.take_policy().expect("it is full");
+    assert_eq!(policy.full, ["a"]);
+    assert_eq!(ground.step(), Step::LookAgain);
+    assert_eq!(ground.planner.take_policy(), None, "there is no room");
+    ground.view.doors[0].room = 1;
+    ground.step();
+    let policy = ground.planner.take_policy().expect("it has room");
+    assert!(policy.full.is_empty());
+}
+
+/// G5: freed keys wait for room where there is none, and are not forgotten.
+#[test]
+fn keys_without_room_wait_for_it() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", true), stream("b", true)]);
+    assert_eq!(ground.wait().what, Awaited::Work);
+    let keys = [key("k")].into();
+    ground.planner.returned(Returned {
+        keys,
+        ..Returned::default()
+    });
+    ground.view.doors[0].room = 0;
+    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
+    let head = |of: &str, sequence| Head {
+        key: key("k"),
+        topic: topic(of),
+        sequence,
+    };
+    let picked = ground.planner.pick(vec![head("a", 1)], &ground.view);
+    assert!(picked.candidates.is_empty());
+    ground.planner.looked_at_keys(picked, &Batch::default());
+    let wait = ground.wait();
+    assert_eq!((wait.what, wait.answers), (Awaited::Room, None));
+    ground.view.doors[0].room = 1;
+    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
+    // A claim that leaves it for its size.
+    let picked = ground.planner.pick(vec![head("a", 1)], &ground.view);
+    let sequences = |all: &[Candidate]| all.iter().map(|one| one.sequence).collect::<Vec<_>>();
+    assert_eq!(sequences(&picked.candidates), [1]);
+    let cut = Batch {
+        is_cut: true,
+        ..Batch::default()
+    };
+    ground.planner.looked_at_keys(picked, &cut);
+    let is_looked_at = |ground: &mut Ground| ground.step() == Step::Keys(vec![key("k")]);
+    assert!((0..3).any(|_| is_looked_at(&mut ground)));
+}
+
+/// R11
+#[test]
+fn a_limit_ends_claims_and_answers() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.view.left_to_claim = Some(2);
+    let Step::Claim { room, .. } = ground.step() else {
+        panic!("it claims");
+    };
+    assert_eq!(room, 2);
+    ground.view.left_to_claim = Some(0);
+    ground.view.is_nothing_in_flight = false;
+    assert_eq!(ground.wait().answers, None);
+    ground.view.is_nothing_in_flight = true;
+    let wait = ground.wait();
+    assert_eq!((wait.what, wait.answers), (Awaited::Work, Some(0)));
+}
+
+/// R9: what takes too long once is looked for in parts.
+#[test]
+fn what_is_too_slow_is_left_to_the_patrol() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let Step::Claim { plain, .. } = ground.step() else {
+        panic!("it claims");
+    };
+    ground.planner.was_too_slow(ground.now, &plain, SECOND);
+    let mut ranges: Vec<Range> = Vec::new();
+    for _ in 0..1000 {
+        match ground.step() {
+            Step::Patrol(range) => {
+                ranges.push(range);
+                let upto = range.upto;
+                (ground.planner).patrolled(ground.now, upto, Duration::ZERO, false);
+            }
+            Step::Claim { plain, .. } => ground.bring(&plain, vec![]),
+            Step::LookAgain => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(ranges.last().map(|range| range.upto), Some(i64::MAX));
+    // The next round begins after a second, and before the poll.
+    assert_eq!(ground.wait().until, ground.now + SECOND);
+}
+
+/// R6
+#[test]
+fn what_has_expired_is_looked_for_where_no_relay_serves_it() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    let unserved = || vec![topic("a"), topic("c")];
+    ground.planner.look_at_unserved(ground.now, unserved);
+    let mut seen = Vec::new();
+    while let Step::ExpireUnserved { stream, after } = ground.step() {
+        assert_eq!(after, Position::START);
+        seen.push(stream);
+        (ground.planner).expired_upto(ground.now, None, Duration::ZERO);
+    }
+    let expected = [false, true].map(|is_keyed| stream("c", is_keyed));
+    assert_eq!(seen, expected, "the other topic is served here");
+}

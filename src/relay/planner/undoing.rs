@@ -1,0 +1,80 @@
+//! Giving back what a claim without an answer took.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::ranges::Ranges;
+use crate::store::range::Range;
+use crate::store::relay::claim::Claimed;
+use crate::store::relay::lease::LeaseId;
+
+/// What a lease holds is gone through, for messages that nobody knows of.
+#[derive(Debug)]
+pub(super) struct Undoing {
+    lease: LeaseId,
+    ranges: Ranges,
+    /// Claimed under the lease since, or put aside before: of those that are not gone through yet.
+    known: BTreeSet<i64>,
+    /// Given back.
+    count: usize,
+}
+
+/// A part of what a lease holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::relay) struct Part {
+    pub(in crate::relay) lease: LeaseId,
+    pub(in crate::relay) range: Range,
+    /// What is known of it, and to be kept.
+    pub(in crate::relay) known: Vec<i64>,
+}
+
+impl Undoing {
+    pub(super) fn new(lease: LeaseId, aside: Vec<i64>) -> Self {
+        Self {
+            lease,
+            ranges: Ranges::new(),
+            known: aside.into_iter().collect(),
+            count: 0,
+        }
+    }
+
+    pub(super) fn is_of(&self, lease: LeaseId) -> bool {
+        self.lease == lease
+    }
+
+    /// What is to be given back next; or how many were, when all is gone through.
+    pub(super) fn next(&self) -> Result<Part, usize> {
+        let range = self.ranges.next().ok_or(self.count)?;
+        let known = self.known.range(range.after..=range.upto);
+        Ok(Part {
+            lease: self.lease,
+            range,
+            known: known.copied().collect(),
+        })
+    }
+
+    pub(super) fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
+    /// So many of the range were given back. `None`: it took too long.
+    pub(super) fn learn(&mut self, range: Range, count: Option<usize>, took: Duration) {
+        match count {
+            Some(count) => {
+                self.count += count;
+                self.ranges.read(range.upto, took);
+                self.known = self.known.split_off(&range.upto);
+            }
+            None => self.ranges.was_too_wide(),
+        }
+    }
+
+    /// These were claimed, and their claims had answers.
+    pub(super) fn knows(&mut self, claimed: &[Claimed], lease: LeaseId) {
+        if let Some(range) = self.ranges.next().filter(|_| self.is_of(lease)) {
+            let sequences = claimed.iter().map(|one| one.message.sequence.0);
+            self.known
+                .extend(sequences.filter(|one| *one > range.after));
+        }
+    }
+}
