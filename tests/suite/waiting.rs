@@ -626,6 +626,35 @@ fn a_list_of_many_reads_an_index_and_no_table() {
     assert!(read < 3_000, "{read} rows were read");
 }
 
+/// Many lanes whose messages are due at one time, as after a bulk import.
+#[test]
+fn a_list_of_many_lanes_reads_little_of_each_and_a_rare_state_no_index() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o} (topic, payload, available_at)
+         SELECT 't-' || n % 60, '1', '2026-01-01' FROM generate_series(1, 30000) n",
+    );
+    db.execute("ANALYZE {o}");
+    let scans = |what: &str| {
+        db.number(&format!(
+            "SELECT coalesce({what}, 0) FROM pg_stat_all_tables WHERE relid = '{{o}}'::regclass"
+        ))
+    };
+    let mut conn = db.connect();
+    let all = WaitingFilter::default();
+    assert_eq!(list(&mut conn, &db, &all, 200).len(), 200);
+    let rare = WaitingFilter {
+        status: Some(Status::Retrying),
+        ..all
+    };
+    assert!(list(&mut conn, &db, &rare, 200).is_empty());
+    // What a connection has read is told when it ends.
+    drop(conn);
+    eventually("the statistics are there", || scans("idx_tup_fetch") > 0);
+    let read = scans("idx_tup_fetch");
+    assert!(read < 10_000, "{read} rows were read by an index");
+}
+
 fn run(db: &Database, arguments: &[&str]) -> Finished {
     let mut command = db.binary(&[&["message"], arguments].concat());
     command.env("USER", "bob");

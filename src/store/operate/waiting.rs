@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::messages::{self, Content, MessageRecord};
 use crate::name::OutboxName;
 use crate::status::Status;
+use crate::store::catalogue;
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, from_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
@@ -21,6 +22,9 @@ use crate::store::searched::{ALL, Deadline, Searched};
 use crate::store::sql::{AnyOf, On, all_of};
 use crate::store::statement::planned_anew;
 use crate::store::table::{candidate, outbox};
+
+/// Tables up to this size are read in a tenth of a second or two: 128 MiB in pages.
+const WHOLE_PAGES: i64 = 16_000;
 
 /// Which live messages. Everything given has to hold.
 ///
@@ -54,7 +58,8 @@ pub struct WaitingFilter {
 /// Live messages in the order in which they are due, without payloads and headers.
 ///
 /// Of a key or a tenant all are read, by an index. Otherwise each topic and destination is read in its order,
-/// and no further than the list goes, unless a state is asked for that few are in.
+/// and no further than the list goes, unless a state is asked for that few are in: then a table that is no large one
+/// is read as a whole.
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -71,7 +76,10 @@ pub(crate) fn list(
     };
     let found = looking_briefly(conn, left, |conn| {
         // An index finds all of a key or a tenant.
-        if filter.ordering_key.is_some() || filter.tenant_id.is_some() {
+        if filter.ordering_key.is_some()
+            || filter.tenant_id.is_some()
+            || is_read_whole(conn, name, filter)?
+        {
             let all = first(name, is_meant(filter), limit);
             return these(conn, name, [all], limit).map(Some);
         }
@@ -129,9 +137,27 @@ fn is_behind(place: Place) -> Condition<'static> {
     Box::new(here.into_sql::<Record<(Timestamptz, BigInt)>>().gt(place))
 }
 
-/// By the time only: no index ends a scan at a sequence among rows of one time.
-fn is_due_no_later(place: Place) -> Condition<'static> {
-    Box::new(candidate::available_at.le(from_micros(place.micros)))
+/// Those up to a place, in two parts: a scan of an index ends at a sequence only among rows of one time.
+fn no_later(place: Place) -> [Condition<'static>; 2] {
+    let time = from_micros(place.micros);
+    let at_that_time = candidate::available_at.eq(time);
+    [
+        Box::new(candidate::available_at.lt(time)),
+        Box::new(at_that_time.and(candidate::sequence.le(place.sequence))),
+    ]
+}
+
+/// Whether the table is read as a whole, and not by its lanes: it is no large one, and few of its messages may be in
+/// the state that is asked for.
+fn is_read_whole(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+) -> QueryResult<bool> {
+    let may_be_rare = matches!(filter.status, Some(Status::Sending | Status::Retrying));
+    Ok(may_be_rare
+        && filter.topic.is_none()
+        && catalogue::pages(conn, &name.outbox())? <= WHOLE_PAGES)
 }
 
 /// The lanes in which the filter's messages are.
@@ -170,11 +196,17 @@ fn of_lanes(
         let last = rows.last().filter(|_| rows.len() >= most);
         let last = last.map(MessageRecord::place);
         let first = |lane| {
-            let mut conditions = vec![is_of(lane), is_meant(filter)];
-            conditions.extend(last.map(is_due_no_later));
-            first(name, all_of(conditions), limit)
+            let is_one = move || is_of(lane).and(is_meant(filter));
+            let parts: Vec<Condition<'_>> = match last {
+                None => vec![Box::new(is_one())],
+                Some(place) => no_later(place)
+                    .into_iter()
+                    .map(|part| -> Condition<'_> { Box::new(is_one().and(part)) })
+                    .collect(),
+            };
+            parts.into_iter().map(|part| first(name, part, limit))
         };
-        rows.extend(these(conn, name, lanes.iter().map(first), limit)?);
+        rows.extend(these(conn, name, lanes.iter().flat_map(first), limit)?);
         rows.sort_by_key(MessageRecord::place);
         rows.truncate(most);
     }
