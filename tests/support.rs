@@ -147,6 +147,14 @@ impl Database {
         command
     }
 
+    /// Drops a trigger of the ledger. `DROP TRIGGER` locks the parts of a table before the whole, and an INSERT
+    /// the whole before a part: that can be a deadlock.
+    pub fn drop_trigger_of_ledger(&self, trigger: &str) {
+        self.execute(&format!(
+            "DO $$ BEGIN LOCK TABLE {{o}}_ledger; DROP TRIGGER {trigger} ON {{o}}_ledger; END $$"
+        ));
+    }
+
     /// Runs SQL in which `{o}` stands for the outbox's name: `SELECT … FROM {o}_ledger`.
     pub fn execute(&self, sql: &str) -> usize {
         sql_query(sql.replace("{o}", &self.name()))

@@ -113,7 +113,7 @@ fn a_relay_whose_settle_is_refused_has_its_database() {
         "it is put aside"
     );
     assert!(until(&relay, &[]).is_ready());
-    database.execute("DROP TRIGGER refuse ON {o}_ledger");
+    database.drop_trigger_of_ledger("refuse");
     end(&relay);
     assert_eq!((receiver.count(), database.count("delivered")), (1, 1));
 }

@@ -77,7 +77,7 @@ fn a_message_that_cannot_be_settled_holds_no_other() {
         "nobody waits for them"
     );
     // Once they are let through, they are settled, at the latest when the relay ends.
-    database.execute("DROP TRIGGER refuse ON {o}_ledger");
+    database.drop_trigger_of_ledger("refuse");
     end(&relay);
     assert_eq!(database.count("delivered"), 85);
     assert_eq!(receiver.count(), 85, "nothing was sent twice");

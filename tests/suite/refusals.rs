@@ -21,7 +21,7 @@ fn refuse(database: &Database, condition: &str) {
 }
 
 fn refuse_no_more(database: &Database) {
-    database.execute("DROP TRIGGER refuse ON {o}_ledger");
+    database.drop_trigger_of_ledger("refuse");
 }
 
 /// By one statement, with the payloads 1, 2, …
