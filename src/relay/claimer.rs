@@ -108,8 +108,10 @@ impl<'a> Claimer<'a> {
         let question = shared.idle().question();
         let is_nothing_in_flight = shared.is_nothing_in_flight();
         let (doors, room_to_split) = doors(shared, &self.intakes, &self.split_payloads);
+        let lease = shared.lease.current();
         View {
-            lease: shared.lease.current(),
+            lease,
+            may_send: lease.is_some_and(|lease| shared.lease.may_send(lease)),
             doubt: shared.doubt(),
             doors,
             room_to_split,

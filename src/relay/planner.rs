@@ -270,7 +270,11 @@ impl<'a> Planner<'a> {
         let Some(lease) = view.lease else {
             return wait(Awaited::Lease, poll.min(now + LEASE_INTERVAL), None);
         };
-        self.lease = lease;
+        if lease != self.lease {
+            // What was asked under the one before was refused since it was over.
+            self.surveyed = None;
+            self.lease = lease;
+        }
         let before = self
             .resolve(lease, view)
             .or_else(|| self.prepare(now, view));
@@ -435,7 +439,9 @@ impl<'a> Planner<'a> {
         }
         let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
         let is_all_seen = is_walked && self.patrol.is_done_since(now, self.look.began);
-        let is_nothing_due = self.look.found_nothing && self.look.nothing_in_flight && is_all_seen;
+        // A claim under a lease that is over brings nothing.
+        let has_nothing = self.look.found_nothing && self.look.nothing_in_flight && view.may_send;
+        let is_nothing_due = has_nothing && is_all_seen;
         let answers = is_nothing_due.then_some(self.look.question);
         self.wait_for(now, Awaited::Work, view, answers)
     }

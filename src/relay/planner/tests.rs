@@ -119,6 +119,7 @@ impl<'a> Ground<'a> {
         };
         let view = View {
             lease: Some(LEASE),
+            may_send: true,
             doors: vec![door; 2],
             room_to_split: 100,
             is_nothing_in_flight: true,
@@ -389,6 +390,28 @@ fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
     assert_eq!(ground.wait().answers, Some(1));
 }
 
+/// R9: a claim under a lease that is over brings nothing, whatever is due.
+#[test]
+fn a_question_waits_while_the_lease_may_be_over() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.view.question = 1;
+    ground.view.may_send = false;
+    ground.survey(&[stream("a", false)]);
+    assert_eq!(ground.wait().answers, None);
+    ground.view.may_send = true;
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    assert_eq!(ground.wait().answers, Some(1));
+
+    ground.view.question = 2;
+    ground.planner.has_news();
+    ground.survey(&[stream("a", false)]);
+    // Another one, while the look goes on.
+    ground.view.lease = Some(LeaseId(8));
+    ground.planner.stage = Stage::Survey;
+    assert!(matches!(ground.step(), Step::Survey(_)), "it looks anew");
+}
+
 #[test]
 fn a_question_waits_for_what_is_undone() {
     let routes = routes();
@@ -480,12 +503,13 @@ fn a_doubt_about_a_lease_that_is_over_is_none() {
 fn leases_that_have_ended_are_taken_over_or_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    ground.planner.vanished(vec![4]);
+    // The row of a lease may be gone while this process still has messages of it.
+    ground.planner.vanished(vec![4, 5]);
     ground.now += SURVEY_INTERVAL;
     let ended = |ended: &[i64]| Surveyed {
         streams: found(&[stream("a", false)]),
         ended: ended.to_vec(),
-        held: [LeaseId(2)].into(),
+        held: [LeaseId(2), LeaseId(5)].into(),
         is_active: true,
         ..Surveyed::default()
     };

@@ -150,8 +150,8 @@ impl Planner<'_> {
     fn expire(&mut self, ended: &[i64], held: &HashSet<LeaseId>) {
         let is_undone = |id| self.undoing.as_ref().is_some_and(|one| one.is_of(id));
         let is_free = |id: &&i64| !held.contains(&LeaseId(**id)) && !is_undone(LeaseId(**id));
-        let free = ended.iter().filter(is_free).copied();
-        self.expired = free.chain(self.vanished.iter().copied()).collect();
+        let over = ended.iter().chain(&self.vanished);
+        self.expired = over.filter(is_free).copied().collect();
     }
 
     /// A survey has failed, and what it found is lost: it is looked for anew, however long that takes.

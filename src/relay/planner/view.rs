@@ -13,6 +13,8 @@ use crate::store::relay::lease::LeaseId;
 pub(in crate::relay) struct View {
     /// The lease to claim under, if there is one with time left.
     pub(in crate::relay) lease: Option<LeaseId>,
+    /// The lease has so much time left that a send may begin. Otherwise it may be over for the database.
+    pub(in crate::relay) may_send: bool,
     pub(in crate::relay) doubt: Option<Doubt>,
     /// One for each bulkhead.
     pub(in crate::relay) doors: Vec<Door>,
