@@ -164,8 +164,8 @@ fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
     let asks_who_has_it = format!(
         "SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'diesel-outbox listener' AND state = 'idle'
-            AND query LIKE '%pg_locks%classid = ({})::%'",
-        number(&database)
+            AND query LIKE '%pg_locks%classid = {} %'",
+        database.number("'{o}'::regclass::oid::bigint")
     );
     eventually("the second one sleeps behind it", || {
         database.number(&asks_who_has_it) > 0
