@@ -38,12 +38,13 @@ mod stats;
 mod tests;
 mod threads;
 mod to;
+mod told;
 mod unrouted;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended};
@@ -60,7 +61,7 @@ use self::lease_clock::{BootTime, LeaseClock};
 use self::observer::Observers;
 use self::shared::{Shared, Signals};
 use self::sleep::Sleep;
-use self::threads::{Exit, Running, Told};
+use self::threads::{Ears, Exit, Running};
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::routes::Serves;
@@ -152,6 +153,8 @@ impl RelayHandle {
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let (doorbell, ring) = bounded(1);
+        // No more than was claimed: what is in flight is bounded.
+        let (to_claimer, inbox) = unbounded();
         let (pulse, beat) = bounded(1);
         let (count, count_now) = bounded(1);
         let mut shared = Shared::new(
@@ -165,6 +168,7 @@ impl RelayHandle {
                 stop: stop_signal,
                 abandon: abandon_signal,
                 doorbell,
+                to_claimer,
                 pulse,
                 count,
                 sleep: Sleep::new()?,
@@ -182,13 +186,14 @@ impl RelayHandle {
             threads: Vec::new(),
             ended: Vec::new(),
         };
-        let told = Told {
+        let ears = Ears {
             ending: ending_signal,
             ring,
+            inbox,
             pulse: beat,
             count: count_now,
         };
-        if let Err(error) = running.spawn_all(&shared, &exit, &relay_name, lease_id, told) {
+        if let Err(error) = running.spawn_all(&shared, &exit, &relay_name, lease_id, ears) {
             drop(exit);
             let handle = Self {
                 shared,

@@ -15,7 +15,8 @@ use super::pauses;
 use super::planner::{Planner, Settings, Step, View};
 use super::session::Session;
 use super::settlement::{Outcomes, Settlement, Verdict};
-use super::shared::{Continued, Job, Shared};
+use super::shared::{Job, Shared};
+use super::told::Told;
 use crate::error::DatabaseError;
 use crate::store::relay::connection::Plans;
 
@@ -32,8 +33,7 @@ pub(crate) struct Claimer<'a> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     doorbell: Receiver<()>,
-    /// What the settler has claimed right behind a settled message.
-    continued: Receiver<Continued>,
+    inbox: Receiver<Told>,
 }
 
 impl<'a> Claimer<'a> {
@@ -42,7 +42,7 @@ impl<'a> Claimer<'a> {
         queues: Vec<(Sender<Job>, Receiver<Job>)>,
         outcomes: Outcomes,
         doorbell: Receiver<()>,
-        continued: Receiver<Continued>,
+        inbox: Receiver<Told>,
     ) -> Self {
         let settings = Settings {
             is_enabled: shared.config.enabled,
@@ -58,7 +58,7 @@ impl<'a> Claimer<'a> {
             split_payloads: Payloads::default(),
             outcomes,
             doorbell,
-            continued,
+            inbox,
         }
     }
 
@@ -88,7 +88,10 @@ impl<'a> Claimer<'a> {
 
     /// Takes what others have told, and tells the planner.
     fn hear(&mut self) {
-        self.take_continued();
+        self.fill_queues();
+        while let Ok(told) = self.inbox.try_recv() {
+            self.hear_of(told);
+        }
         if self.shared.take_news() {
             self.planner.has_news();
         }
@@ -98,6 +101,13 @@ impl<'a> Claimer<'a> {
             let unrouted = shared.unrouted().into_iter();
             unrouted.map(|one| one.topic).collect()
         });
+    }
+
+    fn hear_of(&mut self, told: Told) {
+        match told {
+            Told::Continued(continued) => self.hand_over_continued(continued),
+            Told::Vanished(leases) => self.planner.vanished(leases),
+        }
     }
 
     /// How others stand now.

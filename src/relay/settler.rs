@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
@@ -22,8 +22,9 @@ use super::pauses;
 use super::progress::Post;
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Kind, Settlement, log_settled};
-use super::shared::{Continued, Shared};
+use super::shared::Shared;
 use super::stats::add;
+use super::told::{Continued, Told};
 use crate::error::DatabaseError;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::Plans;
@@ -48,7 +49,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// What the database refuses for its values is kept apart (`refused`) and tried again now and then: it holds
 /// nothing else, and what is not refused always comes first.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
-    let mut settler = Settler::new(shared, &shared.progress.settler, None);
+    let mut settler = Settler::new(shared, &shared.progress.settler, Keys::None);
     if settler.run(outcomes).is_ok() {
         pauses::tell_the_last(shared, &mut settler.session);
     }
@@ -58,19 +59,19 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
 /// sends meanwhile.
 ///
 /// Where the first message of an ordering key is done, the next one is claimed in the transaction
-/// that says so, and goes to the claimer by `continued`. `left` is that channel's other end, for what
-/// the claimer left in it.
+/// that says so, and goes to the claimer. `left` is its inbox, for what it left there.
 pub(crate) fn run_keyed(
     shared: &Shared,
     post: &Arc<Post>,
     outcomes: &Receiver<Settlement>,
-    continued: &Sender<Continued>,
-    left: &Receiver<Continued>,
+    left: &Receiver<Told>,
 ) {
-    let mut settler = Settler::new(shared, post, Some(continued));
+    let mut settler = Settler::new(shared, post, Keys::GoOn);
     if settler.run(outcomes).is_ok() {
-        for Continued { claimed, lease } in left.try_iter() {
-            settler.release(claimed, lease);
+        for told in left.try_iter() {
+            if let Told::Continued(Continued { claimed, lease }) = told {
+                settler.release(claimed, lease);
+            }
         }
     }
 }
@@ -78,11 +79,18 @@ pub(crate) fn run_keyed(
 /// The relay has given up.
 struct GivenUp;
 
+/// Whether the messages of a settler have ordering keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    None,
+    /// They have, and a key goes on in the settle of its first message.
+    GoOn,
+}
+
 struct Settler<'a> {
     shared: &'a Shared,
     session: Session,
-    /// Where keys go on.
-    continued: Option<&'a Sender<Continued>>,
+    keys: Keys,
     /// The last batch was a large one.
     is_busy: bool,
     refused: Refused,
@@ -93,11 +101,11 @@ struct Settler<'a> {
 }
 
 impl<'a> Settler<'a> {
-    fn new(shared: &'a Shared, post: &Arc<Post>, continued: Option<&'a Sender<Continued>>) -> Self {
+    fn new(shared: &'a Shared, post: &Arc<Post>, keys: Keys) -> Self {
         Self {
             shared,
             session: shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex),
-            continued,
+            keys,
             is_busy: false,
             refused: Refused::default(),
             after_refusal: AfterRefusal::Reconnect,
@@ -156,9 +164,9 @@ impl<'a> Settler<'a> {
                 .in_flight
                 .load(Ordering::Acquire)
                 .saturating_sub(waiting);
-            let least = match self.continued {
-                Some(_) => KEYED_WORK * waiting,
-                None => 0,
+            let least = match self.keys {
+                Keys::GoOn => KEYED_WORK * waiting,
+                Keys::None => 0,
             };
             waiting < enough && unsent > shared.senders().max(least) && Instant::now() < until
         };

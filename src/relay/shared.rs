@@ -23,11 +23,12 @@ use super::progress::{Post, Progress};
 use super::session::{Outage, Session};
 use super::sleep::Sleep;
 use super::stats::{Counters, add};
+use super::told::Told;
 use super::unrouted::Unrouted;
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
-use crate::store::relay::claim::{Claimed, Topic};
+use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
@@ -40,12 +41,6 @@ const MOMENT: Duration = Duration::from_millis(250);
 /// A claimed message on its way to a sender.
 pub(crate) struct Job {
     pub(crate) message: Message,
-    pub(crate) lease: LeaseId,
-}
-
-/// Messages that were claimed right behind settled ones of their keys.
-pub(crate) struct Continued {
-    pub(crate) claimed: Vec<Claimed>,
     pub(crate) lease: LeaseId,
 }
 
@@ -118,8 +113,6 @@ pub(crate) struct Shared {
     has_parts: AtomicBool,
     /// The claimer waits until nothing is in flight.
     ring_when_settled: AtomicBool,
-    /// Leases whose rows are gone while messages name them.
-    pub(crate) vanished: Mutex<Vec<i64>>,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
     signals: Signals,
@@ -136,6 +129,8 @@ pub(crate) struct Signals {
     pub(crate) abandon: Receiver<()>,
     /// Rings the claimer.
     pub(crate) doorbell: Sender<()>,
+    /// Tells the claimer what others have done.
+    pub(crate) to_claimer: Sender<Told>,
     /// Makes the heartbeat beat now.
     pub(crate) pulse: Sender<()>,
     /// Makes the janitor count what waits.
@@ -181,7 +176,6 @@ impl Shared {
             unrouted: Mutex::default(),
             has_parts: AtomicBool::new(false),
             ring_when_settled: AtomicBool::new(false),
-            vanished: Mutex::default(),
             stopping: AtomicBool::new(false),
             signals,
             has_news: AtomicBool::new(false),
@@ -269,6 +263,13 @@ impl Shared {
     pub(crate) fn ring(&self) {
         // A full doorbell rings already.
         let _ = self.signals.doorbell.try_send(());
+    }
+
+    /// Tells the claimer. It hears whatever it does just now; where it has ended, the settlers of keys see to
+    /// what is left in its inbox.
+    pub(crate) fn tell_claimer(&self, told: Told) {
+        // The claimer and the settlers of keys have its other end.
+        let _ = self.signals.to_claimer.send(told);
     }
 
     /// Wakes the claimer because something was enqueued.
@@ -361,12 +362,6 @@ impl Shared {
     fn lock_closed_topics(&self) -> MutexGuard<'_, ClosedTopics> {
         let closed = self.closed_topics.lock();
         closed.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Leases whose rows are gone while messages name them.
-    pub(crate) fn vanished(&self) -> Vec<i64> {
-        let vanished = self.vanished.lock().unwrap_or_else(PoisonError::into_inner);
-        vanished.clone()
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {

@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
 use super::progress::KEYED_SETTLERS;
 use super::settlement::Outcomes;
 use super::shared::{Job, Shared};
+use super::told::Told;
 use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::relay::lease::LeaseId;
 
@@ -25,11 +26,13 @@ pub(super) struct Exit {
 }
 
 /// Where single threads are told something.
-pub(super) struct Told {
+pub(super) struct Ears {
     /// The heartbeat, how to end.
     pub(super) ending: Receiver<Ending>,
     /// The claimer, to look.
     pub(super) ring: Receiver<()>,
+    /// The claimer, what others have done.
+    pub(super) inbox: Receiver<Told>,
     /// The heartbeat, to beat.
     pub(super) pulse: Receiver<()>,
     /// What waits is to be counted.
@@ -56,7 +59,7 @@ impl Running {
         exit: &Sender<Exit>,
         relay_name: &str,
         lease_id: LeaseId,
-        told: Told,
+        ears: Ears,
     ) -> Result<(), StartError> {
         let queues: Vec<(Sender<Job>, Receiver<Job>)> = shared
             .bulkheads
@@ -72,32 +75,30 @@ impl Running {
         let (keyed, keyed_queue) = bounded(most);
         let outcomes = Outcomes { plain, keyed };
 
-        let Told {
+        let Ears {
             ending,
             ring,
+            inbox,
             pulse,
             count,
-        } = told;
+        } = ears;
         let name = relay_name.to_owned();
         self.spawn(shared, HEARTBEAT, exit, move |shared| {
             heartbeat::run(shared, &name, lease_id, &ending, &pulse);
         })?;
-        // No more than was settled: claimed messages are bounded, and so are these.
-        let (continued, continued_queue) = unbounded();
         for number in 1..=KEYED_SETTLERS {
-            let (outcomes, continued) = (keyed_queue.clone(), continued.clone());
-            let left = continued_queue.clone();
+            let (outcomes, left) = (keyed_queue.clone(), inbox.clone());
             self.spawn(
                 shared,
                 &format!("relay-settler-keyed-{number}"),
                 exit,
                 move |shared| {
                     let post = &shared.progress.keyed_settlers[number - 1];
-                    settler::run_keyed(shared, post, &outcomes, &continued, &left);
+                    settler::run_keyed(shared, post, &outcomes, &left);
                 },
             )?;
         }
-        drop((keyed_queue, continued));
+        drop(keyed_queue);
         self.spawn(shared, "relay-settler", exit, move |shared| {
             settler::run(shared, &plain_queue);
         })?;
@@ -129,7 +130,7 @@ impl Running {
             })?;
         }
         self.spawn(shared, "relay-claimer", exit, move |shared| {
-            Claimer::new(shared, queues, outcomes, ring, continued_queue).run();
+            Claimer::new(shared, queues, outcomes, ring, inbox).run();
         })
     }
 

@@ -47,7 +47,6 @@ impl Claimer<'_> {
         found.is_active |= !shared.config.single_active;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
-        self.planner.vanished(shared.vanished());
         let was_active = self.planner.is_active();
         if self.planner.surveyed(Instant::now(), survey, found) {
             shared.count_now();

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{never, select};
+use crossbeam_channel::select;
 
 use super::Claimer;
 use crate::relay::intake::fill_all;
@@ -51,18 +51,17 @@ impl Claimer<'_> {
         is_rung
     }
 
-    /// Waits for the doorbell or the time, and hands over what the settlers have claimed meanwhile.
+    /// Waits for the doorbell or the time, and hears what it is told meanwhile.
     /// `true`: the doorbell rang.
     pub(super) fn wait_until(&mut self, until: Instant) -> bool {
         loop {
             self.fill_queues();
             select! {
                 recv(self.doorbell) -> _ => return true,
-                recv(self.continued) -> continued => match continued {
-                    Ok(continued) => self.hand_over_continued(continued),
-                    // Both settlers of keys have ended by a defect, and the relay has failed. Until
-                    // somebody ends it, nothing comes any more.
-                    Err(_) => self.continued = never(),
+                recv(self.inbox) -> told => match told {
+                    Ok(told) => self.hear_of(told),
+                    // Whoever tells something has its other end, as this relay does.
+                    Err(_) => return false,
                 },
                 default(until.saturating_duration_since(Instant::now())) => return false,
             }
@@ -70,16 +69,9 @@ impl Claimer<'_> {
     }
 
     /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
-    fn fill_queues(&mut self) {
+    pub(super) fn fill_queues(&mut self) {
         let shared = self.shared;
         fill_all(&mut self.intakes, || want_room(shared, true));
-    }
-
-    pub(super) fn take_continued(&mut self) {
-        self.fill_queues();
-        while let Ok(continued) = self.continued.try_recv() {
-            self.hand_over_continued(continued);
-        }
     }
 
     pub(super) fn want_room(&self, is_wanted: bool) {

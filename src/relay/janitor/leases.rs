@@ -2,12 +2,12 @@
 //! lease is gone.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::error::DatabaseError;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
+use crate::relay::told::Told;
 use crate::store::relay::{lease, pause};
 
 /// How often the outbox is gone through.
@@ -94,10 +94,7 @@ impl Round {
         if !vanished.is_empty() {
             log::warn!(event = "lease_vanished", leases:? = vanished; "messages name leases that were removed: they are taken over");
         }
-        *shared
-            .vanished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = vanished;
+        shared.tell_claimer(Told::Vanished(vanished));
         Ok(())
     }
 }

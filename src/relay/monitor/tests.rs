@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{bounded, unbounded};
 use secrecy::SecretString;
 
 use super::{ASLEEP, INTERVAL, Monitor, health, is_free_to_claim};
@@ -45,6 +45,7 @@ fn shared() -> Shared {
         stop: bounded(0).1,
         abandon: bounded(0).1,
         doorbell: bounded(1).0,
+        to_claimer: unbounded().0,
         pulse: bounded(1).0,
         count: bounded(1).0,
         sleep: Sleep::new().expect("a pair of sockets"),

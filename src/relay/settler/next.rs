@@ -4,14 +4,15 @@ use std::collections::{HashMap, HashSet};
 
 use diesel::{Connection, PgConnection};
 
-use super::Settler;
 use super::written::{Written, blocks_key, write_down};
+use super::{Keys, Settler};
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::doubt::Doubt;
 use crate::relay::settlement::{Kind, Settlement};
-use crate::relay::shared::{Continued, Shared};
+use crate::relay::shared::Shared;
 use crate::relay::stats::add;
+use crate::relay::told::{Continued, Told};
 use crate::store::relay::claim::{Batch, Claimant, Claimed};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::{self, Key};
@@ -31,19 +32,16 @@ pub(super) struct Settled {
 
 impl Settler<'_> {
     /// Hands what was claimed to the claimer.
-    pub(super) fn hand_on(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
-        let Some(continued) = self.continued.filter(|_| !claimed.is_empty()) else {
+    pub(super) fn hand_on(&self, claimed: Vec<Claimed>, lease: LeaseId) {
+        if claimed.is_empty() {
             return;
-        };
+        }
         let shared = self.shared;
         shared.count_claimed(claimed.len());
         add(&shared.stats.continued, claimed.len());
         shared.began(lease, claimed.len());
         shared.load(&claimed);
-        if let Err(error) = continued.send(Continued { claimed, lease }) {
-            // The claimer is gone.
-            self.release(error.0.claimed, lease);
-        }
+        shared.tell_claimer(Told::Continued(Continued { claimed, lease }));
     }
 
     /// Writes down a group and, where messages were the first of their ordering keys, claims those behind
@@ -61,7 +59,7 @@ impl Settler<'_> {
         };
         let bytes = left_bytes(&shared.bulkheads);
         let rows: HashMap<i64, (Key, u32)> =
-            if self.continued.is_some() && bytes > 0 && may_continue(shared, lease) {
+            if self.keys == Keys::GoOn && bytes > 0 && may_continue(shared, lease) {
                 let next = |settlement: &Settlement| {
                     Some((settlement.sequence(), next_key(shared, settlement)?))
                 };
