@@ -95,7 +95,6 @@ impl<'a> Claimer<'a> {
         if self.shared.take_news() {
             self.planner.has_news();
         }
-        self.planner.returned(self.shared.take_returned());
         let shared = self.shared;
         self.planner.look_at_unserved(Instant::now(), || {
             let unrouted = shared.unrouted().into_iter();
@@ -106,6 +105,7 @@ impl<'a> Claimer<'a> {
     fn hear_of(&mut self, told: Told) {
         match told {
             Told::Continued(continued) => self.hand_over_continued(continued),
+            Told::Returned(returned) => self.planner.returned(returned),
             Told::Vanished(leases) => self.planner.vanished(leases),
         }
     }

@@ -24,7 +24,7 @@ use super::session::{AfterRefusal, Session};
 use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::Shared;
 use super::stats::add;
-use super::told::{Continued, Told};
+use super::told::{Continued, Returned, Told};
 use crate::error::DatabaseError;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::Plans;
@@ -256,7 +256,8 @@ impl<'a> Settler<'a> {
         add(&shared.stats.dead, written.in_conflict.len());
         if matches!(kind, Kind::Split | Kind::Released) {
             let topics = group.iter().flat_map(Settlement::topics_before);
-            shared.returned(topics, group.iter().flat_map(Settlement::keys_before));
+            let keys = group.iter().flat_map(Settlement::keys_before);
+            shared.tell_claimer(Told::Returned(Returned::new(topics, keys)));
         } else {
             look_at_the_next(shared, group, &seen_to);
         }

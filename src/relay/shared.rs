@@ -31,7 +31,6 @@ use crate::routes::Routes;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::ordered::Key;
 
 /// A claim that takes longer than this is given up and tried again.
 pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
@@ -42,14 +41,6 @@ const MOMENT: Duration = Duration::from_millis(250);
 pub(crate) struct Job {
     pub(crate) message: Message,
     pub(crate) lease: LeaseId,
-}
-
-/// Where messages may be due that claims have passed.
-#[derive(Debug, Default)]
-pub(crate) struct Returned {
-    /// Of messages without an ordering key: since when the first of them can be claimed.
-    pub(crate) topics: HashMap<Topic, i64>,
-    pub(crate) keys: HashSet<Key>,
 }
 
 /// How many looks at keyed lanes have begun, and ended.
@@ -102,8 +93,6 @@ pub(crate) struct Shared {
     handled: Mutex<HashSet<(LeaseId, i64)>>,
     /// A claim without an answer: it may have worked, or be at work still.
     doubt: Mutex<Option<Doubt>>,
-    /// Where messages are to be looked for.
-    returned: Mutex<Returned>,
     closed_topics: Mutex<ClosedTopics>,
     /// Begins and ends of looks at keyed lanes.
     keyed_looks: AtomicU64,
@@ -170,7 +159,6 @@ impl Shared {
             held: Mutex::default(),
             handled: Mutex::default(),
             doubt: Mutex::default(),
-            returned: Mutex::default(),
             closed_topics: Mutex::default(),
             keyed_looks: AtomicU64::new(0),
             unrouted: Mutex::default(),
@@ -310,30 +298,6 @@ impl Shared {
     pub(crate) fn end_doubt(&self, lease: LeaseId) {
         let mut current = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
         current.take_if(|doubt| doubt.lease == lease);
-    }
-
-    /// Messages of these topics and keys were given back, or became free. The claimer looks at keys at once, or
-    /// waits for room for them: what the settlers have claimed and the claimer gave back nobody tells of else.
-    pub(crate) fn returned(
-        &self,
-        topics: impl Iterator<Item = (Topic, i64)>,
-        keys: impl Iterator<Item = Key>,
-    ) {
-        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        for (topic, available_at) in topics {
-            let first = returned.topics.entry(topic).or_insert(available_at);
-            *first = available_at.min(*first);
-        }
-        returned.keys.extend(keys);
-        let has_keys = !returned.keys.is_empty();
-        drop(returned);
-        if has_keys {
-            self.ring();
-        }
-    }
-
-    pub(crate) fn take_returned(&self) -> Returned {
-        std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn set_policy(&self, policy: Policy) {

@@ -59,7 +59,13 @@ impl Claimer<'_> {
             select! {
                 recv(self.doorbell) -> _ => return true,
                 recv(self.inbox) -> told => match told {
-                    Ok(told) => self.hear_of(told),
+                    Ok(told) => {
+                        let wakes = told.wakes();
+                        self.hear_of(told);
+                        if wakes {
+                            return true;
+                        }
+                    }
                     // Whoever tells something has its other end, as this relay does.
                     Err(_) => return false,
                 },

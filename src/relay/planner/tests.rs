@@ -4,7 +4,7 @@ use super::picks::Picked;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::message::{Message, Sequence};
-use crate::relay::shared::Returned;
+use crate::relay::told::Returned;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimed, Known, TakenOver, Topic};
 use crate::store::relay::ordered::{Candidate, Head};

@@ -12,7 +12,7 @@ use crate::relay::doubt::Doubt;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::stats::add;
-use crate::relay::told::{Continued, Told};
+use crate::relay::told::{Continued, Returned, Told};
 use crate::store::relay::claim::{Batch, Claimant, Claimed};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::{self, Key};
@@ -177,7 +177,8 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
         .flat_map(|settlement| settlement.keys_behind(has_parts))
         .collect();
     if !keys.is_empty() {
-        shared.returned(std::iter::empty(), keys.into_iter());
+        let returned = Returned::new(std::iter::empty(), keys.into_iter());
+        shared.tell_claimer(Told::Returned(returned));
     }
 }
 
