@@ -153,6 +153,7 @@ impl RelayHandle {
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let (doorbell, ring) = bounded(1);
+        let (news, new) = bounded(1);
         // No more than was claimed: what is in flight is bounded.
         let (to_claimer, inbox) = unbounded();
         let (pulse, beat) = bounded(1);
@@ -168,6 +169,7 @@ impl RelayHandle {
                 stop: stop_signal,
                 abandon: abandon_signal,
                 doorbell,
+                news,
                 to_claimer,
                 pulse,
                 count,
@@ -188,8 +190,7 @@ impl RelayHandle {
         };
         let ears = Ears {
             ending: ending_signal,
-            ring,
-            inbox,
+            of_claimer: claimer::Ears { ring, new, inbox },
             pulse: beat,
             count: count_now,
         };

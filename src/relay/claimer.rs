@@ -32,8 +32,16 @@ pub(crate) struct Claimer<'a> {
     /// Of messages for several destinations.
     split_payloads: Payloads,
     outcomes: Outcomes,
-    doorbell: Receiver<()>,
-    inbox: Receiver<Told>,
+    ears: Ears,
+}
+
+/// What the claimer waits for.
+pub(super) struct Ears {
+    /// It is to look again; nothing more.
+    pub(super) ring: Receiver<()>,
+    /// Something new may be there.
+    pub(super) new: Receiver<()>,
+    pub(super) inbox: Receiver<Told>,
 }
 
 impl<'a> Claimer<'a> {
@@ -41,8 +49,7 @@ impl<'a> Claimer<'a> {
         shared: &'a Shared,
         queues: Vec<(Sender<Job>, Receiver<Job>)>,
         outcomes: Outcomes,
-        doorbell: Receiver<()>,
-        inbox: Receiver<Told>,
+        ears: Ears,
     ) -> Self {
         let settings = Settings {
             is_enabled: shared.config.enabled,
@@ -57,8 +64,7 @@ impl<'a> Claimer<'a> {
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,
-            doorbell,
-            inbox,
+            ears,
         }
     }
 
@@ -89,10 +95,10 @@ impl<'a> Claimer<'a> {
     /// Takes what others have told, and tells the planner.
     fn hear(&mut self) {
         self.fill_queues();
-        while let Ok(told) = self.inbox.try_recv() {
+        while let Ok(told) = self.ears.inbox.try_recv() {
             self.hear_of(told);
         }
-        if self.shared.take_news() {
+        if self.ears.new.try_recv().is_ok() {
             self.planner.has_news();
         }
         let shared = self.shared;

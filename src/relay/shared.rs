@@ -105,8 +105,6 @@ pub(crate) struct Shared {
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
     signals: Signals,
-    /// Something new may be there: to be looked for from the start.
-    has_news: AtomicBool,
     idle: Idle,
 }
 
@@ -118,6 +116,9 @@ pub(crate) struct Signals {
     pub(crate) abandon: Receiver<()>,
     /// Rings the claimer.
     pub(crate) doorbell: Sender<()>,
+    /// Tells the claimer that something new may be there. Not by its inbox: applications may call as often as they
+    /// like, and one such message says as much as many.
+    pub(crate) news: Sender<()>,
     /// Tells the claimer what others have done.
     pub(crate) to_claimer: Sender<Told>,
     /// Makes the heartbeat beat now.
@@ -166,7 +167,6 @@ impl Shared {
             ring_when_settled: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             signals,
-            has_news: AtomicBool::new(false),
             idle: Idle::default(),
         }
     }
@@ -260,15 +260,10 @@ impl Shared {
         let _ = self.signals.to_claimer.send(told);
     }
 
-    /// Wakes the claimer because something was enqueued.
+    /// Wakes the claimer because something was enqueued: it looks from the start.
     pub(crate) fn look(&self) {
-        self.has_news.store(true, Ordering::Release);
-        self.ring();
-    }
-
-    /// Whether [`look`](Self::look) was called since the last time.
-    pub(crate) fn take_news(&self) -> bool {
-        self.has_news.swap(false, Ordering::AcqRel)
+        // Full: it has not looked since it was told so.
+        let _ = self.signals.news.try_send(());
     }
 
     pub(crate) fn sleep(&self) -> &Sleep {

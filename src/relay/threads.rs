@@ -6,12 +6,11 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::claimer::Claimer;
+use super::claimer::{self, Claimer};
 use super::heartbeat::{self, Ending};
 use super::progress::KEYED_SETTLERS;
 use super::settlement::Outcomes;
 use super::shared::{Job, Shared};
-use super::told::Told;
 use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::relay::lease::LeaseId;
 
@@ -29,10 +28,7 @@ pub(super) struct Exit {
 pub(super) struct Ears {
     /// The heartbeat, how to end.
     pub(super) ending: Receiver<Ending>,
-    /// The claimer, to look.
-    pub(super) ring: Receiver<()>,
-    /// The claimer, what others have done.
-    pub(super) inbox: Receiver<Told>,
+    pub(super) of_claimer: claimer::Ears,
     /// The heartbeat, to beat.
     pub(super) pulse: Receiver<()>,
     /// What waits is to be counted.
@@ -77,8 +73,7 @@ impl Running {
 
         let Ears {
             ending,
-            ring,
-            inbox,
+            of_claimer,
             pulse,
             count,
         } = ears;
@@ -87,7 +82,7 @@ impl Running {
             heartbeat::run(shared, &name, lease_id, &ending, &pulse);
         })?;
         for number in 1..=KEYED_SETTLERS {
-            let (outcomes, left) = (keyed_queue.clone(), inbox.clone());
+            let (outcomes, left) = (keyed_queue.clone(), of_claimer.inbox.clone());
             self.spawn(
                 shared,
                 &format!("relay-settler-keyed-{number}"),
@@ -130,7 +125,7 @@ impl Running {
             })?;
         }
         self.spawn(shared, "relay-claimer", exit, move |shared| {
-            Claimer::new(shared, queues, outcomes, ring, inbox).run();
+            Claimer::new(shared, queues, outcomes, of_claimer).run();
         })
     }
 

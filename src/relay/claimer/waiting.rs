@@ -57,8 +57,12 @@ impl Claimer<'_> {
         loop {
             self.fill_queues();
             select! {
-                recv(self.doorbell) -> _ => return true,
-                recv(self.inbox) -> told => match told {
+                recv(self.ears.ring) -> _ => return true,
+                recv(self.ears.new) -> _ => {
+                    self.planner.has_news();
+                    return true;
+                }
+                recv(self.ears.inbox) -> told => match told {
                     Ok(told) => {
                         let wakes = told.wakes();
                         self.hear_of(told);

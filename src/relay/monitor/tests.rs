@@ -45,6 +45,7 @@ fn shared() -> Shared {
         stop: bounded(0).1,
         abandon: bounded(0).1,
         doorbell: bounded(1).0,
+        news: bounded(1).0,
         to_claimer: unbounded().0,
         pulse: bounded(1).0,
         count: bounded(1).0,
