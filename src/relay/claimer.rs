@@ -110,7 +110,11 @@ impl<'a> Claimer<'a> {
 
     fn hear_of(&mut self, told: Told) {
         match told {
-            Told::Continued(continued) => self.hand_over_continued(continued),
+            Told::Continued(continued) => {
+                self.hand_over_continued(continued);
+                // The settlers go on with no more of a topic that has no place.
+                self.publish();
+            }
             Told::Returned(returned) => self.planner.returned(returned),
             Told::Vanished(leases) => self.planner.vanished(leases),
         }

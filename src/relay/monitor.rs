@@ -122,7 +122,7 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
 
 /// Whether what is due there may be claimed and sent at once.
 pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
-    if shared.closed_topics().iter().any(|closed| closed == topic) {
+    if shared.policy().closed().any(|closed| closed == topic) {
         return false;
     }
     let held = |held: &Topic| held.topic == topic && held.destination == destination;
@@ -374,7 +374,7 @@ pub(crate) fn record(shared: &Shared) {
             .set(flag(standing == Standing::BreakerOpen));
         metrics.paused.set(flag(standing == Standing::Paused));
     }
-    metrics.set_paused(&shared.paused_topics());
+    metrics.set_paused(&shared.policy().paused);
     let connected = progress.needed().chain([&*progress.listener]);
     let connections = connected.filter(|post| post.is_connected()).count();
     metrics.connections.set(number(connections));

@@ -154,6 +154,13 @@ pub(super) struct Policy {
     pub(super) has_parts: bool,
 }
 
+impl Policy {
+    /// Topics of which nothing is to be claimed.
+    pub(super) fn closed(&self) -> impl Iterator<Item = &String> {
+        self.paused.iter().chain(&self.not_taken)
+    }
+}
+
 /// What is known of the outbox, and what is done next.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {

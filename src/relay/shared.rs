@@ -4,7 +4,7 @@ mod in_flight;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
@@ -54,17 +54,6 @@ impl KeyedLooks {
     }
 }
 
-/// Topics of which nothing is claimed.
-#[derive(Debug, Default)]
-struct ClosedTopics {
-    /// By an operator.
-    paused: Vec<String>,
-    /// This relay does not take them.
-    not_taken: Vec<String>,
-    /// Their destinations have no room for what follows a settled message.
-    full: Vec<String>,
-}
-
 pub(crate) struct Shared {
     pub(crate) config: Config,
     source: Source,
@@ -93,13 +82,12 @@ pub(crate) struct Shared {
     handled: Mutex<HashSet<(LeaseId, i64)>>,
     /// A claim without an answer: it may have worked, or be at work still.
     doubt: Mutex<Option<Doubt>>,
-    closed_topics: Mutex<ClosedTopics>,
+    /// Changed by the claimer only.
+    policy: Mutex<Arc<Policy>>,
     /// Begins and ends of looks at keyed lanes.
     keyed_looks: AtomicU64,
     /// What no relay serves, when the janitor looked last.
     unrouted: Mutex<Vec<Unrouted>>,
-    /// Some keyed messages name a destination.
-    has_parts: AtomicBool,
     /// The claimer waits until nothing is in flight.
     ring_when_settled: AtomicBool,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
@@ -160,10 +148,9 @@ impl Shared {
             held: Mutex::default(),
             handled: Mutex::default(),
             doubt: Mutex::default(),
-            closed_topics: Mutex::default(),
+            policy: Mutex::default(),
             keyed_looks: AtomicU64::new(0),
             unrouted: Mutex::default(),
-            has_parts: AtomicBool::new(false),
             ring_when_settled: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             signals,
@@ -295,32 +282,14 @@ impl Shared {
         current.take_if(|doubt| doubt.lease == lease);
     }
 
+    /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.
+    pub(super) fn policy(&self) -> Arc<Policy> {
+        Arc::clone(&self.policy.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(super) fn set_policy(&self, policy: Policy) {
-        let mut closed = self.lock_closed_topics();
-        closed.paused = policy.paused;
-        closed.not_taken = policy.not_taken;
-        closed.full = policy.full;
-        drop(closed);
-        self.has_parts.store(policy.has_parts, Ordering::Release);
-    }
-
-    pub(crate) fn paused_topics(&self) -> Vec<String> {
-        self.lock_closed_topics().paused.clone()
-    }
-
-    /// Topics of which nothing is to be claimed.
-    pub(crate) fn closed_topics(&self) -> Vec<String> {
-        let closed = self.lock_closed_topics();
-        [closed.paused.as_slice(), &closed.not_taken].concat()
-    }
-
-    pub(crate) fn full_topics(&self) -> Vec<String> {
-        self.lock_closed_topics().full.clone()
-    }
-
-    fn lock_closed_topics(&self) -> MutexGuard<'_, ClosedTopics> {
-        let closed = self.closed_topics.lock();
-        closed.unwrap_or_else(PoisonError::into_inner)
+        let policy = Arc::new(policy);
+        *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
@@ -340,11 +309,6 @@ impl Shared {
     /// The claimer begins a look at keyed lanes, or ends it.
     pub(crate) fn count_keyed_look(&self) {
         self.keyed_looks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether some keyed messages name a destination: then those of one key are several orders.
-    pub(crate) fn has_parts(&self) -> bool {
-        self.has_parts.load(Ordering::Acquire)
     }
 
     /// Whether the claimer is to be rung for when nothing is in flight any more.

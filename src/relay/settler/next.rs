@@ -75,10 +75,11 @@ impl Settler<'_> {
                 seen_to: HashSet::new(),
             });
         }
-        let full = shared.full_topics();
-        let has_full = !full.is_empty();
-        let mut closed = [shared.closed_topics(), full].concat();
-        closed.extend(shared.held_topics().into_iter().map(|held| held.topic));
+        let policy = shared.policy();
+        let has_full = !policy.full.is_empty();
+        let held = shared.held_topics().into_iter().map(|held| held.topic);
+        let closed = policy.closed().chain(&policy.full).cloned();
+        let closed: Vec<String> = closed.chain(held).collect();
         let claimant = Claimant {
             lease,
             expired: &[],
@@ -119,7 +120,7 @@ impl Settler<'_> {
         } = next;
         // What is behind it and came too late to be claimed here, the claimer may have passed meanwhile,
         // because it was not the first one yet.
-        let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.has_parts();
+        let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.policy().has_parts;
         let may_be_left = is_passed || is_cut || has_full;
         let claimed: HashSet<Key> = next
             .iter()
@@ -170,7 +171,7 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
     let rests = |settlement: &&Settlement| {
         is_done(shared, settlement) && !seen_to.contains(&settlement.sequence())
     };
-    let has_parts = shared.has_parts();
+    let has_parts = shared.policy().has_parts;
     let keys: Vec<Key> = group
         .iter()
         .filter(rests)
