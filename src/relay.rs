@@ -40,6 +40,7 @@ mod threads;
 mod to;
 mod told;
 mod unrouted;
+mod wanted;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //! broken, slow or hanging takes nothing from the others.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::gate::Gate;
@@ -49,8 +49,6 @@ pub(crate) struct Bulkhead {
     pub(crate) send_timeout: Duration,
     /// Microseconds that a send has taken lately; 0: none was made.
     send_micros: AtomicU64,
-    /// The claimer waits until its queue has room.
-    pub(crate) wants_room: AtomicBool,
     /// Its messages that are claimed and not settled.
     pub(crate) in_flight: AtomicUsize,
 }
@@ -133,7 +131,6 @@ impl Bulkhead {
             bytes: AtomicUsize::new(0),
             send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
-            wants_room: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
         }
     }

@@ -17,6 +17,7 @@ use super::session::Session;
 use super::settlement::{Outcomes, Settlement, Verdict};
 use super::shared::{Job, Shared};
 use super::told::Told;
+use super::wanted::Want;
 use crate::error::DatabaseError;
 use crate::store::relay::connection::Plans;
 
@@ -196,11 +197,11 @@ impl<'a> Claimer<'a> {
 
     /// Two looks: the second one when the flags are up by which senders know that they have to ring.
     fn look_again(&mut self) -> Result<(), DatabaseError> {
-        self.want_room(true);
+        self.shared.wanted.want(Want::Room);
         let view = self.view();
         let step = self.planner.look_again(Instant::now(), &view);
         if !step.waits_for_room() {
-            self.want_room(false);
+            self.shared.wanted.no_more(Want::Room);
         }
         self.act(step, &view)
     }

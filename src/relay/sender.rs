@@ -1,7 +1,6 @@
 //! A sender thread: sends to one destination, never touches the database.
 
 use std::cell::RefCell;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use super::progress::{MARGIN, Stay, Within};
 use super::settlement::{NobodyListens, Outcomes, Settlement, Verdict};
 use super::shared::{Job, Shared};
 use super::spans::{Span, Spans};
+use super::wanted::Want;
 use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
 use crate::handlers::Group;
@@ -142,7 +142,7 @@ impl SenderThread<'_> {
 
     fn ring_for_room(&self) {
         let low = self.bulkhead.prefetch();
-        if self.bulkhead.wants_room.load(Ordering::Acquire) && self.jobs.len() <= low {
+        if self.shared.wanted.is(Want::Room) && self.jobs.len() <= low {
             self.shared.ring();
         }
     }

@@ -25,6 +25,7 @@ use super::sleep::Sleep;
 use super::stats::{Counters, add};
 use super::told::Told;
 use super::unrouted::Unrouted;
+use super::wanted::Wanted;
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
@@ -88,8 +89,7 @@ pub(crate) struct Shared {
     keyed_looks: AtomicU64,
     /// What no relay serves, when the janitor looked last.
     unrouted: Mutex<Vec<Unrouted>>,
-    /// The claimer waits until nothing is in flight.
-    ring_when_settled: AtomicBool,
+    pub(super) wanted: Wanted,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
     signals: Signals,
@@ -151,7 +151,7 @@ impl Shared {
             policy: Mutex::default(),
             keyed_looks: AtomicU64::new(0),
             unrouted: Mutex::default(),
-            ring_when_settled: AtomicBool::new(false),
+            wanted: Wanted::default(),
             stopping: AtomicBool::new(false),
             signals,
             idle: Idle::default(),
@@ -192,12 +192,6 @@ impl Shared {
     /// Messages that all senders together may hold.
     pub(crate) fn most_sending(&self) -> usize {
         self.bulkheads.iter().map(Bulkhead::most_sending).sum()
-    }
-
-    /// Whether messages wait for a place in some queue.
-    pub(crate) fn is_room_wanted(&self) -> bool {
-        let is_wanted = |bulkhead: &Bulkhead| bulkhead.wants_room.load(Ordering::Acquire);
-        self.bulkheads.iter().any(is_wanted)
     }
 
     /// What reads more than it returns gives way to claims after this long.
@@ -309,11 +303,6 @@ impl Shared {
     /// The claimer begins a look at keyed lanes, or ends it.
     pub(crate) fn count_keyed_look(&self) {
         self.keyed_looks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether the claimer is to be rung for when nothing is in flight any more.
-    pub(crate) fn ring_when_settled(&self, is_wanted: bool) {
-        self.ring_when_settled.store(is_wanted, Ordering::SeqCst);
     }
 
     pub(crate) fn idle(&self) -> &Idle {

@@ -7,6 +7,7 @@ use crate::error::DatabaseError;
 use crate::relay::doubt::Doubt;
 use crate::relay::pauses;
 use crate::relay::planner::{Part, Streams, Survey, Surveyed};
+use crate::relay::wanted::Want;
 use crate::store::brief::briefly;
 use crate::store::relay::lease::{self, LeaseId};
 use crate::store::relay::streams::{streams, streams_beside};
@@ -73,12 +74,12 @@ impl Claimer<'_> {
     /// the server still. Then its lease is ended; otherwise what it took is given back.
     pub(super) fn resolve(&mut self, doubt: Doubt) -> Result<(), DatabaseError> {
         let (shared, lease) = (self.shared, doubt.lease);
-        shared.ring_when_settled(true);
+        shared.wanted.want(Want::Settled);
         let Some(aside) = shared.only_aside() else {
             self.wait_until(self.planner.next_poll(Instant::now()));
             return Ok(());
         };
-        shared.ring_when_settled(false);
+        shared.wanted.no_more(Want::Settled);
         // Another one may have lost its answer since it was asked, and settled all the same.
         let doubt = shared.doubt().unwrap_or(doubt);
         let name = &shared.config.table;
@@ -118,7 +119,7 @@ impl Claimer<'_> {
         if let Some(count) = given_back {
             log::warn!(event = "claim_undone", lease = lease.0, messages = count; "a claim had no answer: what it took was given back");
         }
-        self.shared.ring_when_settled(false);
+        self.shared.wanted.no_more(Want::Settled);
         self.shared.end_doubt(lease);
     }
 }

@@ -1,7 +1,6 @@
 //! What the claimer does while there is nothing to claim: it waits, and passes on what the settlers have
 //! claimed.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
@@ -9,7 +8,7 @@ use crossbeam_channel::select;
 use super::Claimer;
 use crate::relay::intake::fill_all;
 use crate::relay::planner::{Awaited, Wait};
-use crate::relay::shared::Shared;
+use crate::relay::wanted::Want;
 
 /// A queue holds half a second's work: senders that get on make room within this time.
 const SOON: Duration = Duration::from_millis(500);
@@ -47,7 +46,7 @@ impl Claimer<'_> {
             self.shared.fall_asleep();
             is_rung = self.wait_until(until);
         }
-        self.want_room(false);
+        self.shared.wanted.no_more(Want::Room);
         is_rung
     }
 
@@ -81,16 +80,6 @@ impl Claimer<'_> {
     /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
     pub(super) fn fill_queues(&mut self) {
         let shared = self.shared;
-        fill_all(&mut self.intakes, || want_room(shared, true));
-    }
-
-    pub(super) fn want_room(&self, is_wanted: bool) {
-        want_room(self.shared, is_wanted);
-    }
-}
-
-fn want_room(shared: &Shared, is_wanted: bool) {
-    for bulkhead in &shared.bulkheads {
-        bulkhead.wants_room.store(is_wanted, Ordering::Release);
+        fill_all(&mut self.intakes, || shared.wanted.want(Want::Room));
     }
 }

@@ -13,6 +13,7 @@ use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::stats::add;
 use crate::relay::told::{Continued, Returned, Told};
+use crate::relay::wanted::Want;
 use crate::store::relay::claim::{Batch, Claimant, Claimed};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::{self, Key};
@@ -207,7 +208,7 @@ fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
         return None;
     }
     let in_a_row = settlement.message.in_a_row;
-    if in_a_row >= MOST_IN_A_ROW && shared.is_room_wanted() {
+    if in_a_row >= MOST_IN_A_ROW && shared.wanted.is(Want::Room) {
         return None;
     }
     Some((settlement.key()?, in_a_row))

@@ -9,6 +9,7 @@ use super::Shared;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::stats::add;
 use crate::relay::to::To;
+use crate::relay::wanted::Want;
 use crate::store::relay::claim::{Claimed, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
@@ -103,7 +104,7 @@ impl Shared {
         let count = aside.put(topic, claims);
         self.in_flight.fetch_sub(count, Ordering::AcqRel);
         self.judge(&mut aside, topic);
-        if self.idle.is_asked() || self.ring_when_settled.load(Ordering::SeqCst) {
+        if self.idle.is_asked() || self.wanted.is(Want::Settled) {
             self.ring();
         }
     }
@@ -242,9 +243,8 @@ impl Shared {
     pub(crate) fn finished(&self, lease: LeaseId, count: usize) {
         self.forget_held(lease, count);
         let before = self.in_flight.fetch_sub(count, Ordering::AcqRel);
-        let is_waited_for =
-            || self.idle.is_asked() || self.ring_when_settled.load(Ordering::SeqCst);
-        if (before == count && is_waited_for()) || self.is_room_wanted() {
+        let is_waited_for = || self.idle.is_asked() || self.wanted.is(Want::Settled);
+        if (before == count && is_waited_for()) || self.wanted.is(Want::Room) {
             self.ring();
         }
     }
