@@ -160,10 +160,7 @@ impl<'a> Settler<'a> {
         let until = Instant::now() + LINGER;
         let is_worth_it = || {
             let waiting = outcomes.len();
-            let unsent = shared
-                .in_flight
-                .load(Ordering::Acquire)
-                .saturating_sub(waiting);
+            let unsent = shared.count_in_flight().saturating_sub(waiting);
             let least = match self.keys {
                 Keys::GoOn => KEYED_WORK * waiting,
                 Keys::None => 0,

@@ -2,17 +2,15 @@
 
 mod in_flight;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use secrecy::SecretString;
 
-use self::in_flight::Aside;
+use self::in_flight::InFlight;
 use super::bulkhead::Bulkhead;
-use super::doubt::Doubt;
 use super::idle::Idle;
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
@@ -29,7 +27,6 @@ use super::wanted::Wanted;
 use crate::config::Config;
 use crate::message::Message;
 use crate::routes::Routes;
-use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
 
@@ -73,16 +70,7 @@ pub(crate) struct Shared {
     pub(crate) monitor: Monitor,
     /// Threads that have ended.
     ended: Mutex<Vec<String>>,
-    /// Claimed and not settled yet, but for what is put aside.
-    pub(crate) in_flight: AtomicUsize,
-    /// Messages whose settles the database refuses.
-    aside: Mutex<Aside>,
-    /// How many messages of each lease are not settled.
-    held: Mutex<HashMap<LeaseId, usize>>,
-    /// Messages whose handlers run, and their leases. They count as in flight, and may be so for long.
-    handled: Mutex<HashSet<(LeaseId, i64)>>,
-    /// A claim without an answer: it may have worked, or be at work still.
-    doubt: Mutex<Option<Doubt>>,
+    in_flight: Mutex<InFlight>,
     /// Changed by the claimer only.
     policy: Mutex<Arc<Policy>>,
     /// Begins and ends of looks at keyed lanes.
@@ -143,11 +131,7 @@ impl Shared {
             lease,
             outage: Arc::default(),
             stats: Counters::default(),
-            in_flight: AtomicUsize::new(0),
-            aside: Mutex::default(),
-            held: Mutex::default(),
-            handled: Mutex::default(),
-            doubt: Mutex::default(),
+            in_flight: Mutex::default(),
             policy: Mutex::default(),
             keyed_looks: AtomicU64::new(0),
             unrouted: Mutex::default(),
@@ -259,21 +243,6 @@ impl Shared {
     /// There is work: nobody needs to ring.
     pub(crate) fn stay_awake(&self) {
         self.signals.sleep.end();
-    }
-
-    pub(crate) fn doubt(&self) -> Option<Doubt> {
-        *self.doubt.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn begin_doubt(&self, doubt: Doubt) {
-        let mut current = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = Some(doubt.beside(*current));
-    }
-
-    /// Nothing about this lease is in doubt any more.
-    pub(crate) fn end_doubt(&self, lease: LeaseId) {
-        let mut current = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
-        current.take_if(|doubt| doubt.lease == lease);
     }
 
     /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.

@@ -75,13 +75,12 @@ impl Claimer<'_> {
     pub(super) fn resolve(&mut self, doubt: Doubt) -> Result<(), DatabaseError> {
         let (shared, lease) = (self.shared, doubt.lease);
         shared.wanted.want(Want::Settled);
-        let Some(aside) = shared.only_aside() else {
+        // The doubt of that moment: a settler may have lost its answer since, and settled all the same.
+        let (Some(aside), Some(doubt)) = shared.only_aside() else {
             self.wait_until(self.planner.next_poll(Instant::now()));
             return Ok(());
         };
         shared.wanted.no_more(Want::Settled);
-        // Another one may have lost its answer since it was asked, and settled all the same.
-        let doubt = shared.doubt().unwrap_or(doubt);
         let name = &shared.config.table;
         let is_at_work = self.session.run(|conn| {
             let is_at_work = match doubt.backend {

@@ -1,12 +1,12 @@
-//! What is claimed and not settled: counted, by lease, and put aside.
+//! What is claimed and not settled: counted, by lease, put aside, with handlers, and in doubt.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::relay::bulkhead::Bulkhead;
+use crate::relay::doubt::Doubt;
 use crate::relay::stats::add;
 use crate::relay::to::To;
 use crate::relay::wanted::Want;
@@ -17,9 +17,35 @@ use crate::store::relay::settle::Claim;
 /// How often it is said, at most, that claims are held.
 const TELL_INTERVAL: Duration = Duration::from_secs(60);
 
+/// What is claimed and not settled.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    /// All of it, but for what is put aside.
+    count: usize,
+    /// How many messages of each lease are on their way here, also those put aside, but for what handlers work
+    /// on.
+    of_leases: HashMap<LeaseId, usize>,
+    /// Messages whose handlers run, and their leases. They count, and may do so for long.
+    handled: HashSet<(LeaseId, i64)>,
+    aside: Aside,
+    /// A claim without an answer: it may have worked, or be at work still.
+    doubt: Option<Doubt>,
+}
+
+impl InFlight {
+    fn forget(&mut self, lease: LeaseId, count: usize) {
+        if let Some(left) = self.of_leases.get_mut(&lease) {
+            *left = left.saturating_sub(count);
+            if *left == 0 {
+                self.of_leases.remove(&lease);
+            }
+        }
+    }
+}
+
 /// Messages whose settles the database refuses, or did of others of their topics.
 #[derive(Debug, Default)]
-pub(crate) struct Aside {
+struct Aside {
     /// Their claims: sequences may be given out again.
     of_topics: HashMap<Topic, HashSet<Claim>>,
     /// Those that were not refused by themselves, and may be fine.
@@ -67,6 +93,12 @@ impl Aside {
 }
 
 impl Shared {
+    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
+        self.in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Counts messages that were claimed.
     pub(in crate::relay) fn count_claimed(&self, count: usize) {
         add(&self.stats.claimed, count);
@@ -76,9 +108,9 @@ impl Shared {
 
     /// `count` messages were claimed under a lease.
     pub(crate) fn began(&self, lease: LeaseId, count: usize) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        *held.entry(lease).or_default() += count;
-        self.in_flight.fetch_add(count, Ordering::AcqRel);
+        let mut in_flight = self.in_flight();
+        *in_flight.of_leases.entry(lease).or_default() += count;
+        in_flight.count += count;
     }
 
     /// These messages are in memory until their bulkheads unload them.
@@ -100,10 +132,11 @@ impl Shared {
     /// These messages of a topic are put aside: they wait for a settle of their own, and nothing waits for
     /// them.
     pub(crate) fn put_aside(&self, topic: &Topic, claims: impl Iterator<Item = Claim>) {
-        let mut aside = self.aside();
-        let count = aside.put(topic, claims);
-        self.in_flight.fetch_sub(count, Ordering::AcqRel);
-        self.judge(&mut aside, topic);
+        let mut in_flight = self.in_flight();
+        let count = in_flight.aside.put(topic, claims);
+        in_flight.count = in_flight.count.saturating_sub(count);
+        self.judge(&mut in_flight.aside, topic);
+        drop(in_flight);
         if self.idle.is_asked() || self.wanted.is(Want::Settled) {
             self.ring();
         }
@@ -111,9 +144,9 @@ impl Shared {
 
     /// The settle of a message that is put aside was refused.
     pub(crate) fn refused(&self, claim: Claim) {
-        let mut aside = self.aside();
-        aside.untried.remove(&claim);
-        self.ring_when_sure(&aside);
+        let mut in_flight = self.in_flight();
+        in_flight.aside.untried.remove(&claim);
+        self.ring_when_sure(&in_flight.aside);
     }
 
     /// These messages that were put aside are written down.
@@ -123,14 +156,14 @@ impl Shared {
         topic: &Topic,
         claims: impl Iterator<Item = Claim>,
     ) {
-        let mut aside = self.aside();
+        let mut in_flight = self.in_flight();
+        let aside = &mut in_flight.aside;
         let count = aside.take(topic, claims);
         for held in aside.held.clone() {
-            self.judge(&mut aside, &held);
+            self.judge(aside, &held);
         }
-        self.ring_when_sure(&aside);
-        drop(aside);
-        self.forget_held(lease, count);
+        self.ring_when_sure(aside);
+        in_flight.forget(lease, count);
     }
 
     /// What waits for the answer whether anything is on its way has waited for these, too.
@@ -166,96 +199,97 @@ impl Shared {
     /// The topics of which nothing is claimed, because the database refuses to write down what became of their
     /// messages.
     pub(crate) fn held_topics(&self) -> HashSet<Topic> {
-        self.aside().held.clone()
+        self.in_flight().aside.held.clone()
     }
 
     /// The same, with how many messages of each are put aside.
     pub(crate) fn held_counts(&self) -> Vec<(Topic, usize)> {
-        let aside = self.aside();
+        let aside = &self.in_flight().aside;
         let count = |topic: &Topic| (topic.clone(), aside.of_topic(topic));
         aside.held.iter().map(count).collect()
     }
 
     /// Whether everything that was claimed is written down, but for what the database has refused.
     pub(crate) fn is_nothing_in_flight(&self) -> bool {
-        let aside = self.aside();
-        aside.untried.is_empty() && self.in_flight.load(Ordering::Acquire) == 0
+        let in_flight = self.in_flight();
+        in_flight.aside.untried.is_empty() && in_flight.count == 0
     }
 
-    /// The messages that are put aside or whose handlers run, if nothing else is in flight.
-    pub(crate) fn only_aside(&self) -> Option<Vec<i64>> {
-        let handled = self.handled();
-        let aside = self.aside();
-        let is_all = self.in_flight.load(Ordering::Acquire) == handled.len();
-        let of_handlers = handled.iter().map(|(_, sequence)| *sequence);
-        let put_aside = aside
-            .of_topics
-            .values()
-            .flatten()
-            .map(|claim| claim.sequence);
-        is_all.then(|| put_aside.chain(of_handlers).collect())
+    /// The messages that are put aside or whose handlers run, if nothing else is in flight; and the doubt, if
+    /// there is one.
+    pub(crate) fn only_aside(&self) -> (Option<Vec<i64>>, Option<Doubt>) {
+        let in_flight = self.in_flight();
+        let of_handlers = in_flight.handled.iter().map(|(_, sequence)| *sequence);
+        let put_aside = in_flight.aside.of_topics.values().flatten();
+        let put_aside = put_aside.map(|claim| claim.sequence);
+        let is_all = in_flight.count == in_flight.handled.len();
+        let aside = is_all.then(|| put_aside.chain(of_handlers).collect());
+        (aside, in_flight.doubt)
     }
 
     /// A handler begins: nothing but its own settle waits for it, for it may take long. Where its lease is
     /// lost meanwhile, the message may be claimed here anew, and not be started again.
     pub(in crate::relay) fn begin_handling(&self, lease: LeaseId, sequence: i64) {
-        self.handled().insert((lease, sequence));
-        self.forget_held(lease, 1);
+        let mut in_flight = self.in_flight();
+        in_flight.handled.insert((lease, sequence));
+        in_flight.forget(lease, 1);
     }
 
     /// The handler has ended: its settle is on its way.
     pub(in crate::relay) fn end_handling(&self, lease: LeaseId, sequence: i64) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        *held.entry(lease).or_default() += 1;
-        drop(held);
-        self.handled().remove(&(lease, sequence));
+        let mut in_flight = self.in_flight();
+        *in_flight.of_leases.entry(lease).or_default() += 1;
+        in_flight.handled.remove(&(lease, sequence));
+    }
+
+    /// What is in flight and not put aside.
+    pub(in crate::relay) fn count_in_flight(&self) -> usize {
+        self.in_flight().count
     }
 
     /// What is in flight and not with a handler.
     pub(in crate::relay) fn in_flight_beside_handlers(&self) -> usize {
-        let handled = self.handled().len();
-        self.in_flight
-            .load(Ordering::Acquire)
-            .saturating_sub(handled)
-    }
-
-    fn handled(&self) -> MutexGuard<'_, HashSet<(LeaseId, i64)>> {
-        self.handled.lock().unwrap_or_else(PoisonError::into_inner)
+        let in_flight = self.in_flight();
+        in_flight.count.saturating_sub(in_flight.handled.len())
     }
 
     /// Messages claimed and not settled.
     pub(crate) fn unsettled(&self) -> usize {
-        let aside = self.aside();
-        self.in_flight.load(Ordering::Acquire) + aside.all()
-    }
-
-    fn aside(&self) -> MutexGuard<'_, Aside> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+        let in_flight = self.in_flight();
+        in_flight.count + in_flight.aside.all()
     }
 
     /// The leases under which messages were claimed that are still on their way here.
     pub(crate) fn held_leases(&self) -> HashSet<LeaseId> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.keys().copied().collect()
+        self.in_flight().of_leases.keys().copied().collect()
     }
 
     /// `count` messages of a lease are settled, released or lost to another relay.
     pub(crate) fn finished(&self, lease: LeaseId, count: usize) {
-        self.forget_held(lease, count);
-        let before = self.in_flight.fetch_sub(count, Ordering::AcqRel);
+        let mut in_flight = self.in_flight();
+        in_flight.forget(lease, count);
+        in_flight.count = in_flight.count.saturating_sub(count);
+        let is_last = in_flight.count == 0;
+        drop(in_flight);
         let is_waited_for = || self.idle.is_asked() || self.wanted.is(Want::Settled);
-        if (before == count && is_waited_for()) || self.wanted.is(Want::Room) {
+        if (is_last && is_waited_for()) || self.wanted.is(Want::Room) {
             self.ring();
         }
     }
 
-    fn forget_held(&self, lease: LeaseId, count: usize) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(left) = held.get_mut(&lease) {
-            *left = left.saturating_sub(count);
-            if *left == 0 {
-                held.remove(&lease);
-            }
-        }
+    pub(crate) fn doubt(&self) -> Option<Doubt> {
+        self.in_flight().doubt
+    }
+
+    /// A claim has no answer.
+    pub(crate) fn begin_doubt(&self, doubt: Doubt) {
+        let mut in_flight = self.in_flight();
+        in_flight.doubt = Some(doubt.beside(in_flight.doubt));
+    }
+
+    /// Nothing about this lease is in doubt any more.
+    pub(crate) fn end_doubt(&self, lease: LeaseId) {
+        let mut in_flight = self.in_flight();
+        in_flight.doubt.take_if(|doubt| doubt.lease == lease);
     }
 }
