@@ -11,6 +11,7 @@ mod depths;
 mod doubt;
 mod ending;
 mod error;
+mod fate;
 mod gate;
 mod groups;
 mod health;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::gate::Gate;
 use super::planner::MOST_LANES;
+use super::to::To;
 use crate::backoff::Backoff;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
 use crate::dispatch::Dispatcher;
@@ -164,6 +165,14 @@ impl Bulkhead {
             on_dead: destination.on_dead.unwrap_or(config.on_dead),
             batch,
             ..Self::plain(local, config, most_bytes, Serves::Dispatcher(dispatcher))
+        }
+    }
+
+    /// The one of these that counts what goes there: the last one also what is settled without a send.
+    pub(super) fn of_way(all: &[Self], to: To) -> &Self {
+        match to {
+            To::Bulkhead(number) => &all[number],
+            To::Split | To::Nowhere => &all[all.len() - 1],
         }
     }
 

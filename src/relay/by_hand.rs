@@ -11,6 +11,7 @@ use diesel::{Connection, PgConnection};
 use super::StartError;
 use super::builder::{Assembled, RelayBuilder};
 use super::bulkhead::{Bulkhead, Dispatchers, Serves};
+use super::fate::{Fate, is_expired, parts};
 use super::observer::Observers;
 use super::settlement::{Settlement, Verdict};
 use super::settler::write_down;
@@ -21,7 +22,7 @@ use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
 use crate::store::range::Range;
-use crate::store::relay::claim::{Claimed, Known};
+use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::{lease, ordered, settle};
 use crate::store::testing;
@@ -128,8 +129,8 @@ impl ByHand {
         let mut seen = Vec::new();
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
             seen.push(claimed.message.sequence.0);
-            let message = claimed.message.clone();
-            let (verdict, bulkhead) = self.verdict(claimed, conn);
+            let (verdict, bulkhead) = self.verdict(&claimed, conn);
+            let message = claimed.message;
             let unrouted = matches!(verdict, Verdict::Released).then(|| self.unrouted(&message));
             let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
             let (config, kind) = (&self.config, settlement.kind());
@@ -159,29 +160,18 @@ impl ByHand {
         Ok(ended)
     }
 
-    fn verdict(&self, claimed: Claimed, conn: &mut PgConnection) -> (Verdict, &Bulkhead) {
-        let Claimed { message, known, .. } = claimed;
-        let last = &self.bulkheads[self.bulkheads.len() - 1];
-        let is_expired = message.expires.is_some_and(|end| Instant::now() >= end);
-        let number = match To::of(&self.routes, &message.topic, &message.destination) {
-            To::Bulkhead(number) => number,
-            To::Split => {
-                let parts = self.parts(&message);
-                return (Verdict::Split(parts), last);
-            }
-            To::Nowhere if is_expired => return (Verdict::expired(), last),
-            To::Nowhere => return (Verdict::Released, last),
-        };
-        let bulkhead = &self.bulkheads[number];
-        let verdict = match known {
-            Known::Delivered => Verdict::Deduplicated,
-            Known::OtherContent => {
-                let error = "the key was delivered before, with another topic or payload";
-                Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
-            }
-            Known::No if is_expired => Verdict::expired(),
-            Known::No => {
-                let outcome = self.send(number, &message, conn);
+    /// As the relay decides: what it would send is sent here.
+    fn verdict(&self, claimed: &Claimed, conn: &mut PgConnection) -> (Verdict, &Bulkhead) {
+        let message = &claimed.message;
+        let to = To::of(&self.routes, &message.topic, &message.destination);
+        let bulkhead = Bulkhead::of_way(&self.bulkheads, to);
+        let parts = || parts(&self.routes, &self.bulkheads, message);
+        let now = Instant::now();
+        let verdict = match Fate::of(claimed, to, &bulkhead.retries, parts, now) {
+            Fate::Settle(verdict) => verdict,
+            Fate::Send if is_expired(message, now) => Verdict::expired(),
+            Fate::Send => {
+                let outcome = self.send(bulkhead, message, conn);
                 Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries)
             }
         };
@@ -206,8 +196,7 @@ impl ByHand {
         Failure::new(code, error)
     }
 
-    fn send(&self, number: usize, message: &Message, conn: &mut PgConnection) -> Outcome {
-        let bulkhead = &self.bulkheads[number];
+    fn send(&self, bulkhead: &Bulkhead, message: &Message, conn: &mut PgConnection) -> Outcome {
         let (began, name) = (Instant::now(), &*bulkhead.name);
         self.observers
             .tell(message, |one| one.sending(message, name));
@@ -221,15 +210,5 @@ impl ByHand {
         self.observers
             .tell(message, |one| one.sent(message, name, &outcome, took));
         outcome
-    }
-
-    fn parts(&self, message: &Message) -> Vec<String> {
-        match self.routes.find(&message.topic, &message.destination) {
-            Way::Split(numbers) => numbers
-                .iter()
-                .map(|number| self.bulkheads[*number].name.to_string())
-                .collect(),
-            Way::To(_) | Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Vec::new(),
-        }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 
 use super::bulkhead::{Bulkhead, Serves};
+use super::fate::is_expired;
 use super::gate::Pass;
 use super::metrics::{Dispatches, OfDestination};
 use super::progress::{MARGIN, Stay, Within};
@@ -161,7 +162,7 @@ impl SenderThread<'_> {
             return desk.settle(message, lease, Verdict::Released, Duration::ZERO);
         }
         let began = Instant::now();
-        if message.expires.is_some_and(|end| began >= end) {
+        if is_expired(&message, began) {
             self.bulkhead.gate.give_back(&pass);
             return desk.settle(message, lease, Verdict::expired(), Duration::ZERO);
         }
@@ -233,7 +234,7 @@ impl SenderThread<'_> {
         for Job { message, lease } in jobs {
             let verdict = if !self.may_send(lease) {
                 Verdict::Released
-            } else if message.expires.is_some_and(|end| began >= end) {
+            } else if is_expired(&message, began) {
                 Verdict::expired()
             } else {
                 self.desk.metrics.waited(message.claimed, began);

@@ -4,16 +4,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Claimer;
-use crate::dispatch::Failure;
 use crate::message::Message;
+use crate::relay::fate::{Fate, parts};
 use crate::relay::settlement::{Settlement, Verdict};
 use crate::relay::shared::Job;
 use crate::relay::stats::add;
 use crate::relay::to::To;
 use crate::relay::told::Continued;
-use crate::routes::Way;
-use crate::status::ReasonCode;
-use crate::store::relay::claim::{Claimed, Known, TakenOver};
+use crate::store::relay::claim::{Claimed, TakenOver};
 use crate::store::relay::lease::LeaseId;
 
 /// Who has claimed a message.
@@ -71,65 +69,26 @@ impl Claimer<'_> {
 
     /// To a sender, or straight to the settler where nothing has to be sent.
     fn hand_over(&mut self, by: By, claimed: Claimed, to: To, lease: LeaseId) {
-        let Claimed {
-            mut message,
-            known,
-            taken_over,
-            ..
-        } = claimed;
-        if taken_over != TakenOver::No {
+        let shared = self.shared;
+        let bulkhead = shared.bulkhead_of(to);
+        bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
+        let parts = || parts(&shared.routes, &shared.bulkheads, &claimed.message);
+        let fate = Fate::of(&claimed, to, &bulkhead.retries, parts, Instant::now());
+        let mut message = claimed.message;
+        if claimed.taken_over != TakenOver::No {
             log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
         }
-        let bulkhead = self.shared.bulkhead_of(to);
         let intake = &mut self.intakes[bulkhead.number];
-        bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
-        let abandoned = || {
-            let error = "the relay that had claimed it died or lost its lease";
-            Failure::new(ReasonCode::Abandoned, error)
-        };
-        let verdict = if known == Known::Delivered {
-            Verdict::Deduplicated
-        } else if known == Known::OtherContent {
-            let error = "the key was delivered before, with another topic or payload";
-            Verdict::Dead(Failure::new(ReasonCode::IdempotencyConflict, error), 0)
-        } else if to == To::Nowhere {
-            // It was behind another one of its key, or was claimed because its time is over.
-            let is_expired = message.expires.is_some_and(|end| Instant::now() >= end);
-            match is_expired {
-                true => Verdict::expired(),
-                false => Verdict::Released,
+        let verdict = match fate {
+            Fate::Send if by == By::Settler && !intake.has_place(bulkhead) => {
+                self.planner.had_no_place(&message.topic, to);
+                Verdict::Released
             }
-        } else if to == To::Split {
-            Verdict::Split(self.destinations_of(&message))
-        } else if taken_over == TakenOver::Again {
-            Verdict::of_failure(abandoned(), message.attempts, &bulkhead.retries)
-        } else if taken_over == TakenOver::Once && message.attempts >= bulkhead.retries.max_attempts
-        {
-            // The takeover was the last attempt that its destination allows.
-            Verdict::Dead(abandoned(), 0)
-        } else if by == By::Settler && !intake.has_place(bulkhead) {
-            self.planner.had_no_place(&message.topic, to);
-            Verdict::Released
-        } else {
-            intake.put(Job { message, lease });
-            return;
+            Fate::Send => return intake.put(Job { message, lease }),
+            Fate::Settle(verdict) => verdict,
         };
         bulkhead.unload(&mut message);
         let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
         let _ = self.outcomes.send(settlement);
-    }
-
-    fn destinations_of(&self, message: &Message) -> Vec<String> {
-        match self
-            .shared
-            .routes
-            .find(&message.topic, &message.destination)
-        {
-            Way::Split(numbers) => numbers
-                .iter()
-                .map(|number| self.shared.bulkheads[*number].name.to_string())
-                .collect(),
-            Way::To(_) | Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Vec::new(),
-        }
     }
 }

@@ -123,10 +123,7 @@ impl Shared {
 
     /// The bulkhead that counts what goes there: the last one also what is settled without a send.
     pub(crate) fn bulkhead_of(&self, to: To) -> &Bulkhead {
-        match to {
-            To::Bulkhead(number) => &self.bulkheads[number],
-            To::Split | To::Nowhere => &self.bulkheads[self.bulkheads.len() - 1],
-        }
+        Bulkhead::of_way(&self.bulkheads, to)
     }
 
     /// These messages of a topic are put aside: they wait for a settle of their own, and nothing waits for
