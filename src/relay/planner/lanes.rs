@@ -179,7 +179,8 @@ impl State {
             return;
         }
         let overlap = if is_keyed { KEYED_OVERLAP } else { OVERLAP };
-        let recent = harvest.now.recently(overlap);
+        // Since the claim began: what was committed after that it has not seen.
+        let recent = harvest.now.recently(overlap + harvest.took);
         self.is_quiet = true;
         self.is_short = true;
         self.floor = recent;

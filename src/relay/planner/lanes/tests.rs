@@ -190,6 +190,33 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     assert!(state.is_sweep_due(now.here + a_day, false, true));
 }
 
+/// R9: a claim does not see what was committed after it began, and a sweep that would find that may be a long time
+/// away.
+#[test]
+fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
+    let mut lanes = lanes(&["a"], &[]);
+    let now = at(100_000_000);
+    let sweep = lanes.allot(now.here, |_| 10, false);
+    lanes.learn(&Harvest {
+        took: Duration::from_secs(1),
+        ..harvest(&sweep, now)
+    });
+    lanes.begin_look();
+    let asked = lanes.allot(now.here, |_| 10, false);
+    let took = Duration::from_secs(5);
+    let later = Now {
+        here: now.here + took,
+        ..now
+    };
+    lanes.learn(&Harvest {
+        took,
+        ..harvest(&asked, later)
+    });
+    lanes.begin_look();
+    let next = lanes.allot(now.here, |_| 10, false);
+    assert_eq!(next[0].after, now.recently(OVERLAP));
+}
+
 #[test]
 fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
     let mut lanes = lanes(&["a", "b"], &[]);
