@@ -73,7 +73,8 @@ pub(crate) struct Shared {
     in_flight: Mutex<InFlight>,
     /// Changed by the claimer only.
     policy: Mutex<Arc<Policy>>,
-    /// Begins and ends of looks at keyed lanes.
+    /// Begins and ends of looks at keyed lanes. Not a message: a settler asks whether there was a look between two
+    /// moments of its own, and a message about that could come later than it asks.
     keyed_looks: AtomicU64,
     /// What no relay serves, when the janitor looked last.
     unrouted: Mutex<Vec<Unrouted>>,
