@@ -280,6 +280,7 @@ impl<'a> Planner<'a> {
         if lease != self.lease {
             // What was asked under the one before was refused since it was over.
             self.surveyed = None;
+            self.stage = Stage::Undo;
             self.lease = lease;
         }
         let before = self
@@ -447,16 +448,21 @@ impl<'a> Planner<'a> {
         let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
         let is_all_seen = is_walked && self.patrol.is_done_since(now, self.look.began);
         // A claim under a lease that is over brings nothing.
-        let has_nothing = self.look.found_nothing && self.look.nothing_in_flight && view.may_send;
-        let is_nothing_due = has_nothing && is_all_seen;
+        let has_lease = view.lease == Some(self.lease) && view.may_send;
+        let has_nothing = self.look.found_nothing && self.look.nothing_in_flight;
+        let is_nothing_due = has_lease && has_nothing && is_all_seen;
         let answers = is_nothing_due.then_some(self.look.question);
         self.wait_for(now, Awaited::Work, view, answers)
     }
 
-    /// Nothing is waited for while something is to be undone, nor any question answered.
+    /// Nothing is waited for while something is to be undone, nor any question answered; nor where there was news
+    /// since the last survey.
     fn wait_for(&mut self, now: Instant, what: Awaited, view: &View, answers: Option<u64>) -> Step {
         if self.undoing.is_some() {
             self.begin_look(now, view.is_nothing_in_flight);
+            return Step::Again;
+        }
+        if self.surveyed.is_none() {
             return Step::Again;
         }
         wait(what, self.next_look(now, view), answers)
@@ -467,13 +473,20 @@ impl<'a> Planner<'a> {
         let is_open = |to| view.is_open(to);
         let has_keyed = self.lanes.has_keyed(is_open);
         let walk = self.walk.owed_at(self.look.began);
+        let walk = walk.filter(|_| has_keyed).into_iter();
+        // What is due only where there are claims would be due for ever.
+        let claims = self.is_active && view.left_to_claim != Some(0);
+        let owed = walk
+            .chain(self.lanes.owed_at(self.look.began, is_open))
+            .chain(self.patrol.next_at(now))
+            .filter(|_| claims);
+        let expiry = self.expiry.goes_on_at();
+        let expiry = expiry.filter(|_| claims && view.left_to_claim.is_none());
         let opens = view.doors.iter().filter_map(|door| door.opens_at);
         opens
-            .chain(walk.filter(|_| has_keyed))
-            .chain(self.lanes.owed_at(self.look.began, is_open))
             .chain(self.looks.owed_at())
-            .chain(self.patrol.next_at(now))
-            .chain(self.expiry.goes_on_at())
+            .chain(owed)
+            .chain(expiry)
             .fold(self.next_poll(now), Instant::min)
     }
 

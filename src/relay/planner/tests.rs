@@ -412,6 +412,58 @@ fn a_question_waits_while_the_lease_may_be_over() {
     assert!(matches!(ground.step(), Step::Survey(_)), "it looks anew");
 }
 
+/// R8: what was told of while a survey was under way may be in nothing that it has found.
+#[test]
+fn news_of_the_time_of_a_survey_is_looked_for_before_the_wait() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.survey(&[]);
+    ground.planner.has_news();
+    assert_eq!(ground.step(), Step::LookAgain);
+    let again = ground.planner.look_again(ground.now, &ground.view);
+    assert_eq!(again, Step::Again, "it does not wait");
+    ground.survey(&[]);
+    assert_eq!(ground.wait().what, Awaited::Work);
+}
+
+/// R12: who stands by learns under its new lease whether it is to work.
+#[test]
+fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let found = Surveyed {
+        is_active: false,
+        ..Surveyed::default()
+    };
+    ground.surveyed(found);
+    ground.view.lease = None;
+    assert!(matches!(ground.next(), Step::Wait(wait) if wait.what == Awaited::Lease));
+    ground.view.lease = Some(LeaseId(8));
+    assert!(matches!(ground.step(), Step::Survey(_)));
+}
+
+/// R9: a wait of no length, again and again, would be a busy loop.
+#[test]
+fn what_is_owed_only_by_claims_ends_no_wait_of_a_relay_that_makes_none() {
+    let routes = routes();
+    for (is_active, left_to_claim) in [(false, None), (true, Some(0))] {
+        let mut ground = Ground::new(&routes);
+        // The first round is empty, and the next one has its time.
+        ground.planner.look_at_unserved(ground.now, Vec::new);
+        ground.now += POLL;
+        let unserved = || vec![topic("c")];
+        ground.planner.look_at_unserved(ground.now, unserved);
+        ground.planner.patrol.want(ground.now);
+        ground.view.left_to_claim = left_to_claim;
+        ground.surveyed(Surveyed {
+            streams: found(&[stream("a", false)]),
+            is_active,
+            ..Surveyed::default()
+        });
+        assert_eq!(ground.wait().until, ground.now + POLL);
+    }
+}
+
 #[test]
 fn a_question_waits_for_what_is_undone() {
     let routes = routes();
