@@ -434,4 +434,4 @@ fn flag(is_so: bool) -> f64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 use secrecy::SecretString;
 
 use super::{ASLEEP, INTERVAL, Monitor, health, is_free_to_claim};
@@ -26,8 +26,12 @@ impl Dispatcher for Nothing {
     }
 }
 
-/// A relay without threads, that has a lease and does not listen.
 fn shared() -> Shared {
+    shared_and_doorbell().0
+}
+
+/// A relay without threads, that has a lease and does not listen, and what rings its claimer.
+pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     let config = Config {
         listener: false,
         ..Config::default()
@@ -40,10 +44,11 @@ fn shared() -> Shared {
     let bulkheads = Bulkhead::all(&config, dispatchers);
     let clock = LeaseClock::new(config.lease, config.longest_send());
     clock.registered(LeaseId(1), BootTime::now());
+    let (doorbell, rings) = bounded(1);
     let signals = Signals {
         stop: bounded(0).1,
         abandon: bounded(0).1,
-        doorbell: bounded(1).0,
+        doorbell,
         news: bounded(1).0,
         to_claimer: unbounded().0,
         pulse: bounded(1).0,
@@ -51,15 +56,9 @@ fn shared() -> Shared {
         sleep: Sleep::new().expect("a pair of sockets"),
     };
     let source = Source::Url(SecretString::from(""));
-    Shared::new(
-        config,
-        source,
-        bulkheads,
-        Observers::default(),
-        None,
-        clock,
-        signals,
-    )
+    let observers = Observers::default();
+    let shared = Shared::new(config, source, bulkheads, observers, None, clock, signals);
+    (shared, rings)
 }
 
 fn kinds(shared: &Shared) -> Vec<ProblemKind> {

@@ -33,6 +33,11 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
+    /// Whether only handlers run: a claim without an answer does not wait for these.
+    fn is_rest_settled(&self) -> bool {
+        self.count == self.handled.len()
+    }
+
     fn forget(&mut self, lease: LeaseId, count: usize) {
         if let Some(left) = self.of_leases.get_mut(&lease) {
             *left = left.saturating_sub(count);
@@ -134,7 +139,8 @@ impl Shared {
         in_flight.count = in_flight.count.saturating_sub(count);
         self.judge(&mut in_flight.aside, topic);
         drop(in_flight);
-        if self.idle.is_asked() || self.wanted.is(Want::Settled) {
+        let is_wanted = |what| self.wanted.is(what);
+        if self.idle.is_asked() || is_wanted(Want::Settled) || is_wanted(Want::Room) {
             self.ring();
         }
     }
@@ -219,7 +225,7 @@ impl Shared {
         let of_handlers = in_flight.handled.iter().map(|(_, sequence)| *sequence);
         let put_aside = in_flight.aside.of_topics.values().flatten();
         let put_aside = put_aside.map(|claim| claim.sequence);
-        let is_all = in_flight.count == in_flight.handled.len();
+        let is_all = in_flight.is_rest_settled();
         let aside = is_all.then(|| put_aside.chain(of_handlers).collect());
         (aside, in_flight.doubt)
     }
@@ -230,6 +236,11 @@ impl Shared {
         let mut in_flight = self.in_flight();
         in_flight.handled.insert((lease, sequence));
         in_flight.forget(lease, 1);
+        let is_rest_settled = in_flight.is_rest_settled();
+        drop(in_flight);
+        if is_rest_settled && self.wanted.is(Want::Settled) {
+            self.ring();
+        }
     }
 
     /// The handler has ended: its settle is on its way.
@@ -266,10 +277,10 @@ impl Shared {
         let mut in_flight = self.in_flight();
         in_flight.forget(lease, count);
         in_flight.count = in_flight.count.saturating_sub(count);
-        let is_last = in_flight.count == 0;
+        let is_rest_settled = in_flight.is_rest_settled();
         drop(in_flight);
         let is_waited_for = || self.idle.is_asked() || self.wanted.is(Want::Settled);
-        if (is_last && is_waited_for()) || self.wanted.is(Want::Room) {
+        if (is_rest_settled && is_waited_for()) || self.wanted.is(Want::Room) {
             self.ring();
         }
     }
@@ -288,5 +299,48 @@ impl Shared {
     pub(crate) fn end_doubt(&self, lease: LeaseId) {
         let mut in_flight = self.in_flight();
         in_flight.doubt.take_if(|doubt| doubt.lease == lease);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::relay::monitor::tests::shared_and_doorbell;
+    use crate::relay::wanted::Want;
+    use crate::store::relay::claim::Topic;
+    use crate::store::relay::lease::LeaseId;
+    use crate::store::relay::settle::Claim;
+
+    const LEASE: LeaseId = LeaseId(1);
+
+    /// R13: a claim without an answer is undone while a handler runs, which may take long.
+    #[test]
+    fn the_claimer_is_rung_for_when_only_handlers_run() {
+        let (shared, rings) = shared_and_doorbell();
+        shared.began(LEASE, 3);
+        shared.wanted.want(Want::Settled);
+        shared.begin_handling(LEASE, 1);
+        shared.finished(LEASE, 1);
+        assert!(rings.is_empty(), "one is on its way");
+        shared.finished(LEASE, 1);
+        assert_eq!(rings.try_recv(), Ok(()));
+        shared.began(LEASE, 1);
+        shared.begin_handling(LEASE, 2);
+        assert_eq!(rings.try_recv(), Ok(()), "its handler begins last");
+    }
+
+    #[test]
+    fn the_claimer_is_rung_for_when_what_it_waits_for_is_put_aside() {
+        let (shared, rings) = shared_and_doorbell();
+        shared.began(LEASE, 2);
+        let topic = Topic {
+            topic: "a".to_owned(),
+            destination: String::new(),
+        };
+        let claim = |sequence| Claim { sequence, at: 0 };
+        shared.put_aside(&topic, [claim(1)].into_iter());
+        assert!(rings.is_empty());
+        shared.wanted.want(Want::Room);
+        shared.put_aside(&topic, [claim(2)].into_iter());
+        assert_eq!(rings.try_recv(), Ok(()));
     }
 }
