@@ -47,7 +47,6 @@ diesel::table! {
 
 diesel::allow_tables_to_appear_in_same_query!(pg_class, pg_inherits);
 
-#[cfg(feature = "relay")]
 diesel::table! {
     pg_catalog.pg_trigger (oid) {
         oid -> Oid,
