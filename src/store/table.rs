@@ -32,7 +32,7 @@ use diesel::pg::Pg;
 use diesel::query_builder::AstPass;
 use diesel::result::{Error, QueryResult};
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::SqlType;
+use diesel::sql_types::{self, SqlType};
 
 /// PostgreSQL's `tid`: where a row is.
 #[derive(SqlType)]
@@ -50,6 +50,40 @@ impl ToSql<Tid, Pg> for PageBegin {
         out.write_all(&[0, 0])?;
         Ok(IsNull::No)
     }
+}
+
+/// The type of a column, as PostgreSQL calls it.
+trait Named {
+    const NAME: &'static str;
+}
+
+macro_rules! named {
+    ($($sql_type:ident = $name:literal)+) => {
+        $(
+            impl Named for sql_types::$sql_type {
+                const NAME: &'static str = $name;
+            }
+        )+
+    };
+}
+
+named! {
+    SmallInt = "smallint"
+    Integer = "integer"
+    BigInt = "bigint"
+    Bool = "boolean"
+    Text = "text"
+    Binary = "bytea"
+    Json = "json"
+    Uuid = "uuid"
+    Interval = "interval"
+    Timestamptz = "timestamp with time zone"
+}
+
+impl<T: Named + SqlType<IsNull = sql_types::is_nullable::NotNull>> Named
+    for sql_types::Nullable<T>
+{
+    const NAME: &'static str = T::NAME;
 }
 
 /// Declares tables: `module, second module for the same table = table of crate::schema { columns }`.
@@ -90,6 +124,12 @@ macro_rules! tables {
             pub struct table {
                 quoted: String,
             }
+
+            /// The columns, and their types as PostgreSQL calls them.
+            pub(crate) const COLUMNS: &[(&str, &str)] = &[
+                tables!(@named $typed $key),
+                $(tables!(@named $typed $column),)*
+            ];
 
             /// The table of this quoted name.
             pub(crate) fn table(quoted: impl Into<String>) -> table {
@@ -175,6 +215,12 @@ macro_rules! tables {
             tables!(@column $module ctid: crate::store::table::Tid);
         }
     };
+    (@named $typed:ident $column:ident) => {
+        (
+            stringify!($column),
+            <<crate::schema::$typed::$column as Expression>::SqlType as crate::store::table::Named>::NAME,
+        )
+    };
     (@column $module:ident $column:ident: $sql_type:ty) => {
         #[derive(Debug, Clone, Copy, QueryId)]
         pub struct $column;
@@ -238,7 +284,7 @@ tables! {
     outbox, candidate, other = outbox {
         sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
         digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, locked_by,
-        locked_at, last_error_code, last_error, split_from
+        locked_at, last_attempt_at, last_error_code, last_error, split_from
     }
     ledger = outbox_ledger {
         message_id, part, sequence, topic, destination, named_destination, ordering_key, idempotency_key,
@@ -252,7 +298,7 @@ tables! {
     }
     dead = outbox_dead {
         sequence, message_id, topic, destination, named_destination, payload, headers, ordering_key,
-        idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
+        idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
         last_error, http_status, response, died_at, split_from, blocks_key
     }
     messages = outbox_messages { sequence, status, settled_at }
