@@ -17,9 +17,13 @@ PROJECTS := examples/shop examples/rocket-shop examples/async-shop tests/applica
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
+# Of `make simulate`: the first seed, and how many histories, or for how long.
+SEED ?= 1
+HISTORIES ?=
+MINUTES ?= $(if $(HISTORIES),,1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test screenshots examples test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
+.PHONY: help demo test simulate screenshots examples test-matrix check api semver compile-time bench bench-nginx static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -38,6 +42,11 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
+
+simulate: bootstrap ## Play histories of relays in a simulated world (SEED=, HISTORIES=, MINUTES=)
+	$(CARGO) test --release --no-run --lib --features $(TEST_FEATURES)
+	SEED=$(SEED) HISTORIES=$(HISTORIES) MINUTES=$(MINUTES) \
+		$(CARGO) test --release --lib --features $(TEST_FEATURES) simulation::the_promises -- --nocapture
 
 screenshots: bootstrap ## Write the README's images of the admin page, docs/images
 	scripts/install-browser
@@ -75,6 +84,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api
 	scripts/requirements.py
+	scripts/imports.py
 	@if command -v shellcheck >/dev/null; then \
 		echo shellcheck $(SHELL_SCRIPTS); \
 		shellcheck $(SHELL_SCRIPTS); \

@@ -7,6 +7,7 @@
 mod admin;
 mod destination;
 mod environment;
+mod error;
 #[cfg(feature = "file")]
 mod file;
 mod no_proxy;
@@ -30,18 +31,14 @@ pub use self::destination::{
     TlsVersion,
 };
 pub use self::environment::{from_env, relevant_variables};
+pub use self::error::ConfigError;
 pub use self::route::Route;
 pub use self::secret::{SigningSecret, parse_secrets};
-pub use self::settings::{ConfigError, SETTINGS, Setting};
+pub use self::settings::{SETTINGS, Setting};
 pub use self::text::parse_duration;
 
-use self::settings::{IN_FILES, bad};
-
-use self::text::{
-    not_empty, parse_bool, parse_count, parse_database_url, parse_source, parse_url, parse_word,
-    read_file, shown_database, shown_url, written,
-};
-
+use self::settings::{Place, unknown};
+use self::text::{by_word, content, shown_database, shown_url, written};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
@@ -57,6 +54,8 @@ pub enum LogFormat {
     /// One JSON object a line.
     Json,
 }
+
+by_word!(LogFormat, "text or json", Text = "text", Json = "json");
 
 /// All settings of a relay. Its defaults are those of [`SETTINGS`].
 ///
@@ -210,8 +209,8 @@ impl Default for Config {
         };
         for setting in SETTINGS {
             if !setting.default.is_empty() {
-                config
-                    .set(setting.variable, setting.default)
+                setting
+                    .set(&mut config, setting.default)
                     .expect("the defaults are valid: a test reads them all");
             }
         }
@@ -235,12 +234,12 @@ impl Config {
     /// # Errors
     /// A [`ConfigError`] that names the variable or the file.
     pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
-        let of_file = variable.strip_suffix("_FILE");
-        let Some(of_file) = of_file.filter(|name| IN_FILES.contains(name)) else {
+        let of_file = variable.strip_suffix("_FILE").and_then(Setting::of);
+        let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) else {
             return self.set(variable, value);
         };
-        let content = read_file(variable, value)?;
-        self.set(of_file, content.trim_end_matches(['\r', '\n']))
+        let content = content(value).map_err(ConfigError::at(variable))?;
+        self.set(setting.variable, &content)
     }
 
     /// Sets one setting by its variable from text.
@@ -257,66 +256,9 @@ impl Config {
     /// # Errors
     /// A [`ConfigError`] that names the variable: there is none of this name, or its value cannot be used.
     pub fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
-        match variable {
-            "DATABASE_URL" => self.database_url = Some(parse_database_url(variable, value)?.into()),
-            "OUTBOX_CONFIG" => self.config = Some(not_empty(variable, value)?.to_owned()),
-            "OUTBOX_ENABLED" => self.enabled = parse_bool(variable, value)?,
-            "OUTBOX_TABLE" => {
-                self.table = value
-                    .parse()
-                    .map_err(|error| bad(variable, &format!("{error}")))?;
-            }
-            "OUTBOX_URL" => self.url = Some(parse_url(variable, value)?),
-            "OUTBOX_SECRET" => self.secrets = parse_secrets(variable, value)?,
-            "OUTBOX_MODE" => self.mode = parse_word(variable, value)?,
-            "OUTBOX_SOURCE" => self.source = Some(parse_source(variable, value)?),
-            "OUTBOX_HTTPS_ONLY" => self.https_only = parse_bool(variable, value)?,
-            "OUTBOX_PUBLIC_ONLY" => self.public_only = parse_bool(variable, value)?,
-            "OUTBOX_TLS_ROOTS" => self.tls_roots = parse_word(variable, value)?,
-            "OUTBOX_PROXY" => self.proxy = Proxy::parse(variable, value)?,
-            "OUTBOX_NO_PROXY" => {
-                self.no_proxy = value
-                    .split([',', ' '])
-                    .filter(|host| !host.is_empty())
-                    .map(str::to_ascii_lowercase)
-                    .collect();
-            }
-            "OUTBOX_SINGLE_ACTIVE" => self.single_active = parse_bool(variable, value)?,
-            "OUTBOX_LISTENER" => self.listener = parse_bool(variable, value)?,
-            "OUTBOX_LISTENER_URL" => {
-                self.listener_url = Some(parse_database_url(variable, value)?.into());
-            }
-            "OUTBOX_ON_DEAD" => self.on_dead = parse_word(variable, value)?,
-            "OUTBOX_CONCURRENCY" => self.concurrency = parse_count(variable, value, 1, 1024)?,
-            "OUTBOX_BATCH" => self.batch = parse_count(variable, value, 1, 10_000)?,
-            "OUTBOX_POLL_INTERVAL" => self.poll_interval = parse_duration(variable, value)?,
-            "OUTBOX_LEASE" => self.lease = parse_duration(variable, value)?,
-            "OUTBOX_SEND_TIMEOUT" => self.send_timeout = parse_duration(variable, value)?,
-            "OUTBOX_MAX_ATTEMPTS" => {
-                self.max_attempts = parse_count(variable, value, 1, 1_000_000)?
-            }
-            "OUTBOX_BACKOFF" => {
-                self.backoff = value
-                    .parse()
-                    .map_err(|error| bad(variable, &format!("{error}")))?;
-            }
-            "OUTBOX_SHUTDOWN_TIMEOUT" => self.shutdown_timeout = parse_duration(variable, value)?,
-            "OUTBOX_RETENTION" => self.retention = parse_duration(variable, value)?,
-            "OUTBOX_INBOX_RETENTION" => {
-                self.inbox_retention = Some(parse_duration(variable, value)?);
-            }
-            "OUTBOX_CLEANER" => self.cleaner = parse_bool(variable, value)?,
-            "OUTBOX_LEDGER_PAYLOAD" => self.ledger_payload = parse_bool(variable, value)?,
-            "OUTBOX_LOG_FORMAT" => {
-                self.log_format = match value {
-                    "text" => LogFormat::Text,
-                    "json" => LogFormat::Json,
-                    _ => return Err(bad(variable, &format!("{value:?} is not text or json"))),
-                };
-            }
-            _ => return self.admin.set(variable, value),
-        }
-        Ok(())
+        let setting = Setting::of(variable).ok_or_else(|| unknown(variable))?;
+        let set = setting.set(self, value);
+        set.map_err(ConfigError::at(variable))
     }
 
     /// The named destinations, and last the one of `OUTBOX_URL`, which is called `default`.
@@ -341,7 +283,7 @@ impl Config {
     /// A [`ConfigError`] that says how to set it.
     pub fn database_url(&self) -> Result<&SecretString, ConfigError> {
         self.database_url.as_ref().ok_or_else(|| {
-            bad(
+            ConfigError::new(
                 "DATABASE_URL",
                 "it is not set: give the database, for example postgres://user@localhost/shop",
             )

@@ -61,6 +61,8 @@ mod aggregate;
 #[cfg(feature = "relay")]
 mod backoff;
 #[cfg(feature = "relay")]
+mod clock;
+#[cfg(feature = "relay")]
 pub mod config;
 mod error;
 mod event;

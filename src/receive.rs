@@ -46,12 +46,16 @@
 
 mod attributes;
 mod cloudevent;
+mod error;
 mod headers;
 mod json;
+mod request;
 mod verifier;
 
-pub use self::cloudevent::{CloudEvent, CloudEventError, Data, events};
+pub use self::cloudevent::{CloudEvent, Data};
+pub use self::error::CloudEventError;
 pub use self::headers::Headers;
+pub use self::request::events;
 pub use self::verifier::{Verified, Verifier, VerifyError};
 
 /// Why nothing of a request can be handled.

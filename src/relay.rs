@@ -7,6 +7,7 @@ mod builder;
 mod bulkhead;
 mod by_hand;
 mod claimer;
+mod database;
 mod depths;
 mod doubt;
 mod ending;
@@ -26,12 +27,14 @@ mod monitor;
 mod observer;
 mod pauses;
 mod planner;
-mod progress;
+mod running;
 mod sender;
 mod session;
 mod settlement;
 mod settler;
 mod shared;
+#[cfg(test)]
+mod simulation;
 mod sleep;
 mod spans;
 mod stats;
@@ -61,9 +64,9 @@ use self::bulkhead::Bulkhead;
 use self::ending::held;
 use self::lease_clock::{BootTime, LeaseClock};
 use self::observer::Observers;
+use self::running::{Ears, Running};
 use self::shared::{Shared, Signals};
 use self::sleep::Sleep;
-use self::threads::{Ears, Exit, Running};
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::routes::Serves;
@@ -105,8 +108,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// ```
 pub struct RelayHandle {
     shared: Arc<Shared>,
-    /// Looked at, and emptied by a shutdown only: what asks for it waits for no lock.
-    exits: Receiver<Exit>,
     /// Has it, but while somebody shuts the relay down.
     running: (Sender<Running>, Receiver<Running>),
 }
@@ -181,14 +182,11 @@ impl RelayHandle {
         shared.claim_limit = claim_limit;
         let shared = Arc::new(shared);
         let (ending, ending_signal) = bounded(1);
-        let (exit, exits) = bounded(shared.senders() + 8);
         let mut running = Running {
             stop: Some(stop),
             abandon: Some(abandon),
             ending,
-            exits,
             threads: Vec::new(),
-            ended: Vec::new(),
         };
         let ears = Ears {
             ending: ending_signal,
@@ -196,11 +194,9 @@ impl RelayHandle {
             pulse: beat,
             count: count_now,
         };
-        if let Err(error) = running.spawn_all(&shared, &exit, &relay_name, lease_id, ears) {
-            drop(exit);
+        if let Err(error) = running.spawn_all(&shared, &relay_name, lease_id, ears) {
             let handle = Self {
                 shared,
-                exits: running.exits.clone(),
                 running: held(running),
             };
             // The threads that did start end; the error that counts is the one at hand.
@@ -210,7 +206,6 @@ impl RelayHandle {
         log::info!(event = "relay_started", outbox:% = shared.config.table, lease = lease_id.0, relay = relay_name; "relay started: {summary}");
         Ok(Self {
             shared,
-            exits: running.exits.clone(),
             running: held(running),
         })
     }
@@ -278,7 +273,7 @@ impl RelayHandle {
     /// [`health`](Self::health) does.
     pub fn has_failed(&self) -> bool {
         // In this order: whatever has ended since the stop is seen after it.
-        !self.exits.is_empty() && !self.shared.is_stopping()
+        self.shared.threads.state().ended().next().is_some() && !self.shared.is_stopping()
     }
 
     /// What the relay has done since it started.
@@ -306,7 +301,7 @@ impl RelayHandle {
     /// # }
     /// ```
     pub fn stands_by(&self) -> bool {
-        self.shared.progress.stands_by()
+        self.shared.threads.state().stands_by
     }
 
     /// Waits until nothing is due and nothing is on its way. `false`: the time was over first, as it always

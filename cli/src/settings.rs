@@ -37,12 +37,8 @@ impl SettingFlags {
         }
         for (variable, value) in &self.given {
             config.set(variable, value).map_err(|error| {
-                let reason = error.to_string();
-                let reason = reason
-                    .strip_prefix(&format!("{variable}: "))
-                    .unwrap_or(&reason)
-                    .to_owned();
-                ConfigError::new(format!("--{} ({variable})", flag_of(variable)), reason)
+                let key = format!("--{} ({variable})", flag_of(variable));
+                ConfigError::new(key, error.reason())
             })?;
         }
         config.validate()?;
@@ -69,7 +65,7 @@ impl Args for SettingFlags {
             command.arg(
                 Arg::new(setting.variable)
                     .long(Str::from(flag_of(setting.variable)))
-                    .value_name(value_name(setting.variable))
+                    .value_name(setting.value_name())
                     // Refused by the setting, which says what it takes.
                     .allow_negative_numbers(true)
                     .help(format!(
@@ -89,31 +85,6 @@ impl Args for SettingFlags {
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
         Self::augment_args(command)
     }
-}
-
-fn value_name(variable: &str) -> &'static str {
-    match variable {
-        "DATABASE_URL" | "OUTBOX_URL" | "OUTBOX_PROXY" | "OUTBOX_LISTENER_URL" => "URL",
-        "OUTBOX_CONFIG" => "PATH",
-        "OUTBOX_TABLE" => "NAME",
-        "OUTBOX_SECRET" => "SECRET",
-        "OUTBOX_ADMIN_ADDR" => "ADDRESS",
-        "OUTBOX_ADMIN_TOKEN" => "TOKEN",
-        "OUTBOX_SOURCE" => "REFERENCE",
-        "OUTBOX_TLS_ROOTS" => "ROOTS",
-        "OUTBOX_NO_PROXY" | "OUTBOX_ADMIN_HOSTS" => "HOSTS",
-        "OUTBOX_CONCURRENCY" | "OUTBOX_BATCH" | "OUTBOX_MAX_ATTEMPTS" => "NUMBER",
-        "OUTBOX_MODE" | "OUTBOX_LOG_FORMAT" | "OUTBOX_ON_DEAD" => "WORD",
-        "OUTBOX_BACKOFF" => "BACKOFF",
-        _ if is_switch(variable) => "BOOL",
-        _ => "DURATION",
-    }
-}
-
-fn is_switch(variable: &str) -> bool {
-    SETTINGS
-        .iter()
-        .any(|setting| setting.variable == variable && setting.default.parse::<bool>().is_ok())
 }
 
 impl FromArgMatches for SettingFlags {

@@ -5,15 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use secrecy::SecretString;
 
-use super::settings::{ConfigError, bad, unknown};
-use super::text::parse_bool;
+use super::error::ConfigError;
+use super::text::words;
 
 /// A token of so many characters is one that was made by a program. A shorter one may be a word of
 /// somebody's, which can be guessed: the page takes the right token at any time, after however many wrong ones.
 const SHORTEST_TOKEN: usize = 32;
 const ADDR: &str = "OUTBOX_ADMIN_ADDR";
 const TOKEN: &str = "OUTBOX_ADMIN_TOKEN";
-const HOSTS: &str = "OUTBOX_ADMIN_HOSTS";
 
 /// The admin page of the binary. The library serves none, and leaves these to it.
 ///
@@ -46,26 +45,16 @@ pub struct Admin {
 }
 
 impl Admin {
-    pub(super) fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
-        match variable {
-            ADDR => self.addr = Some(parse_addr(value)?),
-            TOKEN => self.token = Some(parse_token(value)?.into()),
-            HOSTS => self.hosts = parse_hosts(value)?,
-            "OUTBOX_ADMIN_PAYLOADS" => self.payloads = parse_bool(variable, value)?,
-            "OUTBOX_ADMIN_READ_ONLY" => self.read_only = parse_bool(variable, value)?,
-            _ => return Err(unknown(variable)),
-        }
-        Ok(())
-    }
-
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         match self.addr {
-            Some(addr) if !addr.ip().is_loopback() && self.token.is_none() => Err(bad(
-                ADDR,
-                &format!(
-                    "{addr} can be reached from other machines: set {TOKEN} or {TOKEN}_FILE, or listen on 127.0.0.1"
-                ),
-            )),
+            Some(addr) if !addr.ip().is_loopback() && self.token.is_none() => {
+                Err(ConfigError::new(
+                    ADDR,
+                    format!(
+                        "{addr} can be reached from other machines: set {TOKEN} or {TOKEN}_FILE, or listen on 127.0.0.1"
+                    ),
+                ))
+            }
             _ => Ok(()),
         }
     }
@@ -99,70 +88,60 @@ impl fmt::Debug for Admin {
 }
 
 /// An address with a port; `localhost` is the loopback of IPv4.
-fn parse_addr(value: &str) -> Result<SocketAddr, ConfigError> {
-    let value = value.trim();
-    if let Ok(addr) = value.parse() {
+pub(super) fn addr(text: &str) -> Result<SocketAddr, String> {
+    let text = text.trim();
+    if let Ok(addr) = text.parse() {
         return Ok(addr);
     }
-    value
-        .strip_prefix("localhost:")
-        .and_then(|port| port.parse().ok())
+    let port = text.strip_prefix("localhost:");
+    port.and_then(|port| port.parse().ok())
         .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
         .ok_or_else(|| {
-            bad(
-                ADDR,
-                &format!(
-                    "{value:?} is no IP address with a port, such as 127.0.0.1:8687 or [::1]:8687"
-                ),
-            )
+            format!("{text:?} is no IP address with a port, such as 127.0.0.1:8687 or [::1]:8687")
         })
 }
 
 /// What can stand in a header, as a bearer's token does.
-fn parse_token(value: &str) -> Result<&str, ConfigError> {
-    if value.len() < SHORTEST_TOKEN {
-        return Err(bad(
-            TOKEN,
-            &format!(
-                "it has {} characters; the least is {SHORTEST_TOKEN}. `openssl rand -hex 32` makes a token",
-                value.len()
-            ),
+pub(super) fn token(text: &str) -> Result<SecretString, String> {
+    if text.len() < SHORTEST_TOKEN {
+        return Err(format!(
+            "it has {} characters; the least is {SHORTEST_TOKEN}. `openssl rand -hex 32` makes a token",
+            text.len()
         ));
     }
-    if !value.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(bad(
-            TOKEN,
-            "it may have ASCII letters, digits and signs, and no spaces",
-        ));
+    if !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err("it may have ASCII letters, digits and signs, and no spaces".to_owned());
     }
-    Ok(value)
+    Ok(text.into())
 }
 
-fn parse_hosts(value: &str) -> Result<Vec<String>, ConfigError> {
-    let words = value.split([',', ' ']).filter(|word| !word.is_empty());
-    words
-        .map(|word| {
-            let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
-            let is_address = word.parse::<IpAddr>().is_ok();
-            if is_address || !word.bytes().all(is_name) {
-                return Err(bad(
-                    HOSTS,
-                    &format!("{word:?} is no name such as outbox.example.com: no scheme, no port; addresses need not be listed"),
-                ));
-            }
-            Ok(word.to_ascii_lowercase())
-        })
-        .collect()
+pub(super) fn hosts(text: &str) -> Result<Vec<String>, String> {
+    let host = |word: &str| {
+        let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+        let is_address = word.parse::<IpAddr>().is_ok();
+        if is_address || !word.bytes().all(is_name) {
+            return Err(format!(
+                "{word:?} is no name such as outbox.example.com: no scheme, no port; addresses need not be listed"
+            ));
+        }
+        Ok(word.to_ascii_lowercase())
+    };
+    words(text).map(host).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    const HOSTS: &str = "OUTBOX_ADMIN_HOSTS";
 
     fn set(variable: &str, value: &str) -> Result<Admin, String> {
-        let mut admin = Admin::default();
-        let set = admin.set(variable, value).and_then(|()| admin.validate());
-        set.map(|()| admin).map_err(|error| error.to_string())
+        let mut config = Config::default();
+        let set = config.set(variable, value);
+        let set = set.and_then(|()| config.admin.validate());
+        set.map(|()| config.admin)
+            .map_err(|error| error.to_string())
     }
 
     #[test]

@@ -15,9 +15,9 @@ pub use self::classes::{Class, Classes};
 pub use self::limits::{Breaker, Rate, RequestBatch};
 pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
 
+use super::error::ConfigError;
 use super::secret::SigningSecret;
-use super::settings::ConfigError;
-use super::text::{parse_url, shown_url};
+use super::text::{TICK, at_least, by_word, shown_url, url as parse_url, within};
 use crate::backoff::Backoff;
 
 /// A place that messages are sent to.
@@ -125,7 +125,7 @@ impl Destination {
     /// A [`ConfigError`] when `url` is not one of `http` or `https` with a host.
     pub fn new(name: impl Into<String>, url: &str) -> Result<Self, ConfigError> {
         let name = name.into();
-        let url = parse_url(&format!("destinations.{name}.url"), url)?;
+        let url = parse_url(url).map_err(ConfigError::at(format!("destinations.{name}.url")))?;
         Ok(Self::at(name, url))
     }
 
@@ -315,7 +315,7 @@ impl Destination {
     /// Whether each value can be used.
     pub(super) fn check(&self) -> Result<(), Wrong> {
         check_limits(self.concurrency, self.timeout, self.max_attempts, self.rate)?;
-        within("batch_size", self.request_batch.size, 10_000)?;
+        count("batch_size", self.request_batch.size, 10_000)?;
         if self.request_batch.linger > LONGEST_LINGER {
             return wrong("batch_linger", "it is longer than 10s");
         }
@@ -323,7 +323,7 @@ impl Destination {
             if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
                 return wrong("breaker.failure_ratio", "it has to be above 0 and up to 1");
             }
-            within("breaker.min_sends", breaker.min_sends, MOST)?;
+            count("breaker.min_sends", breaker.min_sends, MOST)?;
             long_enough("breaker.window", breaker.window)?;
             long_enough("breaker.open", breaker.open)?;
             if breaker.open > breaker.open_cap {
@@ -345,8 +345,10 @@ impl Destination {
 
 /// A request in batched mode waits for no longer than this.
 const LONGEST_LINGER: Duration = Duration::from_secs(10);
+/// Threads that send to a destination.
+pub(super) const MOST_SENDERS: u32 = 1024;
 /// Of what is counted and has no other limit.
-const MOST: u32 = 1_000_000;
+pub(super) const MOST: u32 = 1_000_000;
 
 /// Whether the limits that destinations and groups of handlers have can be used.
 pub(super) fn check_limits(
@@ -355,37 +357,30 @@ pub(super) fn check_limits(
     max_attempts: Option<u32>,
     rate: Option<Rate>,
 ) -> Result<(), Wrong> {
-    within("concurrency", concurrency.unwrap_or(1), 1024)?;
+    count("concurrency", concurrency.unwrap_or(1), MOST_SENDERS)?;
     long_enough("timeout", timeout.unwrap_or(Duration::MAX))?;
-    within("max_attempts", max_attempts.unwrap_or(1), MOST)?;
+    count("max_attempts", max_attempts.unwrap_or(1), MOST)?;
     let Some(rate) = rate else {
         return Ok(());
     };
     if Rate::checked(rate.per_second).is_none() {
         return wrong("rate", Rate::BOUNDS);
     }
-    within("burst", rate.burst, MOST)
+    count("burst", rate.burst, MOST)
 }
 
-fn within<T: Copy + PartialOrd + From<u8> + fmt::Display>(
+fn count(
     key: &'static str,
-    value: T,
-    most: T,
+    value: impl Copy + fmt::Debug + TryInto<u32>,
+    most: u32,
 ) -> Result<(), Wrong> {
-    if (T::from(1)..=most).contains(&value) {
-        return Ok(());
-    }
-    Err((
-        key,
-        format!("{value} is not a whole number from 1 to {most}"),
-    ))
+    let within = within(value, Some(value), most);
+    within.map(drop).map_err(|reason| (key, reason))
 }
 
 fn long_enough(key: &'static str, value: Duration) -> Result<(), Wrong> {
-    match value.as_millis() {
-        0 => wrong(key, "it has to be 1ms or longer"),
-        _ => Ok(()),
-    }
+    let long_enough = at_least(value, TICK);
+    long_enough.map(drop).map_err(|reason| (key, reason))
 }
 
 fn wrong(key: &'static str, reason: &str) -> Result<(), Wrong> {
@@ -420,26 +415,12 @@ pub enum OnDead {
     Block,
 }
 
-impl fmt::Display for OnDead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Continue => "continue",
-            Self::Block => "block",
-        })
-    }
-}
-
-impl std::str::FromStr for OnDead {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "continue" => Ok(Self::Continue),
-            "block" => Ok(Self::Block),
-            _ => Err(format!("{word:?} is not continue or block")),
-        }
-    }
-}
+by_word!(
+    OnDead,
+    "continue or block",
+    Continue = "continue",
+    Block = "block"
+);
 
 /// How a message becomes a request: the modes of CloudEvents over HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -454,28 +435,13 @@ pub enum Mode {
     Batched,
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Binary => "binary",
-            Self::Structured => "structured",
-            Self::Batched => "batched",
-        })
-    }
-}
-
-impl std::str::FromStr for Mode {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "binary" => Ok(Self::Binary),
-            "structured" => Ok(Self::Structured),
-            "batched" => Ok(Self::Batched),
-            _ => Err(format!("{word:?} is not binary, structured or batched")),
-        }
-    }
-}
+by_word!(
+    Mode,
+    "binary, structured or batched",
+    Binary = "binary",
+    Structured = "structured",
+    Batched = "batched",
+);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,8 @@
 //! Settings of the environment.
 
 use super::Config;
-use super::settings::{ConfigError, IN_FILES, bad};
+use super::error::ConfigError;
+use super::settings::Setting;
 
 /// Reads the settings from the environment of this process, over those of the file at `OUTBOX_CONFIG`.
 ///
@@ -48,7 +49,7 @@ fn read(config: &mut Config, path: &str) -> Result<(), ConfigError> {
 
 #[cfg(not(feature = "file"))]
 fn read(_: &mut Config, _: &str) -> Result<(), ConfigError> {
-    Err(bad(
+    Err(ConfigError::new(
         "OUTBOX_CONFIG",
         "this program was built without the feature `file` of diesel-outbox: it reads no file",
     ))
@@ -82,16 +83,16 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         }
         match value.into_string() {
             Ok(value) => found.push((variable, value)),
-            Err(_) => return Err(bad(&variable, "it is not UTF-8")),
+            Err(_) => return Err(ConfigError::new(&variable, "it is not UTF-8")),
         }
     }
     let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
-    for name in IN_FILES {
+    for name in Setting::in_own_files().map(|setting| setting.variable) {
         let file = format!("{name}_FILE");
         if is_set(name) && is_set(&file) {
-            return Err(bad(
+            return Err(ConfigError::new(
                 &file,
-                &format!("{name} is set, too: unset one of them"),
+                format!("{name} is set, too: unset one of them"),
             ));
         }
     }

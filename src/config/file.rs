@@ -18,8 +18,9 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use self::section::{Section, both, unknown_key};
-use self::values::{content, list, text, unshown, wrong_type};
-use super::settings::IN_FILES;
+use self::values::{content, count, list, switch, text, unshown, wrong_type};
+use super::settings::{Kind, Place};
+use super::text::within;
 use super::{Config, ConfigError, Route, SETTINGS, Setting};
 
 const DESTINATIONS: &str = "destinations";
@@ -96,7 +97,7 @@ impl Config {
 
 fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
     let table: Table = text.parse().map_err(|error| not_toml(text, &error))?;
-    for key in IN_FILES.map(key_of) {
+    for key in Setting::in_own_files().map(key_of) {
         let of_file = format!("{key}_file");
         if table.contains_key(&key) && table.contains_key(&of_file) {
             return Err(both(&of_file, &key));
@@ -106,7 +107,6 @@ fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
         match key.as_str() {
             DESTINATIONS => destinations(value, config)?,
             ROUTES => routes(value, config)?,
-            "config" => return Err(ConfigError::new("config", "a file names no other file")),
             _ => setting(&key, value, config)?,
         }
     }
@@ -153,13 +153,11 @@ fn routes(value: Value, config: &mut Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// One of [`SETTINGS`], or the file that one stands in.
+/// One of [`SETTINGS`], or the file that its value stands in.
 fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigError> {
-    if let Some(setting) = key.strip_suffix("_file").and_then(setting_of)
-        && IN_FILES.contains(&setting.variable)
-    {
-        let text = content(key, &text(key, value)?)?;
-        return set(config, setting, key, &text);
+    let of_file = key.strip_suffix("_file").and_then(setting_of);
+    if let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) {
+        return set(config, setting, key, &content(key, value)?);
     }
     let Some(setting) = setting_of(key) else {
         let lower = key.to_lowercase();
@@ -168,28 +166,32 @@ fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigErr
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
         return Err(unknown_key("", key, word, &known));
     };
-    let is_number = setting.default.parse::<i64>().is_ok();
-    let is_switch = setting.default.parse::<bool>().is_ok();
-    let text = match value {
-        Value::Array(_) if key == "secret" => list(key, value)?.join(" "),
-        Value::Integer(number) if is_number => number.to_string(),
-        Value::Boolean(switch) if is_switch => switch.to_string(),
-        Value::String(text) => text,
-        other if is_number => return Err(wrong_type(key, &other, "a whole number")),
-        other if is_switch => return Err(wrong_type(key, &other, "true or false")),
-        other => return Err(wrong_type(key, &other, "text")),
-    };
-    set(config, setting, key, &text)
+    if setting.place == Place::NoFile {
+        return Err(ConfigError::new(key, "a file names no other file"));
+    }
+    match (setting.kind, value) {
+        (_, Value::String(text)) => set(config, setting, key, &text)?,
+        (Kind::Switch(field), value) => *field(config) = switch(key, value)?,
+        (Kind::Count(most, _, set), value) => {
+            let number: i64 = count(key, value)?;
+            let number = within(number, Some(number), most);
+            set(config, number.map_err(ConfigError::at(key))?);
+        }
+        (Kind::Words(..), value) => set(config, setting, key, &list(key, value)?.join(" "))?,
+        (Kind::Time(..) | Kind::Text(..), other) => return Err(wrong_type(key, &other, "text")),
+    }
+    Ok(())
 }
 
 fn set(config: &mut Config, setting: &Setting, key: &str, text: &str) -> Result<(), ConfigError> {
-    config
-        .set(setting.variable, text)
-        .map_err(|error| ConfigError::new(key, unshown(error.reason(), text, setting.summary)))
+    setting
+        .set(config, text)
+        .map_err(|reason| unshown(key, &reason, text, setting.summary))
 }
 
 /// `OUTBOX_SEND_TIMEOUT` is `send_timeout`.
-fn key_of(variable: &str) -> String {
+fn key_of(setting: &Setting) -> String {
+    let variable = setting.variable;
     variable
         .strip_prefix("OUTBOX_")
         .unwrap_or(variable)
@@ -197,15 +199,15 @@ fn key_of(variable: &str) -> String {
 }
 
 fn setting_of(key: &str) -> Option<&'static Setting> {
-    let mut settings = SETTINGS.iter();
-    settings.find(|setting| key_of(setting.variable) == key)
+    SETTINGS.iter().find(|setting| key_of(setting) == key)
 }
 
 /// All keys that stand outside of tables, and the tables.
 fn keys() -> Vec<String> {
-    let settings = SETTINGS.iter().map(|setting| key_of(setting.variable));
-    let settings = settings.filter(|key| key != "config");
-    let of_files = IN_FILES.map(|variable| format!("{}_file", key_of(variable)));
+    let settings = SETTINGS
+        .iter()
+        .filter(|setting| setting.place != Place::NoFile);
+    let of_files = Setting::in_own_files().map(|setting| format!("{}_file", key_of(setting)));
     let tables = [DESTINATIONS, ROUTES].map(str::to_owned);
-    settings.chain(of_files).chain(tables).collect()
+    settings.map(key_of).chain(of_files).chain(tables).collect()
 }

@@ -1,11 +1,13 @@
 //! The hosts that are reached without the proxy.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use url::{Host, Url};
 
-use super::settings::ConfigError;
+use super::error::ConfigError;
+use super::text::words;
 use super::{Config, Destination, Proxy};
 
 impl Config {
@@ -34,6 +36,10 @@ impl Config {
         }
         Ok(self.proxy.clone())
     }
+}
+
+pub(super) fn hosts(text: &str) -> Result<Vec<String>, Infallible> {
+    Ok(words(text).map(str::to_ascii_lowercase).collect())
 }
 
 /// Whether a URL's host is in a list of names, `.suffix`es and networks.

@@ -8,7 +8,8 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use secrecy::{ExposeSecret, SecretSlice};
 
-use super::settings::{ConfigError, bad};
+use super::error::ConfigError;
+use super::text::words;
 
 /// Secrets have this many bytes, says Standard Webhooks.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
@@ -39,7 +40,7 @@ impl FromStr for SigningSecret {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let encoded = text.strip_prefix(PREFIX).ok_or_else(|| {
-            bad(
+            ConfigError::new(
                 "secret",
                 "it does not begin with whsec_ (whsec_ and the base64 of 24 to 64 random bytes)",
             )
@@ -47,12 +48,12 @@ impl FromStr for SigningSecret {
         // The decoder's own error would show a part of it.
         let key = BASE64
             .decode(encoded)
-            .map_err(|_| bad("secret", "what follows whsec_ is not base64"))?;
+            .map_err(|_| ConfigError::new("secret", "what follows whsec_ is not base64"))?;
         if !BYTES.contains(&key.len()) {
             let count = key.len();
-            return Err(bad(
+            return Err(ConfigError::new(
                 "secret",
-                &format!("it has {count} bytes; 24 to 64 are needed"),
+                format!("it has {count} bytes; 24 to 64 are needed"),
             ));
         }
         Ok(Self { key: key.into() })
@@ -78,20 +79,18 @@ impl fmt::Debug for SigningSecret {
 /// # Errors
 /// A [`ConfigError`] that names `key`, and never shows a part of a secret.
 pub fn parse_secrets(key: &str, text: &str) -> Result<Vec<SigningSecret>, ConfigError> {
-    let secrets = text
-        .split(|c: char| c == ',' || c.is_whitespace())
-        .filter(|word| !word.is_empty())
-        .enumerate()
-        .map(|(index, word)| {
-            word.parse().map_err(|error: ConfigError| {
-                bad(key, &format!("secret {}: {}", index + 1, error.reason()))
-            })
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    if secrets.is_empty() {
-        return Err(bad(key, "it is empty"));
+    secrets(text).map_err(ConfigError::at(key))
+}
+
+pub(super) fn secrets(text: &str) -> Result<Vec<SigningSecret>, String> {
+    let secret = |(index, word): (usize, &str)| {
+        let secret = word.parse();
+        secret.map_err(|error: ConfigError| format!("secret {}: {}", index + 1, error.reason()))
+    };
+    match words(text).next() {
+        Some(_) => words(text).enumerate().map(secret).collect(),
+        None => Err("it is empty".to_owned()),
     }
-    Ok(secrets)
 }
 
 #[cfg(test)]
@@ -110,6 +109,7 @@ mod tests {
     fn a_bad_secret_is_refused_and_not_shown() {
         for text in [
             "",
+            " , ",
             "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
             "whsec_c2hvcnQ=",
             "whsec_!!!!!!!!",

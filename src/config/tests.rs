@@ -48,6 +48,27 @@ fn a_destination_of_the_library_is_checked_as_one_of_the_file() {
 }
 
 #[test]
+fn a_value_set_in_code_has_the_range_of_its_setting() {
+    type Change = fn(&mut Config);
+    let cases: [(&str, Change); 6] = [
+        ("OUTBOX_CONCURRENCY", |config| config.concurrency = 0),
+        ("OUTBOX_BATCH", |config| config.batch = 10_001),
+        ("OUTBOX_BATCH", |config| config.batch = usize::MAX),
+        ("OUTBOX_MAX_ATTEMPTS", |config| config.max_attempts = 0),
+        ("OUTBOX_POLL_INTERVAL", |config| {
+            config.poll_interval = Duration::ZERO;
+        }),
+        ("OUTBOX_LEASE", |config| config.lease = Duration::ZERO),
+    ];
+    for (variable, change) in cases {
+        let mut config = Config::default();
+        change(&mut config);
+        let error = config.validate().expect_err(variable);
+        assert_eq!(error.key(), variable);
+    }
+}
+
+#[test]
 fn a_misspelt_setting_is_told_its_neighbour() {
     let error = Config::default()
         .set("OUTBOX_LAESE", "5s")
@@ -89,6 +110,9 @@ fn the_readme_lists_every_setting_with_its_default() {
             setting.variable, setting.summary
         );
         assert!(readme.contains(&row), "the README has no row {row}");
+        let of_file = format!("; or {}_FILE", setting.variable);
+        let is_told = setting.summary.ends_with(&of_file);
+        assert_eq!(is_told, setting.place == Place::OwnFile, "{row}");
     }
 }
 

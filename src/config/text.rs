@@ -1,93 +1,129 @@
 //! Values of settings as text: reading them, and showing them without their secrets.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
-use super::settings::{ConfigError, bad};
+use super::error::ConfigError;
 
-pub(super) fn not_empty<'a>(variable: &str, value: &'a str) -> Result<&'a str, ConfigError> {
-    if value.trim().is_empty() {
-        return Err(bad(variable, "it is empty"));
+/// Writes and reads an enum of settings by the words of its values.
+macro_rules! by_word {
+    ($type:ident, $words:literal, $($value:ident = $word:literal),+ $(,)?) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self {
+                    $(Self::$value => $word,)+
+                })
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = String;
+
+            fn from_str(word: &str) -> Result<Self, String> {
+                match word {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err(format!("{word:?} is not {}", $words)),
+                }
+            }
+        }
+    };
+}
+pub(super) use by_word;
+
+pub(super) fn not_empty(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("it is empty".to_owned()),
+        _ => Ok(text.to_owned()),
     }
-    Ok(value)
 }
 
 /// Only what is certainly none is refused; libpq reads the rest.
-pub(super) fn parse_database_url<'a>(
-    variable: &str,
-    value: &'a str,
-) -> Result<&'a str, ConfigError> {
-    let value = not_empty(variable, value)?;
-    let is_url = ["postgres://", "postgresql://"]
-        .iter()
-        .any(|scheme| value.starts_with(scheme));
-    if is_url || (value.contains('=') && !value.contains("://")) {
-        return Ok(value);
+pub(super) fn database_url(text: &str) -> Result<SecretString, String> {
+    let text = not_empty(text)?;
+    let schemes = ["postgres://", "postgresql://"];
+    let is_url = schemes.iter().any(|scheme| text.starts_with(scheme));
+    if is_url || (text.contains('=') && !text.contains("://")) {
+        return Ok(text.into());
     }
-    Err(bad(
-        variable,
-        "it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop",
-    ))
+    Err("it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop".to_owned())
 }
 
-pub(super) fn parse_bool(variable: &str, value: &str) -> Result<bool, ConfigError> {
-    match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(bad(variable, &format!("{value:?} is not true or false"))),
-    }
-}
-
-/// A value of one of the small languages of settings.
-pub(super) fn parse_word<T>(variable: &str, value: &str) -> Result<T, ConfigError>
-where
-    T: std::str::FromStr<Err = String>,
-{
-    value
-        .parse()
-        .map_err(|reason: String| bad(variable, &reason))
+pub(super) fn switch(text: &str) -> Result<bool, String> {
+    let switch = text.parse();
+    switch.map_err(|_| format!("{text:?} is not true or false"))
 }
 
 /// A reference as CloudEvents wants for `source`, restricted to what a header can hold as it is.
-pub(super) fn parse_source(variable: &str, value: &str) -> Result<String, ConfigError> {
+pub(super) fn source(text: &str) -> Result<String, String> {
     let is_plain = |b: u8| matches!(b, b'!'..=b'~') && !matches!(b, b'"' | b'<' | b'>' | b'\\');
-    if value.is_empty() || !value.bytes().all(is_plain) {
-        return Err(bad(
-            variable,
-            &format!("{value:?} is no URI reference such as https://shop.example/orders or /shop"),
+    if text.is_empty() || !text.bytes().all(is_plain) {
+        return Err(format!(
+            "{text:?} is no URI reference such as https://shop.example/orders or /shop"
         ));
     }
-    Ok(value.to_owned())
+    Ok(text.to_owned())
 }
 
-/// The content of a file that a setting names.
-pub(super) fn read_file(variable: &str, path: &str) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
-        .map_err(|error| bad(variable, &format!("cannot read {path:?}: {error}")))
+/// Words with commas or white space between.
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|word| !word.is_empty())
 }
 
-pub(super) fn parse_count<T>(
-    variable: &str,
-    value: &str,
-    least: T,
-    most: T,
-) -> Result<T, ConfigError>
-where
-    T: std::str::FromStr + PartialOrd + fmt::Display,
-{
-    value
-        .parse()
-        .ok()
-        .filter(|count| *count >= least && *count <= most)
-        .ok_or_else(|| {
-            bad(
-                variable,
-                &format!("{value:?} is not a whole number from {least} to {most}"),
-            )
-        })
+/// Files with secrets are small.
+const MOST_BYTES: u64 = 64 * 1024;
+
+/// The content of a file that a setting names, without the line break at its end.
+pub(super) fn content(path: &str) -> Result<String, String> {
+    // What is relative may be no path at all, but the secret itself.
+    let (file, hint) = match Path::new(path).is_absolute() {
+        true => (format!("{path:?}"), ""),
+        false => (
+            "the file that it names".to_owned(),
+            "; a relative path begins at the working directory",
+        ),
+    };
+    let mut content = String::new();
+    let read = File::open(path)
+        .and_then(|opened| opened.take(MOST_BYTES + 1).read_to_string(&mut content));
+    match read {
+        Ok(_) if content.len() as u64 > MOST_BYTES => {
+            Err(format!("{file} has more than {MOST_BYTES} bytes"))
+        }
+        Ok(_) => Ok(content.trim_end_matches(['\r', '\n']).to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(format!("cannot read {file}: {error}{hint}"))
+        }
+        Err(error) => Err(format!("cannot read {file}: {error}")),
+    }
+}
+
+/// The `number` that was `given`, if it is one from 1 to `most`.
+pub(super) fn within<T: TryInto<u32>>(
+    given: impl fmt::Debug,
+    number: Option<T>,
+    most: u32,
+) -> Result<u32, String> {
+    let number = number.and_then(|number| number.try_into().ok());
+    number
+        .filter(|number| (1..=most).contains(number))
+        .ok_or_else(|| format!("{given:?} is not a whole number from 1 to {most}"))
+}
+
+/// The shortest time that means something.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+
+pub(super) fn at_least(time: Duration, least: Duration) -> Result<Duration, String> {
+    match time < least {
+        true => Err(format!("it has to be {} or longer", written(least))),
+        false => Ok(time),
+    }
 }
 
 /// A hundred years: longer ones overflow what clocks and the database can add up.
@@ -108,45 +144,42 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// # Errors
 /// A [`ConfigError`] that names the setting.
 pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {
-    let duration = humantime::parse_duration(value.trim()).map_err(|_| {
-        let hint = match value.trim().parse::<f64>() {
+    duration(value).map_err(ConfigError::at(variable))
+}
+
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text.trim()).map_err(|_| {
+        let hint = match text.trim().parse::<f64>() {
             Ok(_) => ": the unit is missing",
             Err(_) => "",
         };
-        let why = format!("{value:?} is not a duration such as 500ms or 2h{hint}");
-        bad(variable, &why)
+        format!("{text:?} is not a duration such as 500ms or 2h{hint}")
     })?;
     if duration > LONGEST {
-        return Err(bad(variable, "it is longer than a hundred years"));
+        return Err("it is longer than a hundred years".to_owned());
     }
     Ok(duration)
 }
 
-pub(super) fn parse_url(variable: &str, value: &str) -> Result<Url, ConfigError> {
-    let url = Url::parse(value.trim()).map_err(|error| {
+pub(super) fn url(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text.trim()).map_err(|error| {
         let why = match error {
             url::ParseError::RelativeUrlWithoutBase => String::new(),
             error => format!(": {error}"),
         };
-        bad(
-            variable,
-            &format!("it is not a URL that begins with http:// or https://{why}"),
-        )
+        format!("it is not a URL that begins with http:// or https://{why}")
     })?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(bad(
-            variable,
-            &format!(
-                "its scheme is {:?}: begin it with http:// or https://",
-                url.scheme()
-            ),
+        return Err(format!(
+            "its scheme is {:?}: begin it with http:// or https://",
+            url.scheme()
         ));
     }
     if url.host().is_none() {
-        return Err(bad(variable, "it has no host"));
+        return Err("it has no host".to_owned());
     }
     if url.as_str().parse::<http::Uri>().is_err() {
-        return Err(bad(variable, "it cannot be sent in an HTTP request"));
+        return Err("it cannot be sent in an HTTP request".to_owned());
     }
     Ok(url)
 }

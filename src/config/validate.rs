@@ -6,8 +6,8 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::destination::check_limits;
-use super::settings::{ConfigError, bad};
-use super::{Config, DEFAULT_DESTINATION};
+use super::error::ConfigError;
+use super::{Config, DEFAULT_DESTINATION, SETTINGS};
 use crate::header::check_header;
 
 /// Threads that send, of all destinations together.
@@ -34,29 +34,24 @@ impl Config {
     /// # Errors
     /// A [`ConfigError`] that names the settings that contradict each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for (variable, duration) in [
-            ("OUTBOX_POLL_INTERVAL", self.poll_interval),
-            ("OUTBOX_LEASE", self.lease),
-            ("OUTBOX_SEND_TIMEOUT", self.send_timeout),
-        ] {
-            if duration < Duration::from_millis(1) {
-                return Err(bad(variable, "it has to be 1ms or longer"));
-            }
+        for setting in SETTINGS {
+            let check = setting.check(self);
+            check.map_err(|reason| ConfigError::new(setting.variable, reason))?;
         }
         if self.lease > LONGEST_LEASE {
-            return Err(bad(
+            return Err(ConfigError::new(
                 "OUTBOX_LEASE",
                 "it is longer than a day: for as long nobody would take over from a relay that died",
             ));
         }
         if self.cleaner && self.retention.is_zero() {
-            return Err(bad(
+            return Err(ConfigError::new(
                 "OUTBOX_RETENTION",
                 "0 would forget at once what was delivered; to keep it for ever set OUTBOX_CLEANER=false",
             ));
         }
         if self.inbox_retention.is_some_and(|age| age.is_zero()) {
-            return Err(bad(
+            return Err(ConfigError::new(
                 "OUTBOX_INBOX_RETENTION",
                 "0 would forget at once what was handled; to keep it for ever unset it",
             ));
@@ -64,9 +59,9 @@ impl Config {
         self.admin.validate()?;
         let longest_send = self.longest_send();
         if longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
-            return Err(bad(
+            return Err(ConfigError::new(
                 "OUTBOX_LEASE",
-                &format!(
+                format!(
                     "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) and {} for its settle have to fit into half of it",
                     humantime::format_duration(self.lease),
                     humantime::format_duration(longest_send),
@@ -84,13 +79,16 @@ impl Config {
             let name = &destination.name;
             let key = |key: &str| format!("destinations.{name}.{key}");
             if name == DEFAULT_DESTINATION && self.url.is_some() && index + 1 < all.len() {
-                return Err(bad(
-                    &format!("destinations.{name}"),
+                return Err(ConfigError::new(
+                    format!("destinations.{name}"),
                     "OUTBOX_URL is the destination of this name: unset it, or choose another name",
                 ));
             }
             if all[..index].iter().any(|d| d.name == *name) {
-                return Err(bad(&format!("destinations.{name}"), "it is there twice"));
+                return Err(ConfigError::new(
+                    format!("destinations.{name}"),
+                    "it is there twice",
+                ));
             }
             if destination.https_only.unwrap_or(self.https_only)
                 && destination.url.scheme() != "https"
@@ -100,21 +98,25 @@ impl Config {
                 } else {
                     key("url")
                 };
-                return Err(bad(&key, "it has to be https: https_only is set"));
+                return Err(ConfigError::new(
+                    &key,
+                    "it has to be https: https_only is set",
+                ));
             }
             for (header, value) in &destination.headers {
-                check_header(header, value.expose_secret())
-                    .map_err(|reason| bad(&key(&format!("headers.{header}")), reason))?;
+                check_header(header, value.expose_secret()).map_err(|reason| {
+                    ConfigError::new(key(&format!("headers.{header}")), reason)
+                })?;
             }
             destination
                 .check()
-                .map_err(|(of, reason)| bad(&key(of), &reason))?;
+                .map_err(|(of, reason)| ConfigError::new(key(of), reason))?;
         }
         for local in &self.in_process {
             let name = &local.name;
             if all.iter().any(|destination| destination.name == *name) {
-                return Err(bad(
-                    &format!("handlers.{name}"),
+                return Err(ConfigError::new(
+                    format!("handlers.{name}"),
                     "a destination has this name: choose another one",
                 ));
             }
@@ -124,7 +126,7 @@ impl Config {
                 local.max_attempts,
                 local.rate,
             )
-            .map_err(|(of, reason)| bad(&format!("handlers.{name}.{of}"), &reason))?;
+            .map_err(|(of, reason)| ConfigError::new(format!("handlers.{name}.{of}"), reason))?;
         }
         let urls = all.iter().map(|destination| destination.concurrency);
         let locals = self.in_process.iter().map(|local| local.concurrency);
@@ -133,9 +135,9 @@ impl Config {
             .map(|threads| threads.unwrap_or(self.concurrency))
             .fold(0, usize::saturating_add);
         if threads > MOST_THREADS {
-            return Err(bad(
+            return Err(ConfigError::new(
                 "OUTBOX_CONCURRENCY",
-                &format!(
+                format!(
                     "{} destinations have {threads} threads together; {MOST_THREADS} are allowed: lower it, or the destinations' own concurrency",
                     all.len() + self.in_process.len()
                 ),
@@ -150,7 +152,7 @@ impl Config {
         for (index, route) in self.routes.iter().enumerate() {
             let key = format!("routes[{index}].to");
             if route.to.is_empty() {
-                return Err(bad(&key, "it names no destination"));
+                return Err(ConfigError::new(&key, "it names no destination"));
             }
             for (place, name) in route.to.iter().enumerate() {
                 if !names.contains(name) {
@@ -160,16 +162,16 @@ impl Config {
                         names => format!("there are {}", names.join(", ")),
                     };
                     let why = format!("no destination is called {name:?}; {known}");
-                    return Err(bad(&key, &why));
+                    return Err(ConfigError::new(&key, &why));
                 }
                 if route.to[..place].contains(name) {
-                    return Err(bad(&key, &format!("it names {name:?} twice")));
+                    return Err(ConfigError::new(&key, format!("it names {name:?} twice")));
                 }
             }
             if !topics.insert(route.topic.as_str()) {
-                return Err(bad(
-                    &format!("routes[{index}].topic"),
-                    &format!("{:?} has a route already", route.topic),
+                return Err(ConfigError::new(
+                    format!("routes[{index}].topic"),
+                    format!("{:?} has a route already", route.topic),
                 ));
             }
         }

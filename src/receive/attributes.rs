@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::cloudevent::CloudEventError;
+use super::error::CloudEventError;
 
 pub(super) const DATA_CONTENT_TYPE: &str = "datacontenttype";
 

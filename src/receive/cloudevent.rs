@@ -1,4 +1,4 @@
-//! CloudEvents 1.0: what a request says.
+//! An event of CloudEvents 1.0.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,12 +6,10 @@ use std::fmt;
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
 
-use super::attributes::{Attributes, DATA_CONTENT_TYPE, check_name, media_type, rfc3339};
-use super::headers::{CONTENT_TYPE, Headers, IDEMPOTENCY_KEY, decoded, unquoted};
-use super::json;
-use crate::event::{DecodeError, Event, VERSION_ATTRIBUTE, reason_of};
+use super::attributes::{Attributes, DATA_CONTENT_TYPE, rfc3339};
+use super::error::CloudEventError;
+use crate::event::{DecodeError, Event, VERSION_ATTRIBUTE};
 
 /// The only version there is, and the one that the relay sends.
 const SPEC_VERSION: &str = "1.0";
@@ -61,7 +59,7 @@ pub struct CloudEvent<'a> {
     pub extensions: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
     /// What happened, if there is more to say.
     pub data: Option<Data<'a>>,
-    idempotency_key: Option<Cow<'a, str>>,
+    pub(super) idempotency_key: Option<Cow<'a, str>>,
 }
 
 /// The data of an event.
@@ -72,113 +70,6 @@ pub enum Data<'a> {
     Json(&'a str),
     /// Of another content type.
     Bytes(Cow<'a, [u8]>),
-}
-
-/// How a request carries events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// One, whose attributes are headers.
-    Binary,
-    /// One, as a document.
-    Structured,
-    /// An array of documents.
-    Batched,
-}
-
-impl Mode {
-    pub(super) fn of(headers: &Headers) -> Result<Self, CloudEventError> {
-        let content_type = headers
-            .get(CONTENT_TYPE)
-            .map_err(|_| CloudEventError::ContentType)?;
-        let content_type = content_type.unwrap_or_default();
-        let content_type = std::str::from_utf8(content_type).unwrap_or_default();
-        match media_type(content_type).as_str() {
-            "application/cloudevents+json" => Ok(Self::Structured),
-            "application/cloudevents-batch+json" => Ok(Self::Batched),
-            other if other.starts_with("application/cloudevents") => {
-                Err(CloudEventError::ContentType)
-            }
-            _ => Ok(Self::Binary),
-        }
-    }
-}
-
-/// Reads the events of a request in any of the three modes: one, or of a batch all.
-///
-/// It verifies nothing; [`Verifier::events`](super::Verifier::events) does both.
-///
-/// ```
-/// use diesel_outbox::receive::{self, Headers};
-///
-/// let headers = Headers::new([
-///     ("content-type", "application/json"),
-///     ("ce-specversion", "1.0"),
-///     ("ce-id", "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c"),
-///     ("ce-source", "diesel-outbox/outbox"),
-///     ("ce-type", "order.paid"),
-///     ("ce-region", "K%C3%B6ln"),
-/// ]);
-/// let events = receive::events(&headers, br#"{"order_id": 7}"#)?;
-/// assert_eq!(events[0].event_type, "order.paid");
-/// assert_eq!(events[0].extensions["region"], "Köln");
-/// assert_eq!(events[0].json(), Some(r#"{"order_id": 7}"#));
-/// # Ok::<(), receive::CloudEventError>(())
-/// ```
-///
-/// # Errors
-/// A [`CloudEventError`] for the first thing that is wrong. Nothing of a batch is returned then.
-pub fn events<'a>(
-    headers: &'a Headers,
-    body: &'a [u8],
-) -> Result<Vec<CloudEvent<'a>>, CloudEventError> {
-    let mut events = match Mode::of(headers)? {
-        Mode::Binary => vec![of_headers(headers, body)?],
-        Mode::Structured => vec![json::document(text(body)?)?],
-        Mode::Batched => json::batch(text(body)?)?,
-    };
-    if let [only] = events.as_mut_slice()
-        && let Ok(Some(key)) = headers.get(IDEMPOTENCY_KEY)
-    {
-        let key = std::str::from_utf8(key).ok();
-        only.idempotency_key = key.map(|key| unquoted(key).unwrap_or(Cow::Borrowed(key)));
-    }
-    Ok(events)
-}
-
-/// The event of a request in binary mode.
-fn of_headers<'a>(headers: &'a Headers, body: &'a [u8]) -> Result<CloudEvent<'a>, CloudEventError> {
-    let mut attributes = Attributes::default();
-    // A header of HTTP itself: nothing of it is encoded.
-    if let Ok(Some(content_type @ [_, ..])) = headers.get(CONTENT_TYPE) {
-        let content_type = std::str::from_utf8(content_type)
-            .map_err(|_| CloudEventError::attribute(DATA_CONTENT_TYPE, "is not UTF-8"))?;
-        attributes.add(
-            Cow::Borrowed(DATA_CONTENT_TYPE),
-            Cow::Borrowed(content_type),
-        )?;
-    }
-    for (name, value) in headers.attributes() {
-        check_name(name)?;
-        let value = decoded(value).map_err(|reason| CloudEventError::attribute(name, reason))?;
-        attributes.add(Cow::Borrowed(name), value)?;
-    }
-    let is_json = attributes.data_is_json().unwrap_or(false);
-    let data = match body {
-        [] => None,
-        body if is_json => Some(Data::Json(whole_json(text(body)?)?)),
-        body => Some(Data::Bytes(Cow::Borrowed(body))),
-    };
-    attributes.into_event(data)
-}
-
-fn text(body: &[u8]) -> Result<&str, CloudEventError> {
-    std::str::from_utf8(body).map_err(|_| CloudEventError::Utf8)
-}
-
-/// One JSON value and nothing else, without white space around it.
-fn whole_json(text: &str) -> Result<&str, CloudEventError> {
-    let value: &RawValue = serde_json::from_str(text)?;
-    Ok(value.get())
 }
 
 impl<'a> Attributes<'a> {
@@ -299,73 +190,3 @@ impl fmt::Debug for Data<'_> {
         }
     }
 }
-
-/// Why a request has no events that can be read. It tells the place, and nothing of what stands there:
-/// payloads may be private.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CloudEventError {
-    /// It is there twice, or of CloudEvents in a format that is not JSON.
-    #[error("the content type is not one of CloudEvents in JSON")]
-    ContentType,
-    /// The body is not UTF-8.
-    #[error("the body is not UTF-8")]
-    Utf8,
-    /// The body is not JSON, or not a document or an array of documents.
-    #[error("{reason} at line {line}, column {column}")]
-    Json {
-        /// In which way.
-        reason: &'static str,
-        /// Counted from 1.
-        line: usize,
-        /// Counted from 1; 0: before the first.
-        column: usize,
-    },
-    /// An attribute that every event has is not there.
-    #[error("the attribute {name} is missing")]
-    Missing {
-        /// Which one.
-        name: &'static str,
-    },
-    /// An attribute, or `data_base64`, cannot be used.
-    #[error("the attribute {name} {reason}")]
-    Attribute {
-        /// Which one.
-        name: String,
-        /// What is wrong.
-        reason: &'static str,
-    },
-    /// The name of an attribute is not made of lower-case letters and digits.
-    #[error("the name of an attribute is not made of lower-case letters and digits")]
-    Name,
-    /// One event of a batch is bad.
-    #[error("event {index} (counted from 0): {error}")]
-    InBatch {
-        /// How many events came before it.
-        index: usize,
-        /// What is wrong with it.
-        #[source]
-        error: Box<CloudEventError>,
-    },
-}
-
-impl CloudEventError {
-    pub(super) fn attribute(name: &str, reason: &'static str) -> Self {
-        let name = name.to_owned();
-        Self::Attribute { name, reason }
-    }
-}
-
-impl From<serde_json::Error> for CloudEventError {
-    /// Without the error's text: it quotes values.
-    fn from(error: serde_json::Error) -> Self {
-        Self::Json {
-            reason: reason_of(&error),
-            line: error.line(),
-            column: error.column(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

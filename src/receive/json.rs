@@ -10,7 +10,8 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::attributes::{Attributes, check_name, is_known};
-use super::cloudevent::{CloudEvent, CloudEventError, Data};
+use super::cloudevent::{CloudEvent, Data};
+use super::error::CloudEventError;
 
 const DATA: &str = "data";
 const DATA_BASE64: &str = "data_base64";

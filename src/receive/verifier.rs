@@ -9,8 +9,9 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use hmac::Mac;
 
 use super::ReceiveError;
-use super::cloudevent::{self, CloudEvent, Mode};
+use super::cloudevent::CloudEvent;
 use super::headers::{Headers, Repeated};
+use super::request::{self, Mode};
 use crate::config::{ConfigError, SigningSecret, parse_secrets};
 use crate::dispatch::Signer;
 
@@ -250,7 +251,7 @@ impl Verifier {
         if is_binary && !self.takes_binary {
             return Err(ReceiveError::Binary);
         }
-        let events = cloudevent::events(headers, body)?;
+        let events = request::events(headers, body)?;
         let is_signed = |event: &CloudEvent<'_>| event.id == verified.id;
         if is_binary && !events.iter().all(is_signed) {
             return Err(ReceiveError::OtherId);

@@ -1,9 +1,11 @@
 //! A bulkhead for each destination: threads, a queue and a gate of its own, so that one that is
 //! broken, slow or hanging takes nothing from the others.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::gate::Gate;
 use super::planner::MOST_LANES;
@@ -13,6 +15,7 @@ use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestB
 use crate::dispatch::Dispatcher;
 use crate::handlers::Group;
 use crate::message::Message;
+use crate::store::relay::lease::LeaseId;
 
 /// Bytes of messages, those of all destinations together, that may be in memory before less is claimed.
 const MOST_BYTES: usize = 32 * 1024 * 1024;
@@ -52,6 +55,14 @@ pub(crate) struct Bulkhead {
     send_micros: AtomicU64,
     /// Its messages that are claimed and not settled.
     pub(crate) in_flight: AtomicUsize,
+    /// Its queue, to be counted only, once the relay has threads.
+    jobs: OnceLock<Receiver<Job>>,
+}
+
+/// A claimed message on its way to a sender.
+pub(crate) struct Job {
+    pub(crate) message: Message,
+    pub(crate) lease: LeaseId,
 }
 
 /// What takes a destination's messages.
@@ -133,6 +144,7 @@ impl Bulkhead {
             send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
+            jobs: OnceLock::new(),
         }
     }
 
@@ -248,6 +260,19 @@ impl Bulkhead {
     /// may give beyond the batch that they share.
     pub(crate) fn queue(&self) -> usize {
         2 * self.batch + self.batch / 4 + MOST_LANES
+    }
+
+    /// Its queue, which it counts from now on.
+    pub(super) fn open(&self) -> (Sender<Job>, Receiver<Job>) {
+        let (jobs, queue) = bounded(self.queue());
+        // Once for each relay.
+        let _ = self.jobs.set(queue.clone());
+        (jobs, queue)
+    }
+
+    /// Messages that wait in its queue.
+    pub(super) fn queued(&self) -> usize {
+        self.jobs.get().map_or(0, Receiver::len)
     }
 }
 

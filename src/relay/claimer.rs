@@ -6,28 +6,31 @@ mod hand_over;
 mod statements;
 mod waiting;
 
-use std::time::{Duration, Instant};
+#[cfg(test)]
+pub(super) use self::waiting::SOON;
+
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::bulkhead::Job;
+use super::database::{Answer, Database};
 use super::intake::{Intake, Payloads, doors};
 use super::pauses;
-use super::planner::{Planner, Settings, Step, View};
-use super::session::Session;
+use super::planner::{Planner, Settings, Step, View, Wait};
 use super::settlement::{Outcomes, Settlement, Verdict};
-use super::shared::{Job, Shared};
+use super::shared::Shared;
 use super::told::Told;
 use super::wanted::Want;
-use crate::error::DatabaseError;
-use crate::store::relay::connection::Plans;
+use crate::clock;
 
 /// How long a relay that ends goes on to give back what nobody knows of.
 const MOST_AT_END: Duration = Duration::from_secs(2);
 
-pub(crate) struct Claimer<'a> {
+pub(crate) struct Claimer<'a, D> {
     shared: &'a Shared,
     planner: Planner<'a>,
-    session: Session,
+    db: D,
     /// One for each bulkhead.
     intakes: Vec<Intake>,
     /// Of messages for several destinations.
@@ -45,12 +48,21 @@ pub(super) struct Ears {
     pub(super) inbox: Receiver<Told>,
 }
 
-impl<'a> Claimer<'a> {
+/// What the claimer does next.
+pub(super) enum Turn {
+    GoOn,
+    Wait(Wait),
+    /// The database has failed: a pause.
+    Pause(Duration),
+}
+
+impl<'a, D: Database> Claimer<'a, D> {
     pub(crate) fn new(
         shared: &'a Shared,
         queues: Vec<(Sender<Job>, Receiver<Job>)>,
         outcomes: Outcomes,
         ears: Ears,
+        db: D,
     ) -> Self {
         let settings = Settings {
             is_enabled: shared.config.enabled,
@@ -60,8 +72,8 @@ impl<'a> Claimer<'a> {
         let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
         Self {
             shared,
-            planner: Planner::new(Instant::now(), settings, &shared.routes, names.collect()),
-            session: shared.session(&shared.progress.claimer, shared.claim_limit, Plans::ByIndex),
+            planner: Planner::new(clock::now(), settings, &shared.routes, names.collect()),
+            db,
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,
@@ -72,16 +84,35 @@ impl<'a> Claimer<'a> {
     /// Claims until the relay stops. A full claim is followed at once by another.
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
-            self.hear();
-            let view = self.view();
-            let step = self.planner.next(Instant::now(), &view);
-            self.publish();
-            if self.act(step, &view).is_err() {
-                self.planner.failed();
-                self.shared.pause(self.session.wait());
+            match self.turn() {
+                Turn::GoOn => {}
+                Turn::Wait(wait) => self.wait_for(wait),
+                Turn::Pause(pause) => self.shared.pause(pause),
             }
-            self.publish();
         }
+        self.finish();
+    }
+
+    /// One step of what the planner says.
+    pub(super) fn turn(&mut self) -> Turn {
+        self.hear();
+        let view = self.view();
+        let step = self.planner.next(clock::now(), &view);
+        self.publish();
+        let done = self.act(step, &view);
+        if done.is_err() {
+            self.planner.failed();
+        }
+        self.publish();
+        match done {
+            Ok(None) => Turn::GoOn,
+            Ok(Some(wait)) => Turn::Wait(wait),
+            Err(_) => Turn::Pause(self.db.wait()),
+        }
+    }
+
+    /// The relay stops.
+    pub(super) fn finish(mut self) {
         self.finish_undoing();
         // The senders may be busy for long: what waits for them goes back now.
         for (intake, bulkhead) in self.intakes.iter_mut().zip(&self.shared.bulkheads) {
@@ -103,7 +134,7 @@ impl<'a> Claimer<'a> {
             self.planner.has_news();
         }
         let shared = self.shared;
-        self.planner.look_at_unserved(Instant::now(), || {
+        self.planner.look_at_unserved(clock::now(), || {
             let unrouted = shared.unrouted().into_iter();
             unrouted.map(|one| one.topic).collect()
         });
@@ -166,40 +197,36 @@ impl<'a> Claimer<'a> {
     }
 
     /// Does what the planner says.
-    fn act(&mut self, step: Step, view: &View) -> Result<(), DatabaseError> {
+    fn act(&mut self, step: Step, view: &View) -> Answer<Option<Wait>> {
         match step {
-            Step::Again => Ok(()),
-            Step::Wait(wait) => {
-                self.wait_for(wait);
-                Ok(())
+            Step::Again => {}
+            Step::Wait(wait) => return Ok(Some(wait)),
+            Step::LookAgain => return self.look_again(),
+            Step::Resolve(doubt) => return self.resolve(doubt),
+            Step::EndDoubt { lease, given_back } => self.end_doubt(lease, given_back),
+            Step::Undo(part) => self.undo(&part)?,
+            Step::Gates { may_probe } => {
+                pauses::follow_up(self.shared, &mut self.db, may_probe)?;
             }
-            Step::LookAgain => self.look_again(),
-            Step::Resolve(doubt) => self.resolve(doubt),
-            Step::EndDoubt { lease, given_back } => {
-                self.end_doubt(lease, given_back);
-                Ok(())
-            }
-            Step::Undo(part) => self.undo(&part),
-            Step::Gates => pauses::follow_up(self.shared, &mut self.session),
-            Step::Survey(survey) => self.survey(survey),
+            Step::Survey(survey) => self.survey(survey)?,
             Step::LoseLease(lease) => {
                 self.shared.lose_lease(lease);
                 self.shared.beat_now();
-                Ok(())
             }
-            Step::ExpireUnserved { stream, after } => self.expire(&stream, after),
-            Step::Claim { plain, keyed, room } => self.claim(&plain, &keyed, room),
-            Step::Keys(keys) => self.look_at(keys, view),
-            Step::Walk(from) => self.walk(&from, view),
-            Step::Patrol(range) => self.patrol(range, view),
+            Step::ExpireUnserved { stream, after } => self.expire(&stream, after)?,
+            Step::Claim { plain, keyed, room } => self.claim(&plain, &keyed, room)?,
+            Step::Keys(keys) => self.look_at(keys, view)?,
+            Step::Walk(from) => self.walk(&from, view)?,
+            Step::Patrol(range) => self.patrol(range, view)?,
         }
+        Ok(None)
     }
 
     /// Two looks: the second one when the flags are up by which senders know that they have to ring.
-    fn look_again(&mut self) -> Result<(), DatabaseError> {
+    fn look_again(&mut self) -> Answer<Option<Wait>> {
         self.shared.wanted.want(Want::Room);
         let view = self.view();
-        let step = self.planner.look_again(Instant::now(), &view);
+        let step = self.planner.look_again(clock::now(), &view);
         if !step.waits_for_room() {
             self.shared.wanted.no_more(Want::Room);
         }
@@ -209,8 +236,8 @@ impl<'a> Claimer<'a> {
     /// At the end of the relay: what is left of a pass is done, if that takes no longer than a moment. Otherwise
     /// the lease is in doubt still, and is left to expire.
     fn finish_undoing(&mut self) {
-        let until = Instant::now() + MOST_AT_END;
-        while Instant::now() < until && !self.shared.is_abandoned() {
+        let until = clock::now() + MOST_AT_END;
+        while clock::now() < until && !self.shared.is_abandoned() {
             let Some(step) = self.planner.undo_a_part() else {
                 return;
             };

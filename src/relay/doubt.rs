@@ -2,7 +2,10 @@
 
 use crate::store::relay::lease::LeaseId;
 
-/// A claim without an answer.
+/// No process of a server has this number.
+const NOBODY: i32 = 0;
+
+/// A claim without an answer, or a settle that the server has forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,
@@ -11,15 +14,29 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
+    /// What was asked of the server before is not at work in this one.
+    pub(super) fn of_another_server(lease: LeaseId) -> Self {
+        Self {
+            lease,
+            backend: Some(NOBODY),
+        }
+    }
+
     /// The claimer and the settlers can lose their answers at once: then two processes may be at work.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
         match before {
             // A statement that hung for long: its lease is over, and what it held is taken over.
             Some(before) if before.lease > self.lease => before,
-            Some(before) if before.lease == self.lease && before.backend != self.backend => Self {
-                backend: None,
-                ..self
-            },
+            Some(before)
+                if before.lease == self.lease
+                    && before.backend != self.backend
+                    && ![before.backend, self.backend].contains(&Some(NOBODY)) =>
+            {
+                Self {
+                    backend: None,
+                    ..self
+                }
+            }
             _ => self,
         }
     }
@@ -42,6 +59,9 @@ mod tests {
         assert_eq!(settler.beside(Some(doubt(1, None))), doubt(1, None));
         // That lease is over: what it held is taken over.
         assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
+        let nobody = Doubt::of_another_server(LeaseId(1));
+        assert_eq!(nobody.beside(Some(settler)), nobody);
+        assert_eq!(settler.beside(Some(nobody)), settler);
         // Also where it is heard of late.
         assert_eq!(settler.beside(Some(doubt(2, Some(11)))), doubt(2, Some(11)));
     }

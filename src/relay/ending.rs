@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::heartbeat::Ending;
-use super::threads::{HEARTBEAT, Running};
+use super::running::{HEARTBEAT, Running};
+use super::threads::State;
 use super::{RelayHandle, ShutdownError, monitor};
 
 impl RelayHandle {
@@ -57,22 +58,20 @@ impl RelayHandle {
         deadline: Duration,
         until: Option<Instant>,
     ) -> Result<(), ShutdownError> {
+        let threads = &self.shared.threads;
         running.stop = None;
         // A part of the time is kept for the last settle to notice that it has to give up.
         let reserve = (deadline / 10).min(Duration::from_millis(500));
-        running.wait_for_exits(
-            until.and_then(|at| at.checked_sub(reserve)),
-            Some(HEARTBEAT),
-        );
+        let at = until.and_then(|until| until.checked_sub(reserve));
+        threads.wait_for_ends(at, Some(HEARTBEAT));
         running.abandon = None;
-        running.wait_for_exits(until, Some(HEARTBEAT));
+        let has_stopped = threads.wait_for_ends(until, Some(HEARTBEAT));
         // A claim under way may still work: then the lease has to be there, or its messages name
         // one that nobody looks for. Asked first: what it claims until then counts as left.
-        let has_stopped = !running.is_at_work(Some(HEARTBEAT));
         let left = self.shared.unsettled();
         // Whatever the lease may hold that nobody here knows of: others find it when the lease expires.
         let is_in_doubt = self.shared.doubt().is_some();
-        let has_panicked = running.ended.iter().any(|exit| exit.panicked);
+        let has_panicked = threads.state().panicked().is_some();
         let ending = if left == 0 && !has_panicked && has_stopped && !is_in_doubt {
             Ending::Clean
         } else {
@@ -80,26 +79,22 @@ impl RelayHandle {
         };
         // Full: it was told before.
         let _ = running.ending.try_send(ending);
-        running.wait_for_exits(until, None);
-        running.join_ended();
-        if running.threads.is_empty() {
-            monitor::record_end(&self.shared);
-        }
-        self.report(running, left)
+        threads.wait_for_ends(until, None);
+        let state = threads.state();
+        running.join_ended(&state);
+        monitor::record(&self.shared);
+        self.report(running, &state, left)
     }
 
-    fn report(&self, running: &Running, left: usize) -> Result<(), ShutdownError> {
-        if let Some(exit) = running.ended.iter().find(|exit| exit.panicked) {
+    fn report(&self, running: &Running, state: &State, left: usize) -> Result<(), ShutdownError> {
+        if let Some(thread) = state.panicked() {
             return Err(ShutdownError::Panic {
-                thread: exit.thread.clone(),
+                thread: thread.to_owned(),
             });
         }
         if left > 0 || !running.threads.is_empty() {
-            let threads: Vec<&str> = running
-                .threads
-                .iter()
-                .map(|(name, _)| name.as_str())
-                .collect();
+            let threads = running.threads.iter().map(|(name, _)| &**name);
+            let threads: Vec<&str> = threads.collect();
             return Err(ShutdownError::Deadline {
                 messages: left,
                 threads: threads.join(" "),

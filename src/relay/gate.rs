@@ -16,6 +16,7 @@ pub(crate) use self::standing::Standing;
 
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
+use crate::clock;
 use crate::config::{Breaker, Destination, Rate};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::status::ReasonCode;
@@ -102,9 +103,17 @@ pub(crate) struct Pass {
     is_first: bool,
 }
 
+/// What a gate says to a send.
+#[derive(Debug)]
+pub(super) enum Admission {
+    Pass(Pass),
+    Closed,
+    Wait(Duration),
+}
+
 impl Gate {
     pub(crate) fn new(destination: &Destination) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         let state = State {
             phase: Phase::Trying {
                 began: None,
@@ -121,7 +130,7 @@ impl Gate {
 
     /// One that only an operator closes.
     pub(crate) fn open(name: &str, rate: Option<Rate>) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         let state = State {
             phase: Phase::Flowing,
             bucket: rate.map(|rate| Bucket::new(rate, now)),
@@ -165,37 +174,47 @@ impl Gate {
             if !is_wanted() {
                 return None;
             }
-            let now = Instant::now();
-            let wait = match state.phase {
-                Phase::Closed { .. } => return None,
-                Phase::Trying {
-                    began: Some(began),
-                    is_probe,
-                } => {
-                    let waited = now.saturating_duration_since(began);
-                    if !is_probe && waited >= FIRST_SEND {
-                        state.phase = Phase::Flowing;
-                        self.changed(&state);
-                        continue;
-                    }
-                    if is_probe {
-                        LONGEST_WAIT
-                    } else {
-                        FIRST_SEND.saturating_sub(waited)
-                    }
-                }
-                Phase::Flowing | Phase::Trying { began: None, .. } => {
-                    match state.bucket.as_mut().map_or(Ok(()), |b| b.take(now)) {
-                        Ok(()) => return Some(state.pass(now)),
-                        Err(wait) => wait,
-                    }
-                }
+            let wait = match self.try_admit(&mut state, clock::now()) {
+                Admission::Pass(pass) => return Some(pass),
+                Admission::Closed => return None,
+                Admission::Wait(wait) => wait.min(LONGEST_WAIT),
             };
             (state, _) = self
                 .changed
-                .wait_timeout(state, wait.min(LONGEST_WAIT))
+                .wait_timeout(state, wait)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
+        match state.phase {
+            Phase::Closed { .. } => return Admission::Closed,
+            Phase::Trying {
+                began: Some(began),
+                is_probe,
+            } => {
+                let waited = now.saturating_duration_since(began);
+                if is_probe {
+                    return Admission::Wait(LONGEST_WAIT);
+                }
+                if waited < FIRST_SEND {
+                    return Admission::Wait(FIRST_SEND - waited);
+                }
+                state.phase = Phase::Flowing;
+                self.changed(state);
+            }
+            Phase::Flowing | Phase::Trying { began: None, .. } => {}
+        }
+        match state.bucket.as_mut().map_or(Ok(()), |b| b.take(now)) {
+            Ok(()) => Admission::Pass(state.pass(now)),
+            Err(wait) => Admission::Wait(wait),
+        }
+    }
+
+    /// The right to one send, or how long to wait for it, for who must not wait here.
+    #[cfg(test)]
+    pub(super) fn ask(&self) -> Admission {
+        self.try_admit(&mut self.lock(), clock::now())
     }
 
     /// Nothing was sent.
@@ -213,7 +232,7 @@ impl Gate {
             self.good.fetch_add(1, Ordering::Relaxed);
             return false;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let mut state = self.lock();
         self.count_good(&mut state, now);
         let before = state.phase;
@@ -263,7 +282,7 @@ impl Gate {
         let state = self.lock();
         let is_ours = state
             .may_probe_until
-            .is_some_and(|until| Instant::now() < until);
+            .is_some_and(|until| clock::now() < until);
         is_ours && state.phase == unused
     }
 
@@ -312,7 +331,7 @@ impl Gate {
     /// This relay may probe, for as long as this.
     pub(crate) fn begin_probe(&self, hold: Duration) {
         let mut state = self.lock();
-        state.may_probe_until = Some(later(Instant::now(), hold));
+        state.may_probe_until = Some(later(clock::now(), hold));
         self.try_first(&mut state, true);
     }
 

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
+use super::database::{Database, Registration};
 use super::lease_clock::BootTime;
 use super::shared::Shared;
+use super::threads::Post;
 use crate::store::relay::connection::Plans;
-use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::lease::LeaseId;
 
 /// What the last message to the heartbeat says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,16 +32,10 @@ pub(crate) fn run(
     ending: &Receiver<Ending>,
     pulse: &Receiver<()>,
 ) {
-    let lease = shared.config.lease;
-    let beat = lease / 3;
-    let name = &shared.config.table;
-    let single_active = shared.config.single_active;
-    let serves = super::serves(&shared.config);
-    let mut session = shared.session(&shared.progress.heartbeat, beat, Plans::Any);
-    let mut current = Some(first);
-    let mut next = BootTime::now().after(beat);
-    let look = LOOK.min(beat);
-    let mut wait = look;
+    let beat = shared.config.lease / 3;
+    let session = shared.session(Post::Heartbeat, beat, Plans::Any);
+    let mut heartbeat = Heartbeat::new(shared, relay_name, Some(first), session);
+    let mut wait = LOOK.min(beat);
     loop {
         let told = select! {
             recv(ending) -> told => told.map_err(|_| RecvTimeoutError::Disconnected),
@@ -47,51 +43,98 @@ pub(crate) fn run(
             default(wait) => Err(RecvTimeoutError::Timeout),
         };
         match told {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(Ending::Clean) => {
-                // Twice: the connection may have died since the last beat.
-                let mut end = |id| session.run(|conn| lease::end(conn, name, id));
-                if let Some(id) = current
-                    && let Err(error) = end(id).or_else(|_| end(id))
-                {
-                    log::warn!(event = "lease_left", lease = id.0, error:% = error; "the lease could not be ended and will expire");
-                }
-                return;
-            }
+            Err(RecvTimeoutError::Timeout) => wait = heartbeat.beat(),
+            Ok(Ending::Clean) => return heartbeat.end(),
             Ok(Ending::LeaveLease) | Err(RecvTimeoutError::Disconnected) => return,
         }
+    }
+}
+
+/// What keeps the lease.
+pub(super) struct Heartbeat<'a, D> {
+    shared: &'a Shared,
+    db: D,
+    relay_name: String,
+    serves: Option<String>,
+    /// How often the lease is renewed.
+    every: Duration,
+    current: Option<LeaseId>,
+    /// When it is renewed next.
+    next: BootTime,
+}
+
+impl<'a, D: Database> Heartbeat<'a, D> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        relay_name: &str,
+        current: Option<LeaseId>,
+        db: D,
+    ) -> Self {
+        let every = shared.config.lease / 3;
+        Self {
+            shared,
+            db,
+            relay_name: relay_name.to_owned(),
+            serves: super::serves(&shared.config),
+            every,
+            current,
+            next: BootTime::now().after(every),
+        }
+    }
+
+    /// Renews the lease, or looks at it, or gets one where there is none. Returns when to beat again.
+    pub(super) fn beat(&mut self) -> Duration {
+        let shared = self.shared;
         let asked = BootTime::now();
         // The claimer may have given it up.
-        current = current.filter(|id| shared.lease.is(*id));
-        let is_looking = asked < next;
-        let result = session.run(|conn| match current {
-            Some(id) if is_looking => Ok(lease::is_there(conn, name, id)?.then_some(id)),
-            Some(id) => Ok(lease::renew(conn, name, id, lease)?.then_some(id)),
+        self.current = self.current.filter(|id| shared.lease.is(*id));
+        let is_looking = asked < self.next;
+        let lease = shared.config.lease;
+        let result = match self.current {
+            Some(id) if is_looking => self.db.is_there(id).map(|is_there| is_there.then_some(id)),
+            Some(id) => (self.db.renew(id, lease)).map(|is_there| is_there.then_some(id)),
             None => {
-                let serves = serves.as_deref();
-                lease::register(conn, name, relay_name, lease, single_active, serves).map(Some)
+                let registration = Registration {
+                    relay: &self.relay_name,
+                    lease,
+                    is_single_active: shared.config.single_active,
+                    serves: self.serves.as_deref(),
+                };
+                self.db.register(&registration).map(Some)
             }
-        });
-        wait = match result {
-            Ok(Some(_)) if is_looking && current.is_some() => look,
+        };
+        let look = LOOK.min(self.every);
+        match result {
+            Ok(Some(_)) if is_looking && self.current.is_some() => look,
             Ok(Some(id)) => {
-                if current.is_none() {
+                if self.current.is_none() {
                     log::info!(event = "lease_registered", lease = id.0; "the relay has a lease again");
                     shared.lease.registered(id, asked);
                 } else {
                     shared.lease.renewed(id, asked);
                 }
-                current = Some(id);
-                next = asked.after(beat);
+                self.current = Some(id);
+                self.next = asked.after(self.every);
                 look
             }
             Ok(None) => {
-                if let Some(lost) = current.take() {
+                if let Some(lost) = self.current.take() {
                     shared.lose_lease(lost);
                 }
                 Duration::ZERO
             }
-            Err(_) => session.wait().min(beat),
-        };
+            Err(_) => self.db.wait().min(self.every),
+        }
+    }
+
+    /// Everything is settled or released: others need not wait for the end of the lease.
+    pub(super) fn end(mut self) {
+        // Twice: the connection may have died since the last beat.
+        let mut end = |id| self.db.end(id);
+        if let Some(id) = self.current
+            && let Err(error) = end(id).or_else(|_| end(id))
+        {
+            log::warn!(event = "lease_left", lease = id.0, error:% = error; "the lease could not be ended and will expire");
+        }
     }
 }

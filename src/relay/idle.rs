@@ -39,12 +39,24 @@ impl Idle {
         self.changed.notify_all();
     }
 
-    /// Asks, `ring`s the claimer, and waits for the answer. `false`: the time was over first.
-    pub(super) fn wait(&self, timeout: Duration, ring: impl FnOnce()) -> bool {
+    /// Asks. Returns the number of the question.
+    pub(super) fn ask(&self) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.asked += 1;
-        let question = state.asked;
+        state.asked
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_answered(&self, question: u64) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.answered >= question
+    }
+
+    /// Asks, `ring`s the claimer, and waits for the answer. `false`: the time was over first.
+    pub(super) fn wait(&self, timeout: Duration, ring: impl FnOnce()) -> bool {
+        let question = self.ask();
         ring();
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (state, _) = self
             .changed
             .wait_timeout_while(state, timeout, |state| state.answered < question)

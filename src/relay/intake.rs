@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
-use super::bulkhead::{Bulkhead, FIRST_BATCH};
+use super::bulkhead::{Bulkhead, FIRST_BATCH, Job};
 use super::gate::Room;
 use super::planner::Door;
-use super::shared::{Job, Shared};
+use super::shared::Shared;
 
 /// The queue of a bulkhead, and what is known of what goes into it.
 pub(super) struct Intake {

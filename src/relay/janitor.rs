@@ -13,6 +13,7 @@ use self::leases::Leases;
 use super::depths::Counting;
 use super::session::Session;
 use super::shared::Shared;
+use super::threads::Post;
 use crate::error::DatabaseError;
 use crate::store::relay::clean;
 use crate::store::relay::connection::Plans;
@@ -64,7 +65,7 @@ impl<'a> Janitor<'a> {
             .max(Duration::from_millis(200));
         Self {
             shared,
-            session: shared.session(&shared.progress.janitor, STATEMENT_TIMEOUT, Plans::Any),
+            session: shared.session(Post::Janitor, STATEMENT_TIMEOUT, Plans::Any),
             depths: Counting::new(shared),
             interval,
             next_cleaning: Instant::now(),

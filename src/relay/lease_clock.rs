@@ -21,6 +21,10 @@ pub(crate) struct BootTime(Duration);
 
 impl BootTime {
     pub(crate) fn now() -> Self {
+        #[cfg(test)]
+        if let Some(now) = crate::clock::simulated::since_boot() {
+            return Self(now);
+        }
         let now = clock_gettime(CLOCK);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::progress::MARGIN;
-use super::session::{Cause, LISTENER};
 use super::shared::Shared;
+use super::threads::{Cause, MARGIN, Post};
 use crate::error::DatabaseError;
 use crate::store::relay::notifications::{Listener, Lock};
 
@@ -26,7 +25,6 @@ const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Listens until the relay stops. Everything it does is a hint: without it the relay polls.
 pub(crate) fn run(shared: &Shared) {
-    let post = &shared.progress.listener;
     let Some(url) = shared.listener_url() else {
         log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager, and none of them can listen: new messages are found by polling. Set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false");
         // This thread's end would be taken for a defect.
@@ -34,7 +32,7 @@ pub(crate) fn run(shared: &Shared) {
         return;
     };
     while !shared.is_stopping() {
-        let connected = post.asking(LONGEST_STAY, || {
+        let connected = asking(shared, || {
             let is_direct = shared.config.listener_url.is_some();
             let name = &shared.config.table;
             Listener::connect(url, name, STATEMENT_TIMEOUT, is_direct)
@@ -55,12 +53,10 @@ pub(crate) fn run(shared: &Shared) {
             Err(error) => Err(error),
         };
         shared.sleep().interrupt();
-        post.set_connected(false);
         match end {
-            Ok(()) => return,
+            Ok(()) => return shared.threads.set_connected(Post::Listener, false),
             Err(error) => {
-                post.errors.increment(1);
-                shared.outage.noticed(LISTENER, &error, Cause::Other);
+                shared.threads.failed(Post::Listener, &error, Cause::Other);
                 // What is committed from now on is not heard.
                 shared.look();
                 shared.pause(RECONNECT);
@@ -70,9 +66,7 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> {
-    let post = &shared.progress.listener;
-    post.set_connected(true);
-    shared.outage.over(LISTENER);
+    shared.threads.set_connected(Post::Listener, true);
     // Whatever was committed before was heard by nobody.
     shared.look();
     let sleep = shared.sleep();
@@ -89,7 +83,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             shared.ring();
         }
         if has_lock && (is_news || sleep.is_awake()) {
-            post.asking(LONGEST_STAY, || listener.unlock())?;
+            asking(shared, || listener.unlock())?;
             has_lock = false;
         }
         next_try = match (sleep.is_awake(), has_lock) {
@@ -98,7 +92,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                 fall_asleep(shared);
                 None
             }
-            (false, false) => match post.asking(LONGEST_STAY, || listener.try_lock())? {
+            (false, false) => match asking(shared, || listener.try_lock())? {
                 Lock::Insert => {
                     // It may be committed by now, and others with it.
                     if looked.elapsed() >= LOOK_WHILE_INSERTING {
@@ -126,6 +120,15 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
         };
     }
     Ok(())
+}
+
+/// Asks the database something.
+fn asking<T>(shared: &Shared, ask: impl FnOnce() -> T) -> T {
+    let _within = shared
+        .threads
+        .in_database(Post::Listener)
+        .within(LONGEST_STAY);
+    ask()
 }
 
 /// From now on whoever commits rings. The claimer looks once more: before, nobody did.

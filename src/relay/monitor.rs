@@ -1,50 +1,30 @@
 //! The monitor thread: looks each second whether the others move, and says so to the metrics. It has no
 //! connection.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
+use metrics::Gauge;
 
 use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Standing;
 use super::health::{DestinationState, Health, Problem, ProblemKind};
-use super::progress::{MARGIN, Stay, millis, now};
 use super::shared::Shared;
+use super::threads::{MARGIN, Post, State};
 use super::to::To;
 use crate::handlers::MOST_LATE;
 use crate::store::relay::claim::Topic;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Where it has not looked for as long, the whole process stood still.
-const ASLEEP: Duration = Duration::from_secs(5);
 /// A relay can do without its listener: that it connects takes no longer.
 const LISTENER_GRACE: Duration = Duration::from_secs(5);
-
-/// What the monitor remembers.
-#[derive(Debug, Default)]
-pub(crate) struct Monitor {
-    /// When it last looked; 0: never.
-    looked: AtomicU64,
-    /// Since when the process has not stood still.
-    awake: AtomicU64,
-    /// When somebody else saw that it does not look; 0: it does.
-    missed: AtomicU64,
-    /// The last sum of all moves.
-    moves: AtomicU64,
-    /// What is claimed does not move, and nothing explains it.
-    stalled: Stay,
-    /// What is due is not claimed, and nothing explains it.
-    left: Stay,
-    /// The relay does not listen.
-    deaf: Stay,
-}
 
 /// Looks until the relay stops.
 pub(crate) fn run(shared: &Shared) {
     loop {
-        shared.monitor.look(shared);
+        look(shared);
         record(shared);
         match shared.stop_signal().recv_timeout(INTERVAL) {
             Err(RecvTimeoutError::Timeout) => {}
@@ -54,54 +34,11 @@ pub(crate) fn run(shared: &Shared) {
     record(shared);
 }
 
-impl Monitor {
-    fn look(&self, shared: &Shared) {
-        self.tick(now());
-        let moves = shared.progress.moves();
-        let has_moved = self.moves.swap(moves, Ordering::AcqRel) != moves;
-        let is_stalled = !has_moved && is_stalled(shared);
-        follow(&self.stalled, is_stalled, patience(shared));
-        let is_wanted = shared.config.listener && shared.config.enabled;
-        let is_deaf = is_wanted && !shared.progress.listener.is_connected();
-        follow(&self.deaf, is_deaf, LISTENER_GRACE);
-    }
-
-    /// The janitor has looked whether something is due that the relay should have claimed.
-    pub(super) fn set_left(&self, shared: &Shared, is_left: bool) {
-        follow(&self.left, is_left, patience(shared));
-    }
-
-    /// The monitor looks.
-    fn tick(&self, now: u64) {
-        let before = self.looked.swap(now, Ordering::AcqRel);
-        if now.saturating_sub(before) > millis(ASLEEP) {
-            self.awake.store(now, Ordering::Release);
-        }
-        self.missed.store(0, Ordering::Release);
-    }
-
-    /// Since when times count. A process that stood still sees that its threads were where they are for
-    /// long, before they could move.
-    fn awake(&self, now: u64) -> u64 {
-        let looked = self.looked.load(Ordering::Acquire);
-        if now.saturating_sub(looked) <= millis(ASLEEP) {
-            return self.awake.load(Ordering::Acquire);
-        }
-        // Either that is so just now, or the monitor itself hangs: then times count from here on.
-        let first = self
-            .missed
-            .compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire);
-        first.map_or_else(|missed| missed, |_| now)
-    }
-}
-
-/// Begins the stay where it is so and was not before; ends it where it is not.
-fn follow(stay: &Stay, is_so: bool, limit: Duration) {
-    match (is_so, stay.is_inside()) {
-        (true, false) => stay.begin(limit),
-        (false, true) => stay.end(),
-        _ => {}
-    }
+fn look(shared: &Shared) {
+    let is_connected = shared.threads.state().is_connected(Post::Listener);
+    let is_deaf = shared.listens() && !is_connected;
+    let moves = shared.stats.read().moves();
+    shared.threads.look(moves, is_stuck(shared), is_deaf);
 }
 
 /// For how long nothing may happen without a reason.
@@ -111,13 +48,14 @@ pub(super) fn patience(shared: &Shared) -> Duration {
 
 /// Whether nothing is on its way here, and nothing keeps the relay from claiming what is due.
 pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
+    let state = shared.threads.state();
     shared.config.enabled
         && shared.limit.is_none()
-        && !shared.progress.stands_by()
+        && !state.stands_by
         && shared.in_flight_beside_handlers() == 0
         && shared.lease.current().is_some()
         && shared.doubt().is_none()
-        && shared.outage.troubles().is_empty()
+        && state.troubles().next().is_none()
 }
 
 /// Whether what is due there may be claimed and sent at once.
@@ -137,67 +75,52 @@ pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
 }
 
 /// Whether messages are on their way here that nobody sends, and that nothing keeps.
-fn is_stalled(shared: &Shared) -> bool {
-    let progress = &shared.progress;
-    // Who sends, or waits for the database, is judged by that.
-    let is_busy = progress.is_settling() || progress.senders.iter().flatten().any(Stay::is_inside);
+fn is_stuck(shared: &Shared) -> bool {
     // A rate may be a message an hour.
     let is_held = |bulkhead: &Bulkhead| {
         bulkhead.in_flight.load(Ordering::Relaxed) > 0 && bulkhead.gate.is_limited()
     };
+    // Who sends, or waits for the database, is judged by that.
     shared.in_flight_beside_handlers() > 0
-        && !is_busy
+        && !shared.threads.is_busy()
         && !shared.bulkheads.iter().any(is_held)
-        && shared.outage.troubles().is_empty()
+        && shared.threads.state().troubles().next().is_none()
         && shared.doubt().is_none()
 }
 
 /// What is wrong just now, the worst first.
 pub(crate) fn health(shared: &Shared) -> Health {
     // Before it is asked whether the relay stops: whatever has ended for that is seen after it.
-    let ended = shared.ended();
+    let state = shared.threads.state();
     let mut problems = Vec::new();
     let mut found = |kind, what: String| problems.push(Problem { kind, what });
     if shared.is_stopping() {
-        found(
-            ProblemKind::Stopping,
-            "the relay is shutting down".to_owned(),
-        );
+        let what = "the relay is shutting down";
+        found(ProblemKind::Stopping, what.to_owned());
         return Health::new(problems);
     }
-    for thread in ended {
-        found(
-            ProblemKind::ThreadEnded,
-            format!(
-                "the thread {thread} has ended by itself; its log lines say why. Restart the relay"
-            ),
+    for thread in state.ended() {
+        let what = format!(
+            "the thread {thread} has ended by itself; its log lines say why. Restart the relay"
         );
+        found(ProblemKind::ThreadEnded, what);
     }
-    let now = now();
-    let awake = shared.monitor.awake(now);
-    for post in shared.progress.needed() {
-        if let Some(stayed) = post.in_database.overdue(now, awake) {
-            found(
-                ProblemKind::DatabaseStuck,
-                stuck_in_database(post.thread, stayed),
-            );
+    let watch = &state.watch;
+    for post in Post::needed() {
+        if let Some(stayed) = watch.stuck(shared.threads.in_database(post)) {
+            let what = stuck_in_database(post.name(), stayed);
+            found(ProblemKind::DatabaseStuck, what);
         }
     }
-    for (bulkhead, senders) in shared.bulkheads.iter().zip(&shared.progress.senders) {
-        let overdue = senders.iter().filter_map(|one| one.overdue(now, awake));
-        let (mut count, mut longest) = (0, Duration::ZERO);
-        for stayed in overdue {
-            count += 1;
-            longest = longest.max(stayed);
-        }
-        if count > 0 {
-            let all = count == senders.len();
-            let kind = if all {
-                ProblemKind::SendersStuck
-            } else {
-                ProblemKind::SomeSendersStuck
+    for (bulkhead, senders) in shared.bulkheads.iter().zip(&shared.threads.senders) {
+        let stuck: Vec<Duration> = senders.iter().filter_map(|one| watch.stuck(one)).collect();
+        if let Some(longest) = stuck.iter().max() {
+            let kind = match stuck.len() == senders.len() {
+                true => ProblemKind::SendersStuck,
+                false => ProblemKind::SomeSendersStuck,
             };
-            found(kind, stuck_sending(bulkhead, count, senders.len(), longest));
+            let what = stuck_sending(bulkhead, stuck.len(), senders.len(), *longest);
+            found(kind, what);
         }
         if let Serves::Group(group) = &bulkhead.serves
             && group.late() > 0
@@ -206,102 +129,70 @@ pub(crate) fn health(shared: &Shared) -> Health {
             found(kind, what);
         }
     }
-    if let Some(stayed) = shared.monitor.stalled.overdue(now, awake) {
-        let count = shared.in_flight_beside_handlers();
-        found(
-            ProblemKind::NoProgress,
-            format!(
-                "{count} claimed messages are neither sent nor settled for {}: an observer hangs, or there is a defect. Restart the relay",
-                seconds(stayed)
-            ),
+    if let Some(stayed) = watch.overdue(watch.stalled, patience(shared)) {
+        let (count, stayed) = (shared.in_flight_beside_handlers(), seconds(stayed));
+        let what = format!(
+            "{count} claimed messages are neither sent nor settled for {stayed}: an observer hangs, or there is a defect. Restart the relay"
         );
+        found(ProblemKind::NoProgress, what);
     }
-    if let Some(stayed) = shared.monitor.left.overdue(now, awake) {
-        found(
-            ProblemKind::NoProgress,
-            format!(
-                "messages are due, and none was claimed for {}: a defect. Restart the relay",
-                seconds(stayed)
-            ),
+    if let Some(stayed) = watch.overdue(watch.left, patience(shared)) {
+        let stayed = seconds(stayed);
+        let what = format!(
+            "messages are due, and none was claimed for {stayed}: a defect. Restart the relay"
         );
+        found(ProblemKind::NoProgress, what);
     }
-    database(shared, &mut found);
+    if let Some((kind, what)) = database(&state) {
+        found(kind, what);
+    }
+    if shared.lease.current().is_none() {
+        let what = "the relay has no lease with time left: nothing is claimed or sent until it has";
+        found(ProblemKind::NoLease, what.to_owned());
+    }
     for (Topic { topic, .. }, count) in shared.held_counts() {
-        found(
-            ProblemKind::SettlesRefused,
-            format!(
-                "the database refuses to record what became of {count} messages of {topic}; no more of them are claimed until it does. The log has the database's error"
-            ),
+        let what = format!(
+            "the database refuses to record what became of {count} messages of {topic}; no more of them are claimed until it does. The log has the database's error"
         );
+        found(ProblemKind::SettlesRefused, what);
     }
-    let unrouted = shared.unrouted();
-    if let Some(first) = unrouted.first() {
-        let more = match unrouted.len() - 1 {
+    if let [first, others @ ..] = shared.unrouted().as_slice() {
+        let more = match others.len() {
             0 => String::new(),
             count => format!(" (and {count} more such topics)"),
         };
-        found(
-            ProblemKind::NoRoute,
-            format!(
-                "{}{more}. Add a route, or start the relay that has the handler",
-                first.what()
-            ),
+        let what = format!(
+            "{}{more}. Add a route, or start the relay that has the handler",
+            first.what()
         );
+        found(ProblemKind::NoRoute, what);
     }
-    if shared.monitor.deaf.overdue(now, awake).is_some() {
-        found(
-            ProblemKind::ListenerDown,
-            format!(
-                "the listener has no connection that hears anything; new messages are found by polling, every {}",
-                humantime::format_duration(shared.config.poll_interval)
-            ),
+    if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
+        let every = humantime::format_duration(shared.config.poll_interval);
+        let what = format!(
+            "the listener has no connection that hears anything; new messages are found by polling, every {every}"
         );
+        found(ProblemKind::ListenerDown, what);
     }
     if !shared.config.enabled {
-        found(
-            ProblemKind::Disabled,
-            "OUTBOX_ENABLED is false: nothing is claimed or sent".to_owned(),
-        );
+        let what = "OUTBOX_ENABLED is false: nothing is claimed or sent";
+        found(ProblemKind::Disabled, what.to_owned());
     }
     problems.sort_by_key(|problem| problem.kind);
     Health::new(problems)
 }
 
-/// Whether database, outbox and lease are there.
-fn database(shared: &Shared, found: &mut impl FnMut(ProblemKind, String)) {
-    let troubles = shared.outage.troubles();
-    let missing = troubles
-        .iter()
-        .find_map(|(_, trouble)| trouble.missing.as_ref());
+/// What is wrong with database or outbox.
+fn database(state: &State) -> Option<(ProblemKind, String)> {
+    let (_, first) = state.troubles().next()?;
+    let missing = state.troubles().find_map(|(_, trouble)| trouble.missing());
     if let Some(missing) = missing {
-        found(ProblemKind::Schema, missing.clone());
+        return Some((ProblemKind::Schema, missing.to_owned()));
     }
-    let unreachable = troubles
-        .iter()
-        .filter(|(_, trouble)| trouble.missing.is_none());
-    let (mut threads, mut first) = (Vec::new(), None);
-    for (thread, trouble) in unreachable {
-        threads.push(*thread);
-        first.get_or_insert(trouble);
-    }
-    if let (Some(trouble), None) = (first, missing) {
-        let since = seconds(trouble.since.elapsed());
-        found(
-            ProblemKind::NoDatabase,
-            format!(
-                "no database for {since} ({}): {}",
-                threads.join(", "),
-                trouble.error
-            ),
-        );
-    }
-    if shared.lease.current().is_none() {
-        found(
-            ProblemKind::NoLease,
-            "the relay has no lease with time left: nothing is claimed or sent until it has"
-                .to_owned(),
-        );
-    }
+    let threads: Vec<&str> = state.troubles().map(|(post, _)| post.name()).collect();
+    let (lasts, threads) = (seconds(first.lasts()), threads.join(", "));
+    let what = format!("no database for {lasts} ({threads}): {}", first.error);
+    Some((ProblemKind::NoDatabase, what))
 }
 
 fn stuck_in_database(thread: &str, stayed: Duration) -> String {
@@ -346,8 +237,8 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
     let state = |bulkhead: &Bulkhead| DestinationState {
         name: bulkhead.name.to_string(),
         threads: bulkhead.concurrency,
-        busy: shared.progress.busy(bulkhead.number),
-        queued: shared.progress.queued(bulkhead.number),
+        busy: shared.threads.busy(bulkhead.number),
+        queued: bulkhead.queued(),
         in_flight: bulkhead.in_flight.load(Ordering::Relaxed),
         state: bulkhead.gate.standing().as_str(),
     };
@@ -356,69 +247,37 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
     shared.bulkheads.iter().filter(sends).map(state).collect()
 }
 
-/// Sets the gauges of what is in memory.
+/// Sets the gauges of what is in memory: of a relay that is gone to 0.
 pub(crate) fn record(shared: &Shared) {
-    let (metrics, progress) = (&shared.metrics, &shared.progress);
+    let (metrics, state) = (&shared.metrics, shared.threads.state());
+    let is_over = state.is_over();
+    let set = |gauge: &Gauge, value: f64| gauge.set(if is_over { 0.0 } else { value });
+    let count = |gauge, count: usize| set(gauge, number(count));
+    let flag = |gauge, is_so: bool| count(gauge, usize::from(is_so));
     for (bulkhead, metrics) in shared.bulkheads.iter().zip(&metrics.destinations) {
         let standing = bulkhead.gate.standing();
-        metrics
-            .in_flight
-            .set(number(bulkhead.in_flight.load(Ordering::Relaxed)));
-        metrics.queued.set(number(progress.queued(bulkhead.number)));
-        metrics.threads.set(number(bulkhead.concurrency));
-        metrics
-            .threads_busy
-            .set(number(progress.busy(bulkhead.number)));
-        metrics
-            .breaker_open
-            .set(flag(standing == Standing::BreakerOpen));
-        metrics.paused.set(flag(standing == Standing::Paused));
+        let in_flight = bulkhead.in_flight.load(Ordering::Relaxed);
+        count(&metrics.in_flight, in_flight);
+        count(&metrics.queued, bulkhead.queued());
+        count(&metrics.threads, bulkhead.concurrency);
+        count(&metrics.threads_busy, shared.threads.busy(bulkhead.number));
+        flag(&metrics.breaker_open, standing == Standing::BreakerOpen);
+        flag(&metrics.paused, standing == Standing::Paused);
     }
-    metrics.set_paused(&shared.policy().paused);
-    let connected = progress.needed().chain([&*progress.listener]);
-    let connections = connected.filter(|post| post.is_connected()).count();
-    metrics.connections.set(number(connections));
-    metrics
-        .lease_seconds_left
-        .set(shared.lease.left().as_secs_f64());
-    metrics
-        .listener_connected
-        .set(flag(progress.listener.is_connected()));
+    let policy = shared.policy();
+    metrics.set_paused(if is_over { &[] } else { &policy.paused });
+    count(&metrics.connections, state.connections());
+    let lease_left = shared.lease.left().as_secs_f64();
+    set(&metrics.lease_seconds_left, lease_left);
+    let is_listening = state.is_connected(Post::Listener);
+    flag(&metrics.listener_connected, is_listening);
     let health = health(shared);
-    metrics.live.set(flag(health.is_live()));
-    metrics.ready.set(flag(health.is_ready()));
+    flag(&metrics.live, health.is_live());
+    flag(&metrics.ready, health.is_ready());
     for (kind, gauge) in ProblemKind::ALL.iter().zip(&metrics.problems) {
-        let has = health
-            .problems()
-            .iter()
-            .any(|problem| problem.kind == *kind);
-        gauge.set(flag(has));
+        let mut problems = health.problems().iter();
+        flag(gauge, problems.any(|problem| problem.kind == *kind));
     }
-}
-
-/// The relay is gone: what it had, it has not any more.
-pub(crate) fn record_end(shared: &Shared) {
-    let metrics = &shared.metrics;
-    let of_destinations = metrics.destinations.iter().flat_map(|one| {
-        [
-            &one.in_flight,
-            &one.queued,
-            &one.threads,
-            &one.threads_busy,
-            &one.breaker_open,
-            &one.paused,
-        ]
-    });
-    let own = [
-        &metrics.connections,
-        &metrics.lease_seconds_left,
-        &metrics.listener_connected,
-        &metrics.live,
-        &metrics.ready,
-    ];
-    let all = of_destinations.chain(own).chain(&metrics.problems);
-    all.for_each(|gauge| gauge.set(0));
-    metrics.set_paused(&[]);
 }
 
 #[allow(
@@ -427,10 +286,6 @@ pub(crate) fn record_end(shared: &Shared) {
 )]
 fn number(count: usize) -> f64 {
     count as f64
-}
-
-fn flag(is_so: bool) -> f64 {
-    f64::from(u8::from(is_so))
 }
 
 #[cfg(test)]

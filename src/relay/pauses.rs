@@ -1,31 +1,36 @@
 //! Between the gates of this relay and the table that all relays share.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::bulkhead::Bulkhead;
+use super::database::Database;
 use super::gate::{Due, News};
 use super::planner::KeptBack;
-use super::session::Session;
 use super::shared::Shared;
+use crate::clock;
 use crate::error::DatabaseError;
-use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
+use crate::store::relay::pause::{Pausable, Paused};
 
 /// Beyond the time of a send, a probe has this long to be claimed and answered.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// Tells the table what the gates have seen, opens those whose time is over, and asks the table
 /// for the right to probe where a breaker has closed them.
-pub(super) fn follow_up(shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
+pub(super) fn follow_up(
+    shared: &Shared,
+    db: &mut impl Database,
+    may_probe: bool,
+) -> Result<(), DatabaseError> {
     for bulkhead in &shared.bulkheads {
         if let Some(news) = bulkhead.gate.take_news()
-            && let Err(error) = tell(shared, session, bulkhead, news)
+            && let Err(error) = tell(shared, db, bulkhead, news)
         {
             bulkhead.gate.keep_news(news);
             return Err(error);
         }
-        if bulkhead.gate.open_in_time(Instant::now()) == Due::Probe {
-            probe(shared, session, bulkhead)?;
+        if bulkhead.gate.open_in_time(clock::now()) == Due::Probe && may_probe {
+            probe(shared, db, bulkhead)?;
         }
     }
     Ok(())
@@ -33,40 +38,11 @@ pub(super) fn follow_up(shared: &Shared, session: &mut Session) -> Result<(), Da
 
 fn tell(
     shared: &Shared,
-    session: &mut Session,
+    db: &mut impl Database,
     bulkhead: &Bulkhead,
     news: News,
 ) -> Result<(), DatabaseError> {
-    let (outbox, name) = (&shared.config.table, &*bulkhead.name);
-    // What is left of it by now: the database may have been away.
-    let left = |until: Instant| until.saturating_duration_since(Instant::now());
-    let told = session.run(|conn| match news {
-        News::Paused(code, until) => {
-            let (reason, duration) = (code.as_str(), until.map(left));
-            pause::pause(
-                conn,
-                outbox,
-                Pausable::Destination,
-                name,
-                reason,
-                duration,
-                0,
-            )
-        }
-        News::Opened(until, openings) => {
-            let duration = Some(left(until));
-            pause::pause(
-                conn,
-                outbox,
-                Pausable::Destination,
-                name,
-                BREAKER_OPEN,
-                duration,
-                openings,
-            )
-        }
-        News::Recovered => pause::close_breaker(conn, outbox, name),
-    });
+    let told = db.tell_pause(&bulkhead.name, news);
     if told.is_ok() && matches!(news, News::Opened(..)) {
         shared.metrics.destinations[bulkhead.number]
             .breaker_opened
@@ -75,13 +51,13 @@ fn tell(
     told
 }
 
-fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<(), DatabaseError> {
-    let (outbox, name) = (&shared.config.table, &*bulkhead.name);
+fn probe(
+    shared: &Shared,
+    db: &mut impl Database,
+    bulkhead: &Bulkhead,
+) -> Result<(), DatabaseError> {
     let hold = 2 * bulkhead.send_timeout + PROBE_TIME;
-    let (is_ours, rows) = session.run(|conn| {
-        let is_ours = pause::take_probe(conn, outbox, name, hold)?;
-        Ok((is_ours, pause::all(conn, outbox)?))
-    })?;
+    let (is_ours, rows) = db.take_probe(&bulkhead.name, hold)?;
     if is_ours {
         bulkhead.gate.begin_probe(hold);
     } else {
@@ -93,15 +69,14 @@ fn probe(shared: &Shared, session: &mut Session, bulkhead: &Bulkhead) -> Result<
 /// Tells what the last senders have seen, when the claimer is gone already, and gives back the
 /// right to probe where it was not used. A database that is away is asked once: other relays find
 /// out themselves.
-pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
+pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     let mut tell_all = || {
         for bulkhead in &shared.bulkheads {
             if bulkhead.gate.has_unused_probe() {
-                let (outbox, name) = (&shared.config.table, &*bulkhead.name);
-                session.run(|conn| pause::give_back_probe(conn, outbox, name))?;
+                db.give_back_probe(&bulkhead.name)?;
             }
             if let Some(news) = bulkhead.gate.take_news() {
-                tell(shared, session, bulkhead, news)?;
+                tell(shared, db, bulkhead, news)?;
             }
         }
         Ok::<(), DatabaseError>(())
@@ -113,7 +88,7 @@ pub(super) fn tell_the_last(shared: &Shared, session: &mut Session) {
 
 /// Teaches the gates what the table says. Returns what has none.
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
-    let now = Instant::now();
+    let now = clock::now();
     let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
     let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)
         .map(|row| (row.name.as_str(), row))

@@ -76,8 +76,11 @@ pub(super) enum Step {
     },
     /// A part of what a lease holds and nobody knows of is given back.
     Undo(Part),
-    /// The table hears what the gates have seen, and those open whose time is over.
-    Gates,
+    /// The table hears what the gates have seen, and those open whose time is over. A relay that stands by has
+    /// nothing to probe a destination with, and leaves that to the one that works.
+    Gates {
+        may_probe: bool,
+    },
     Survey(Survey),
     /// The lease is over: others may take what it holds.
     LoseLease(LeaseId),
@@ -126,6 +129,8 @@ pub(super) enum Awaited {
     OthersClaim,
     /// The end of another relay, which does the work.
     Turn,
+    /// That everything known is settled.
+    Settles,
     /// A place in some queue.
     Room,
     /// Nothing is due that can be sent.
@@ -186,6 +191,8 @@ pub(super) struct Planner<'a> {
     /// When the lanes were last opened in the middle of a walk.
     glanced: Instant,
     clock: DatabaseClock,
+    /// That of the last survey.
+    server: Option<i64>,
     /// No other relay has to do the work.
     is_active: bool,
     /// Leases that have ended, as the last survey has seen them; `None` before the first one.
@@ -227,6 +234,7 @@ impl<'a> Planner<'a> {
             is_walks_turn: false,
             glanced: now,
             clock: DatabaseClock::default(),
+            server: None,
             is_active: true,
             ended: None,
             expired: Vec::new(),
@@ -319,7 +327,8 @@ impl<'a> Planner<'a> {
         }
         if self.stage == Stage::Gates {
             self.stage = Stage::Survey;
-            return Some(Step::Gates);
+            let may_probe = self.is_active;
+            return Some(Step::Gates { may_probe });
         }
         if self.stage == Stage::Claim {
             return None;
@@ -484,14 +493,24 @@ impl<'a> Planner<'a> {
         let expiry = expiry.filter(|_| claims && view.left_to_claim.is_none());
         let opens = view.doors.iter().filter_map(|door| door.opens_at);
         opens
+            .filter(|_| claims)
             .chain(self.looks.owed_at())
             .chain(owed)
             .chain(expiry)
             .fold(self.next_poll(now), Instant::min)
     }
 
+    /// A claim without an answer is found out about when everything known is settled.
+    pub(super) fn wait_for_settles(&self, now: Instant) -> Wait {
+        Wait {
+            what: Awaited::Settles,
+            until: self.next_poll(now),
+            answers: None,
+        }
+    }
+
     /// When the outbox is looked at, whatever else is heard of it.
-    pub(super) fn next_poll(&self, now: Instant) -> Instant {
+    fn next_poll(&self, now: Instant) -> Instant {
         now + self.settings.poll_interval.min(LONGEST_WAIT)
     }
 

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
-use super::bulkhead::{Bulkhead, Serves};
+use super::bulkhead::{Bulkhead, Job, Serves};
 use super::fate::is_expired;
 use super::gate::Pass;
 use super::metrics::{Dispatches, OfDestination};
-use super::progress::{MARGIN, Stay, Within};
 use super::settlement::{NobodyListens, Outcomes, Settlement, Verdict};
-use super::shared::{Job, Shared};
+use super::shared::Shared;
 use super::spans::{Span, Spans};
+use super::threads::{MARGIN, Stay, Within};
 use super::wanted::Want;
 use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
@@ -21,6 +21,7 @@ use crate::handlers::Group;
 use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 
 /// Payload bytes of a request in batched mode, at most, where it has more than one message.
 const REQUEST_BYTES: usize = 1024 * 1024;
@@ -40,7 +41,7 @@ pub(crate) fn run(
     outcomes: &Outcomes,
 ) {
     let (bulkhead, number) = place;
-    let sending = &shared.progress.senders[bulkhead][number];
+    let sending = &shared.threads.senders[bulkhead][number];
     let bulkhead = &shared.bulkheads[bulkhead];
     let desk = Desk {
         shared,
@@ -194,10 +195,11 @@ impl SenderThread<'_> {
         let (message, lease) = (sent.message.clone(), sent.lease);
         let (shared, number) = (Arc::clone(self.shared), self.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
-        shared.begin_handling(lease, message.sequence.0);
+        let claim = Claim::of(&message);
+        shared.begin_handling(lease, claim);
         let span = sent.spans.within(Span::current);
         let conclude = move |outcome| {
-            shared.end_handling(lease, sent.message.sequence.0);
+            shared.end_handling(lease, claim);
             let desk = Desk {
                 shared: &shared,
                 bulkhead: &shared.bulkheads[number],

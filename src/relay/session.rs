@@ -1,14 +1,16 @@
-//! A thread's own connection, made anew when it breaks, and one log line for all of them.
+//! A thread's own connection, made anew when it breaks.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use diesel::connection::{AnsiTransactionManager, TransactionManager};
+use diesel::connection::{
+    AnsiTransactionManager, Instrumentation, InstrumentationEvent, TransactionManager,
+    get_default_instrumentation,
+};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
-use super::progress::{MARGIN, Post, each_statement};
+use super::threads::{Cause, MARGIN, Post, Threads};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::brief::is_over_time;
@@ -25,10 +27,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// A connect may take so long by right: libpq's limit is 5 s for each address, but looking a name up has
 /// none, and does not fail at once where the name servers are away.
 const LONGEST_CONNECT: Duration = Duration::from_secs(120);
-/// The thread that the relay can do without.
-pub(super) const LISTENER: &str = "listener";
-/// An outage shorter than this after the last one is the same one to the log.
-const QUIET: Duration = Duration::from_secs(15);
 
 /// What becomes of a connection on which a statement was refused for its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +41,13 @@ pub(crate) enum AfterRefusal {
 pub(crate) struct Session {
     source: Source,
     outbox: OutboxName,
-    post: Arc<Post>,
+    threads: Arc<Threads>,
+    post: Post,
     statement_timeout: Duration,
     plans: Plans,
     conn: Option<Connected>,
     /// The server's process behind the last connection; behind a pooler it may be any.
     backend: Option<i32>,
-    outage: Arc<Outage>,
     failures: u32,
     /// The last error came from what is wrong with the outbox.
     is_missing: bool,
@@ -59,23 +57,28 @@ impl Session {
     pub(crate) fn new(
         source: Source,
         outbox: OutboxName,
-        post: &Arc<Post>,
+        threads: Arc<Threads>,
+        post: Post,
         statement_timeout: Duration,
         plans: Plans,
-        outage: &Arc<Outage>,
     ) -> Self {
         Self {
             source,
             outbox,
-            post: Arc::clone(post),
+            threads,
+            post,
             statement_timeout,
             plans,
             conn: None,
             backend: None,
-            outage: Arc::clone(outage),
             failures: 0,
             is_missing: false,
         }
+    }
+
+    /// The outbox that it is for.
+    pub(super) fn outbox(&self) -> OutboxName {
+        self.outbox.clone()
     }
 
     /// Runs statements. After an error the connection is gone, and the next call makes a new one.
@@ -92,27 +95,28 @@ impl Session {
         after: AfterRefusal,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
-        let post = Arc::clone(&self.post);
+        let (threads, post) = (Arc::clone(&self.threads), self.post);
         let limit = match &self.conn {
-            Some(connected) => self.longest(connected.pooled.is_some()),
+            Some(connected) => self.longest(connected),
             None => LONGEST_CONNECT,
         };
-        let stay = post.in_database.within(limit);
+        let is_new = self.conn.is_none();
+        let in_database = threads.in_database(post);
+        let _within = in_database.within(limit);
         let result = self.try_run(statements);
         match &result {
             Ok(_) => {
                 self.failures = 0;
                 self.is_missing = false;
-                self.outage.over(post.thread);
             }
             Err(error)
                 if after == AfterRefusal::Keep && error.is_refusal() && self.is_outside() =>
             {
-                post.errors.increment(1);
+                threads.count_error(post);
             }
             Err(error) => {
                 let limit = lock_limit(self.statement_timeout);
-                let took = post.in_database.stayed();
+                let took = in_database.stayed();
                 let is_timeout = matches!(error, DatabaseError::Statement(error) if is_over_time(error, took, limit));
                 let cause = if is_timeout {
                     Cause::TimeOut
@@ -122,12 +126,13 @@ impl Session {
                 self.is_missing = matches!(cause, Cause::Missing(_));
                 self.conn = None;
                 self.failures = self.failures.saturating_add(1);
-                post.errors.increment(1);
-                self.outage.noticed(post.thread, error, cause);
+                threads.failed(post, error, cause);
+                return result;
             }
         }
-        drop(stay);
-        post.set_connected(self.conn.is_some());
+        if is_new {
+            threads.set_connected(post, true);
+        }
         result
     }
 
@@ -147,16 +152,12 @@ impl Session {
 
     /// What has failed was refused for its values: the database is there.
     pub(crate) fn was_only_refused(&self) {
-        self.outage.over(self.post.thread);
+        self.threads.set_connected(self.post, self.conn.is_some());
     }
 
     /// The longest that one statement takes by right.
-    fn longest(&self, is_pooled: bool) -> Duration {
-        let turn = if is_pooled {
-            POOLERS_TURN
-        } else {
-            Duration::ZERO
-        };
+    fn longest(&self, connected: &Connected) -> Duration {
+        let turn = connected.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
         self.statement_timeout
             .saturating_add(MARGIN)
             .saturating_add(turn)
@@ -180,30 +181,11 @@ impl Session {
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
-        let of_ours = self.longest(false);
-        let of_pooled = self.longest(true);
-        let Connected { conn, pooled } = match &mut self.conn {
+        let connected = match self.conn.take() {
             Some(connected) => connected,
-            none => {
-                let limits = Limits::of_relay(self.statement_timeout, self.plans);
-                let mut connected = self.source.connect(self.post.thread, limits)?;
-                let longest = match connected.pooled {
-                    None => of_ours,
-                    Some(_) => of_pooled,
-                };
-                if connected.pooled.is_none() {
-                    pin(&mut connected.conn)?;
-                }
-                self.post.in_database.begin(longest);
-                self.backend = match connected.pooled {
-                    None => Some(backend(&mut connected.conn)?),
-                    Some(_) => None,
-                };
-                let told = each_statement(Arc::clone(&self.post), longest);
-                connected.conn.set_instrumentation(told);
-                none.insert(connected)
-            }
+            None => self.connect()?,
         };
+        let Connected { conn, pooled } = self.conn.insert(connected);
         let Some(limits) = *pooled else {
             return Ok(statements(conn)?);
         };
@@ -211,6 +193,24 @@ impl Session {
             limits.set_local(conn)?;
             statements(conn)
         })?)
+    }
+
+    fn connect(&mut self) -> Result<Connected, DatabaseError> {
+        let limits = Limits::of_relay(self.statement_timeout, self.plans);
+        let mut connected = self.source.connect(self.post.name(), limits)?;
+        let longest = self.longest(&connected);
+        let is_pooled = connected.pooled.is_some();
+        let conn = &mut connected.conn;
+        if !is_pooled {
+            pin(conn)?;
+        }
+        self.threads.in_database(self.post).begin(longest);
+        self.backend = match is_pooled {
+            false => Some(backend(conn)?),
+            true => None,
+        };
+        conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
+        Ok(connected)
     }
 
     /// The server's process that the last statements ran in.
@@ -226,95 +226,23 @@ impl Session {
     }
 }
 
-/// Why a statement has failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// It, or a lock that it waited for, took longer than its limit.
-    TimeOut,
-    /// Something is wrong with the outbox.
-    Missing(String),
-    Other,
-}
-
-/// Which threads have no database just now. Says so once, and once when all have it again.
-#[derive(Debug, Default)]
-pub(crate) struct Outage {
-    state: Mutex<OutageState>,
-}
-
-#[derive(Debug, Default)]
-struct OutageState {
-    without: BTreeMap<&'static str, Trouble>,
-    began: Option<Instant>,
-    ended: Option<Instant>,
-    logged: bool,
-}
-
-/// Why a thread has no database.
-#[derive(Debug, Clone)]
-pub(crate) struct Trouble {
-    pub(super) since: Instant,
-    pub(super) error: String,
-    /// The database is there, and this is wrong with the outbox.
-    pub(super) missing: Option<String>,
-}
-
-impl Outage {
-    pub(super) fn noticed(&self, purpose: &'static str, error: &DatabaseError, cause: Cause) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = state.without.is_empty();
-        let trouble = state.without.entry(purpose).or_insert_with(|| Trouble {
-            since: Instant::now(),
-            error: String::new(),
-            missing: None,
-        });
-        trouble.error = error.to_string();
-        let event = match &cause {
-            Cause::TimeOut => "db_timeout",
-            Cause::Missing(_) | Cause::Other => "db_error",
-        };
-        trouble.missing = match cause {
-            Cause::Missing(what) => Some(what),
-            Cause::TimeOut | Cause::Other => None,
-        };
-        if first {
-            state.began = Some(Instant::now());
-            state.logged = state.ended.is_none_or(|ended| ended.elapsed() > QUIET);
+/// Each statement of a connection has its own time, `limit`: what a thread does by many is not one stay.
+fn each_statement(
+    threads: &Arc<Threads>,
+    post: Post,
+    limit: Duration,
+) -> impl Instrumentation + use<> {
+    let threads = Arc::clone(threads);
+    // The one that it takes the place of, where the application has set one.
+    let mut default = get_default_instrumentation();
+    move |event: InstrumentationEvent<'_>| {
+        let stay = threads.in_database(post);
+        let is_next = matches!(event, InstrumentationEvent::StartQuery { .. });
+        if is_next && stay.is_inside() {
+            stay.begin(limit);
         }
-        let level = if first && state.logged {
-            log::Level::Error
-        } else {
-            log::Level::Debug
-        };
-        log::log!(level, event = event, thread = purpose, error:% = error; "the database failed; trying again until it is back");
-    }
-
-    pub(super) fn over(&self, purpose: &'static str) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.without.remove(purpose).is_none() || !state.without.is_empty() {
-            return;
+        if let Some(default) = &mut default {
+            default.on_connection_event(event);
         }
-        let level = if state.logged {
-            log::Level::Info
-        } else {
-            log::Level::Debug
-        };
-        let seconds = state
-            .began
-            .map_or(0.0, |began| began.elapsed().as_secs_f64());
-        state.ended = Some(Instant::now());
-        log::log!(level, event = "db_recovered", seconds = seconds; "the database is back");
-    }
-
-    /// The threads that are without their database, but for the one that the relay can do without.
-    pub(super) fn troubles(&self) -> Vec<(&'static str, Trouble)> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let needed = state
-            .without
-            .iter()
-            .filter(|(thread, _)| **thread != LISTENER);
-        needed
-            .map(|(thread, trouble)| (*thread, trouble.clone()))
-            .collect()
     }
 }

@@ -149,10 +149,7 @@ impl Settlement {
     }
 
     pub(super) fn claim(&self) -> Claim {
-        Claim {
-            sequence: self.sequence(),
-            at: self.message.claimed_at,
-        }
+        Claim::of(&self.message)
     }
 
     /// What its settle leaves in the ledger.

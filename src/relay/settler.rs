@@ -6,30 +6,31 @@ mod refused;
 mod written;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use diesel::PgConnection;
-use diesel::result::QueryResult;
 
-pub(super) use self::written::write_down;
+#[cfg(test)]
+pub(super) use self::written::blocks_key;
+pub(super) use self::written::{Written, write_down};
 
 use self::next::{Settled, look_at_the_next};
 use self::refused::Refused;
+use super::database::Database;
 use super::pauses;
-use super::progress::Post;
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::Shared;
 use super::stats::add;
+use super::threads::Post;
 use super::told::{Continued, Returned, Told};
+use crate::clock;
 use crate::error::DatabaseError;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::settle::{self, Trace};
+use crate::store::relay::settle::Trace;
 
 /// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
 /// whether the senders have run out of work.
@@ -49,9 +50,10 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// What the database refuses for its values is kept apart (`refused`) and tried again now and then: it holds
 /// nothing else, and what is not refused always comes first.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
-    let mut settler = Settler::new(shared, &shared.progress.settler, Keys::None);
+    let session = session(shared, Post::Settler);
+    let mut settler = Settler::new(shared, session, Keys::None);
     if settler.run(outcomes).is_ok() {
-        pauses::tell_the_last(shared, &mut settler.session);
+        pauses::tell_the_last(shared, &mut settler.db);
     }
 }
 
@@ -62,11 +64,11 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
 /// that says so, and goes to the claimer. `left` is its inbox, for what it left there.
 pub(crate) fn run_keyed(
     shared: &Shared,
-    post: &Arc<Post>,
+    post: Post,
     outcomes: &Receiver<Settlement>,
     left: &Receiver<Told>,
 ) {
-    let mut settler = Settler::new(shared, post, Keys::GoOn);
+    let mut settler = Settler::new(shared, session(shared, post), Keys::GoOn);
     if settler.run(outcomes).is_ok() {
         for told in left.try_iter() {
             if let Told::Continued(Continued { claimed, lease }) = told {
@@ -76,20 +78,24 @@ pub(crate) fn run_keyed(
     }
 }
 
+fn session(shared: &Shared, post: Post) -> Session {
+    shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex)
+}
+
 /// The relay has given up.
 struct GivenUp;
 
 /// Whether the messages of a settler have ordering keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Keys {
+pub(super) enum Keys {
     None,
     /// They have, and a key goes on in the settle of its first message.
     GoOn,
 }
 
-struct Settler<'a> {
+pub(super) struct Settler<'a, D> {
     shared: &'a Shared,
-    session: Session,
+    db: D,
     keys: Keys,
     /// The last batch was a large one.
     is_busy: bool,
@@ -100,11 +106,11 @@ struct Settler<'a> {
     topic_aside: Option<Topic>,
 }
 
-impl<'a> Settler<'a> {
-    fn new(shared: &'a Shared, post: &Arc<Post>, keys: Keys) -> Self {
+impl<'a, D: Database> Settler<'a, D> {
+    pub(super) fn new(shared: &'a Shared, db: D, keys: Keys) -> Self {
         Self {
             shared,
-            session: shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex),
+            db,
             keys,
             is_busy: false,
             refused: Refused::default(),
@@ -116,7 +122,7 @@ impl<'a> Settler<'a> {
     fn run(&mut self, outcomes: &Receiver<Settlement>) -> Result<(), GivenUp> {
         let batch_size = self.shared.batch();
         loop {
-            let next = match self.refused.next_try(Instant::now()) {
+            let next = match self.next_try() {
                 None => outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => outcomes.recv_deadline(at),
             };
@@ -137,6 +143,11 @@ impl<'a> Settler<'a> {
         }
     }
 
+    /// When something that was refused is tried again.
+    pub(super) fn next_try(&self) -> Option<Instant> {
+        self.refused.next_try(clock::now())
+    }
+
     /// Until everything is written down or put aside.
     fn settle_all(&mut self, batch: Vec<Settlement>) -> Result<(), GivenUp> {
         let mut left = self.set_suspects_apart(batch);
@@ -146,7 +157,7 @@ impl<'a> Settler<'a> {
                 if self.shared.is_abandoned() {
                     return Err(GivenUp);
                 }
-                self.shared.pause(self.session.wait());
+                self.shared.pause(self.db.wait());
             }
         }
         Ok(())
@@ -157,7 +168,7 @@ impl<'a> Settler<'a> {
     /// key. Not on the channel: each outcome would wake this thread. Ends early at shutdown.
     fn linger(&self, outcomes: &Receiver<Settlement>, enough: usize) {
         let shared = self.shared;
-        let until = Instant::now() + LINGER;
+        let until = clock::now() + LINGER;
         let is_worth_it = || {
             let waiting = outcomes.len();
             let unsent = shared.count_in_flight().saturating_sub(waiting);
@@ -165,7 +176,7 @@ impl<'a> Settler<'a> {
                 Keys::GoOn => KEYED_WORK * waiting,
                 Keys::None => 0,
             };
-            waiting < enough && unsent > shared.senders().max(least) && Instant::now() < until
+            waiting < enough && unsent > shared.senders().max(least) && clock::now() < until
         };
         while is_worth_it() && !shared.is_stopping() {
             let _ = shared.stop_signal().recv_timeout(GLANCE);
@@ -174,7 +185,7 @@ impl<'a> Settler<'a> {
 
     /// Settles a batch, one statement for each lease and kind. Returns what could not be written down for want
     /// of a server: it is tried again at once.
-    fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
+    pub(super) fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
         let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
         for settlement in batch {
             groups
@@ -189,7 +200,7 @@ impl<'a> Settler<'a> {
                 continue;
             };
             group.iter_mut().for_each(|one| one.repeated = true);
-            if error.is_refusal() && !self.session.is_missing() {
+            if error.is_refusal() && !self.db.is_missing() {
                 left.extend(self.isolate(lease, kind, group));
             } else {
                 left.extend(group);
@@ -205,13 +216,13 @@ impl<'a> Settler<'a> {
         group: &[Settlement],
     ) -> Result<(), DatabaseError> {
         let shared = self.shared;
-        let began = Instant::now();
+        let began = clock::now();
         let Settled {
             written,
             next,
             seen_to,
         } = self.settle_and_continue(lease, kind, group)?;
-        let now = Instant::now();
+        let now = clock::now();
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
         self.hand_on(next, lease);
@@ -222,25 +233,6 @@ impl<'a> Settler<'a> {
             .collect();
         let settled_before = self.settled_before(&missed)?;
         add(&shared.stats.settles, 1);
-        let mut counted = 0;
-        let mut conflicts = Vec::new();
-        for settlement in group {
-            let bulkhead = &shared.bulkheads[settlement.bulkhead];
-            bulkhead.in_flight.fetch_sub(1, Ordering::Relaxed);
-            if written.in_conflict.contains(&settlement.sequence()) {
-                tell(shared, &settlement.in_conflict(), now);
-            } else if changed.contains(&settlement.sequence())
-                || settled_before.contains(&settlement.sequence())
-            {
-                counted += 1;
-                tell(shared, settlement, now);
-            } else {
-                add(&shared.stats.conflicts, 1);
-                shared.metrics.conflicts.increment(1);
-                conflicts.push(settlement);
-            }
-        }
-        self.tell_conflicts(lease, &conflicts);
         let counter = match kind {
             Kind::Delivered => &shared.stats.delivered,
             Kind::Deduplicated => &shared.stats.deduplicated,
@@ -249,8 +241,25 @@ impl<'a> Settler<'a> {
             Kind::Split => &shared.stats.split,
             Kind::Released => &shared.stats.released,
         };
-        add(counter, counted);
-        add(&shared.stats.dead, written.in_conflict.len());
+        let mut conflicts = Vec::new();
+        for settlement in group {
+            let bulkhead = &shared.bulkheads[settlement.bulkhead];
+            bulkhead.in_flight.fetch_sub(1, Ordering::Relaxed);
+            if written.in_conflict.contains(&settlement.sequence()) {
+                add(&shared.stats.dead, 1);
+                tell(shared, &settlement.in_conflict(), now);
+            } else if changed.contains(&settlement.sequence())
+                || settled_before.contains(&settlement.sequence())
+            {
+                add(counter, 1);
+                tell(shared, settlement, now);
+            } else {
+                add(&shared.stats.conflicts, 1);
+                shared.metrics.conflicts.increment(1);
+                conflicts.push(settlement);
+            }
+        }
+        self.tell_conflicts(lease, &conflicts);
         if matches!(kind, Kind::Split | Kind::Released) {
             let topics = group.iter().flat_map(Settlement::topics_before);
             let keys = group.iter().flat_map(Settlement::keys_before);
@@ -269,14 +278,6 @@ impl<'a> Settler<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Runs statements; what they lose by a refusal depends on what is under way.
-    fn run_statements<T>(
-        &mut self,
-        statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
-    ) -> Result<T, DatabaseError> {
-        self.session.run_with(self.after_refusal, statements)
     }
 
     /// Of messages that a repeated settle did not find: those that the first one had settled.
@@ -299,8 +300,7 @@ impl<'a> Settler<'a> {
             .map(|s| s.sequence())
             .collect();
         if !traces.is_empty() {
-            let name = &self.shared.config.table;
-            before.extend(self.run_statements(|conn| settle::settled(conn, name, &traces))?);
+            before.extend(self.db.settled(self.after_refusal, &traces)?);
         }
         Ok(before)
     }
@@ -340,7 +340,6 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
 
 /// Tells the log, the metrics and the observers what is written down.
 fn tell(shared: &Shared, settlement: &Settlement, now: Instant) {
-    shared.progress.moved();
     shared.metrics.destinations[settlement.bulkhead].settled(settlement, now);
     log_settled(settlement, &shared.config);
     if let Some(settled) = settlement.told() {

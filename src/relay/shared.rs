@@ -14,18 +14,16 @@ use super::bulkhead::Bulkhead;
 use super::idle::Idle;
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
-use super::monitor::Monitor;
 use super::observer::Observers;
 use super::planner::Policy;
-use super::progress::{Post, Progress};
-use super::session::{Outage, Session};
+use super::session::Session;
 use super::sleep::Sleep;
 use super::stats::{Counters, add};
+use super::threads::{Post, Threads};
 use super::told::Told;
 use super::unrouted::Unrouted;
 use super::wanted::Wanted;
 use crate::config::Config;
-use crate::message::Message;
 use crate::routes::Routes;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
@@ -34,12 +32,6 @@ use crate::store::relay::lease::LeaseId;
 pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
 /// No claim waits for longer than this for something else.
 const MOMENT: Duration = Duration::from_millis(250);
-
-/// A claimed message on its way to a sender.
-pub(crate) struct Job {
-    pub(crate) message: Message,
-    pub(crate) lease: LeaseId,
-}
 
 /// How many looks at keyed lanes have begun, and ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,13 +55,9 @@ pub(crate) struct Shared {
     /// [`CLAIM_LIMIT`], but for tests.
     pub(crate) claim_limit: Duration,
     pub(crate) lease: LeaseClock,
-    pub(crate) outage: Arc<Outage>,
     pub(crate) stats: Counters,
     pub(crate) metrics: Metrics,
-    pub(crate) progress: Progress,
-    pub(crate) monitor: Monitor,
-    /// Threads that have ended.
-    ended: Mutex<Vec<String>>,
+    pub(crate) threads: Arc<Threads>,
     in_flight: Mutex<InFlight>,
     /// Changed by the claimer only.
     policy: Mutex<Arc<Policy>>,
@@ -120,17 +108,14 @@ impl Shared {
         Self {
             observers,
             routes: Routes::new(&config),
-            progress: Progress::new(&metrics, &bulkheads),
+            threads: Arc::new(Threads::new(&metrics, &bulkheads)),
             metrics,
-            monitor: Monitor::default(),
-            ended: Mutex::default(),
             bulkheads,
             config,
             source,
             limit,
             claim_limit: CLAIM_LIMIT,
             lease,
-            outage: Arc::default(),
             stats: Counters::default(),
             in_flight: Mutex::default(),
             policy: Mutex::default(),
@@ -141,18 +126,6 @@ impl Shared {
             signals,
             idle: Idle::default(),
         }
-    }
-
-    /// A thread has come to its end.
-    pub(super) fn thread_ended(&self, thread: &str) {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.push(thread.to_owned());
-    }
-
-    /// The threads that have come to their ends.
-    pub(super) fn ended(&self) -> Vec<String> {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.clone()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -284,6 +257,10 @@ impl Shared {
         self.idle.wait(timeout, || self.look())
     }
 
+    pub(crate) fn listens(&self) -> bool {
+        self.config.listener && self.config.enabled
+    }
+
     /// Where the listener connects: a manager's connections do not give their sockets away.
     pub(crate) fn listener_url(&self) -> Option<&SecretString> {
         match (&self.config.listener_url, &self.source) {
@@ -293,19 +270,14 @@ impl Shared {
     }
 
     /// A session with no connection yet, for this thread.
-    pub(crate) fn session(
-        &self,
-        post: &Arc<Post>,
-        statement_timeout: Duration,
-        plans: Plans,
-    ) -> Session {
+    pub(crate) fn session(&self, post: Post, statement_timeout: Duration, plans: Plans) -> Session {
         Session::new(
             self.source.clone(),
             self.config.table.clone(),
+            Arc::clone(&self.threads),
             post,
             statement_timeout,
             plans,
-            &self.outage,
         )
     }
 

@@ -70,6 +70,11 @@ impl Stats {
     pub fn processed(&self) -> u64 {
         self.delivered + self.deduplicated + self.dead
     }
+
+    /// Changes with whatever is claimed or settled.
+    pub(super) fn moves(&self) -> u64 {
+        self.claimed + self.processed() + self.retried + self.split + self.released
+    }
 }
 
 pub(crate) fn add(counter: &AtomicU64, count: usize) {

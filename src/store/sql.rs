@@ -25,6 +25,10 @@ extern "SQL" {
     #[sql_name = "pg_catalog.clock_timestamp"]
     fn clock_timestamp() -> Timestamptz;
 
+    /// When the server was started.
+    #[sql_name = "pg_catalog.pg_postmaster_start_time"]
+    fn pg_postmaster_start_time() -> Timestamptz;
+
     /// When the transaction began.
     #[sql_name = "pg_catalog.now"]
     fn now() -> Timestamptz;

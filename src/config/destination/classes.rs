@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::settings::{ConfigError, bad};
+use crate::config::error::ConfigError;
+use crate::config::text::by_word;
 
 /// What an answer of the class 4xx means for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,18 +17,13 @@ pub enum Class {
     Pause,
 }
 
-impl std::str::FromStr for Class {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "retry" => Ok(Self::Retry),
-            "dead" => Ok(Self::Dead),
-            "pause" => Ok(Self::Pause),
-            _ => Err(format!("{word:?} is not retry, dead or pause")),
-        }
-    }
-}
+by_word!(
+    Class,
+    "retry, dead or pause",
+    Retry = "retry",
+    Dead = "dead",
+    Pause = "pause"
+);
 
 /// What each status of 4xx means. By default 400, 413, 415 and 422 are dead, 410 pauses, and the
 /// others are tried again.
@@ -69,9 +65,9 @@ impl Classes {
     /// A [`ConfigError`] when it is none of 400 to 499.
     pub fn set(&mut self, status: u16, class: Class) -> Result<(), ConfigError> {
         if !(400..=499).contains(&status) {
-            return Err(bad(
+            return Err(ConfigError::new(
                 "classes",
-                &format!("{status} is not one of 400 to 499: only these can be chosen"),
+                format!("{status} is not one of 400 to 499: only these can be chosen"),
             ));
         }
         self.by_status.insert(status, class);

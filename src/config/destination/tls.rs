@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use url::Url;
 
-use crate::config::settings::ConfigError;
-use crate::config::text::{parse_url, shown_url};
+use crate::config::error::ConfigError;
+use crate::config::text::{by_word, shown_url, url};
 
 /// How TLS is spoken with a destination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,26 +69,7 @@ pub enum TlsVersion {
     V1_3,
 }
 
-impl fmt::Display for TlsVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::V1_2 => "1.2",
-            Self::V1_3 => "1.3",
-        })
-    }
-}
-
-impl std::str::FromStr for TlsVersion {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "1.2" => Ok(Self::V1_2),
-            "1.3" => Ok(Self::V1_3),
-            _ => Err(format!("{word:?} is not 1.2 or 1.3")),
-        }
-    }
-}
+by_word!(TlsVersion, "1.2 or 1.3", V1_2 = "1.2", V1_3 = "1.3");
 
 /// Whether an HTTP proxy stands between. `HTTP_PROXY` and its like are not read.
 #[derive(Clone, PartialEq, Eq)]
@@ -131,9 +112,14 @@ impl Proxy {
     /// # Errors
     /// A [`ConfigError`] that names `key`.
     pub fn parse(key: &str, value: &str) -> Result<Self, ConfigError> {
-        if value == "direct" {
-            return Ok(Self::Direct);
+        Self::of(value).map_err(ConfigError::at(key))
+    }
+
+    /// `direct`, or the URL of a proxy. An error is the reason.
+    pub(in crate::config) fn of(text: &str) -> Result<Self, String> {
+        match text {
+            "direct" => Ok(Self::Direct),
+            text => url(text).map(Self::Via),
         }
-        parse_url(key, value).map(Self::Via)
     }
 }

@@ -8,7 +8,8 @@ use toml::Value;
 
 use super::section::{Section, shown};
 use super::values::{
-    bytes, content, count, duration, list, number, path, switch, text, unshown, word, wrong_type,
+    bytes, content, count, duration, list, number, parsed, path, switch, text, unshown, word,
+    wrong_type,
 };
 use crate::config::{
     Breaker, Class, Classes, ConfigError, Destination, Proxy, Rate, SigningSecret, Tls,
@@ -61,13 +62,13 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
     }
     let mut section = Section::new(at, value, KEYS)?;
     section.one_of("url_file", "url")?;
-    let of_file = section.take("url_file", |key, value| content(key, &text(key, value)?))?;
+    let of_file = section.take("url_file", content)?;
     let (key, url) = match of_file {
         Some(url) => ("url_file", url),
         None => ("url", section.required("url", text)?),
     };
     let mut destination = Destination::new(name, &url)
-        .map_err(|error| ConfigError::new(section.key(key), unshown(error.reason(), &url, URL)))?;
+        .map_err(|error| unshown(&section.key(key), error.reason(), &url, URL))?;
     request(&mut section, &mut destination)?;
     limits(&mut section, &mut destination)?;
     failures(&mut section, &mut destination)?;
@@ -81,19 +82,15 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
 /// How requests look.
 fn request(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.mode = section.take("mode", word("it takes binary, structured or batched"))?;
-    if let Some(size) = section.take("batch_size", count)? {
-        destination.request_batch.size = size;
-    }
-    if let Some(linger) = section.take("batch_linger", duration)? {
-        destination.request_batch.linger = linger;
-    }
+    let batch = &mut destination.request_batch;
+    section.set("batch_size", &mut batch.size, count)?;
+    section.set("batch_linger", &mut batch.linger, duration)?;
     section.one_of("secret_file", "secret")?;
-    let secrets = section.take("secret", secrets)?;
-    let of_file = section.take("secret_file", |key, value| {
-        parse_secrets(key, &content(key, &text(key, value)?)?)
+    section.set("secret", &mut destination.secrets, secrets)?;
+    section.set("secret_file", &mut destination.secrets, |key, value| {
+        parse_secrets(key, &content(key, value)?)
     })?;
-    destination.secrets = secrets.or(of_file).unwrap_or_default();
-    destination.headers = section.take("headers", headers)?.unwrap_or_default();
+    section.set("headers", &mut destination.headers, headers)?;
     destination.max_payload_bytes = section.take("max_payload", bytes(MAX_PAYLOAD_BYTES))?;
     Ok(())
 }
@@ -122,31 +119,20 @@ fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), 
     let takes = "it takes exponential(base, cap) or a table 5s,10s,20s";
     destination.backoff = section.take("backoff", word(takes))?;
     destination.on_dead = section.take("on_dead", word("it takes continue or block"))?;
-    if let Some(cap) = section.take("retry_after_cap", duration)? {
-        destination.retry_after_cap = cap;
-    }
-    if let Some(breaker) = section.take("breaker", breaker)? {
-        destination.breaker = breaker;
-    }
-    if let Some(classes) = section.take("classes", classes)? {
-        destination.classes = classes;
-    }
-    Ok(())
+    let cap = &mut destination.retry_after_cap;
+    section.set("retry_after_cap", cap, duration)?;
+    section.set("breaker", &mut destination.breaker, breaker)?;
+    section.set("classes", &mut destination.classes, classes)
 }
 
 /// How it is reached.
 fn way(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.internal = section.take("internal", switch)?;
-    destination.allow = section.take("allow", networks)?.unwrap_or_default();
+    section.set("allow", &mut destination.allow, networks)?;
     destination.https_only = section.take("https_only", switch)?;
-    destination.tls = section.take("tls", tls)?.unwrap_or_default();
-    destination.proxy = section.take("proxy", |key, value| {
-        let text = text(key, value)?;
-        Proxy::parse(key, &text).map_err(|error| {
-            let takes = "it takes direct, or a URL such as http://proxy.example:3128";
-            ConfigError::new(key, unshown(error.reason(), &text, takes))
-        })
-    })?;
+    section.set("tls", &mut destination.tls, tls)?;
+    let takes = "it takes direct, or a URL such as http://proxy.example:3128";
+    destination.proxy = section.take("proxy", parsed(takes, Proxy::of))?;
     Ok(())
 }
 
@@ -180,7 +166,7 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
             Value::String(value) => value,
             Value::Table(_) => {
                 let mut file = Section::new(key, value, &["file"])?;
-                file.required("file", |key, value| content(key, &text(key, value)?))?
+                file.required("file", content)?
             }
             other => return Err(wrong_type(&key, &other, "text, or { file = \"path\" },")),
         };
@@ -204,21 +190,11 @@ fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
         other => return Err(wrong_type(key, &other, "false or a table")),
     }
     let mut section = Section::new(key.to_owned(), value, BREAKER_KEYS)?;
-    if let Some(ratio) = section.take("failure_ratio", number)? {
-        breaker.failure_ratio = ratio;
-    }
-    if let Some(sends) = section.take("min_sends", count)? {
-        breaker.min_sends = sends;
-    }
-    for (name, field) in [
-        ("window", &mut breaker.window),
-        ("open", &mut breaker.open),
-        ("open_cap", &mut breaker.open_cap),
-    ] {
-        if let Some(duration) = section.take(name, duration)? {
-            *field = duration;
-        }
-    }
+    section.set("failure_ratio", &mut breaker.failure_ratio, number)?;
+    section.set("min_sends", &mut breaker.min_sends, count)?;
+    section.set("window", &mut breaker.window, duration)?;
+    section.set("open", &mut breaker.open, duration)?;
+    section.set("open_cap", &mut breaker.open_cap, duration)?;
     Ok(Some(breaker))
 }
 
@@ -256,20 +232,17 @@ fn networks(key: &str, value: Value) -> Result<Vec<IpNet>, ConfigError> {
 
 fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
     let mut section = Section::new(key.to_owned(), value, TLS_KEYS)?;
-    let roots = section.take("roots", word("it takes bundled, system or a path"))?;
-    let client_cert_file = section.take("client_cert_file", path)?;
-    let client_key_file = section.take("client_key_file", path)?;
-    let version = section.take("min_version", |key, value| {
+    let version = |key: &str, value| {
         let value = match value {
             Value::Float(number) => Value::String(number.to_string()),
             other => other,
         };
         word("it takes 1.2 or 1.3")(key, value)
-    })?;
+    };
     Ok(Tls {
-        roots,
-        client_cert_file,
-        client_key_file,
-        min_version: version.unwrap_or_default(),
+        roots: section.take("roots", word("it takes bundled, system or a path"))?,
+        client_cert_file: section.take("client_cert_file", path)?,
+        client_key_file: section.take("client_key_file", path)?,
+        min_version: section.take("min_version", version)?.unwrap_or_default(),
     })
 }

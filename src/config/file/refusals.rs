@@ -263,10 +263,7 @@ fn a_secret_in_the_wrong_place_is_not_shown() {
         assert!(!error.contains("hunter22"), "{error}");
     }
     for setting in SETTINGS {
-        let text = format!(
-            "{} = 'hunter22://hunter22 hunter22'",
-            key_of(setting.variable)
-        );
+        let text = format!("{} = 'hunter22://hunter22 hunter22'", key_of(setting));
         if let Err(error) = read(&text) {
             assert!(!error.to_string().contains("hunter22"), "{error}");
         }

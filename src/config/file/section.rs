@@ -49,6 +49,19 @@ impl Section {
         value.map(|value| read(&self.key(name), value)).transpose()
     }
 
+    /// Sets `field` to what [`take`](Self::take) gives.
+    pub(super) fn set<T>(
+        &mut self,
+        name: &str,
+        field: &mut T,
+        read: impl FnOnce(&str, Value) -> Result<T, ConfigError>,
+    ) -> Result<(), ConfigError> {
+        if let Some(value) = self.take(name, read)? {
+            *field = value;
+        }
+        Ok(())
+    }
+
     /// As [`take`](Self::take), and an error where the key is not there.
     pub(super) fn required<T>(
         &mut self,

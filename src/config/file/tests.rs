@@ -147,6 +147,19 @@ fn settings_and_routes_are_read() {
 }
 
 #[test]
+fn a_setting_is_text_or_of_its_own_type() {
+    for text in [
+        "batch = 7\ncleaner = false\nno_proxy = ['A', '.b']\nadmin_hosts = ['a', 'b c']",
+        "batch = '7'\ncleaner = 'false'\nno_proxy = 'A, .b'\nadmin_hosts = 'a,b c'",
+    ] {
+        let config = read(text).expect(text);
+        assert_eq!((config.batch, config.cleaner), (7, false));
+        assert_eq!(config.no_proxy, ["a", ".b"]);
+        assert_eq!(config.admin.hosts, ["a", "b", "c"]);
+    }
+}
+
+#[test]
 fn every_key_of_a_destination_is_read() {
     let config = read(&Good::new().text).expect("good");
     let [audit, billing] = config.destinations.as_slice() else {

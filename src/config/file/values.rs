@@ -1,17 +1,14 @@
 //! Reading single values. Each function gets the whole name of the key, for its error.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::fmt::Display;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use toml::Value;
 
-use crate::config::{ConfigError, parse_duration};
+use crate::config::ConfigError;
 
-/// Files with secrets are small.
-const MOST_BYTES: u64 = 64 * 1024;
 /// Shorter words tell nothing.
 const TELLING: usize = 3;
 
@@ -51,11 +48,10 @@ pub(super) fn switch(key: &str, value: Value) -> Result<bool, ConfigError> {
 }
 
 pub(super) fn duration(key: &str, value: Value) -> Result<Duration, ConfigError> {
-    let text = text(key, value)?;
-    parse_duration(key, &text).map_err(|error| {
-        let reason = unshown(error.reason(), &text, "it takes one such as 500ms or 2h");
-        ConfigError::new(key, reason)
-    })
+    parsed(
+        "it takes one such as 500ms or 2h",
+        crate::config::text::duration,
+    )(key, value)
 }
 
 /// A whole number that `T` has.
@@ -77,19 +73,22 @@ pub(super) fn number(key: &str, value: Value) -> Result<f64, ConfigError> {
     }
 }
 
-/// Text that `T` reads; `takes` says which.
-pub(super) fn word<T>(takes: &str) -> impl FnOnce(&str, Value) -> Result<T, ConfigError>
-where
-    T: FromStr,
-    T::Err: std::fmt::Display,
-{
+/// Text that `parse` reads; `takes` says which. An error does not show it.
+pub(super) fn parsed<T, E: Display>(
+    takes: &str,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> impl FnOnce(&str, Value) -> Result<T, ConfigError> {
     move |key, value| {
         let text = text(key, value)?;
-        text.parse().map_err(|error: T::Err| {
-            let reason = unshown(&error.to_string(), &text, takes);
-            ConfigError::new(key, reason)
-        })
+        parse(&text).map_err(|error| unshown(key, &error.to_string(), &text, takes))
     }
+}
+
+/// Text of one of the small languages of settings.
+pub(super) fn word<T: FromStr<Err: Display>>(
+    takes: &str,
+) -> impl FnOnce(&str, Value) -> Result<T, ConfigError> {
+    parsed(takes, str::parse)
 }
 
 pub(super) fn path(key: &str, value: Value) -> Result<PathBuf, ConfigError> {
@@ -122,41 +121,22 @@ fn parse_bytes(text: &str) -> Option<usize> {
     number.trim().parse::<usize>().ok()?.checked_mul(unit)
 }
 
-/// The content of the file that `key` names, without the line break at its end.
-pub(super) fn content(key: &str, path: &str) -> Result<String, ConfigError> {
-    let bad = |reason: String| ConfigError::new(key, reason);
-    // What is relative may be no path at all, but the secret itself.
-    let (file, hint) = if Path::new(path).is_absolute() {
-        (format!("{path:?}"), "")
-    } else {
-        let hint = "; a relative path begins at the working directory";
-        ("the file that it names".to_owned(), hint)
-    };
-    let mut content = String::new();
-    let read = File::open(path)
-        .and_then(|opened| opened.take(MOST_BYTES + 1).read_to_string(&mut content));
-    match read {
-        Ok(_) if content.len() as u64 > MOST_BYTES => {
-            Err(bad(format!("{file} has more than {MOST_BYTES} bytes")))
-        }
-        Ok(_) => Ok(content.trim_end_matches(['\r', '\n']).to_owned()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(bad(format!("cannot read {file}: {error}{hint}")))
-        }
-        Err(error) => Err(bad(format!("cannot read {file}: {error}"))),
-    }
-}
-
-/// The reason why `value` is refused, without the value. A reason that shows parts of it gives way
-/// to what the key `takes`.
-pub(super) fn unshown(reason: &str, value: &str, takes: &str) -> String {
-    let reason = reason.replace(&format!("{value:?}"), "it");
+/// The error of `key`, without the text that is refused. A reason that shows parts of the text gives
+/// way to what the key `takes`.
+pub(super) fn unshown(key: &str, reason: &str, text: &str, takes: &str) -> ConfigError {
+    let reason = reason.replace(&format!("{text:?}"), "it");
     let tells = reason
         .split(|c: char| !c.is_alphanumeric())
-        .any(|word| word.len() >= TELLING && value.contains(word));
-    if tells {
-        format!("it cannot be used: {takes}")
-    } else {
-        reason
-    }
+        .any(|word| word.len() >= TELLING && text.contains(word));
+    let reason = match tells {
+        true => format!("it cannot be used: {takes}"),
+        false => reason,
+    };
+    ConfigError::new(key, reason)
+}
+
+/// The content of the file that `key` names.
+pub(super) fn content(key: &str, value: Value) -> Result<String, ConfigError> {
+    let path = text(key, value)?;
+    crate::config::text::content(&path).map_err(ConfigError::at(key))
 }

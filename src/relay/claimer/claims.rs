@@ -3,30 +3,23 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use diesel::PgConnection;
-use diesel::result::QueryResult;
-
 use super::Claimer;
+use crate::clock;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
+use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
-use crate::relay::planner::{Brought, PATROL_STEP, View, WALK_STEP};
+use crate::relay::planner::{Brought, PATROL_STEP, View};
 use crate::relay::stats::add;
-use crate::store::brief::{briefly, is_over_time};
+use crate::store::brief::is_over_time;
 use crate::store::range::Range;
-use crate::store::relay::claim::{self, Batch, Claimant, Claimed, Lane, Position, Stream};
-use crate::store::relay::ordered::{self, Candidate, Key};
-use crate::store::relay::{patrol, unserved};
+use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};
+use crate::store::relay::ordered::{Candidate, Key};
 
-impl Claimer<'_> {
+impl<D: Database> Claimer<'_, D> {
     /// Two claims, each with an answer of its own: what the first one has got is handed over whatever
     /// becomes of the second.
-    pub(super) fn claim(
-        &mut self,
-        plain: &[Lane],
-        keyed: &[Lane],
-        room: usize,
-    ) -> Result<(), DatabaseError> {
+    pub(super) fn claim(&mut self, plain: &[Lane], keyed: &[Lane], room: usize) -> Answer<()> {
         let count = match plain.is_empty() {
             true => 0,
             false => self.claim_plain(plain, room)?,
@@ -38,13 +31,12 @@ impl Claimer<'_> {
     }
 
     /// Returns how many it has brought.
-    fn claim_plain(&mut self, asked: &[Lane], room: usize) -> Result<usize, DatabaseError> {
-        let name = &self.shared.config.table;
-        let began = Instant::now();
-        let batch = self.claiming(|conn, claimant| claim::claim(conn, name, claimant, asked, room));
+    fn claim_plain(&mut self, asked: &[Lane], room: usize) -> Answer<usize> {
+        let began = clock::now();
+        let batch = self.claiming(|db, by| db.claim(by, asked, room));
         let batch = match batch {
             Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).was_too_slow(Instant::now(), asked, began.elapsed());
+                (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
                 return Ok(0);
             }
             batch => batch?,
@@ -54,30 +46,16 @@ impl Claimer<'_> {
         Ok(count)
     }
 
-    fn claim_keyed(&mut self, asked: &[Lane], room: usize) -> Result<(), DatabaseError> {
+    fn claim_keyed(&mut self, asked: &[Lane], room: usize) -> Answer<()> {
         let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
         let goes_to: Vec<&str> = asked.iter().map(goes_to).collect();
-        let name = &self.shared.config.table;
-        let began = Instant::now();
+        let began = clock::now();
         self.shared.count_keyed_look();
-        let harvest = self.claiming(|conn, claimant| {
-            let found = ordered::due(conn, name, claimant, asked, &goes_to)?;
-            let (mut due, mut reached) = (Vec::new(), HashMap::new());
-            for (lane, found) in asked.iter().zip(found) {
-                due.extend(found.candidates);
-                reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
-            }
-            due.truncate(room);
-            let batch = match due.is_empty() {
-                true => Some(Batch::default()),
-                false => ordered::claim(conn, name, claimant, &due)?,
-            };
-            Ok((batch, reached))
-        });
+        let harvest = self.claiming(|db, by| db.claim_due(by, asked, &goes_to, room));
         self.shared.count_keyed_look();
         let (batch, reached) = match harvest {
             Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).was_too_slow(Instant::now(), asked, began.elapsed());
+                (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
                 return Ok(());
             }
             harvest => harvest?,
@@ -103,37 +81,32 @@ impl Claimer<'_> {
             room,
             batch: &batch,
             reached,
-            took: began.elapsed(),
+            took: clock::since(began),
         };
-        self.planner.claimed(Instant::now(), &brought);
-        self.take(batch.claimed, began.elapsed());
+        self.planner.claimed(clock::now(), &brought);
+        self.take(batch.claimed, clock::since(began));
     }
 
     /// A step of the walk over all keys.
-    pub(super) fn walk(&mut self, from: &Key, view: &View) -> Result<(), DatabaseError> {
-        let (name, moment) = (&self.shared.config.table, self.shared.moment());
-        let (began, expired) = (Instant::now(), self.planner.expired());
-        let page = self.session.run(|conn| {
-            briefly(conn, moment, |conn| {
-                ordered::walk(conn, name, expired, from, WALK_STEP)
-            })
-        })?;
+    pub(super) fn walk(&mut self, from: &Key, view: &View) -> Answer<()> {
+        let (began, moment) = (clock::now(), self.shared.moment());
+        let page = self.db.walk(self.planner.expired(), from, moment)?;
         let Some(page) = page else {
-            (self.planner).walk_was_too_slow(Instant::now(), began.elapsed());
+            (self.planner).walk_was_too_slow(clock::now(), clock::since(began));
             return Ok(());
         };
         let picked = self.planner.pick(page.heads, view);
         let batch = match self.claim_picked(&picked.candidates) {
             Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).walk_was_too_slow(Instant::now(), began.elapsed());
+                (self.planner).walk_was_too_slow(clock::now(), clock::since(began));
                 return Ok(());
             }
             batch => batch?,
         };
         match batch {
             Some(batch) => {
-                let took = began.elapsed();
-                (self.planner).walked(Instant::now(), page.last, picked, &batch, took);
+                let took = clock::since(began);
+                (self.planner).walked(clock::now(), page.last, picked, &batch, took);
                 self.take(batch.claimed, took);
             }
             None => self.planner.was_beaten(),
@@ -142,10 +115,9 @@ impl Claimer<'_> {
     }
 
     /// A look at keys that were freed.
-    pub(super) fn look_at(&mut self, keys: Vec<Key>, view: &View) -> Result<(), DatabaseError> {
-        let name = &self.shared.config.table;
-        let (began, expired) = (Instant::now(), self.planner.expired());
-        let page = (self.session).run(|conn| ordered::first_of(conn, name, expired, &keys));
+    pub(super) fn look_at(&mut self, keys: Vec<Key>, view: &View) -> Answer<()> {
+        let began = clock::now();
+        let page = self.db.first_of(self.planner.expired(), &keys);
         let picked = page.map(|page| self.planner.pick(page.heads, view));
         let result = picked.and_then(|picked| {
             let batch = self.claim_picked(&picked.candidates)?;
@@ -154,7 +126,7 @@ impl Claimer<'_> {
         match result {
             Ok((picked, Some(batch))) => {
                 self.planner.looked_at_keys(picked, &batch);
-                self.take(batch.claimed, began.elapsed());
+                self.take(batch.claimed, clock::since(began));
                 Ok(())
             }
             Ok((_, None)) => {
@@ -170,57 +142,50 @@ impl Claimer<'_> {
     }
 
     /// A step of the patrol: claims what is free in a range.
-    pub(super) fn patrol(&mut self, range: Range, view: &View) -> Result<(), DatabaseError> {
-        let (name, expired) = (&self.shared.config.table, self.planner.expired());
-        let (began, moment) = (Instant::now(), self.shared.moment());
-        let found = self.session.run(|conn| {
-            briefly(conn, moment, |conn| {
-                patrol::free(conn, name, expired, range, PATROL_STEP)
-            })
-        })?;
+    pub(super) fn patrol(&mut self, range: Range, view: &View) -> Answer<()> {
+        let (began, moment) = (clock::now(), self.shared.moment());
+        let found = self.db.free(self.planner.expired(), range, moment)?;
         let Some(found) = found else {
-            (self.planner).range_was_too_wide(Instant::now(), range, began.elapsed());
+            (self.planner).range_was_too_wide(clock::now(), range, clock::since(began));
             return Ok(());
         };
-        self.planner.found_free(Instant::now(), &found);
+        self.planner.found_free(clock::now(), &found);
         let last = found.get(PATROL_STEP - 1);
         let upto = last.map_or(range.upto, |last| last.sequence);
         let picked = self.planner.pick_free(&found, view);
         let has_left = match self.claim_free(&picked.plain, &picked.keyed) {
             Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).range_was_too_wide(Instant::now(), range, began.elapsed());
+                (self.planner).range_was_too_wide(clock::now(), range, clock::since(began));
                 return Ok(());
             }
             has_all => picked.has_left || !has_all?,
         };
-        (self.planner).patrolled(Instant::now(), upto, began.elapsed(), has_left);
+        (self.planner).patrolled(clock::now(), upto, clock::since(began), has_left);
         Ok(())
     }
 
     /// `false`: another relay is claiming keyed messages just now, or some were left for their size.
-    fn claim_free(&mut self, plain: &[i64], keyed: &[Candidate]) -> Result<bool, DatabaseError> {
+    fn claim_free(&mut self, plain: &[i64], keyed: &[Candidate]) -> Answer<bool> {
         let mut has_all = true;
         if !plain.is_empty() {
-            let (name, began) = (&self.shared.config.table, Instant::now());
-            let batch =
-                self.claiming(|conn, claimant| claim::claim_chosen(conn, name, claimant, plain))?;
+            let began = clock::now();
+            let batch = self.claiming(|db, by| db.claim_chosen(by, plain))?;
             has_all = !batch.is_cut;
             self.planner.claimed_free(&batch);
-            self.take(batch.claimed, began.elapsed());
+            self.take(batch.claimed, clock::since(began));
         }
-        let began = Instant::now();
+        let began = clock::now();
         let Some(batch) = self.claim_picked(keyed)? else {
             return Ok(false);
         };
-        self.take(batch.claimed, began.elapsed());
+        self.take(batch.claimed, clock::since(began));
         Ok(has_all && !batch.is_cut)
     }
 
     /// Takes messages whose time is over and that no relay serves, a few at a time: they die.
-    pub(super) fn expire(&mut self, stream: &Stream, after: Position) -> Result<(), DatabaseError> {
-        let name = &self.shared.config.table;
-        let began = Instant::now();
-        let part = (self.session).run(|conn| unserved::expired(conn, name, stream, after))?;
+    pub(super) fn expire(&mut self, stream: &Stream, after: Position) -> Answer<()> {
+        let began = clock::now();
+        let part = self.db.expired(stream, after)?;
         let candidate = |sequence| Candidate {
             sequence,
             goes_to: String::new(),
@@ -231,35 +196,30 @@ impl Claimer<'_> {
             return Ok(());
         };
         let is_cut = batch.is_cut;
-        self.take(batch.claimed, began.elapsed());
+        self.take(batch.claimed, clock::since(began));
         // Otherwise the rest stands behind the same place.
         if !is_cut {
-            (self.planner).expired_upto(Instant::now(), part.reached, began.elapsed());
+            (self.planner).expired_upto(clock::now(), part.reached, clock::since(began));
         }
         Ok(())
     }
 
     /// `None`: another relay is claiming just now.
-    fn claim_picked(&mut self, candidates: &[Candidate]) -> Result<Option<Batch>, DatabaseError> {
+    fn claim_picked(&mut self, candidates: &[Candidate]) -> Answer<Option<Batch>> {
         if candidates.is_empty() {
             return Ok(Some(Batch::default()));
         }
-        let name = &self.shared.config.table;
-        let batch =
-            self.claiming(|conn, claimant| ordered::claim(conn, name, claimant, candidates))?;
+        let batch = self.claiming(|db, by| db.claim_keyed(by, candidates))?;
         self.tell_contention(batch.as_ref());
         Ok(batch)
     }
 
     fn tell_contention(&mut self, batch: Option<&Batch>) {
-        (self.planner).contended(Instant::now(), fastrand::f64(), batch);
+        (self.planner).contended(clock::now(), fastrand::f64(), batch);
     }
 
     /// Runs a claim. One without an answer may have worked, or be at work still.
-    fn claiming<T>(
-        &mut self,
-        claim: impl FnOnce(&mut PgConnection, Claimant<'_>) -> QueryResult<T>,
-    ) -> Result<T, DatabaseError> {
+    fn claiming<T>(&mut self, claim: impl FnOnce(&mut D, Claimant<'_>) -> Answer<T>) -> Answer<T> {
         let lease = self.planner.lease();
         let claimant = Claimant {
             lease,
@@ -267,9 +227,9 @@ impl Claimer<'_> {
             max_attempts: self.shared.config.max_attempts,
             bytes: claim_bytes(&self.shared.bulkheads),
         };
-        let result = self.session.run(|conn| claim(conn, claimant));
+        let result = claim(&mut self.db, claimant);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-            let backend = self.session.backend();
+            let backend = self.db.backend();
             self.shared.begin_doubt(Doubt { lease, backend });
             self.planner.lost_answer();
         }
@@ -279,7 +239,7 @@ impl Claimer<'_> {
     /// Whether a claim has failed because it took too long.
     fn took_too_long(&self, error: &DatabaseError, began: Instant) -> bool {
         let limit = self.shared.claim_limit;
-        matches!(error, DatabaseError::Statement(error) if is_over_time(error, began.elapsed(), limit))
+        matches!(error, DatabaseError::Statement(error) if is_over_time(error, clock::since(began), limit))
     }
 
     fn take(&mut self, claimed: Vec<Claimed>, took: Duration) {

@@ -1,13 +1,14 @@
 //! Where claimed messages go: to a sender, or straight to the settler.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::Claimer;
+use crate::clock;
 use crate::message::Message;
+use crate::relay::bulkhead::Job;
+use crate::relay::database::Database;
 use crate::relay::fate::{Fate, parts};
 use crate::relay::settlement::{Settlement, Verdict};
-use crate::relay::shared::Job;
 use crate::relay::stats::add;
 use crate::relay::to::To;
 use crate::relay::told::Continued;
@@ -23,7 +24,7 @@ enum By {
     Settler,
 }
 
-impl Claimer<'_> {
+impl<D: Database> Claimer<'_, D> {
     pub(super) fn hand_over_all(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
         self.hand_over_from(By::Claimer, claimed, lease);
     }
@@ -73,7 +74,7 @@ impl Claimer<'_> {
         let bulkhead = shared.bulkhead_of(to);
         bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
         let parts = || parts(&shared.routes, &shared.bulkheads, &claimed.message);
-        let fate = Fate::of(&claimed, to, &bulkhead.retries, parts, Instant::now());
+        let fate = Fate::of(&claimed, to, &bulkhead.retries, parts, clock::now());
         let mut message = claimed.message;
         if claimed.taken_over != TakenOver::No {
             log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");

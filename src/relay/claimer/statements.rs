@@ -1,45 +1,19 @@
 //! Statements around the claims: what the relay looks for, and what it gives back.
 
-use std::time::Instant;
-
 use super::Claimer;
-use crate::error::DatabaseError;
+use crate::clock;
+use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::pauses;
-use crate::relay::planner::{Part, Streams, Survey, Surveyed};
+use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::wanted::Want;
-use crate::store::brief::briefly;
-use crate::store::relay::lease::{self, LeaseId};
-use crate::store::relay::streams::{streams, streams_beside};
-use crate::store::relay::{connection, pause, settle};
+use crate::store::relay::lease::LeaseId;
 
-impl Claimer<'_> {
+impl<D: Database> Claimer<'_, D> {
     /// Looks for topics, for leases that are over and for pauses.
-    pub(super) fn survey(&mut self, survey: Survey) -> Result<(), DatabaseError> {
-        let (name, lease) = (&self.shared.config.table, self.planner.lease());
+    pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let moment = self.shared.moment();
-        let found = self.session.run(|conn| {
-            let began = Instant::now();
-            let streams = match &survey.streams {
-                Streams::All => briefly(conn, moment, |conn| streams(conn, name))?,
-                Streams::Beside(known) => {
-                    briefly(conn, moment, |conn| streams_beside(conn, name, known))?
-                }
-                Streams::None => None,
-            };
-            let took = began.elapsed();
-            let ended = lease::ended(conn, name)?;
-            let standing = lease::standing(conn, name, lease)?;
-            let found = Surveyed {
-                streams,
-                took,
-                ended,
-                is_active: standing.is_active,
-                time: standing.now,
-                ..Surveyed::default()
-            };
-            Ok((found, pause::all(conn, name)?))
-        });
+        let found = (self.db).survey(self.planner.lease(), &survey.streams, moment);
         if found.is_err() {
             self.planner.survey_failed();
         }
@@ -48,8 +22,13 @@ impl Claimer<'_> {
         found.is_active |= !shared.config.single_active;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
+        if self.planner.is_other_server(found.server) {
+            log::info!(event = "server_changed"; "the database was restarted, or another server has taken its place: looking for messages that it shows as held by this relay");
+            shared.begin_doubt(Doubt::of_another_server(self.planner.lease()));
+            self.planner.lost_answer();
+        }
         let was_active = self.planner.is_active();
-        if self.planner.surveyed(Instant::now(), survey, found) {
+        if self.planner.surveyed(clock::now(), survey, found) {
             shared.count_now();
         }
         if was_active != self.planner.is_active() {
@@ -61,7 +40,7 @@ impl Claimer<'_> {
     /// Says that this relay has become, or ceases to be, the one that works.
     fn tell_standing(&self) {
         let (shared, is_active) = (self.shared, self.planner.is_active());
-        shared.progress.set_standing_by(!is_active);
+        shared.threads.set_standing_by(!is_active);
         if is_active {
             log::info!(event = "active", outbox:% = shared.config.table; "this relay does the work now");
         } else {
@@ -72,51 +51,37 @@ impl Claimer<'_> {
 
     /// Waits until everything known is settled, and finds out whether a claim without an answer is at work in
     /// the server still. Then its lease is ended; otherwise what it took is given back.
-    pub(super) fn resolve(&mut self, doubt: Doubt) -> Result<(), DatabaseError> {
+    pub(super) fn resolve(&mut self, doubt: Doubt) -> Answer<Option<Wait>> {
         let (shared, lease) = (self.shared, doubt.lease);
         shared.wanted.want(Want::Settled);
         // The doubt of that moment: a settler may have lost its answer since, and settled all the same.
         let (Some(aside), Some(doubt)) = shared.only_aside() else {
-            self.wait_until(self.planner.next_poll(Instant::now()));
-            return Ok(());
+            return Ok(Some(self.planner.wait_for_settles(clock::now())));
         };
         shared.wanted.no_more(Want::Settled);
-        let name = &shared.config.table;
-        let is_at_work = self.session.run(|conn| {
-            let is_at_work = match doubt.backend {
-                Some(backend) => connection::is_at_work(conn, backend)?,
-                None => true,
-            };
-            if is_at_work {
-                lease::expire(conn, name, lease)?;
-            }
-            Ok(is_at_work)
-        })?;
+        let is_at_work = self.db.end_if_at_work(doubt)?;
         self.planner.begin_undo(lease, aside);
         if is_at_work {
             shared.end_doubt(lease);
             shared.lease.lost(lease);
             shared.beat_now();
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Gives back a part of what a lease holds that nobody knows of.
-    pub(super) fn undo(&mut self, part: &Part) -> Result<(), DatabaseError> {
-        let (name, moment) = (&self.shared.config.table, self.shared.moment());
-        let began = Instant::now();
-        let count = self.session.run(|conn| {
-            briefly(conn, moment, |conn| {
-                settle::release_unknown(conn, name, part.lease, &part.known, part.range)
-            })
-        })?;
-        self.planner.undone(part, count, began.elapsed());
+    pub(super) fn undo(&mut self, part: &Part) -> Answer<()> {
+        let began = clock::now();
+        let count = self.db.release_unknown(part, self.shared.moment())?;
+        self.planner.undone(part, count, clock::since(began));
         Ok(())
     }
 
     pub(super) fn end_doubt(&self, lease: LeaseId, given_back: Option<usize>) {
         if let Some(count) = given_back {
-            log::warn!(event = "claim_undone", lease = lease.0, messages = count; "a claim had no answer: what it took was given back");
+            // That nothing was found is no news to act on: each restart of the server ends so.
+            let level = if count == 0 { log::Level::Info } else { log::Level::Warn };
+            log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "gave back {count} messages that the database showed as held by this relay, and that it did not know of");
         }
         self.shared.wanted.no_more(Want::Settled);
         self.shared.end_doubt(lease);

@@ -3,78 +3,91 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::select;
+use crossbeam_channel::Select;
 
 use super::Claimer;
+use crate::clock;
+use crate::relay::database::Database;
 use crate::relay::intake::fill_all;
 use crate::relay::planner::{Awaited, Wait};
 use crate::relay::wanted::Want;
 
 /// A queue holds half a second's work: senders that get on make room within this time.
-const SOON: Duration = Duration::from_millis(500);
+pub(in crate::relay) const SOON: Duration = Duration::from_millis(500);
 
-impl Claimer<'_> {
+impl<D: Database> Claimer<'_, D> {
     pub(super) fn wait_for(&mut self, wait: Wait) {
-        let Wait {
-            what,
-            until,
-            answers,
-        } = wait;
-        if let Some(question) = answers {
+        self.begin_wait(&wait);
+        let until = wait.until;
+        // Others' messages must not wait for room that takes its time: whoever commits one shall ring.
+        let soon = until.min(clock::now() + SOON);
+        let is_rung = if wait.what == Awaited::Room && soon < until {
+            self.wait_until(soon) || {
+                self.shared.fall_asleep();
+                self.wait_until(until)
+            }
+        } else {
+            self.wait_until(until)
+        };
+        self.end_wait(wait.what, is_rung);
+    }
+
+    pub(in crate::relay) fn begin_wait(&self, wait: &Wait) {
+        if let Some(question) = wait.answers {
             self.shared.idle().answer(question);
         }
-        if what == Awaited::Work {
+        if wait.what == Awaited::Work {
             self.shared.fall_asleep();
         }
-        let is_rung = match what {
-            Awaited::Room => self.wait_for_room(until),
-            _ => self.wait_until(until),
-        };
+    }
+
+    pub(in crate::relay) fn end_wait(&mut self, what: Awaited, is_rung: bool) {
+        if what == Awaited::Room {
+            self.shared.wanted.no_more(Want::Room);
+        }
         if matches!(what, Awaited::Work | Awaited::Turn) && !is_rung {
             self.shared.metrics.polled.increment(1);
         }
         let is_nothing_in_flight = self.shared.is_nothing_in_flight();
-        (self.planner).waited(Instant::now(), what, is_rung, is_nothing_in_flight);
-    }
-
-    /// Waits until a sender makes room. Where that takes its time, others' messages must not wait for it:
-    /// whoever commits one shall ring.
-    fn wait_for_room(&mut self, until: Instant) -> bool {
-        let soon = until.min(Instant::now() + SOON);
-        let mut is_rung = self.wait_until(soon);
-        if !is_rung && soon < until {
-            self.shared.fall_asleep();
-            is_rung = self.wait_until(until);
-        }
-        self.shared.wanted.no_more(Want::Room);
-        is_rung
+        (self.planner).waited(clock::now(), what, is_rung, is_nothing_in_flight);
     }
 
     /// Waits for the doorbell or the time, and hears what it is told meanwhile.
     /// `true`: the doorbell rang.
-    pub(super) fn wait_until(&mut self, until: Instant) -> bool {
+    fn wait_until(&mut self, until: Instant) -> bool {
         loop {
-            self.fill_queues();
-            select! {
-                recv(self.ears.ring) -> _ => return true,
-                recv(self.ears.new) -> _ => {
-                    self.planner.has_news();
-                    return true;
-                }
-                recv(self.ears.inbox) -> told => match told {
-                    Ok(told) => {
-                        let wakes = told.wakes();
-                        self.hear_of(told);
-                        if wakes {
-                            return true;
-                        }
-                    }
-                    // Whoever tells something has its other end, as this relay does.
-                    Err(_) => return false,
-                },
-                default(until.saturating_duration_since(Instant::now())) => return false,
+            if self.is_woken() {
+                return true;
+            }
+            let mut any = Select::new();
+            any.recv(&self.ears.ring);
+            any.recv(&self.ears.new);
+            any.recv(&self.ears.inbox);
+            if any.ready_deadline(until).is_err() {
+                return false;
             }
         }
+    }
+
+    /// Hears what there is to hear. `true`: the claimer waits no longer.
+    pub(in crate::relay) fn is_woken(&mut self) -> bool {
+        if self.ears.ring.try_recv().is_ok() {
+            return true;
+        }
+        if self.ears.new.try_recv().is_ok() {
+            self.planner.has_news();
+            return true;
+        }
+        while let Ok(told) = self.ears.inbox.try_recv() {
+            let wakes = told.wakes();
+            self.hear_of(told);
+            if wakes {
+                return true;
+            }
+        }
+        // Last: what was just heard of may find no place, and then a sender has to ring.
+        self.fill_queues();
+        false
     }
 
     /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.

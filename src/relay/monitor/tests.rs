@@ -4,19 +4,22 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use secrecy::SecretString;
 
-use super::{ASLEEP, INTERVAL, Monitor, health, is_free_to_claim};
+use super::{health, is_free_to_claim, look};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
+use crate::error::DatabaseError;
 use crate::message::Message;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::{BootTime, LeaseClock};
 use crate::relay::observer::Observers;
-use crate::relay::progress::{Stay, millis};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::sleep::Sleep;
+use crate::relay::stats::add;
+use crate::relay::threads::{Cause, Life, Post};
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 
 struct Nothing;
 
@@ -69,9 +72,11 @@ fn kinds(shared: &Shared) -> Vec<ProblemKind> {
 #[test]
 fn a_thread_that_ended_by_itself_is_named_and_one_that_was_told_to_is_not() {
     let shared = shared();
-    shared.monitor.look(&shared);
+    look(&shared);
     assert_eq!(health(&shared).to_string(), "ok");
-    shared.thread_ended("relay-settler");
+    shared
+        .threads
+        .set_life(&"relay-settler".into(), Life::Ended);
     let health = health(&shared);
     assert!(!health.is_live() && !health.is_ready());
     assert!(
@@ -84,27 +89,46 @@ fn a_thread_that_ended_by_itself_is_named_and_one_that_was_told_to_is_not() {
 }
 
 #[test]
+fn threads_without_a_database_are_one_problem_and_the_listener_is_none() {
+    let shared = shared();
+    look(&shared);
+    let error = DatabaseError::Connect("gone".to_owned());
+    let failed = |post, cause| shared.threads.failed(post, &error, cause);
+    failed(Post::Listener, Cause::Other);
+    assert_eq!(kinds(&shared), []);
+    failed(Post::Settler, Cause::TimeOut);
+    failed(Post::Claimer, Cause::Other);
+    assert_eq!(
+        health(&shared).to_string(),
+        format!("no_database: no database for 0 s (claimer, settler): {error}")
+    );
+    failed(Post::Claimer, Cause::Missing("no outbox".to_owned()));
+    assert_eq!(health(&shared).to_string(), "schema: no outbox");
+    shared.threads.set_connected(Post::Claimer, true);
+    assert_eq!(kinds(&shared), [ProblemKind::NoDatabase]);
+    shared.threads.set_connected(Post::Settler, false);
+    assert_eq!(kinds(&shared), []);
+}
+
+#[test]
 fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
     let shared = shared();
-    shared.monitor.look(&shared);
+    look(&shared);
     let is_stalled = || {
-        shared.monitor.look(&shared);
-        shared.monitor.stalled.is_inside()
+        look(&shared);
+        shared.threads.state().watch.stalled.is_some()
     };
     assert!(!is_stalled(), "an idle relay");
     shared.began(LeaseId(1), 1);
     assert!(is_stalled(), "nobody sends it");
-    shared.progress.moved();
+    add(&shared.stats.delivered, 1);
     assert!(!is_stalled(), "something moves");
     assert!(is_stalled(), "and nothing again");
-    let sending = shared.progress.senders[0][1].within(Duration::from_secs(600));
+    let sending = shared.threads.senders[0][1].within(Duration::from_secs(600));
     assert!(!is_stalled(), "it is sent, and judged by that");
     drop(sending);
-    let settling = shared
-        .progress
-        .settler
-        .in_database
-        .within(Duration::from_secs(600));
+    let in_database = shared.threads.in_database(Post::Settler);
+    let settling = in_database.within(Duration::from_secs(600));
     assert!(!is_stalled(), "it is settled, and judged by that");
     drop(settling);
     assert!(is_stalled());
@@ -114,18 +138,19 @@ fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
 #[test]
 fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
     let shared = shared();
-    let (lease, sequence) = (LeaseId(1), 7);
+    let lease = LeaseId(1);
+    let claim = Claim { sequence: 7, at: 1 };
     let is_stalled = || {
-        shared.monitor.look(&shared);
-        shared.monitor.stalled.is_inside()
+        look(&shared);
+        shared.threads.state().watch.stalled.is_some()
     };
     shared.began(lease, 1);
     assert_eq!(shared.only_aside().0, None, "it is on its way");
     assert!(shared.held_leases().contains(&lease));
-    shared.begin_handling(lease, sequence);
+    shared.begin_handling(lease, claim);
     assert_eq!(
         shared.only_aside().0,
-        Some(vec![sequence]),
+        Some(vec![claim]),
         "a lost claim is undone but for it"
     );
     assert!(
@@ -135,46 +160,10 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
     assert!(is_free_to_claim(&shared));
     assert!(!is_stalled());
     assert_eq!(shared.unsettled(), 1, "a shutdown waits for it");
-    shared.end_handling(lease, sequence);
+    shared.end_handling(lease, claim);
     assert_eq!(shared.only_aside().0, None, "its settle is on its way");
     assert!(shared.held_leases().contains(&lease));
     shared.finished(lease, 1);
     assert_eq!(shared.only_aside().0, Some(Vec::new()));
     assert!(shared.held_leases().is_empty());
-}
-
-#[test]
-fn a_stay_is_overdue_beyond_its_limit_and_not_for_the_time_that_the_process_stood_still() {
-    let stay = Stay::default();
-    assert_eq!(stay.overdue(1_000_000, 0), None, "it is outside");
-    stay.begin(Duration::from_secs(10));
-    let since = stay.since().expect("inside");
-    assert_eq!(stay.overdue(since + 10_000, 0), None);
-    let stayed = stay.overdue(since + 10_001, 0);
-    assert_eq!(stayed, Some(Duration::from_millis(10_001)));
-    let awake = since + 50_000;
-    assert_eq!(stay.overdue(awake + 10_000, awake), None);
-    assert!(stay.overdue(awake + 10_001, awake).is_some());
-    stay.end();
-    assert_eq!(stay.overdue(u64::MAX, 0), None);
-}
-
-#[test]
-fn a_process_that_stood_still_counts_from_when_it_goes_on() {
-    let (second, asleep) = (millis(INTERVAL), millis(ASLEEP));
-    let monitor = Monitor::default();
-    monitor.tick(1000);
-    monitor.tick(1000 + second);
-    let begin = 1000 + second;
-    assert!(monitor.awake(begin + second) <= 1000, "nothing happened");
-    // It goes on, and somebody asks before the monitor looks.
-    let back = begin + 100 * asleep;
-    assert_eq!(monitor.awake(back), back);
-    assert_eq!(monitor.awake(back + 500), back);
-    monitor.tick(back + 600);
-    assert_eq!(monitor.awake(back + 700), back + 600);
-    // The monitor itself hangs: times count from when that was first seen.
-    let seen = back + 600 + 2 * asleep;
-    assert_eq!(monitor.awake(seen), seen);
-    assert_eq!(monitor.awake(seen + 100 * asleep), seen);
 }

@@ -48,6 +48,8 @@ pub(in crate::relay) struct Surveyed {
     pub(in crate::relay) is_active: bool,
     /// What the database's clock showed, in microseconds.
     pub(in crate::relay) time: i64,
+    /// What tells the server from another.
+    pub(in crate::relay) server: i64,
     pub(in crate::relay) kept_back: KeptBack,
 }
 

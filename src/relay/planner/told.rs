@@ -16,6 +16,7 @@ use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
+use crate::store::relay::settle::Claim;
 
 /// What a claim of lanes has brought.
 #[derive(Clone, Copy)]
@@ -39,7 +40,11 @@ impl Planner<'_> {
         is_nothing_in_flight: bool,
     ) {
         match what {
-            Awaited::Nothing | Awaited::Lease | Awaited::OthersClaim => return,
+            Awaited::Nothing | Awaited::Lease | Awaited::OthersClaim | Awaited::Settles => return,
+            // A look is owed, and nothing else tells that its time has come.
+            Awaited::Room if self.looks.owed_at().is_some_and(|at| now >= at) => {
+                self.surveyed = None;
+            }
             Awaited::Room => {}
             Awaited::Turn | Awaited::Work => {
                 if !is_rung {
@@ -97,6 +102,7 @@ impl Planner<'_> {
             held,
             is_active,
             time,
+            server: _,
             kept_back,
         } = found;
         let is_cut = survey.streams != Streams::None && streams.is_none();
@@ -152,6 +158,13 @@ impl Planner<'_> {
         let is_free = |id: &&i64| !held.contains(&LeaseId(**id)) && !is_undone(LeaseId(**id));
         let over = ended.iter().chain(&self.vanished);
         self.expired = over.filter(is_free).copied().collect();
+    }
+
+    /// Which server a survey has asked. `true`: another one than before. A standby that has taken the place of its
+    /// primary may lack the last settles: then the lease holds messages that nobody here knows of any more.
+    pub(in crate::relay) fn is_other_server(&mut self, server: i64) -> bool {
+        let before = self.server.replace(server);
+        before.is_some_and(|before| before != server)
     }
 
     /// A survey has failed, and what it found is lost: it is looked for anew, however long that takes.
@@ -217,7 +230,7 @@ impl Planner<'_> {
     }
 
     /// Everything known is settled: what the lease holds beside these is given back.
-    pub(in crate::relay) fn begin_undo(&mut self, lease: LeaseId, aside: Vec<i64>) {
+    pub(in crate::relay) fn begin_undo(&mut self, lease: LeaseId, aside: Vec<Claim>) {
         self.undoing = Some(Undoing::new(lease, aside));
     }
 

@@ -7,6 +7,7 @@ use super::ranges::Ranges;
 use crate::store::range::Range;
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 
 /// What a lease holds is gone through, for messages that nobody knows of.
 #[derive(Debug)]
@@ -14,7 +15,7 @@ pub(super) struct Undoing {
     lease: LeaseId,
     ranges: Ranges,
     /// Claimed under the lease since, or put aside before: of those that are not gone through yet.
-    known: BTreeSet<i64>,
+    known: BTreeSet<Claim>,
     /// Given back.
     count: usize,
 }
@@ -25,11 +26,11 @@ pub(in crate::relay) struct Part {
     pub(in crate::relay) lease: LeaseId,
     pub(in crate::relay) range: Range,
     /// What is known of it, and to be kept.
-    pub(in crate::relay) known: Vec<i64>,
+    pub(in crate::relay) known: Vec<Claim>,
 }
 
 impl Undoing {
-    pub(super) fn new(lease: LeaseId, aside: Vec<i64>) -> Self {
+    pub(super) fn new(lease: LeaseId, aside: Vec<Claim>) -> Self {
         Self {
             lease,
             ranges: Ranges::new(),
@@ -45,7 +46,7 @@ impl Undoing {
     /// What is to be given back next; or how many were, when all is gone through.
     pub(super) fn next(&self) -> Result<Part, usize> {
         let range = self.ranges.next().ok_or(self.count)?;
-        let known = self.known.range(range.after..=range.upto);
+        let known = self.known.range(behind(range.after)..behind(range.upto));
         Ok(Part {
             lease: self.lease,
             range,
@@ -63,7 +64,7 @@ impl Undoing {
             Some(count) => {
                 self.count += count;
                 self.ranges.read(range.upto, took);
-                self.known = self.known.split_off(&range.upto);
+                self.known = self.known.split_off(&behind(range.upto));
             }
             None => self.ranges.was_too_wide(),
         }
@@ -72,9 +73,17 @@ impl Undoing {
     /// These were claimed, and their claims had answers.
     pub(super) fn knows(&mut self, claimed: &[Claimed], lease: LeaseId) {
         if let Some(range) = self.ranges.next().filter(|_| self.is_of(lease)) {
-            let sequences = claimed.iter().map(|one| one.message.sequence.0);
+            let claims = claimed.iter().map(|one| Claim::of(&one.message));
             self.known
-                .extend(sequences.filter(|one| *one > range.after));
+                .extend(claims.filter(|one| one.sequence > range.after));
         }
+    }
+}
+
+/// Behind all claims of this sequence.
+fn behind(sequence: i64) -> Claim {
+    Claim {
+        sequence,
+        at: i64::MAX,
     }
 }

@@ -1,12 +1,12 @@
 //! Settles that changed nothing: who has the messages now.
 
 use super::Settler;
+use crate::relay::database::Database;
 use crate::relay::settlement::{Settlement, log_conflict};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Trace;
-use crate::store::relay::whereabouts::whereabouts;
 
-impl Settler<'_> {
+impl<D: Database> Settler<'_, D> {
     /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
     /// the outage's to tell; the outcome is lost to this relay either way.
     pub(super) fn tell_conflicts(&mut self, lease: LeaseId, conflicts: &[&Settlement]) {
@@ -18,8 +18,7 @@ impl Settler<'_> {
             .iter()
             .map(|settlement| settlement.trace())
             .collect();
-        let name = &shared.config.table;
-        let found = self.session.run(|conn| whereabouts(conn, name, &missed));
+        let found = self.db.whereabouts(&missed);
         for settlement in conflicts {
             let found = found.as_ref().map(|found| {
                 found

@@ -2,22 +2,21 @@
 
 use std::collections::{HashMap, HashSet};
 
-use diesel::{Connection, PgConnection};
-
-use super::written::{Written, blocks_key, write_down};
+use super::written::{Written, blocks_key};
 use super::{Keys, Settler};
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::left_bytes;
+use crate::relay::database::{Database, Settle};
 use crate::relay::doubt::Doubt;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::stats::add;
 use crate::relay::told::{Continued, Returned, Told};
 use crate::relay::wanted::Want;
-use crate::store::relay::claim::{Batch, Claimant, Claimed};
+use crate::store::relay::claim::{Batch, Claimed};
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::ordered::{self, Key};
-use crate::store::relay::settle::{self, Claim};
+use crate::store::relay::ordered::Key;
+use crate::store::relay::settle::Claim;
 
 /// Messages of one key that are claimed right behind one another, while others wait for a place.
 const MOST_IN_A_ROW: u32 = 100;
@@ -31,7 +30,7 @@ pub(super) struct Settled {
     pub(super) seen_to: HashSet<i64>,
 }
 
-impl Settler<'_> {
+impl<D: Database> Settler<'_, D> {
     /// Hands what was claimed to the claimer.
     pub(super) fn hand_on(&self, claimed: Vec<Claimed>, lease: LeaseId) {
         if claimed.is_empty() {
@@ -55,21 +54,28 @@ impl Settler<'_> {
     ) -> Result<Settled, DatabaseError> {
         let shared = self.shared;
         let looks = shared.keyed_looks();
-        let write = |conn: &mut PgConnection| {
-            write_down(conn, &shared.config, &shared.bulkheads, lease, kind, group)
+        let mut settle = Settle {
+            config: &shared.config,
+            bulkheads: &shared.bulkheads,
+            lease,
+            kind,
+            group,
+            keys: &HashMap::new(),
+            closed: &[],
+            bytes: left_bytes(&shared.bulkheads),
         };
-        let bytes = left_bytes(&shared.bulkheads);
-        let rows: HashMap<i64, (Key, u32)> =
-            if self.keys == Keys::GoOn && bytes > 0 && may_continue(shared, lease) {
-                let next = |settlement: &Settlement| {
-                    Some((settlement.sequence(), next_key(shared, settlement)?))
-                };
-                group.iter().filter_map(next).collect()
-            } else {
-                HashMap::new()
-            };
+        let mut rows = HashMap::new();
+        let mut in_a_row = HashMap::new();
+        if self.keys == Keys::GoOn && settle.bytes > 0 && may_continue(shared, lease) {
+            for settlement in group {
+                if let Some((key, count)) = next_key(shared, settlement) {
+                    in_a_row.insert(key.clone(), count);
+                    rows.insert(settlement.sequence(), key);
+                }
+            }
+        }
         if rows.is_empty() {
-            let written = self.run_statements(write)?;
+            let (written, _) = self.db.settle(self.after_refusal, &settle)?;
             return Ok(Settled {
                 written,
                 next: Vec::new(),
@@ -81,44 +87,23 @@ impl Settler<'_> {
         let held = shared.held_topics().into_iter().map(|held| held.topic);
         let closed = policy.closed().chain(&policy.full).cloned();
         let closed: Vec<String> = closed.chain(held).collect();
-        let claimant = Claimant {
-            lease,
-            expired: &[],
-            max_attempts: shared.config.max_attempts,
-            bytes,
-        };
-        let result = self.run_statements(|conn| {
-            conn.transaction(|conn| {
-                let written = write(conn)?;
-                let of_changed = written
-                    .changed
-                    .iter()
-                    .filter_map(|sequence| rows.get(sequence));
-                let (keys, in_a_row): (Vec<Key>, Vec<u32>) = of_changed.cloned().unzip();
-                if keys.is_empty() {
-                    return Ok((written, Batch::default()));
-                }
-                let mut next =
-                    ordered::claim_next(conn, &shared.config.table, claimant, &keys, &closed)?;
-                let in_a_row: HashMap<Key, u32> = keys.into_iter().zip(in_a_row).collect();
-                for one in &mut next.claimed {
-                    let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
-                    one.message.in_a_row = key.map_or(0, |count| count + 1);
-                }
-                Ok((written, next))
-            })
-        });
+        (settle.keys, settle.closed) = (&rows, &closed);
+        let result = self.db.settle(self.after_refusal, &settle);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             // It may have worked: then the lease holds messages that nobody here knows of.
-            let backend = self.session.backend();
+            let backend = self.db.backend();
             shared.begin_doubt(Doubt { lease, backend });
             shared.ring();
         }
         let (written, next) = result?;
         let Batch {
-            claimed: next,
+            claimed: mut next,
             is_cut,
         } = next;
+        for one in &mut next {
+            let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
+            one.message.in_a_row = key.map_or(0, |count| count + 1);
+        }
         // What is behind it and came too late to be claimed here, the claimer may have passed meanwhile,
         // because it was not the first one yet.
         let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.policy().has_parts;
@@ -129,7 +114,7 @@ impl Settler<'_> {
             .collect();
         let seen_to = rows
             .into_iter()
-            .filter(|(_, (key, _))| claimed.contains(key) || !may_be_left)
+            .filter(|(_, key)| claimed.contains(key) || !may_be_left)
             .map(|(sequence, _)| sequence)
             .collect();
         Ok(Settled {
@@ -140,22 +125,12 @@ impl Settler<'_> {
     }
 
     /// Gives back what was claimed and has nobody to send it.
-    pub(super) fn release(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
+    pub(in crate::relay) fn release(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
         let shared = self.shared;
         let count = claimed.len();
-        let claims: Vec<Claim> = claimed
-            .iter()
-            .map(|one| Claim {
-                sequence: one.message.sequence.0,
-                at: one.message.claimed_at,
-            })
-            .collect();
-        let name = &shared.config.table;
-        match self
-            .session
-            .run(|conn| settle::release(conn, name, lease, &claims))
-        {
-            Ok(_) => {
+        let claims: Vec<Claim> = claimed.iter().map(|one| Claim::of(&one.message)).collect();
+        match self.db.release(lease, &claims) {
+            Ok(()) => {
                 add(&shared.stats.released, count);
                 shared.finished(lease, count);
             }

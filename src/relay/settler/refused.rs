@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::{GivenUp, Settler, each_once};
+use crate::clock;
 use crate::error::DatabaseError;
+use crate::relay::database::Database;
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::store::relay::claim::Topic;
@@ -23,7 +25,7 @@ const SUSPICION: Duration = Duration::from_secs(120);
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
 /// What one statement settles here.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
     topic: Topic,
     lease: LeaseId,
@@ -67,7 +69,7 @@ impl Refused {
     }
 
     fn take_next(&mut self) -> Option<Try> {
-        let now = Instant::now();
+        let now = clock::now();
         if self.next_try(now).is_none_or(|at| at > now) {
             return None;
         }
@@ -82,7 +84,7 @@ impl Refused {
 
     /// Takes what is to be settled apart out of a batch.
     fn take_suspects(&mut self, batch: Vec<Settlement>) -> (Vec<Settlement>, Vec<Settlement>) {
-        self.suspects.retain(|_, at| at.elapsed() < SUSPICION);
+        self.suspects.retain(|_, at| clock::since(*at) < SUSPICION);
         if self.suspects.is_empty() {
             return (Vec::new(), batch);
         }
@@ -105,7 +107,7 @@ impl Refused {
 
     fn wait(&mut self, one: Try, pause: Duration) {
         self.number += 1;
-        let at = Instant::now() + pause;
+        let at = clock::now() + pause;
         self.waiting.insert((at, self.number), one);
     }
 
@@ -122,9 +124,12 @@ impl Refused {
     }
 }
 
-impl Settler<'_> {
+impl<D: Database> Settler<'_, D> {
     /// Keeps messages apart of whose topics some were refused lately. Returns the others.
-    pub(super) fn set_suspects_apart(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
+    pub(in crate::relay) fn set_suspects_apart(
+        &mut self,
+        batch: Vec<Settlement>,
+    ) -> Vec<Settlement> {
         let (suspects, others) = self.refused.take_suspects(batch);
         for (class, group) in by_class(suspects) {
             self.put_apart(class, group);
@@ -154,7 +159,7 @@ impl Settler<'_> {
         };
         let mut untried = Vec::new();
         while let Some(mut part) = parts.pop() {
-            let began = Instant::now();
+            let began = clock::now();
             let result = if untried.is_empty() && !self.shared.is_abandoned() {
                 let mut group: Vec<Settlement> = part.drain(..).flat_map(|(_, one)| one).collect();
                 group.sort_unstable_by_key(Settlement::sequence);
@@ -178,7 +183,7 @@ impl Settler<'_> {
                                 group,
                                 refusals: 0,
                             };
-                            self.was_refused(one, &error, began.elapsed());
+                            self.was_refused(one, &error, clock::since(began));
                         }
                     }
                     _ => parts.extend(halves(part)),
@@ -188,13 +193,13 @@ impl Settler<'_> {
         }
         self.after_refusal = AfterRefusal::Reconnect;
         if untried.is_empty() {
-            self.session.was_only_refused();
+            self.db.was_only_refused();
         }
         untried
     }
 
     /// One try of what is kept apart, where it is time for one.
-    pub(super) fn try_next(&mut self) {
+    pub(in crate::relay) fn try_next(&mut self) {
         if let Some(one) = self.refused.take_next() {
             // Tried again later, with everything else.
             let _ = self.try_to_settle(one);
@@ -203,14 +208,14 @@ impl Settler<'_> {
 
     /// The relay ends: everything is tried once more, for a while.
     pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
-        let until = Instant::now() + LAST_TRIES;
+        let until = clock::now() + LAST_TRIES;
         let waiting = std::mem::take(&mut self.refused.waiting);
         for one in waiting.into_values() {
             self.refused.add_fresh(one.class, one.group, usize::MAX);
         }
         loop {
             let next = self.refused.fresh.pop_front();
-            let now = Instant::now();
+            let now = clock::now();
             let is_due = |at: Instant| at <= now;
             let next = next.or_else(|| {
                 let first = self.refused.waiting.first_entry()?;
@@ -226,7 +231,7 @@ impl Settler<'_> {
                 if self.shared.is_abandoned() {
                     return Err(GivenUp);
                 }
-                self.shared.pause(self.session.wait());
+                self.shared.pause(self.db.wait());
                 // It waits behind those that were refused just now.
                 let last = self.refused.waiting.pop_last();
                 self.refused.fresh.extend(last.map(|(_, one)| one));
@@ -252,7 +257,7 @@ impl Settler<'_> {
         let was_refused = one.group.iter().any(|message| message.repeated);
         self.after_refusal = AfterRefusal::Keep;
         self.topic_aside = Some(one.class.topic.clone());
-        let began = Instant::now();
+        let began = clock::now();
         let result = self.settle_group(lease, kind, &one.group);
         self.topic_aside = None;
         self.after_refusal = AfterRefusal::Reconnect;
@@ -265,14 +270,14 @@ impl Settler<'_> {
                 Ok(())
             }
             Err(error) if error.is_refusal() => {
-                self.was_refused(one, &error, began.elapsed());
+                self.was_refused(one, &error, clock::since(began));
                 Ok(())
             }
             Err(error) => {
                 one.group
                     .iter_mut()
                     .for_each(|message| message.repeated = true);
-                self.refused.wait(one, self.session.wait());
+                self.refused.wait(one, self.db.wait());
                 Err(error)
             }
         }
@@ -280,7 +285,7 @@ impl Settler<'_> {
 
     /// This was refused, and is put aside: it is tried again in halves, or later.
     fn was_refused(&mut self, mut one: Try, error: &DatabaseError, took: Duration) {
-        let now = Instant::now();
+        let now = clock::now();
         let is_news = self.refused.suspects.insert(one.class.topic.clone(), now);
         let rest = if self.is_busy { REST } else { IDLE_REST };
         self.refused.rests_until = Some(now + rest * took);
@@ -324,7 +329,7 @@ impl Settler<'_> {
 
 /// By what one statement settles here.
 fn by_class(settlements: Vec<Settlement>) -> Vec<(Class, Vec<Settlement>)> {
-    let mut classes: HashMap<Class, Vec<Settlement>> = HashMap::new();
+    let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
     for settlement in settlements {
         let class = Class {
             topic: settlement.topic(),

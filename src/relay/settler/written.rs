@@ -61,7 +61,11 @@ pub(in crate::relay) fn write_down(
 
 /// Whether the death of this message keeps back those behind it that have its ordering key. One that was
 /// to be split dies for all its destinations: any of them may want that.
-pub(super) fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
+pub(in crate::relay) fn blocks_key(
+    config: &Config,
+    bulkheads: &[Bulkhead],
+    settlement: &Settlement,
+) -> bool {
     let on_dead = |is_it: &dyn Fn(&Bulkhead) -> bool| {
         let bulkhead = bulkheads.iter().find(|bulkhead| is_it(bulkhead));
         bulkhead.map_or(config.on_dead, |bulkhead| bulkhead.on_dead)

@@ -5,6 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use crate::clock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::Doubt;
 use crate::relay::stats::add;
@@ -26,7 +27,7 @@ pub(crate) struct InFlight {
     /// on.
     of_leases: HashMap<LeaseId, usize>,
     /// Messages whose handlers run, and their leases. They count, and may do so for long.
-    handled: HashSet<(LeaseId, i64)>,
+    handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
     /// A claim without an answer: it may have worked, or be at work still.
     doubt: Option<Doubt>,
@@ -108,7 +109,6 @@ impl Shared {
     pub(in crate::relay) fn count_claimed(&self, count: usize) {
         add(&self.stats.claimed, count);
         self.metrics.claimed.increment(count as u64);
-        self.progress.moved();
     }
 
     /// `count` messages were claimed under a lease.
@@ -187,9 +187,9 @@ impl Shared {
             self.ring();
             if aside
                 .told
-                .is_none_or(|told| told.elapsed() >= TELL_INTERVAL)
+                .is_none_or(|told| clock::since(told) >= TELL_INTERVAL)
             {
-                aside.told = Some(Instant::now());
+                aside.told = Some(clock::now());
                 log::error!(event = "claims_held", topic = topic.topic, destination = topic.destination, messages = count, all = all; "the database refuses to record {count} messages of {}: this relay claims no more of them until it does", topic.topic);
             }
         } else if is_held && (count == 0 || (count <= most / 2 && all <= most)) {
@@ -220,11 +220,10 @@ impl Shared {
 
     /// The messages that are put aside or whose handlers run, if nothing else is in flight; and the doubt, if
     /// there is one.
-    pub(crate) fn only_aside(&self) -> (Option<Vec<i64>>, Option<Doubt>) {
+    pub(crate) fn only_aside(&self) -> (Option<Vec<Claim>>, Option<Doubt>) {
         let in_flight = self.in_flight();
-        let of_handlers = in_flight.handled.iter().map(|(_, sequence)| *sequence);
-        let put_aside = in_flight.aside.of_topics.values().flatten();
-        let put_aside = put_aside.map(|claim| claim.sequence);
+        let of_handlers = in_flight.handled.iter().map(|(_, claim)| *claim);
+        let put_aside = in_flight.aside.of_topics.values().flatten().copied();
         let is_all = in_flight.is_rest_settled();
         let aside = is_all.then(|| put_aside.chain(of_handlers).collect());
         (aside, in_flight.doubt)
@@ -232,9 +231,9 @@ impl Shared {
 
     /// A handler begins: nothing but its own settle waits for it, for it may take long. Where its lease is
     /// lost meanwhile, the message may be claimed here anew, and not be started again.
-    pub(in crate::relay) fn begin_handling(&self, lease: LeaseId, sequence: i64) {
+    pub(in crate::relay) fn begin_handling(&self, lease: LeaseId, claim: Claim) {
         let mut in_flight = self.in_flight();
-        in_flight.handled.insert((lease, sequence));
+        in_flight.handled.insert((lease, claim));
         in_flight.forget(lease, 1);
         let is_rest_settled = in_flight.is_rest_settled();
         drop(in_flight);
@@ -244,10 +243,10 @@ impl Shared {
     }
 
     /// The handler has ended: its settle is on its way.
-    pub(in crate::relay) fn end_handling(&self, lease: LeaseId, sequence: i64) {
+    pub(in crate::relay) fn end_handling(&self, lease: LeaseId, claim: Claim) {
         let mut in_flight = self.in_flight();
         *in_flight.of_leases.entry(lease).or_default() += 1;
-        in_flight.handled.remove(&(lease, sequence));
+        in_flight.handled.remove(&(lease, claim));
     }
 
     /// What is in flight and not put aside.
@@ -312,19 +311,23 @@ mod tests {
 
     const LEASE: LeaseId = LeaseId(1);
 
+    fn claim(sequence: i64) -> Claim {
+        Claim { sequence, at: 0 }
+    }
+
     /// R13: a claim without an answer is undone while a handler runs, which may take long.
     #[test]
     fn the_claimer_is_rung_for_when_only_handlers_run() {
         let (shared, rings) = shared_and_doorbell();
         shared.began(LEASE, 3);
         shared.wanted.want(Want::Settled);
-        shared.begin_handling(LEASE, 1);
+        shared.begin_handling(LEASE, claim(1));
         shared.finished(LEASE, 1);
         assert!(rings.is_empty(), "one is on its way");
         shared.finished(LEASE, 1);
         assert_eq!(rings.try_recv(), Ok(()));
         shared.began(LEASE, 1);
-        shared.begin_handling(LEASE, 2);
+        shared.begin_handling(LEASE, claim(2));
         assert_eq!(rings.try_recv(), Ok(()), "its handler begins last");
     }
 

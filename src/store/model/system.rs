@@ -46,7 +46,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    fn claim(&self) -> Claim {
+    pub(super) fn claim(&self) -> Claim {
         Claim {
             sequence: self.sequence,
             at: self.claimed_at,

@@ -33,7 +33,7 @@ use crate::store::statement::kept;
 use crate::store::table::{candidate, ledger, outbox};
 
 /// A topic, and the destination that its messages name: empty where they name none.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Topic {
     pub(crate) topic: String,
     pub(crate) destination: String,

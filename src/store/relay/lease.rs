@@ -16,7 +16,9 @@ use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
 use diesel::{PgConnection, delete, select, sql_query, update};
 
 use crate::name::OutboxName;
-use crate::store::sql::{Json, On, clock_timestamp, date_part, greatest, interval, now};
+use crate::store::sql::{
+    Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
+};
 use crate::store::table::{lease, other_lease};
 
 /// The id of a lease: when it was registered, in microseconds. Never used twice in one outbox, not even
@@ -116,19 +118,27 @@ pub(crate) struct Standing {
     pub(crate) now: i64,
     /// Its lease is not over, and no older one has to do the work.
     pub(crate) is_active: bool,
+    /// When the server was started, by which one is told from another.
+    pub(crate) server: i64,
 }
 
-/// The database's clock, and whether this relay is to work.
+/// The database's clock, whether this relay is to work, and which server that is.
 pub(crate) fn standing(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<Standing> {
-    select((clock_timestamp(), exists(at_work(name, id))))
-        .get_result::<(PgTimestamp, bool)>(conn)
-        .map(|(now, is_active)| Standing {
+    let asked = (
+        clock_timestamp(),
+        exists(at_work(name, id)),
+        pg_postmaster_start_time(),
+    );
+    select(asked)
+        .get_result::<(PgTimestamp, bool, PgTimestamp)>(conn)
+        .map(|(now, is_active, server)| Standing {
             now: now.0,
             is_active,
+            server: server.0,
         })
 }
 

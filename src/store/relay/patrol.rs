@@ -16,10 +16,10 @@ use crate::store::table::outbox;
 #[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 pub(crate) struct Free {
     pub(crate) sequence: i64,
-    topic: String,
-    destination: String,
-    ordering_key: Option<String>,
-    available_at: PgTimestamp,
+    pub(crate) topic: String,
+    pub(crate) destination: String,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) available_at: PgTimestamp,
 }
 
 impl Free {

@@ -13,7 +13,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use diesel::dsl::Eq;
+use diesel::dsl::{Eq, not};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods,
@@ -25,6 +25,7 @@ use diesel::{PgConnection, delete, update};
 use uuid::Uuid;
 
 use super::lease::LeaseId;
+use crate::message::Message;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::range::Range;
@@ -40,6 +41,16 @@ pub(crate) struct Claim {
     pub(crate) sequence: i64,
     /// The row's `locked_at`, in microseconds as the database counts.
     pub(crate) at: i64,
+}
+
+impl Claim {
+    /// By which it was claimed.
+    pub(crate) fn of(message: &Message) -> Self {
+        Self {
+            sequence: message.sequence.0,
+            at: message.claimed_at,
+        }
+    }
 }
 
 /// A message that the receiver has.
@@ -299,19 +310,20 @@ pub(crate) fn release(
 }
 
 /// Gives back what a lease holds in this range, but for `known`: for a relay that knows of nothing else that
-/// the lease holds there. Reads the whole range. Returns how many.
+/// the lease holds there. By claims, and not only by sequences: a server that has forgotten a settle may hold
+/// what this lease has claimed again since. Reads the whole range. Returns how many.
 pub(crate) fn release_unknown(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
-    known: &[i64],
+    known: &[Claim],
     range: Range,
 ) -> QueryResult<usize> {
     let change = update(outbox::table(name.outbox()))
         .filter(outbox::sequence.gt(range.after))
         .filter(outbox::sequence.le(range.upto))
         .filter(outbox::locked_by.eq(lease.0))
-        .filter(outbox::sequence.ne_all(known))
+        .filter(not(are_held(lease, known)))
         .set(is_free())
         .returning(outbox::sequence);
     let released: Vec<i64> = kept(change).load(conn)?;

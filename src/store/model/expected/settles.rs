@@ -7,6 +7,7 @@ use super::super::system::{FAN, Job, Settle, Verdict};
 use super::{Identity, Message, Model, Settled, State};
 use crate::status::ReasonCode;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 
 impl Model {
     /// A settle. Returns what it has to change: what its lease holds by the claim that it is about.
@@ -122,11 +123,20 @@ impl Model {
     }
 
     /// Gives back what a lease holds, but for `known`.
-    pub(in crate::store::model) fn release_unknown(&mut self, lease: LeaseId, known: &[i64]) {
+    pub(in crate::store::model) fn release_unknown(&mut self, lease: LeaseId, known: &[Claim]) {
         for (sequence, message) in &mut self.messages {
-            let is_held =
-                matches!(message.state, State::Held { lease: holder, .. } if holder == lease.0);
-            if is_held && !known.contains(sequence) {
+            let State::Held {
+                lease: holder,
+                claimed_at: at,
+            } = message.state
+            else {
+                continue;
+            };
+            let claim = Claim {
+                sequence: *sequence,
+                at,
+            };
+            if holder == lease.0 && !known.contains(&claim) {
                 message.state = State::Waiting;
             }
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::status::ReasonCode;
 use crate::store::range::Range;
-use crate::store::relay::settle;
+use crate::store::relay::settle::{self, Claim};
 
 use super::Harness;
 use super::claims::claimant;
@@ -207,9 +207,9 @@ impl Harness<'_> {
 
     pub(super) fn release_unknown(&mut self, number: usize) -> Kept {
         self.with_relay(number, |this, conn, lease| {
-            let known: Vec<i64> = (this.relays[number].jobs.iter())
+            let known: Vec<Claim> = (this.relays[number].jobs.iter())
                 .filter(|job| job.lease == lease)
-                .map(|job| job.sequence)
+                .map(Job::claim)
                 .collect();
             settle::release_unknown(conn, this.name, lease, &known, Range::ALL)?;
             this.model.release_unknown(lease, &known);

@@ -2,6 +2,8 @@ use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, prop_oneof, prop
 use serde::{Deserialize, Serialize};
 
 use super::*;
+use crate::event::{DecodeError, Event};
+use crate::receive::attributes::rfc3339;
 
 const DOCUMENT: &str = "application/cloudevents+json";
 const BATCH: &str = "application/cloudevents-batch+json";

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Looks whether imports point down only: fails where files of the library import each other in a circle.
+
+An import is a path that begins with `crate`, `super` or `self`; it leads to the file that defines the name,
+past those that hand it on by `use`. A module and its parts are one thing, so what a part takes from a module
+around it does not count. Neither does what only tests have (`#[cfg(test)]`).
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "src"
+TEST_ITEM = re.compile(r"^( *)#\[cfg\(test\)\]\n(?:\1(?:#\[.*|//.*)\n)*(?:\1\S.*;\n|\1\S.*\n(?:.*\n)*?\1\}\n)", re.M)
+TEST_MODULE = re.compile(r"#\[cfg\(test\)\]\n(?:#\[.*\n)*(?:pub(?:\([a-z ]+\))? )?mod (\w+);")
+COMMENT = re.compile(r"^\s*//.*$", re.M)
+USE = re.compile(r"^ *(?:pub(?:\([a-z: ]+\))? )?use ([^;]+);", re.M)
+PATH = re.compile(r"(?<![\w$:])(?:crate|super|self)(?:::\w+)+")
+
+
+def module_of(path):
+    """`("relay", "gate")` of src/relay/gate.rs."""
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    return () if parts == ("lib",) else parts
+
+
+def leaves(tree):
+    """(path, name it has here) of each leaf of a `use`: of `a::{b, c as d}` a::b as b and a::c as d."""
+    tree = tree.strip()
+    if not tree.endswith("}"):
+        path, _, name = tree.partition(" as ")
+        parts = tuple(path.removesuffix("::self").split("::"))
+        yield parts, name or parts[-1]
+        return
+    stem, _, inner = tree[:-1].partition("{")
+    depth, start = 0, 0
+    for at, char in enumerate(inner + ","):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            if inner[start:at].strip():
+                yield from leaves(stem + inner[start:at].strip())
+            start = at + 1
+
+
+class House:
+    def __init__(self):
+        texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.rs")}
+        tests = {(*module, name) for module, text in texts.items() for name in TEST_MODULE.findall(text)}
+        # By module, what else a name there stands for.
+        self.handed_on = {}
+        self.paths = {}
+        for module, text in texts.items():
+            if any(module[:end] in tests for end in range(1, len(module) + 1)):
+                continue
+            code = COMMENT.sub("", TEST_ITEM.sub("", text))
+            uses = [leaf for tree in USE.findall(code) for leaf in leaves(tree)]
+            uses = [(self.absolute(module, path), name) for path, name in uses]
+            self.handed_on[module] = {name: path for path, name in uses if path is not None}
+            inline = [path.split("::") for path in PATH.findall(USE.sub("", code))]
+            self.paths[module] = [path for path, _ in uses] + [self.absolute(module, path) for path in inline]
+
+    def absolute(self, module, path):
+        """From the crate's root; `None`: it is of another crate."""
+        steps = list(path)
+        if steps[0] not in ("crate", "super", "self"):
+            return None
+        if steps[0] == "crate":
+            module = ()
+        while steps and steps[0] in ("crate", "super", "self"):
+            module = module[:-1] if steps.pop(0) == "super" else module
+        return (*module, *steps)
+
+    def home(self, path, seen=()):
+        """The module that defines what this path leads to."""
+        end = next(end for end in range(len(path), -1, -1) if path[:end] in self.paths)
+        module, rest = path[:end], path[end:]
+        further = self.handed_on[module].get(rest[0]) if rest else None
+        if further is None or path in seen:
+            return module
+        return self.home((*further, *rest[1:]), (*seen, path))
+
+    def imports(self):
+        """By module, those that it imports, and the names that it takes from each."""
+        arrows = {module: {} for module in self.paths}
+        for module, paths in self.paths.items():
+            for path in filter(None, paths):
+                home = self.home(path)
+                if home != module[: len(home)]:
+                    arrows[module].setdefault(home, set()).add(path[-1])
+        return arrows
+
+
+def circles(arrows):
+    """The sets of modules that reach each other."""
+
+    def reached(start):
+        found, left = set(), [start]
+        while left:
+            new = set(arrows[left.pop()]) - found
+            found |= new
+            left += new
+        return found
+
+    reach = {module: reached(module) for module in arrows}
+    return {frozenset(other for other in reach[module] if module in reach[other]) for module in arrows} - {frozenset()}
+
+
+def file_of(module):
+    return Path("src", *module).with_suffix(".rs") if module else Path("src/lib.rs")
+
+
+def main():
+    arrows = House().imports()
+    found = sorted(map(sorted, circles(arrows)))
+    for circle in found:
+        print("imports: files that import each other:", file=sys.stderr)
+        for module in circle:
+            for other in circle:
+                if other in arrows[module]:
+                    names = ", ".join(sorted(arrows[module][other]))
+                    print(f"  {file_of(module)} -> {file_of(other)}: {names}", file=sys.stderr)
+    if not found:
+        print(f"imports point down only: {len(arrows)} files, no circle")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+//! What claimer, settlers, gates and heartbeat ask of the database: each is one call, with one answer.
+//!
+//! A [`Session`] asks PostgreSQL; the simulation asks a database of its own.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use diesel::Connection;
+
+use super::bulkhead::Bulkhead;
+use super::doubt::Doubt;
+use super::gate::News;
+use super::planner::{PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
+use super::session::{AfterRefusal, Session};
+use super::settlement::{Kind, Settlement};
+use super::settler::{Written, write_down};
+use crate::config::Config;
+use crate::error::DatabaseError;
+use crate::store::brief::briefly;
+use crate::store::range::Range;
+use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::connection;
+use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::ordered::{self, Candidate, Key, Page};
+use crate::store::relay::patrol::{self, Free};
+use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
+use crate::store::relay::settle::{self, Claim, Trace};
+use crate::store::relay::streams::{streams, streams_beside};
+use crate::store::relay::unserved;
+use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
+
+/// What came back, or why nothing did.
+pub(super) type Answer<T> = Result<T, DatabaseError>;
+
+/// What became of messages, all of one kind, and where their keys go on.
+pub(super) struct Settle<'a> {
+    pub(super) config: &'a Config,
+    pub(super) bulkheads: &'a [Bulkhead],
+    pub(super) lease: LeaseId,
+    pub(super) kind: Kind,
+    pub(super) group: &'a [Settlement],
+    /// The keys that go on, by the sequences of the messages that are done.
+    pub(super) keys: &'a HashMap<i64, Key>,
+    /// Topics of which nothing is claimed.
+    pub(super) closed: &'a [String],
+    /// Of the messages that are claimed.
+    pub(super) bytes: usize,
+}
+
+/// A lease that is to be had.
+pub(super) struct Registration<'a> {
+    pub(super) relay: &'a str,
+    pub(super) lease: Duration,
+    pub(super) is_single_active: bool,
+    pub(super) serves: Option<&'a str>,
+}
+
+pub(super) trait Database {
+    /// The server's process that the last statements ran in.
+    fn backend(&self) -> Option<i32>;
+
+    /// How long to wait before the next try.
+    fn wait(&self) -> Duration;
+
+    /// Whether the last error came from what is wrong with the outbox.
+    fn is_missing(&self) -> bool;
+
+    /// What has failed was refused for its values: the database is there.
+    fn was_only_refused(&self);
+
+    /// Topics, leases that are over, how the lease stands, and what is paused.
+    fn survey(
+        &mut self,
+        lease: LeaseId,
+        streams: &Streams,
+        moment: Duration,
+    ) -> Answer<(Surveyed, Vec<Paused>)>;
+
+    /// Messages without a key, `room` of them at most.
+    fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch>;
+
+    /// The first messages of their keys in these lanes, and where the look at each of these ended. `None`: another
+    /// relay is claiming keyed messages.
+    fn claim_due(
+        &mut self,
+        by: Claimant<'_>,
+        lanes: &[Lane],
+        goes_to: &[&str],
+        room: usize,
+    ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)>;
+
+    /// The first messages of the keys behind this one. `None`: it took too long.
+    fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>>;
+
+    /// The first messages of these keys.
+    fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page>;
+
+    /// These keyed messages. `None`: another relay is claiming keyed messages.
+    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>>;
+
+    /// What is free in a range. `None`: it took too long.
+    fn free(
+        &mut self,
+        expired: &[i64],
+        range: Range,
+        moment: Duration,
+    ) -> Answer<Option<Vec<Free>>>;
+
+    /// These messages, which have no keys.
+    fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch>;
+
+    /// Messages of a stream whose time is over.
+    fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part>;
+
+    /// Whether a claim without an answer is at work still: then its lease is ended.
+    fn end_if_at_work(&mut self, doubt: Doubt) -> Answer<bool>;
+
+    /// Gives back what a lease holds and nobody knows of. `None`: it took too long.
+    fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>>;
+
+    /// Writes down a group and claims what follows in its keys: in one transaction, so that no other relay can be
+    /// faster.
+    fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)>;
+
+    /// Those that were settled by their claims.
+    fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>>;
+
+    /// Gives these back.
+    fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()>;
+
+    /// What became of messages that a settle has not found.
+    fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
+
+    /// Tells others what a gate has seen.
+    fn tell_pause(&mut self, destination: &str, news: News) -> Answer<()>;
+
+    /// Whether this relay may probe a destination for so long, and what is paused.
+    fn take_probe(&mut self, destination: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)>;
+
+    fn give_back_probe(&mut self, destination: &str) -> Answer<()>;
+
+    fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId>;
+
+    /// Whether the lease is there still.
+    fn is_there(&mut self, lease: LeaseId) -> Answer<bool>;
+
+    /// Whether the lease was there still: it is good for so long again.
+    fn renew(&mut self, lease: LeaseId, by: Duration) -> Answer<bool>;
+
+    fn end(&mut self, lease: LeaseId) -> Answer<()>;
+}
+
+impl Database for Session {
+    fn backend(&self) -> Option<i32> {
+        self.backend()
+    }
+
+    fn wait(&self) -> Duration {
+        self.wait()
+    }
+
+    fn is_missing(&self) -> bool {
+        self.is_missing()
+    }
+
+    fn was_only_refused(&self) {
+        self.was_only_refused();
+    }
+
+    fn survey(
+        &mut self,
+        lease: LeaseId,
+        asked: &Streams,
+        moment: Duration,
+    ) -> Answer<(Surveyed, Vec<Paused>)> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            let began = Instant::now();
+            let streams = match asked {
+                Streams::All => briefly(conn, moment, |conn| streams(conn, name))?,
+                Streams::Beside(known) => {
+                    briefly(conn, moment, |conn| streams_beside(conn, name, known))?
+                }
+                Streams::None => None,
+            };
+            let took = began.elapsed();
+            let ended = lease::ended(conn, name)?;
+            let standing = lease::standing(conn, name, lease)?;
+            let found = Surveyed {
+                streams,
+                took,
+                ended,
+                is_active: standing.is_active,
+                time: standing.now,
+                server: standing.server,
+                ..Surveyed::default()
+            };
+            Ok((found, pause::all(conn, name)?))
+        })
+    }
+
+    fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
+        let name = &self.outbox();
+        self.run(|conn| claim::claim(conn, name, by, lanes, room))
+    }
+
+    fn claim_due(
+        &mut self,
+        by: Claimant<'_>,
+        lanes: &[Lane],
+        goes_to: &[&str],
+        room: usize,
+    ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            let found = ordered::due(conn, name, by, lanes, goes_to)?;
+            let (mut due, mut reached) = (Vec::new(), HashMap::new());
+            for (lane, found) in lanes.iter().zip(found) {
+                due.extend(found.candidates);
+                reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
+            }
+            due.truncate(room);
+            let batch = match due.is_empty() {
+                true => Some(Batch::default()),
+                false => ordered::claim(conn, name, by, &due)?,
+            };
+            Ok((batch, reached))
+        })
+    }
+
+    fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            briefly(conn, moment, |conn| {
+                ordered::walk(conn, name, expired, from, WALK_STEP)
+            })
+        })
+    }
+
+    fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page> {
+        let name = &self.outbox();
+        self.run(|conn| ordered::first_of(conn, name, expired, keys))
+    }
+
+    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
+        let name = &self.outbox();
+        self.run(|conn| ordered::claim(conn, name, by, candidates))
+    }
+
+    fn free(
+        &mut self,
+        expired: &[i64],
+        range: Range,
+        moment: Duration,
+    ) -> Answer<Option<Vec<Free>>> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            briefly(conn, moment, |conn| {
+                patrol::free(conn, name, expired, range, PATROL_STEP)
+            })
+        })
+    }
+
+    fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
+        let name = &self.outbox();
+        self.run(|conn| claim::claim_chosen(conn, name, by, sequences))
+    }
+
+    fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part> {
+        let name = &self.outbox();
+        self.run(|conn| unserved::expired(conn, name, stream, after))
+    }
+
+    fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            let is_at_work = match backend {
+                Some(backend) => connection::is_at_work(conn, backend)?,
+                None => true,
+            };
+            if is_at_work {
+                lease::expire(conn, name, lease)?;
+            }
+            Ok(is_at_work)
+        })
+    }
+
+    fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            briefly(conn, moment, |conn| {
+                settle::release_unknown(conn, name, part.lease, &part.known, part.range)
+            })
+        })
+    }
+
+    fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
+        let Settle {
+            config,
+            bulkheads,
+            lease,
+            kind,
+            group,
+            keys,
+            closed,
+            bytes,
+        } = *settle;
+        if keys.is_empty() {
+            return self.run_with(after, |conn| {
+                let written = write_down(conn, config, bulkheads, lease, kind, group)?;
+                Ok((written, Batch::default()))
+            });
+        }
+        let claimant = Claimant {
+            lease,
+            expired: &[],
+            max_attempts: config.max_attempts,
+            bytes,
+        };
+        self.run_with(after, |conn| {
+            conn.transaction(|conn| {
+                let written = write_down(conn, config, bulkheads, lease, kind, group)?;
+                let of_changed = written.changed.iter().filter_map(|one| keys.get(one));
+                let keys: Vec<Key> = of_changed.cloned().collect();
+                let next = match keys.is_empty() {
+                    true => Batch::default(),
+                    false => ordered::claim_next(conn, &config.table, claimant, &keys, closed)?,
+                };
+                Ok((written, next))
+            })
+        })
+    }
+
+    fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>> {
+        let name = &self.outbox();
+        self.run_with(after, |conn| settle::settled(conn, name, traces))
+    }
+
+    fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {
+        let name = &self.outbox();
+        self.run(|conn| settle::release(conn, name, lease, claims).map(drop))
+    }
+
+    fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>> {
+        let name = &self.outbox();
+        self.run(|conn| whereabouts(conn, name, missed))
+    }
+
+    fn tell_pause(&mut self, which: &str, news: News) -> Answer<()> {
+        let name = &self.outbox();
+        // What is left of it by now: the database may have been away.
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let (reason, duration, openings) = match news {
+            News::Paused(code, until) => (code.as_str(), until.map(left), 0),
+            News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
+            News::Recovered => return self.run(|conn| pause::close_breaker(conn, name, which)),
+        };
+        let kind = Pausable::Destination;
+        self.run(|conn| pause::pause(conn, name, kind, which, reason, duration, openings))
+    }
+
+    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {
+        let name = &self.outbox();
+        self.run(|conn| {
+            let is_ours = pause::take_probe(conn, name, which, hold)?;
+            Ok((is_ours, pause::all(conn, name)?))
+        })
+    }
+
+    fn give_back_probe(&mut self, which: &str) -> Answer<()> {
+        let name = &self.outbox();
+        self.run(|conn| pause::give_back_probe(conn, name, which).map(drop))
+    }
+
+    fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId> {
+        let name = &self.outbox();
+        let Registration {
+            relay,
+            lease,
+            is_single_active,
+            serves,
+        } = *registration;
+        self.run(|conn| lease::register(conn, name, relay, lease, is_single_active, serves))
+    }
+
+    fn is_there(&mut self, id: LeaseId) -> Answer<bool> {
+        let name = &self.outbox();
+        self.run(|conn| lease::is_there(conn, name, id))
+    }
+
+    fn renew(&mut self, id: LeaseId, by: Duration) -> Answer<bool> {
+        let name = &self.outbox();
+        self.run(|conn| lease::renew(conn, name, id, by))
+    }
+
+    fn end(&mut self, id: LeaseId) -> Answer<()> {
+        let name = &self.outbox();
+        self.run(|conn| lease::end(conn, name, id).map(drop))
+    }
+}

@@ -1,0 +1,155 @@
+//! Starts the threads of a relay in the order of the data, and joins them.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::bulkhead::{Bulkhead, Job};
+use super::claimer::{self, Claimer};
+use super::heartbeat::{self, Ending};
+use super::settlement::Outcomes;
+use super::shared::Shared;
+use super::threads::{Life, Post, State};
+use super::{StartError, janitor, listener, monitor, sender, settler};
+use crate::store::relay::connection::Plans;
+use crate::store::relay::lease::LeaseId;
+
+/// The thread that ends last, told how.
+pub(super) const HEARTBEAT: &str = "relay-heartbeat";
+
+/// Where single threads are told something.
+pub(super) struct Ears {
+    /// The heartbeat, how to end.
+    pub(super) ending: Receiver<Ending>,
+    pub(super) of_claimer: claimer::Ears,
+    /// The heartbeat, to beat.
+    pub(super) pulse: Receiver<()>,
+    /// What waits is to be counted.
+    pub(super) count: Receiver<()>,
+}
+
+/// What is needed to end the relay, given up bit by bit.
+pub(super) struct Running {
+    /// Dropped to stop.
+    pub(super) stop: Option<Sender<()>>,
+    /// Dropped to give up.
+    pub(super) abandon: Option<Sender<()>>,
+    pub(super) ending: Sender<Ending>,
+    pub(super) threads: Vec<(Arc<str>, JoinHandle<()>)>,
+}
+
+impl Running {
+    /// In the order of the data: a channel's receiver runs before its senders.
+    pub(super) fn spawn_all(
+        &mut self,
+        shared: &Arc<Shared>,
+        relay_name: &str,
+        lease_id: LeaseId,
+        ears: Ears,
+    ) -> Result<(), StartError> {
+        let queues: Vec<(Sender<Job>, Receiver<Job>)> =
+            shared.bulkheads.iter().map(Bulkhead::open).collect();
+        // Claimed messages are bounded, so a send into one of them never waits for long.
+        let most = 2 * shared.batch() + shared.senders();
+        let (plain, plain_queue) = bounded(most);
+        let (keyed, keyed_queue) = bounded(most);
+        let outcomes = Outcomes { plain, keyed };
+
+        let Ears {
+            ending,
+            of_claimer,
+            pulse,
+            count,
+        } = ears;
+        let name = relay_name.to_owned();
+        self.spawn(shared, Post::Heartbeat.name(), move |shared| {
+            heartbeat::run(shared, &name, lease_id, &ending, &pulse);
+        })?;
+        for post in Post::KEYED_SETTLERS {
+            let (outcomes, left) = (keyed_queue.clone(), of_claimer.inbox.clone());
+            self.spawn(shared, post.name(), move |shared| {
+                settler::run_keyed(shared, post, &outcomes, &left);
+            })?;
+        }
+        drop(keyed_queue);
+        self.spawn(shared, Post::Settler.name(), move |shared| {
+            settler::run(shared, &plain_queue);
+        })?;
+        let mut number = 0;
+        for (bulkhead, (_, queue)) in shared.bulkheads.iter().zip(&queues) {
+            let gathering = Arc::new(Mutex::new(()));
+            for sender in 0..bulkhead.concurrency {
+                number += 1;
+                let (gathering, place) = (Arc::clone(&gathering), (bulkhead.number, sender));
+                let (queue, outcomes) = (queue.clone(), outcomes.clone());
+                self.spawn(shared, &format!("send-{number}"), move |shared| {
+                    sender::run(shared, place, &queue, &gathering, &outcomes);
+                })?;
+            }
+        }
+        self.spawn(shared, Post::Janitor.name(), move |shared| {
+            janitor::run(shared, &count);
+        })?;
+        self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
+        if shared.listens() {
+            self.spawn(shared, Post::Listener.name(), |shared| {
+                listener::run(shared)
+            })?;
+        }
+        self.spawn(shared, Post::Claimer.name(), move |shared| {
+            let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
+            Claimer::new(shared, queues, outcomes, of_claimer, session).run();
+        })
+    }
+
+    fn spawn(
+        &mut self,
+        shared: &Arc<Shared>,
+        name: &str,
+        work: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> Result<(), StartError> {
+        let guard = ExitGuard {
+            shared: Arc::clone(shared),
+            thread: format!("relay-{name}").into(),
+        };
+        let name = Arc::clone(&guard.thread);
+        shared.threads.set_life(&name, Life::AtWork);
+        let thread = std::thread::Builder::new()
+            .name(name.to_string())
+            .spawn(move || work(&guard.shared))?;
+        self.threads.push((name, thread));
+        Ok(())
+    }
+
+    /// Joins the threads that have ended; the others stay.
+    pub(super) fn join_ended(&mut self, state: &State) {
+        let threads = std::mem::take(&mut self.threads).into_iter();
+        let has_ended = |(name, _): &(Arc<str>, _)| state.ended().any(|ended| *ended == **name);
+        let (ended, left): (Vec<_>, _) = threads.partition(has_ended);
+        self.threads = left;
+        for (name, thread) in ended {
+            if thread.join().is_err() {
+                log::error!(event = "thread_panicked", thread = &*name; "a thread of the relay panicked");
+            }
+        }
+    }
+}
+
+/// Reports a thread's end, also when it ends by a panic.
+struct ExitGuard {
+    shared: Arc<Shared>,
+    thread: Arc<str>,
+}
+
+impl Drop for ExitGuard {
+    fn drop(&mut self) {
+        let is_panic = std::thread::panicking();
+        let life = if is_panic {
+            Life::Panicked
+        } else {
+            Life::Ended
+        };
+        self.shared.threads.set_life(&self.thread, life);
+    }
+}

@@ -1,0 +1,171 @@
+//! The relay in a simulated world: its claimer, settlers, gates and heartbeat against a database, receivers and
+//! clocks that do what a seed says, and after each step the promises.
+//!
+//! `make simulate` plays many histories (`SEED=`, `HISTORIES=`, `MINUTES=`), `make test` some.
+
+mod broken;
+mod history;
+mod link;
+mod process;
+mod promises;
+mod same;
+mod stage;
+mod tables;
+
+use std::cell::OnceCell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use self::broken::Broken;
+use self::history::History;
+use self::promises::Fall;
+use self::stage::{MOST_PROCESSES, Stage};
+
+/// Histories, where nothing says how many.
+const HISTORIES: u64 = 300;
+/// Within so many histories each broken variant is found out.
+const HISTORIES_OF_BROKEN: u64 = 600;
+/// So many are played twice.
+const SAME: u64 = 40;
+/// How often it is said how far it is.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// Plays a history. Returns the first promise that does not hold, and the story where it is to be told.
+fn play(history: &History, broken: Option<Broken>, tells: bool) -> (Option<Fall>, Vec<String>) {
+    let slots: Vec<OnceCell<_>> = (0..MOST_PROCESSES).map(|_| OnceCell::new()).collect();
+    let stage = Stage::new(history, broken, &slots, tells);
+    let fall = stage.play();
+    let story = stage.story.take();
+    (fall, story.unwrap_or_default())
+}
+
+/// The same with as few items as still break the promise.
+fn shortest(history: &History, fall: &Fall) -> History {
+    let mut history = history.clone();
+    let mut number = 0;
+    while number < history.items.len() {
+        let mut shorter = history.clone();
+        shorter.items.remove(number);
+        let (other, _) = play(&shorter, None, false);
+        match other.is_some_and(|other| other.promise == fall.promise) {
+            true => history = shorter,
+            false => number += 1,
+        }
+    }
+    history
+}
+
+/// The shortest story in which the promise does not hold.
+fn story(history: &History, fall: &Fall) -> String {
+    let history = shortest(history, fall);
+    let (fall, story) = play(&history, None, true);
+    let fall = fall.expect("the same history breaks it again");
+    format!("{history}{}\n{fall}", story.join("\n"))
+}
+
+fn setting(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
+    Some(value.parse().expect(name))
+}
+
+/// Plays histories on all cores, from this seed on, until one breaks a promise.
+fn find(
+    from: u64,
+    broken: Option<Broken>,
+    goes_on: impl Fn(u64) -> bool + Sync,
+) -> (u64, Option<(u64, Fall)>) {
+    let next = AtomicU64::new(from);
+    let found: Mutex<Option<(u64, Fall)>> = Mutex::new(None);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    let is_found = found.lock().expect("no panic").is_some();
+                    if is_found || !goes_on(seed - from) {
+                        break;
+                    }
+                    if let (Some(fall), _) = play(&History::of(seed), broken, false) {
+                        let mut found = found.lock().expect("no panic");
+                        // Of two the first: which core was faster is no part of it.
+                        if found.as_ref().is_none_or(|(other, _)| seed < *other) {
+                            *found = Some((seed, fall));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let played = next.into_inner() - from;
+    (
+        played.saturating_sub(cores as u64),
+        found.into_inner().expect("no panic"),
+    )
+}
+
+/// G1 to G6 hold, and nothing waits that need not, whatever happens to the relays.
+#[test]
+fn the_promises_hold_in_each_history() {
+    let from = setting("SEED").unwrap_or(1);
+    let minutes = setting("MINUTES").map(|minutes| Duration::from_secs(60 * minutes));
+    let count = setting("HISTORIES").or(minutes.is_none().then_some(HISTORIES));
+    let began = Instant::now();
+    let told = Mutex::new(began);
+    let (played, found) = find(from, None, |played| {
+        let mut told = told.lock().expect("no panic");
+        if told.elapsed() >= PROGRESS {
+            *told = Instant::now();
+            eprintln!("{played} histories, {:.0} a second", rate(played, began));
+        }
+        count.is_none_or(|count| played < count)
+            && minutes.is_none_or(|most| began.elapsed() < most)
+    });
+    eprintln!("{played} histories, {:.0} a second", rate(played, began));
+    if let Some((seed, fall)) = found {
+        panic!(
+            "make simulate SEED={seed} HISTORIES=1\n{}",
+            story(&History::of(seed), &fall)
+        );
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "for people to read")]
+fn rate(played: u64, began: Instant) -> f64 {
+    played as f64 / began.elapsed().as_secs_f64()
+}
+
+/// What is broken is found out: otherwise the simulation would prove nothing.
+#[test]
+fn each_broken_variant_is_found_out() {
+    let mut missed = Vec::new();
+    let only = std::env::var("BROKEN").unwrap_or_default();
+    for (broken, promises) in Broken::ALL {
+        if !format!("{broken:?}").contains(&only) {
+            continue;
+        }
+        let most = setting("HISTORIES").unwrap_or(HISTORIES_OF_BROKEN);
+        let (_, found) = find(1, Some(broken), |played| played < most);
+        match found {
+            Some((seed, fall)) if promises.contains(&fall.promise) => {
+                eprintln!("{broken:?}: {:?} after {seed} histories", fall.promise);
+            }
+            found => missed.push((broken, found)),
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// A seed is a history, to the last microsecond.
+#[test]
+fn the_same_seed_gives_the_same_history() {
+    for seed in 1..=SAME {
+        let history = History::of(seed);
+        let (_, first) = play(&history, None, true);
+        let (_, second) = play(&history, None, true);
+        assert!(!first.is_empty());
+        let differs = first.iter().zip(&second).find(|(one, other)| one != other);
+        assert_eq!((differs, first.len()), (None, second.len()), "seed {seed}");
+    }
+}

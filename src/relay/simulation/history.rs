@@ -1,0 +1,360 @@
+//! What happens to a relay's world: producers, receivers, operators, and everything that can go wrong.
+//!
+//! A history is made of a seed: the same seed makes the same one. Each of its items can be left out, so that a
+//! failure becomes a short story.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// How long things happen. After that everything is well, and all messages have to end.
+pub(super) const LENGTH: Duration = Duration::from_secs(12);
+/// Relays of one history.
+pub(super) const MOST_RELAYS: usize = 3;
+
+#[derive(Debug, Clone)]
+pub(super) struct History {
+    pub(super) seed: u64,
+    pub(super) relays: usize,
+    pub(super) single_active: bool,
+    pub(super) items: Vec<Item>,
+    /// One statement in so many is lost, hangs or takes too long; 0: none.
+    pub(super) troubles: u32,
+    /// One statement in so many takes much longer.
+    pub(super) slow: u32,
+    /// Senders of each destination.
+    pub(super) senders: usize,
+    /// Keyed claims take long to commit.
+    pub(super) slow_claims: bool,
+    /// How long a walk over all keys takes, and a look for streams that an old snapshot makes slow.
+    pub(super) has_dead_entries: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Item {
+    pub(super) at: Duration,
+    pub(super) event: Event,
+}
+
+/// A message to be enqueued.
+#[derive(Debug, Clone)]
+pub(super) struct New {
+    pub(super) topic: &'static str,
+    pub(super) ordering_key: Option<&'static str>,
+    /// Due after so long.
+    pub(super) delay: Duration,
+    pub(super) expires_after: Option<Duration>,
+    /// So many of its sends fail.
+    pub(super) fails: u32,
+}
+
+impl New {
+    fn of(topic: &'static str) -> Self {
+        Self {
+            topic,
+            ordering_key: None,
+            delay: Duration::ZERO,
+            expires_after: None,
+            fails: 0,
+        }
+    }
+}
+
+/// How a destination answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mood {
+    Well,
+    Failing,
+    /// No answer within the limit.
+    Hanging,
+    Slow,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Event {
+    /// A transaction inserts these and ends after so long.
+    Enqueue {
+        messages: Vec<New>,
+        lasts: Duration,
+        commits: bool,
+    },
+    Mood(&'static str, Mood, Duration),
+    /// An operator pauses a topic or a destination.
+    Pause(&'static str, &'static str, Duration),
+    /// Somebody asks whether nothing is due.
+    Ask(usize),
+    /// The process is killed, and another one is started after so long.
+    Kill(usize, Duration),
+    /// The relay ends by itself, and another one is started.
+    Stop(usize, Duration),
+    /// The process is stopped, and goes on after so long.
+    Freeze(usize, Duration),
+    /// Its machine sleeps.
+    Sleep(usize, Duration),
+    /// It does not reach the database.
+    CutOff(usize, Duration),
+    /// Its heartbeat does not reach the database, and its other threads do.
+    Stuck(usize, Duration),
+    /// A server that has lost its memory: what was not flushed is gone.
+    Restart(Duration),
+    /// Another server has everything up to so long ago.
+    FailOver(Duration),
+    /// The clock of the database's server steps.
+    Step(i64),
+    /// The database refuses what became of messages of a topic.
+    Refuse(&'static str, Duration),
+    /// Notifications are lost: the listener's connection has died and does not know.
+    Deaf(usize, Duration),
+}
+
+fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
+    Duration::from_micros(rng.u64(range.start * 1000..range.end * 1000))
+}
+
+impl History {
+    pub(super) fn of(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        // In many nothing goes wrong: there the promises about time hold.
+        let is_calm = rng.u8(..3) == 0;
+        let relays = 1 + rng.usize(..MOST_RELAYS);
+        let mut history = Self {
+            seed,
+            relays,
+            single_active: rng.u8(..8) == 0,
+            items: Vec::new(),
+            slow_claims: false,
+            senders: [1, 3][rng.usize(..2)],
+            troubles: [0, 0, 0, 200, 40][rng.usize(..5)],
+            slow: [0, 0, 100, 20][rng.usize(..4)],
+            has_dead_entries: rng.u8(..6) == 0,
+        };
+        if is_calm {
+            (history.troubles, history.slow) = (0, 0);
+            history.has_dead_entries = false;
+        }
+        let transactions = rng.usize(1..25);
+        let keys: &[&str] = [&["k", "l"][..], &["k", "l", "m", "n", "o", "p"]][rng.usize(..2)];
+        let keyed = rng.u8(..5);
+        let topics: &[&str] = [&["a"][..], &["a", "b"], &["a", "b", "fan"]][rng.usize(..3)];
+        let lates = rng.u8(..3);
+        let is_failing = rng.u8(..3) == 0;
+        let has_expiry = rng.u8(..5) == 0;
+        let has_delays = rng.u8(..3) == 0;
+        let bursts = [6, 2][rng.usize(..2)];
+        for _ in 0..transactions {
+            let count = if rng.u8(..bursts) == 0 {
+                rng.usize(5..40)
+            } else {
+                rng.usize(1..4)
+            };
+            let new = |rng: &mut Rng| New {
+                topic: topics[rng.usize(..topics.len())],
+                ordering_key: (rng.u8(..4) < keyed).then(|| keys[rng.usize(..keys.len())]),
+                delay: if has_delays && rng.u8(..6) == 0 {
+                    millis(rng, 1..4000)
+                } else {
+                    Duration::ZERO
+                },
+                expires_after: (has_expiry && rng.u8(..4) == 0).then(|| millis(rng, 1..3000)),
+                fails: if is_failing && rng.u8(..4) == 0 {
+                    rng.u32(1..6)
+                } else {
+                    0
+                },
+            };
+            let messages = (0..count).map(|_| new(&mut rng)).collect();
+            let lasts = match rng.u8(..4) < lates {
+                true => millis(&mut rng, 1..2500),
+                false => millis(&mut rng, 0..3),
+            };
+            let commits = rng.u8(..12) > 0;
+            history.add(
+                &mut rng,
+                Event::Enqueue {
+                    messages,
+                    lasts,
+                    commits,
+                },
+            );
+        }
+        // Each kind of trouble in some histories: where all are in each, they hide one another.
+        type Make = fn(&mut Rng, usize) -> Event;
+        let kinds: &[Make] = &[
+            |rng, _| {
+                Event::Mood(
+                    ["a", "b"][rng.usize(..2)],
+                    [Mood::Failing, Mood::Hanging, Mood::Slow][rng.usize(..3)],
+                    millis(rng, 100..5000),
+                )
+            },
+            |rng, _| match rng.bool() {
+                true => Event::Pause("topic", ["a", "b"][rng.usize(..2)], millis(rng, 50..3000)),
+                false => Event::Pause(
+                    "destination",
+                    ["a", "b"][rng.usize(..2)],
+                    millis(rng, 50..3000),
+                ),
+            },
+            |_, relay| Event::Ask(relay),
+            |rng, relay| Event::Kill(relay, millis(rng, 1..4000)),
+            |rng, relay| Event::Stop(relay, millis(rng, 1..4000)),
+            |rng, relay| Event::Freeze(relay, millis(rng, 100..15_000)),
+            |rng, relay| Event::Sleep(relay, millis(rng, 100..15_000)),
+            |rng, relay| Event::CutOff(relay, millis(rng, 50..12_000)),
+            |rng, relay| Event::Stuck(relay, millis(rng, 50..8000)),
+            |rng, _| Event::Restart(millis(rng, 1..3000)),
+            |rng, _| Event::FailOver(millis(rng, 0..1500)),
+            |rng, _| Event::Step(rng.i64(-5_000_000..15_000_000)),
+            |rng, _| Event::Refuse(["a", "b"][rng.usize(..2)], millis(rng, 50..4000)),
+            |rng, relay| Event::Deaf(relay, millis(rng, 50..3000)),
+        ];
+        for make in kinds {
+            let is_told = matches!(make(&mut rng.clone(), 0), Event::Ask(_) | Event::Pause(..));
+            if rng.u8(..4) > 0 || (is_calm && !is_told) {
+                continue;
+            }
+            for _ in 0..rng.usize(1..4) {
+                let relay = rng.usize(..relays);
+                let event = make(&mut rng, relay);
+                history.add(&mut rng, event);
+            }
+        }
+        if !is_calm && rng.u8(..4) == 0 {
+            history.besiege(&mut rng);
+        }
+        if rng.u8(..4) == 0 {
+            history.come_late(&mut rng);
+            history.slow_claims = !is_calm;
+        }
+        history.items.sort_by_key(|item| item.at);
+        history
+    }
+
+    /// While many messages go to a slow destination, a relay is held up for longer than its lease lasts.
+    fn besiege(&mut self, rng: &mut Rng) {
+        let at = millis(rng, 0..6000);
+        let relay = rng.usize(..self.relays);
+        let new = New::of("a");
+        let event = Event::Enqueue {
+            messages: vec![new; rng.usize(10..40)],
+            lasts: Duration::ZERO,
+            commits: true,
+        };
+        self.items.push(Item { at, event });
+        let event = Event::Mood("a", Mood::Slow, Duration::from_secs(9));
+        self.items.push(Item { at, event });
+        let lasts = millis(rng, 3000..9000);
+        let event = match rng.u8(..4) {
+            0 => Event::Freeze(relay, lasts),
+            1 => Event::Sleep(relay, lasts),
+            2 => Event::CutOff(relay, lasts),
+            _ => Event::Stuck(relay, lasts),
+        };
+        let at = at + millis(rng, 0..1500);
+        self.items.push(Item { at, event });
+    }
+
+    /// Messages of one key, the first of which are committed last.
+    fn come_late(&mut self, rng: &mut Rng) {
+        for _ in 0..rng.usize(1..6) {
+            let at = millis(rng, 0..10_000);
+            let new = New {
+                ordering_key: Some("k"),
+                ..New::of("a")
+            };
+            let late = millis(rng, 1..600);
+            for (at, lasts) in [(at, late), (at + millis(rng, 0..300), Duration::ZERO)] {
+                let event = Event::Enqueue {
+                    messages: vec![new.clone(); rng.usize(1..3)],
+                    lasts,
+                    commits: true,
+                };
+                self.items.push(Item { at, event });
+            }
+        }
+    }
+
+    fn add(&mut self, rng: &mut Rng, event: Event) {
+        let mut at =
+            Duration::from_micros(rng.u64(..u64::try_from(LENGTH.as_micros()).unwrap_or(0)));
+        // While messages are on their way.
+        if !matches!(event, Event::Enqueue { .. }) && rng.bool() {
+            let item = &self.items[rng.usize(..self.items.len())];
+            if let Event::Enqueue { lasts, .. } = item.event {
+                at = item.at + lasts + millis(rng, 0..40);
+            }
+        }
+        let at = at.min(LENGTH - Duration::from_millis(1));
+        self.items.push(Item { at, event });
+    }
+
+    pub(super) fn has(&self, is_it: impl Fn(&Event) -> bool) -> bool {
+        self.items.iter().any(|item| is_it(&item.event))
+    }
+
+    /// Whether leases end, and claims are lost, only as the relays expect it.
+    pub(super) fn is_lawful(&self) -> bool {
+        !self.has(|event| {
+            matches!(
+                event,
+                Event::Restart(_) | Event::FailOver(_) | Event::Step(_)
+            )
+        })
+    }
+
+    /// Whether no answer is lost and no lease ends early: then nothing is sent twice.
+    pub(super) fn is_fair(&self) -> bool {
+        let breaks = |event: &Event| {
+            matches!(
+                event,
+                Event::Kill(..)
+                    | Event::Freeze(..)
+                    | Event::Sleep(..)
+                    | Event::CutOff(..)
+                    | Event::Stuck(..)
+                    | Event::Refuse(..)
+            )
+        };
+        self.is_lawful()
+            && self.troubles == 0
+            && self.slow == 0
+            && !self.slow_claims
+            && !self.has(breaks)
+    }
+
+    /// Whether nothing keeps a relay from claiming what is due.
+    pub(super) fn is_calm(&self) -> bool {
+        // Failures open a breaker.
+        let holds_up = |event: &Event| match event {
+            Event::Mood(..) | Event::Stop(..) | Event::Deaf(..) => true,
+            Event::Enqueue { messages, .. } => messages.iter().any(|new| new.fails > 0),
+            _ => false,
+        };
+        self.is_fair() && !self.has_dead_entries && !self.has(holds_up)
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "seed {}: {} relays, single_active {}, troubles {}, slow {}, dead entries {}",
+            self.seed,
+            self.relays,
+            self.single_active,
+            self.troubles,
+            self.slow,
+            self.has_dead_entries
+        )?;
+        for item in &self.items {
+            writeln!(
+                f,
+                "  {:>9.3} ms  {:?}",
+                item.at.as_secs_f64() * 1e3,
+                item.event
+            )?;
+        }
+        Ok(())
+    }
+}

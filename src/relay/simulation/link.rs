@@ -1,0 +1,416 @@
+//! A thread's connection to the simulated database: what it asks takes time, and may have no answer.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use diesel::result::{DatabaseErrorKind, Error};
+
+use super::broken::Broken;
+use super::process::Actor;
+use super::stage::{Stage, Trouble};
+use super::tables::{Changes, Now, Tables};
+use crate::error::DatabaseError;
+use crate::relay::database::{Answer, Database, Registration, Settle};
+use crate::relay::doubt::Doubt;
+use crate::relay::gate::News;
+use crate::relay::planner::{Part, Streams, Surveyed};
+use crate::relay::session::AfterRefusal;
+use crate::relay::settler::Written;
+use crate::store::range::Range;
+use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{Candidate, Key, Page};
+use crate::store::relay::patrol::Free;
+use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::settle::{Claim, Trace};
+use crate::store::relay::unserved;
+use crate::store::relay::whereabouts::Whereabouts;
+
+/// As a session's.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+pub(super) struct Link<'w> {
+    stage: &'w Stage<'w>,
+    process: usize,
+    thread: Actor,
+    /// The server that it is connected to, and its process there.
+    connected: Option<(u64, i32)>,
+    backend: Option<i32>,
+    failures: u32,
+}
+
+pub(super) fn no_answer() -> DatabaseError {
+    failure(DatabaseErrorKind::ClosedConnection, "no answer")
+}
+
+fn failure(kind: DatabaseErrorKind, what: &str) -> DatabaseError {
+    DatabaseError::Statement(Error::DatabaseError(kind, Box::new(what.to_owned())))
+}
+
+impl<'w> Link<'w> {
+    pub(super) fn new(stage: &'w Stage<'w>, process: usize, thread: Actor) -> Self {
+        Self {
+            stage,
+            process,
+            thread,
+            connected: None,
+            backend: None,
+            failures: 0,
+        }
+    }
+
+    /// A statement or a transaction: it reads and changes the tables at one moment, and others see that at a later
+    /// one.
+    fn ask<T>(
+        &mut self,
+        work: impl FnOnce(&mut Tables, Now, Option<Broken>, &mut Changes) -> T,
+    ) -> Answer<T> {
+        let stage = self.stage;
+        let trouble = self.begin()?;
+        let mut changes = Changes::default();
+        let value = work(
+            &mut stage.tables.borrow_mut(),
+            stage.database_now(),
+            stage.broken,
+            &mut changes,
+        );
+        stage.tables.borrow_mut().lock(&changes);
+        self.end(changes, trouble)?;
+        Ok(value)
+    }
+
+    /// It is on its way to the server.
+    fn begin(&mut self) -> Answer<Trouble> {
+        let stage = self.stage;
+        stage.count_statement(self.process);
+        let result = self.reach();
+        match &result {
+            Ok(_) => {}
+            Err(_) => self.failures = self.failures.saturating_add(1),
+        }
+        result
+    }
+
+    fn reach(&mut self) -> Answer<Trouble> {
+        let stage = self.stage;
+        if stage.is_cut_off(self.process, self.thread) {
+            stage.pass(self.process, stage.dice(1, 20));
+            self.connected = None;
+            return Err(DatabaseError::Connect("cut off".to_owned()));
+        }
+        if self.connected.is_none() {
+            stage.pass(self.process, stage.dice(1, 4));
+            let Some(server) = stage.server(self.process, self.thread) else {
+                return Err(DatabaseError::Connect("no server".to_owned()));
+            };
+            let backend = stage.next_backend();
+            self.connected = Some((server, backend));
+            self.backend = Some(backend);
+        }
+        let trouble = stage.trouble(self.process);
+        stage.pass(self.process, stage.way());
+        if trouble == Trouble::LostBefore || !self.is_connected() {
+            self.connected = None;
+            return Err(no_answer());
+        }
+        if let Trouble::TimesOut(limit) = trouble {
+            stage.pass(self.process, limit);
+            self.connected = None;
+            return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
+        }
+        Ok(trouble)
+    }
+
+    fn is_connected(&self) -> bool {
+        let server = self.stage.server(self.process, self.thread);
+        self.connected
+            .is_some_and(|(connected, _)| Some(connected) == server)
+    }
+
+    /// The transaction comes to its end, and its answer to this process.
+    fn end(&mut self, changes: Changes, trouble: Trouble) -> Answer<()> {
+        let result = self.try_end(changes, trouble);
+        match &result {
+            Ok(()) => self.failures = 0,
+            Err(_) => {
+                self.connected = None;
+                self.failures = self.failures.saturating_add(1);
+            }
+        }
+        result
+    }
+
+    fn try_end(&mut self, changes: Changes, trouble: Trouble) -> Answer<()> {
+        let stage = self.stage;
+        if let Trouble::Hangs(time) = trouble {
+            // The client has given up; the server has not heard of it.
+            let (_, backend) = self.connected.ok_or_else(no_answer)?;
+            stage.commit_later(changes, backend, time);
+            self.connected = None;
+            return Err(no_answer());
+        }
+        let server = self.connected.map(|(server, _)| server);
+        stage.pass(self.process, stage.way());
+        if changes.is_keyed_claim && stage.history.slow_claims {
+            stage.pass(self.process, stage.dice(0, 150));
+        }
+        if !stage.is_server(server) {
+            // Its locks are gone with it.
+            return Err(no_answer());
+        }
+        if trouble == Trouble::Refused {
+            stage.tables.borrow_mut().unlock(&changes);
+            return Err(failure(DatabaseErrorKind::NotNullViolation, "refused"));
+        }
+        stage.commit(changes);
+        stage.pass(self.process, stage.way());
+        if trouble == Trouble::LostAfter || !self.is_connected() {
+            return Err(match stage.broken {
+                Some(Broken::ForgetsDoubts) => DatabaseError::Connect("nothing".to_owned()),
+                _ => no_answer(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Database for Link<'_> {
+    fn backend(&self) -> Option<i32> {
+        self.backend
+    }
+
+    fn wait(&self) -> Duration {
+        FIRST_WAIT
+            .saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1)))
+            .min(LONGEST_WAIT)
+    }
+
+    fn is_missing(&self) -> bool {
+        false
+    }
+
+    fn was_only_refused(&self) {}
+
+    fn survey(
+        &mut self,
+        lease: LeaseId,
+        asked: &Streams,
+        _: Duration,
+    ) -> Answer<(Surveyed, Vec<Paused>)> {
+        let stage = self.stage;
+        let took = match stage.has_dead_entries() {
+            true => Duration::from_millis(stage.dice(20, 300).as_millis().try_into().unwrap_or(0)),
+            false => Duration::ZERO,
+        };
+        stage.pass(self.process, took);
+        let server = stage.number_of_server();
+        self.ask(|tables, now, broken, _| {
+            let streams = match asked {
+                Streams::All => Some(tables.streams(&[])),
+                Streams::Beside(known) => Some(tables.streams(known)),
+                Streams::None => None,
+            };
+            let mut ended = tables.ended(now.micros);
+            if broken == Some(Broken::TakesOverFromTheLiving) {
+                ended = tables
+                    .leases
+                    .keys()
+                    .copied()
+                    .filter(|id| *id != lease.0)
+                    .collect();
+            }
+            let found = Surveyed {
+                streams,
+                took,
+                ended,
+                is_active: tables.is_at_work(lease.0, now.micros),
+                time: now.micros,
+                server: if broken == Some(Broken::TakesEachServerForTheSame) {
+                    0
+                } else {
+                    server
+                },
+                ..Surveyed::default()
+            };
+            (found, tables.all_pauses(now.micros))
+        })
+    }
+
+    fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
+        self.ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))
+    }
+
+    fn claim_due(
+        &mut self,
+        by: Claimant<'_>,
+        lanes: &[Lane],
+        goes_to: &[&str],
+        room: usize,
+    ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
+        let (mut due, reached) =
+            self.ask(|tables, now, _, _| tables.due(by, lanes, goes_to, now.micros))?;
+        due.truncate(room);
+        let batch = match due.is_empty() {
+            true => Some(Batch::default()),
+            false => self.claim_keyed(by, &due)?,
+        };
+        Ok((batch, reached))
+    }
+
+    fn walk(&mut self, expired: &[i64], from: &Key, _: Duration) -> Answer<Option<Page>> {
+        let took = self.stage.walk_time();
+        self.stage.pass(self.process, took);
+        self.ask(|tables, now, _, _| Some(tables.walk(expired, from, now.micros)))
+    }
+
+    fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page> {
+        self.ask(|tables, now, _, _| tables.first_of(expired, keys, now.micros))
+    }
+
+    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
+        self.ask(|tables, now, broken, changes| {
+            tables.claim_keyed(by, candidates, now, broken, changes)
+        })
+    }
+
+    fn free(&mut self, expired: &[i64], range: Range, _: Duration) -> Answer<Option<Vec<Free>>> {
+        let Range { after, upto } = range;
+        self.ask(|tables, now, _, _| Some(tables.free(expired, after, upto, now.micros)))
+    }
+
+    fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
+        self.ask(|tables, now, _, changes| tables.claim_chosen(by, sequences, now, changes))
+    }
+
+    fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part> {
+        self.ask(|tables, now, _, _| tables.expired(stream, after, now.micros))
+    }
+
+    fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
+        let stage = self.stage;
+        self.ask(|tables, now, broken, _| {
+            let is_at_work = backend.is_none_or(|backend| stage.is_at_work(backend))
+                && broken != Some(Broken::DoubtsNoOneAtWork);
+            if is_at_work {
+                tables.expire(lease.0, now.micros);
+            }
+            is_at_work
+        })
+    }
+
+    fn release_unknown(&mut self, part: &Part, _: Duration) -> Answer<Option<usize>> {
+        self.ask(|tables, _, broken, changes| match broken {
+            Some(Broken::UndoesNothing) => Some(0),
+            _ => Some(tables.release_unknown(part, changes)),
+        })
+    }
+
+    fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
+        let stage = self.stage;
+        let mut trouble = self.begin()?;
+        if stage.refuses(settle) {
+            trouble = Trouble::Refused;
+        }
+        let mut changes = Changes::default();
+        let now = stage.database_now();
+        let changed =
+            (stage.tables.borrow_mut()).settle(settle, now.micros, stage.broken, &mut changes);
+        stage.tables.borrow_mut().lock(&changes);
+        let of_changed = changed.iter().filter_map(|one| settle.keys.get(one));
+        let keys: Vec<Key> = of_changed.cloned().collect();
+        let mut next = Batch::default();
+        if !keys.is_empty() {
+            let server = self.connected.map(|(server, _)| server);
+            stage.pass(self.process, stage.way());
+            if !stage.is_server(server) {
+                self.connected = None;
+                self.failures = self.failures.saturating_add(1);
+                return Err(no_answer());
+            }
+            let by = Claimant {
+                lease: settle.lease,
+                expired: &[],
+                max_attempts: settle.config.max_attempts,
+                bytes: settle.bytes,
+            };
+            let now = stage.database_now();
+            let mut more = changes.clone();
+            next = (stage.tables.borrow()).claim_next(by, &keys, settle.closed, now, &mut more);
+            stage.tables.borrow_mut().lock(&more);
+            changes = more;
+        }
+        self.end(changes, trouble)?;
+        let written = Written {
+            changed,
+            in_conflict: Vec::new(),
+        };
+        Ok((written, next))
+    }
+
+    fn settled(&mut self, _: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>> {
+        self.ask(|tables, _, _, _| {
+            let is_left = |trace: &&Trace| {
+                let id = trace.message_id.as_u128();
+                tables.ledger.iter().any(|entry| {
+                    entry.id as u128 == id
+                        && entry.sequence == trace.claim.sequence
+                        && entry.at >= trace.claim.at
+                })
+            };
+            let left = traces.iter().filter(is_left);
+            left.map(|trace| trace.claim.sequence).collect()
+        })
+    }
+
+    fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {
+        self.ask(|tables, _, _, changes| tables.release(lease, claims, changes))
+    }
+
+    fn whereabouts(&mut self, _: &[Trace]) -> Answer<Vec<Whereabouts>> {
+        self.ask(|_, _, _, _| Vec::new())
+    }
+
+    fn tell_pause(&mut self, which: &str, news: News) -> Answer<()> {
+        let left = |until: Instant| until.saturating_duration_since(crate::clock::now());
+        let (reason, left, openings) = match news {
+            News::Paused(code, until) => (code.as_str(), until.map(left), 0),
+            News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
+            News::Recovered => {
+                return self.ask(|tables, _, _, _| tables.close_breaker(which));
+            }
+        };
+        self.ask(|tables, now, _, _| {
+            tables.pause("destination", which, reason, left, openings, now.micros);
+        })
+    }
+
+    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {
+        self.ask(|tables, now, _, _| {
+            let is_ours = tables.take_probe(which, hold, now.micros);
+            (is_ours, tables.all_pauses(now.micros))
+        })
+    }
+
+    fn give_back_probe(&mut self, which: &str) -> Answer<()> {
+        self.ask(|tables, now, _, _| tables.give_back_probe(which, now.micros))
+    }
+
+    fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId> {
+        self.ask(|tables, now, _, _| tables.register(registration, now.micros))
+    }
+
+    fn is_there(&mut self, lease: LeaseId) -> Answer<bool> {
+        self.ask(|tables, now, _, _| tables.is_there(lease.0, now.micros))
+    }
+
+    fn renew(&mut self, lease: LeaseId, by: Duration) -> Answer<bool> {
+        self.ask(|tables, now, _, _| tables.renew(lease.0, by, now.micros))
+    }
+
+    fn end(&mut self, lease: LeaseId) -> Answer<()> {
+        self.ask(|tables, _, _, _| {
+            tables.leases.remove(&lease.0);
+        })
+    }
+}

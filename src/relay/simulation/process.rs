@@ -1,0 +1,890 @@
+//! A process of a relay: its threads, as far as they decide something. Claimer, settlers and heartbeat are the
+//! relay's own; senders and the listener do here what their threads do there, without a receiver and a connection.
+
+use std::cell::{Cell, OnceCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use secrecy::SecretString;
+
+use super::broken::Broken;
+use super::history::{History, Mood};
+use super::link::Link;
+use super::promises::Promise;
+use super::stage::{MOST_TURNS, Stage};
+use super::tables::Row;
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::config::{Breaker, Config, Destination, Route};
+use crate::dispatch::{Dispatcher, Failure, Outcome, Response};
+use crate::message::Message;
+use crate::relay::bulkhead::{Bulkhead, Dispatchers, Job};
+use crate::relay::claimer::{Claimer, Ears, SOON, Turn};
+use crate::relay::fate::is_expired;
+use crate::relay::gate::{Admission, Pass};
+use crate::relay::heartbeat::Heartbeat;
+use crate::relay::lease_clock::LeaseClock;
+use crate::relay::observer::Observers;
+use crate::relay::planner::tests::claimed;
+use crate::relay::planner::{Awaited, Wait};
+use crate::relay::settlement::{Outcomes, Settlement, Verdict};
+use crate::relay::settler::{Keys, Settler};
+use crate::relay::shared::{Shared, Signals};
+use crate::relay::sleep::Sleep;
+use crate::relay::told::{Continued, Told};
+use crate::relay::wanted::Want;
+use crate::status::ReasonCode;
+use crate::store::relay::claim::Claimed;
+use crate::store::relay::connection::Source;
+use crate::store::relay::lease::LeaseId;
+
+/// How long a listener waits while an insert is under way, and while another one has the lock.
+const WHILE_INSERTING: Duration = Duration::from_millis(5);
+const AFTER_ANOTHER: Duration = Duration::from_secs(1);
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What acts by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Actor {
+    Claimer,
+    Settler(usize),
+    Heartbeat,
+    Sender(usize),
+    Listener,
+}
+
+/// What the claimer does.
+enum Claiming {
+    GoesOn,
+    Pauses(Duration),
+    Waits {
+        wait: Wait,
+        until: Duration,
+        /// While it waits for room: when others' messages are to ring.
+        naps_at: Option<Duration>,
+    },
+}
+
+struct Settling<'w> {
+    settler: Option<Settler<'w, Link<'w>>>,
+    outcomes: Receiver<Settlement>,
+    left: Vec<Settlement>,
+    next: Duration,
+}
+
+#[derive(Default)]
+struct Sending {
+    busy: usize,
+    /// It waits for its gate.
+    held: Option<Job>,
+    next: Duration,
+}
+
+#[derive(Default)]
+struct Listening {
+    has_lock: bool,
+    next_try: Option<Duration>,
+}
+
+/// A message on its way to a receiver.
+pub(super) struct Send {
+    pub(super) process: usize,
+    bulkhead: usize,
+    message: Message,
+    lease: LeaseId,
+    pass: Pass,
+    outcome: Outcome,
+    began: Instant,
+    /// The receiver has answered.
+    pub(super) is_received: bool,
+}
+
+pub(super) struct Process<'w> {
+    pub(super) relay: usize,
+    pub(super) shared: &'w Shared,
+    pub(super) is_dead: bool,
+    pub(super) frozen_until: Duration,
+    pub(super) cut_off_until: Duration,
+    pub(super) stuck_until: Duration,
+    pub(super) deaf_until: Duration,
+    /// For so long its machine has slept.
+    pub(super) lost: Duration,
+    pub(super) statements: (u64, u32),
+    pub(super) scheduled: BTreeMap<Actor, Duration>,
+    /// What it was asked, and when.
+    pub(super) question: Option<(u64, Duration)>,
+    pub(super) notified: Cell<bool>,
+    claimer: Option<Claimer<'w, Link<'w>>>,
+    /// The claimer has.
+    has_ended: bool,
+    claiming: Claiming,
+    turns: (Duration, u32),
+    settling: [Settling<'w>; 2],
+    heartbeat: Option<Heartbeat<'w, Link<'w>>>,
+    next_beat: Duration,
+    queues: Vec<Receiver<Job>>,
+    sending: Vec<Sending>,
+    outcomes: Outcomes,
+    listening: Listening,
+    ring: Receiver<()>,
+    new: Receiver<()>,
+    told: Receiver<Told>,
+    inbox: (Sender<Told>, Receiver<Told>),
+    pulse: Receiver<()>,
+    /// Kept for its other ends.
+    _channels: (Sender<()>, Sender<()>, Receiver<()>),
+}
+
+/// Nothing sends here: the stage does.
+struct Nothing;
+
+impl Dispatcher for Nothing {
+    fn dispatch(&self, _: &Message) -> Outcome {
+        Outcome::Delivered(Response::default())
+    }
+}
+
+fn config(stage: &Stage<'_>) -> Config {
+    let mut config = Config {
+        listener: true,
+        batch: 8,
+        concurrency: stage.history.senders,
+        poll_interval: stage.poll,
+        lease: Duration::from_secs(4),
+        send_timeout: SEND_TIMEOUT,
+        max_attempts: 4,
+        backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
+        single_active: stage.history.single_active,
+        ..Config::default()
+    };
+    for name in ["a", "b"] {
+        let mut destination = Destination::new(name, "http://a").expect("a URL");
+        destination.breaker = Some(Breaker {
+            min_sends: 10,
+            window: Duration::from_secs(5),
+            open: Duration::from_millis(300),
+            open_cap: Duration::from_secs(2),
+            ..Breaker::default()
+        });
+        config.destinations.push(destination);
+        config.routes.push(Route::new(name, name));
+    }
+    config.routes.push(Route::new("fan", "a"));
+    config.routes.push(Route::new("fan", "b"));
+    config
+}
+
+impl<'w> Process<'w> {
+    pub(super) fn new(
+        stage: &'w Stage<'w>,
+        number: usize,
+        relay: usize,
+        slot: &'w OnceCell<Shared>,
+    ) -> Self {
+        let (doorbell, ring) = bounded(1);
+        let (news, new) = bounded(1);
+        let (to_claimer, told) = unbounded();
+        let inbox = unbounded();
+        let (pulser, pulse) = bounded(1);
+        let (counter, count) = bounded(1);
+        let (stopper, stop) = bounded(0);
+        let (abandoner, abandon) = bounded(0);
+        let signals = Signals {
+            stop,
+            abandon,
+            doorbell,
+            news,
+            to_claimer,
+            pulse: pulser,
+            count: counter,
+            sleep: Sleep::new().expect("a pair of sockets"),
+        };
+        let shared = slot.get_or_init(|| {
+            let config = config(stage);
+            let dispatchers = Dispatchers {
+                common: Arc::new(Nothing),
+                own_threads: None,
+                groups: Vec::new(),
+            };
+            let bulkheads = Bulkhead::all(&config, dispatchers);
+            let longest = match stage.broken {
+                Some(Broken::SendsTooLong) => Duration::ZERO,
+                _ => config.longest_send(),
+            };
+            let clock = LeaseClock::new(config.lease, longest);
+            let source = Source::Url(SecretString::from(""));
+            Shared::new(
+                config,
+                source,
+                bulkheads,
+                Observers::default(),
+                None,
+                clock,
+                signals,
+            )
+        });
+        let queues: Vec<(Sender<Job>, Receiver<Job>)> = (shared.bulkheads.iter())
+            .map(|one| bounded(one.queue()))
+            .collect();
+        let receivers = queues.iter().map(|(_, queue)| queue.clone()).collect();
+        let (plain, plain_queue) = unbounded();
+        let (keyed, keyed_queue) = unbounded();
+        let outcomes = Outcomes { plain, keyed };
+        let ears = Ears {
+            ring: ring.clone(),
+            new: new.clone(),
+            inbox: inbox.1.clone(),
+        };
+        let link = |thread| Link::new(stage, number, thread);
+        let settling = |keys, outcomes| Settling {
+            settler: Some(Settler::new(shared, link(Actor::Settler(0)), keys)),
+            outcomes,
+            left: Vec::new(),
+            next: Duration::ZERO,
+        };
+        shared.look();
+        Self {
+            relay,
+            shared,
+            is_dead: false,
+            frozen_until: Duration::ZERO,
+            cut_off_until: Duration::ZERO,
+            stuck_until: Duration::ZERO,
+            deaf_until: Duration::ZERO,
+            lost: Duration::ZERO,
+            statements: (0, 0),
+            scheduled: BTreeMap::new(),
+            question: None,
+            notified: Cell::new(false),
+            claimer: Some(Claimer::new(
+                shared,
+                queues,
+                outcomes.clone(),
+                ears,
+                link(Actor::Claimer),
+            )),
+            has_ended: false,
+            claiming: Claiming::GoesOn,
+            turns: (Duration::ZERO, 0),
+            settling: [
+                settling(Keys::None, plain_queue),
+                settling(Keys::GoOn, keyed_queue),
+            ],
+            heartbeat: Some(Heartbeat::new(
+                shared,
+                "relay",
+                None,
+                link(Actor::Heartbeat),
+            )),
+            next_beat: Duration::ZERO,
+            sending: (0..shared.bulkheads.len())
+                .map(|_| Sending::default())
+                .collect(),
+            queues: receivers,
+            outcomes,
+            listening: Listening::default(),
+            ring,
+            new,
+            told,
+            inbox,
+            pulse,
+            _channels: (stopper, abandoner, count),
+        }
+    }
+
+    /// What the claimer has not taken from its inbox when it ended.
+    fn left_behind(&self, which: usize) -> Vec<Continued> {
+        if which == 0 || !self.has_ended {
+            return Vec::new();
+        }
+        let left = self.inbox.1.try_iter();
+        let continued = left.filter_map(|told| match told {
+            Told::Continued(continued) => Some(continued),
+            Told::Returned(_) | Told::Vanished(_) => None,
+        });
+        continued.collect()
+    }
+
+    pub(super) fn ask(&mut self, now: Duration) {
+        let question = self.shared.idle().ask();
+        self.shared.look();
+        self.question = Some((question, now));
+    }
+
+    pub(super) fn tell_vanished(&self, leases: Vec<i64>) {
+        self.shared.tell_claimer(Told::Vanished(leases));
+    }
+
+    /// Whether it has work for all senders of a destination.
+    pub(super) fn is_busy(&self, destination: &str) -> bool {
+        let bulkheads = self.shared.bulkheads.iter();
+        let number = bulkheads
+            .zip(0..)
+            .find(|(one, _)| *one.name == *destination);
+        number.is_some_and(|(bulkhead, number)| {
+            !self.queues[number].is_empty() || self.sending[number].busy >= bulkhead.concurrency
+        })
+    }
+
+    pub(super) fn pass_on_what_is_told(&self, broken: Option<Broken>) {
+        while let Ok(told) = self.told.try_recv() {
+            let is_lost =
+                broken == Some(Broken::LosesHandOvers) && matches!(told, Told::Continued(_));
+            if !is_lost {
+                // Its other end is here.
+                let _ = self.inbox.0.send(told);
+            }
+        }
+        if broken == Some(Broken::LosesRings) {
+            while self.ring.try_recv().is_ok() {}
+        }
+    }
+
+    pub(super) fn actors(&self) -> impl Iterator<Item = Actor> + use<> {
+        let senders = (0..self.sending.len()).map(Actor::Sender);
+        [
+            Actor::Claimer,
+            Actor::Settler(0),
+            Actor::Settler(1),
+            Actor::Heartbeat,
+            Actor::Listener,
+        ]
+        .into_iter()
+        .chain(senders)
+    }
+
+    /// When it has something to do. `None`: somebody has to wake it, or it is at work.
+    pub(super) fn due(&self, stage: &Stage<'w>, actor: Actor) -> Option<Duration> {
+        let now = stage.now();
+        match actor {
+            Actor::Claimer => {
+                self.claimer.as_ref()?;
+                let is_told =
+                    || !self.ring.is_empty() || !self.new.is_empty() || !self.inbox.1.is_empty();
+                match &self.claiming {
+                    _ if self.shared.is_stopping() => Some(now),
+                    Claiming::GoesOn => Some(now),
+                    Claiming::Pauses(until) => Some(*until),
+                    Claiming::Waits { .. } if is_told() => Some(now),
+                    Claiming::Waits { until, naps_at, .. } => {
+                        Some(naps_at.map_or(*until, |at| at.min(*until)))
+                    }
+                }
+            }
+            Actor::Settler(number) => {
+                let settling = &self.settling[number];
+                let settler = settling.settler.as_ref()?;
+                if !settling.left.is_empty() {
+                    return Some(settling.next);
+                }
+                let has_left_behind = number == 1 && self.has_ended && !self.inbox.1.is_empty();
+                if !settling.outcomes.is_empty() || has_left_behind {
+                    return Some(now);
+                }
+                stage.enter_as(self);
+                settler.next_try().map(|at| stage.when(self, at))
+            }
+            Actor::Heartbeat => {
+                self.heartbeat.as_ref()?;
+                match self.pulse.is_empty() {
+                    true => Some(self.next_beat),
+                    false => Some(now),
+                }
+            }
+            Actor::Sender(number) => {
+                let sending = &self.sending[number];
+                let bulkhead = &self.shared.bulkheads[number];
+                let is_free = sending.busy < bulkhead.concurrency;
+                let has_job = sending.held.is_some() || !self.queues[number].is_empty();
+                (is_free && has_job).then_some(sending.next)
+            }
+            Actor::Listener => {
+                if self.deaf_until > now || self.shared.is_stopping() {
+                    return None;
+                }
+                let is_awake = self.shared.sleep().is_awake();
+                match self.listening.has_lock {
+                    _ if self.notified.get() => Some(now),
+                    true => is_awake.then_some(now),
+                    false if is_awake => None,
+                    false => Some(self.listening.next_try.unwrap_or(now)),
+                }
+            }
+        }
+    }
+}
+
+impl<'w> Stage<'w> {
+    /// For a question about time that a process asks.
+    fn enter_as(&self, process: &Process<'w>) {
+        self.set_clocks(process.lost);
+    }
+
+    pub(super) fn run(&'w self, number: usize, actor: Actor) {
+        match actor {
+            Actor::Claimer => self.run_claimer(number),
+            Actor::Settler(which) => self.run_settler(number, which),
+            Actor::Heartbeat => self.run_heartbeat(number),
+            Actor::Sender(bulkhead) => self.run_sender(number, bulkhead),
+            Actor::Listener => self.run_listener(number),
+        }
+    }
+
+    fn run_claimer(&'w self, number: usize) {
+        let now = self.now();
+        let (claimer, claiming, shared) = {
+            let mut processes = self.processes.borrow_mut();
+            let process = &mut processes[number];
+            let claiming = std::mem::replace(&mut process.claiming, Claiming::GoesOn);
+            (process.claimer.take(), claiming, process.shared)
+        };
+        let Some(mut claimer) = claimer else { return };
+        if shared.is_stopping() {
+            claimer.finish();
+            self.processes.borrow_mut()[number].has_ended = true;
+            return;
+        }
+        let after = match claiming {
+            Claiming::Waits {
+                wait,
+                until,
+                naps_at,
+            } if !claimer.is_woken() && now < until => {
+                let is_nap = naps_at.is_some_and(|at| now >= at);
+                if is_nap {
+                    shared.fall_asleep();
+                }
+                let naps_at = naps_at.filter(|_| !is_nap);
+                Claiming::Waits {
+                    wait,
+                    until,
+                    naps_at,
+                }
+            }
+            Claiming::Waits { wait, until, .. } => {
+                claimer.end_wait(wait.what, now < until);
+                Claiming::GoesOn
+            }
+            Claiming::GoesOn | Claiming::Pauses(_) => match claimer.turn() {
+                Turn::GoOn => Claiming::GoesOn,
+                Turn::Pause(pause) => Claiming::Pauses(self.now() + pause),
+                Turn::Wait(wait) => {
+                    claimer.begin_wait(&wait);
+                    self.tell(|| format!("process {number} waits for {:?}", wait.what));
+                    let processes = self.processes.borrow();
+                    let until = self.when(&processes[number], wait.until);
+                    let naps_at = (wait.what == Awaited::Room).then(|| self.now() + SOON);
+                    Claiming::Waits {
+                        wait,
+                        until,
+                        naps_at,
+                    }
+                }
+            },
+        };
+        let mut processes = self.processes.borrow_mut();
+        let process = &mut processes[number];
+        process.claimer = Some(claimer);
+        process.claiming = after;
+        // Who goes on and on while nothing happens.
+        let second = Duration::from_secs(self.now().as_secs());
+        process.turns = match process.turns {
+            (since, count) if since == second => (since, count + 1),
+            _ => (second, 0),
+        };
+        let turns = process.turns.1;
+        drop(processes);
+        if turns > 2 * MOST_TURNS {
+            self.fall(Promise::Busy, || {
+                format!("{turns} turns of a claimer in a second")
+            });
+        }
+    }
+
+    fn run_settler(&'w self, number: usize, which: usize) {
+        let (settler, mut batch, outcomes, left_behind) = {
+            let mut processes = self.processes.borrow_mut();
+            let left_behind = processes[number].left_behind(which);
+            let settling = &mut processes[number].settling[which];
+            let left = std::mem::take(&mut settling.left);
+            (
+                settling.settler.take(),
+                left,
+                settling.outcomes.clone(),
+                left_behind,
+            )
+        };
+        let Some(mut settler) = settler else { return };
+        if batch.is_empty() {
+            let gathered: Vec<Settlement> = outcomes.try_iter().take(8).collect();
+            batch = settler.set_suspects_apart(gathered);
+        }
+        let left = match batch.is_empty() {
+            true => batch,
+            false => settler.settle(batch),
+        };
+        settler.try_next();
+        for Continued { claimed, lease } in left_behind {
+            settler.release(claimed, lease);
+        }
+        let pause = match left.is_empty() {
+            true => Duration::ZERO,
+            false => Duration::from_millis(100),
+        };
+        let mut processes = self.processes.borrow_mut();
+        let settling = &mut processes[number].settling[which];
+        settling.next = self.now() + pause;
+        settling.left = left;
+        settling.settler = Some(settler);
+        drop(processes);
+        self.end_where_it_is_done(number);
+    }
+
+    /// A relay that stops is gone when everything is written down.
+    fn end_where_it_is_done(&'w self, number: usize) {
+        let heartbeat = {
+            let mut processes = self.processes.borrow_mut();
+            let process = &mut processes[number];
+            let is_done = process.shared.is_stopping()
+                && process.has_ended
+                && process.shared.unsettled() == 0
+                && process.settling.iter().all(|one| one.settler.is_some());
+            if !is_done {
+                return;
+            }
+            process.heartbeat.take()
+        };
+        let Some(heartbeat) = heartbeat else { return };
+        let is_in_doubt = self.processes.borrow()[number].shared.doubt().is_some();
+        if !is_in_doubt {
+            heartbeat.end();
+        }
+        self.tell(|| format!("process {number} has ended"));
+        self.die(number);
+    }
+
+    fn run_heartbeat(&'w self, number: usize) {
+        let heartbeat = {
+            let mut processes = self.processes.borrow_mut();
+            let process = &mut processes[number];
+            while process.pulse.try_recv().is_ok() {}
+            process.heartbeat.take()
+        };
+        let Some(mut heartbeat) = heartbeat else {
+            return;
+        };
+        let wait = heartbeat.beat();
+        let mut processes = self.processes.borrow_mut();
+        let process = &mut processes[number];
+        process.heartbeat = Some(heartbeat);
+        process.next_beat = self.now() + wait;
+        drop(processes);
+        self.end_where_it_is_done(number);
+    }
+
+    fn run_listener(&self, number: usize) {
+        let mut processes = self.processes.borrow_mut();
+        let process = &mut processes[number];
+        let (shared, sleep) = (process.shared, process.shared.sleep());
+        let listening = &mut process.listening;
+        let is_news = process.notified.replace(false);
+        sleep.drain();
+        if is_news {
+            sleep.interrupt();
+            shared.ring();
+        }
+        // Others may have it by now.
+        listening.has_lock &= self.listener.get() == Some(number);
+        if listening.has_lock && (is_news || sleep.is_awake()) {
+            self.listener.set(None);
+            listening.has_lock = false;
+        }
+        let fall_asleep = || {
+            if sleep.begin() && self.broken != Some(Broken::SleepsAtOnce) {
+                shared.look();
+            }
+        };
+        let now = self.now();
+        listening.next_try = match (sleep.is_awake(), listening.has_lock) {
+            (true, _) => None,
+            (false, true) => {
+                fall_asleep();
+                None
+            }
+            (false, false) if self.inserting.get() > 0 => {
+                shared.look();
+                Some(now + WHILE_INSERTING)
+            }
+            (false, false) if self.listener.get().is_some() => {
+                fall_asleep();
+                Some(now + AFTER_ANOTHER)
+            }
+            (false, false) => {
+                self.listener.set(Some(number));
+                listening.has_lock = true;
+                fall_asleep();
+                if self.broken != Some(Broken::SleepsAtOnce) {
+                    shared.look();
+                }
+                None
+            }
+        };
+    }
+
+    fn run_sender(&self, number: usize, which: usize) {
+        let now = self.now();
+        let (shared, job, outcomes) = {
+            let mut processes = self.processes.borrow_mut();
+            let process = &mut processes[number];
+            let held = process.sending[which].held.take();
+            let job = held.or_else(|| process.queues[which].try_recv().ok());
+            (process.shared, job, process.outcomes.clone())
+        };
+        let Some(Job { message, lease }) = job else {
+            return;
+        };
+        let bulkhead = &shared.bulkheads[which];
+        {
+            let processes = self.processes.borrow();
+            let is_low = processes[number].queues[which].len() <= bulkhead.prefetch();
+            if shared.wanted.is(Want::Room) && is_low {
+                shared.ring();
+            }
+        }
+        let settle = |mut message: Message, verdict| {
+            bulkhead.unload(&mut message);
+            let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
+            // Its other end is here.
+            let _ = outcomes.send(settlement);
+        };
+        let may_send = !shared.is_stopping() && shared.lease.may_send(lease);
+        let admission = match may_send {
+            true => bulkhead.gate.ask(),
+            false => Admission::Closed,
+        };
+        let pass = match admission {
+            Admission::Pass(pass) => pass,
+            Admission::Closed => return settle(message, Verdict::Released),
+            Admission::Wait(wait) => {
+                let mut processes = self.processes.borrow_mut();
+                let sending = &mut processes[number].sending[which];
+                sending.held = Some(Job { message, lease });
+                sending.next = now + wait.min(Duration::from_millis(10));
+                return;
+            }
+        };
+        if is_expired(&message, clock::now()) {
+            bulkhead.gate.give_back(&pass);
+            return settle(message, Verdict::expired());
+        }
+        self.check_send(&message, lease);
+        let (outcome, lasts) = self.answer(&message, &bulkhead.name);
+        self.tell(|| {
+            format!(
+                "process {number} sends {} {} under {lease}: {outcome:?} in {lasts:?}",
+                message.topic, message.sequence.0
+            )
+        });
+        let send = Send {
+            process: number,
+            bulkhead: which,
+            message,
+            lease,
+            pass,
+            outcome,
+            began: clock::now(),
+            is_received: false,
+        };
+        self.processes.borrow_mut()[number].sending[which].busy += 1;
+        self.send(send, lasts);
+    }
+
+    /// What a receiver answers, and after how long.
+    fn answer(&self, message: &Message, destination: &str) -> (Outcome, Duration) {
+        let mood = self
+            .moods
+            .borrow()
+            .get(destination)
+            .map_or(Mood::Well, |(mood, _)| *mood);
+        let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
+        let has_failed = {
+            let messages = self.messages.borrow();
+            messages[id]
+                .failed
+                .get(&message.destination)
+                .copied()
+                .unwrap_or_default()
+        };
+        let fails = has_failed < self.messages.borrow()[id].fails;
+        let failed = |code| Outcome::Retry(Failure::new(code, "no"));
+        match mood {
+            Mood::Hanging => (failed(ReasonCode::Timeout), SEND_TIMEOUT),
+            Mood::Failing => (failed(ReasonCode::ServerError), self.dice(1, 10)),
+            _ if fails => (failed(ReasonCode::ServerError), self.dice(1, 10)),
+            Mood::Slow => (Outcome::Delivered(Response::default()), self.dice(200, 900)),
+            Mood::Well => (Outcome::Delivered(Response::default()), self.dice(1, 20)),
+        }
+    }
+
+    /// The receiver has answered.
+    pub(super) fn received(&self, number: u64) {
+        let mut sends = self.sends.borrow_mut();
+        let Some(send) = sends.get_mut(&number) else {
+            return;
+        };
+        send.is_received = true;
+        let message = &send.message;
+        let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
+        let mut messages = self.messages.borrow_mut();
+        let truth = &mut messages[id];
+        let of = match send.outcome {
+            Outcome::Delivered(_) => &mut truth.well,
+            _ => &mut truth.failed,
+        };
+        let count = of.entry(message.destination.clone()).or_default();
+        *count += 1;
+        let is_twice = *count > 1 && matches!(send.outcome, Outcome::Delivered(_));
+        drop(messages);
+        if is_twice && self.history.is_fair() {
+            self.fall(Promise::Doubled, || {
+                format!(
+                    "{} {} was delivered twice",
+                    message.topic, message.sequence.0
+                )
+            });
+        }
+        self.check_held(message, send.lease, "at the end of its send");
+    }
+
+    /// A send begins.
+    fn check_send(&self, message: &Message, lease: LeaseId) {
+        self.check_held(message, lease, "at the beginning of its send");
+        if !self.is_strict() {
+            return;
+        }
+        let tables = self.tables.borrow();
+        let sequence = message.sequence.0;
+        let Some(row) = tables.rows.get(&sequence) else {
+            return;
+        };
+        let messages = self.messages.borrow();
+        // When it looked, the other one was there.
+        let seen = |other: &&Row| {
+            let committed = messages[other.id].committed.map(|at| self.in_database(at));
+            committed.is_some_and(|at| at + 1000 < message.claimed_at)
+        };
+        let before = tables.rows.values().filter(|other| {
+            other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
+        });
+        if let Some(other) = before.filter(seen).find(|other| other.split_from.is_none()) {
+            self.fall(Promise::Order, || {
+                format!(
+                    "{} {sequence} is sent, and {} of its key is not done: {other:?}",
+                    row.topic, other.sequence
+                )
+            });
+        }
+        let sends = self.sends.borrow();
+        let beside = sends
+            .values()
+            .filter(|send| !send.is_received)
+            .find(|send| {
+                let other = tables.rows.get(&send.message.sequence.0);
+                send.message.sequence.0 == sequence
+                    || other.is_some_and(|other| other.excludes(row))
+            });
+        if let Some(other) = beside {
+            let other = other.message.sequence.0;
+            self.fall(Promise::Order, || {
+                format!("{} {sequence} is sent beside {other} of its key", row.topic)
+            });
+        }
+        let truth = &messages[row.id];
+        let of = |of: &BTreeMap<String, u32>| of.get(&row.destination).copied().unwrap_or_default();
+        let most = of(&truth.failed) + of(&truth.taken_over);
+        if message.attempts > most {
+            self.fall(Promise::Attempts, || {
+                format!(
+                    "{} {sequence}: {} attempts, of which {most} were made",
+                    row.topic, message.attempts
+                )
+            });
+        }
+    }
+
+    /// The message is this lease's, by this claim.
+    fn check_held(&self, message: &Message, lease: LeaseId, when: &str) {
+        let tables = self.tables.borrow();
+        let held = tables
+            .rows
+            .get(&message.sequence.0)
+            .and_then(|row| row.held);
+        let is_held =
+            held.is_some_and(|held| held.lease == lease.0 && held.at == message.claimed_at);
+        if !is_held && self.is_strict() {
+            self.fall(Promise::Fence, || {
+                format!(
+                    "{} {} is not held by {lease} {when}, but {held:?}",
+                    message.topic, message.sequence.0
+                )
+            });
+        }
+    }
+
+    /// The send has come to its end for the sender, too.
+    pub(super) fn conclude(&self, send: Send) {
+        let Send {
+            process,
+            bulkhead,
+            message,
+            lease,
+            pass,
+            outcome,
+            began,
+            ..
+        } = send;
+        let (shared, outcomes) = {
+            let mut processes = self.processes.borrow_mut();
+            let process = &mut processes[process];
+            process.sending[bulkhead].busy -= 1;
+            (process.shared, process.outcomes.clone())
+        };
+        let bulkhead = &shared.bulkheads[bulkhead];
+        let took = clock::since(began);
+        bulkhead.learn(took);
+        if bulkhead.gate.record(&pass, &outcome) {
+            shared.ring();
+        }
+        let verdict = Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries);
+        let mut message = message;
+        bulkhead.unload(&mut message);
+        let settlement = Settlement::new(message, lease, bulkhead, verdict, took);
+        // Its other end is here.
+        let _ = outcomes.send(settlement);
+    }
+}
+
+/// What the settlers have claimed waits beside a full queue, and nobody tells the claimer when the queue has room
+/// again unless it has asked for that before it sleeps.
+#[test]
+fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
+    let history = History::of(1);
+    let slots = [OnceCell::new()];
+    let stage = Stage::new(&history, None, &slots, false);
+    stage.set_clocks(Duration::ZERO);
+    let mut process = Process::new(&stage, 0, 0, &slots[0]);
+    let shared = process.shared;
+    let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
+    let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
+    let lease = LeaseId(1);
+    shared.began(lease, claimed.len());
+    shared.load(&claimed);
+    shared.tell_claimer(Told::Continued(Continued { claimed, lease }));
+    process.pass_on_what_is_told(None);
+    let claimer = process.claimer.as_mut().expect("it does nothing");
+    while claimer.is_woken() {}
+    assert_eq!(process.queues[0].len(), shared.bulkheads[0].queue());
+    assert!(shared.wanted.is(Want::Room));
+}

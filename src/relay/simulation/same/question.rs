@@ -1,0 +1,321 @@
+//! What a relay asks of a database, as a seed has it: with numbers of leases and claims in the place of their ids.
+
+use fastrand::Rng;
+
+use super::turns;
+use crate::dispatch::{Failure, Response};
+use crate::message::Message;
+use crate::relay::settlement::Verdict;
+use crate::relay::simulation::tables::{self, Held, Tables, goes_to};
+use crate::status::ReasonCode;
+use crate::store::range::Range;
+use crate::store::relay::claim::Stream;
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{Candidate, Key};
+
+const TOPICS: [&str; 3] = ["a", "b", "fan"];
+const DESTINATIONS: [&str; 3] = ["", "a", "b"];
+const KEYS: [&str; 3] = ["k", "l", "m"];
+/// What a claim may bring: not so much that it need not look how much it is, and anything.
+const BYTES: [usize; 2] = [1 << 20, usize::MAX];
+/// Of what a lease holds, the last so many may be settled at once.
+const MOST_CLAIMS: usize = 12;
+
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) ask: Ask,
+    pub(super) lease: usize,
+    pub(super) expired: Vec<usize>,
+    /// In the order of their sequences, each once.
+    pub(super) claims: Vec<usize>,
+    pub(super) max_attempts: u32,
+    pub(super) bytes: usize,
+}
+
+/// A message to be enqueued. Times in turns.
+#[derive(Debug)]
+pub(super) struct New {
+    pub(super) topic: &'static str,
+    pub(super) destination: &'static str,
+    pub(super) ordering_key: Option<&'static str>,
+    pub(super) delay: u32,
+    pub(super) expires: Option<u32>,
+}
+
+/// A lane.
+#[derive(Debug)]
+pub(super) struct Strip {
+    pub(super) stream: Stream,
+    pub(super) goes_to: &'static str,
+    pub(super) room: usize,
+    /// Behind this message.
+    pub(super) after: Option<i64>,
+}
+
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// In the producer's transaction, which the first one begins.
+    Enqueue(Vec<New>),
+    Commit,
+    TimePasses,
+    DeadLettersGo,
+    Register(u32, bool),
+    Renew(u32),
+    IsThere,
+    End,
+    Expire,
+    Survey(Option<Vec<Stream>>),
+    Claim(Vec<Strip>, usize),
+    ClaimDue(Vec<Strip>, usize),
+    ClaimKeyed(Vec<Candidate>),
+    ClaimChosen(Vec<i64>),
+    Walk(Key),
+    FirstOf(Vec<Key>),
+    Free(Range),
+    Expired(Stream, Option<i64>),
+    ReleaseUnknown(Range),
+    Release,
+    Settle {
+        verdict: Verdict,
+        keys_go_on: bool,
+        blocks_key: bool,
+        closed: Vec<String>,
+    },
+    Settled,
+    Pause(&'static str, Option<u32>),
+    Open(&'static str, u32, u32),
+    Recover(&'static str),
+    TakeProbe(&'static str, u32),
+    GiveBackProbe(&'static str),
+}
+
+/// Knows the simulated database, so that most questions are those of a relay.
+pub(super) struct Dice<'a> {
+    pub(super) rng: &'a mut Rng,
+    pub(super) tables: &'a Tables,
+    pub(super) now: i64,
+    pub(super) leases: &'a [LeaseId],
+    pub(super) claimed: &'a [Message],
+    pub(super) is_single_active: bool,
+}
+
+impl<'a> Dice<'a> {
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.rng.usize(..of.len())]
+    }
+
+    fn one_in(&mut self, n: u32) -> bool {
+        self.rng.u32(..n) == 0
+    }
+
+    /// One in `n` of them.
+    fn some<T>(&mut self, of: impl IntoIterator<Item = T>, n: u32) -> Vec<T> {
+        of.into_iter().filter(|_| self.one_in(n)).collect()
+    }
+
+    pub(super) fn question(mut self) -> Question {
+        let lease = self.lease();
+        let claims = self.claims(self.leases[lease]);
+        Question {
+            ask: self.ask(!claims.is_empty()),
+            lease,
+            expired: self.expired(),
+            claims,
+            max_attempts: self.rng.u32(2..5),
+            bytes: self.one(&BYTES),
+        }
+    }
+
+    /// Mostly one that is at work.
+    fn lease(&mut self) -> usize {
+        let is_any = self.one_in(6);
+        let is_it = |id: LeaseId| is_any || self.tables.is_at_work(id.0, self.now);
+        let these = (0..self.leases.len()).filter(|number| is_it(self.leases[*number]));
+        let these: Vec<usize> = these.collect();
+        match these.is_empty() {
+            true => self.leases.len() - 1,
+            false => self.one(&these),
+        }
+    }
+
+    /// Mostly leases that are over.
+    fn expired(&mut self) -> Vec<usize> {
+        let (is_none, is_any) = (self.one_in(2), self.one_in(10));
+        let is_it = |id: LeaseId| !is_none && (is_any || !self.tables.is_there(id.0, self.now));
+        let these = (0..self.leases.len()).filter(|number| is_it(self.leases[*number]));
+        let these: Vec<usize> = these.collect();
+        these.into_iter().filter(|_| !self.one_in(4)).collect()
+    }
+
+    /// Mostly what the lease holds.
+    fn claims(&mut self, lease: LeaseId) -> Vec<usize> {
+        let is_any = self.one_in(5);
+        let is_it = |message: &Message| {
+            let held = Held {
+                lease: lease.0,
+                at: message.claimed_at,
+            };
+            let row = self.tables.rows.get(&message.sequence.0);
+            is_any || row.is_some_and(|row| row.held == Some(held))
+        };
+        let these = (0..self.claimed.len()).rev();
+        let these = these.filter(|number| is_it(&self.claimed[*number]));
+        let these: Vec<usize> = these.take(MOST_CLAIMS).collect();
+        let mut these = self.some(these, 2);
+        these.sort_by_key(|number| self.claimed[*number].sequence);
+        these.dedup_by_key(|number| self.claimed[*number].sequence);
+        these
+    }
+
+    fn message_or_none(&mut self) -> Option<i64> {
+        let all: Vec<i64> = self.tables.rows.keys().copied().collect();
+        (!all.is_empty() && self.one_in(3)).then(|| self.one(&all))
+    }
+
+    fn streams(&mut self) -> Vec<Stream> {
+        let all = self.tables.streams(&[]).into_iter();
+        self.some(all.map(|found| found.stream), 2)
+    }
+
+    fn strips(&mut self, is_keyed: bool) -> Vec<Strip> {
+        let streams = self.streams().into_iter();
+        let strip = |stream: Stream| Strip {
+            goes_to: self.goes_to(&stream.topic.topic, &stream.topic.destination),
+            room: self.rng.usize(1..5),
+            after: self.message_or_none(),
+            stream,
+        };
+        streams
+            .filter(|one| one.is_keyed == is_keyed)
+            .map(strip)
+            .collect()
+    }
+
+    /// Mostly where it goes.
+    fn goes_to(&mut self, topic: &str, destination: &str) -> &'static str {
+        let right = goes_to(topic, destination);
+        let right = DESTINATIONS.into_iter().find(|one| *one == right);
+        right
+            .filter(|_| !self.one_in(8))
+            .unwrap_or_else(|| self.one(&DESTINATIONS))
+    }
+
+    fn candidates(&mut self) -> Vec<Candidate> {
+        let tables: &'a Tables = self.tables;
+        let rows = self.some(tables.rows.values(), 3).into_iter();
+        let candidate = |row: &tables::Row| Candidate {
+            sequence: row.sequence,
+            goes_to: self.goes_to(row.topic, &row.destination).to_owned(),
+        };
+        rows.filter(|row| row.ordering_key.is_some())
+            .map(candidate)
+            .collect()
+    }
+
+    fn keys(&mut self) -> Vec<Key> {
+        let all = KEYS
+            .into_iter()
+            .flat_map(|key| DESTINATIONS.map(|one| (key, one)));
+        let key = |(ordering_key, destination): (&str, &str)| Key {
+            ordering_key: ordering_key.to_owned(),
+            destination: destination.to_owned(),
+        };
+        self.some(all, 2).into_iter().map(key).collect()
+    }
+
+    fn range(&mut self) -> Range {
+        let mut sequence = || self.rng.i64(0..=self.tables.last_sequence + 1);
+        let (one, other) = (sequence(), sequence());
+        Range {
+            after: one.min(other),
+            upto: one.max(other),
+        }
+    }
+
+    fn message(&mut self) -> New {
+        New {
+            topic: self.one(&TOPICS),
+            destination: if self.one_in(3) {
+                self.one(&DESTINATIONS)
+            } else {
+                ""
+            },
+            ordering_key: (!self.one_in(3)).then(|| self.one(&KEYS)),
+            delay: if self.one_in(5) {
+                self.rng.u32(1..4)
+            } else {
+                0
+            },
+            expires: self.one_in(5).then(|| self.rng.u32(1..5)),
+        }
+    }
+
+    fn settle(&mut self) -> Ask {
+        let code = self.one(&[ReasonCode::Abandoned, ReasonCode::Timeout]);
+        let (failure, counted) = (Failure::new(code, "no"), self.rng.i32(0..2));
+        let blocks_key = self.one_in(3);
+        let parts = self.one(&[&["a"][..], &["a", "b"]]).iter();
+        let verdict = match self.rng.u8(..10) {
+            0..4 => Verdict::Delivered(Response::default()),
+            4 => Verdict::Deduplicated,
+            5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), counted),
+            7 => Verdict::Dead(failure, counted),
+            8 => Verdict::Split(parts.map(|&one| one.to_owned()).collect()),
+            _ => Verdict::Released,
+        };
+        // As the settler has it.
+        let is_done = match &verdict {
+            Verdict::Delivered(_) | Verdict::Deduplicated => true,
+            Verdict::Dead(..) => !blocks_key,
+            Verdict::Retry(..) | Verdict::Split(_) | Verdict::Released => false,
+        };
+        Ask::Settle {
+            verdict,
+            keys_go_on: is_done && !self.one_in(4),
+            blocks_key,
+            closed: self.some(TOPICS.map(str::to_owned), 6),
+        }
+    }
+
+    fn ask(&mut self, has_claims: bool) -> Ask {
+        let which = self.one(&["a", "b"]);
+        let is_single_active = self.is_single_active && !self.one_in(8);
+        let room = self.rng.usize(1..10);
+        match self.rng.u8(..60) {
+            0..12 if has_claims => self.settle(),
+            12..16 => Ask::Claim(self.strips(false), room),
+            16..21 => Ask::ClaimDue(self.strips(true), room),
+            21..24 => Ask::ClaimKeyed(self.candidates()),
+            24 | 25 => {
+                let chosen = self.some(self.tables.rows.keys().copied(), 4);
+                Ask::ClaimChosen(chosen)
+            }
+            26 => Ask::TimePasses,
+            27 => Ask::DeadLettersGo,
+            28 | 29 => Ask::Register(self.rng.u32(0..6), is_single_active),
+            30 | 31 => Ask::Renew(self.rng.u32(0..6)),
+            32 => Ask::IsThere,
+            33 if self.one_in(2) => Ask::End,
+            33 => Ask::Expire,
+            34 => Ask::Survey(None),
+            35 | 36 => Ask::Survey(Some(self.streams())),
+            37 => Ask::Walk(self.keys().pop().unwrap_or_default()),
+            38 => Ask::FirstOf(self.keys()),
+            39 => Ask::Free(self.range()),
+            40 => match self.streams().pop() {
+                Some(stream) => Ask::Expired(stream, self.message_or_none()),
+                None => Ask::Survey(None),
+            },
+            41 => Ask::ReleaseUnknown(self.range()),
+            42 => Ask::Release,
+            43 | 44 => Ask::Settled,
+            45 => Ask::Pause(which, (!self.one_in(4)).then(|| self.rng.u32(0..4))),
+            46 => Ask::Open(which, self.rng.u32(0..4), self.rng.u32(1..4)),
+            47 => Ask::Recover(which),
+            48 => Ask::TakeProbe(which, self.rng.u32(0..3)),
+            49 => Ask::GiveBackProbe(which),
+            50..55 => Ask::Commit,
+            _ => Ask::Enqueue((0..self.rng.usize(1..5)).map(|_| self.message()).collect()),
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! One of the two databases, and what was seen of it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+use super::question::{Ask, Question, Strip};
+use super::{LONG, Row, TURN, turns};
+use crate::config::Config;
+use crate::message::Message;
+use crate::relay::bulkhead::Bulkhead;
+use crate::relay::database::{Answer, Database, Registration, Settle};
+use crate::relay::doubt::Doubt;
+use crate::relay::gate::News;
+use crate::relay::planner::{Part, Streams};
+use crate::relay::session::AfterRefusal;
+use crate::relay::settlement::{Settlement, Verdict};
+use crate::status::ReasonCode;
+use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{Key, Page};
+use crate::store::relay::pause::Paused;
+use crate::store::relay::settle::{Claim, Trace};
+use crate::store::relay::streams::Found;
+
+pub(super) struct Side<'a, D> {
+    db: D,
+    config: &'a Config,
+    bulkheads: &'a [Bulkhead],
+    now: fn() -> Instant,
+    /// In the order in which they came, as the questions number them.
+    pub(super) leases: Vec<LeaseId>,
+    pub(super) claimed: Vec<Message>,
+    /// Where the live messages are in their streams.
+    places: BTreeMap<i64, Position>,
+}
+
+/// How many half turns that is, about.
+fn half_turns(time: Duration) -> u64 {
+    (time + TURN / 4).as_secs() / (TURN / 2).as_secs()
+}
+
+fn told(answer: impl Debug) -> String {
+    format!("{answer:?}")
+}
+
+fn told_page(Page { mut heads, last }: Page) -> String {
+    heads.sort_by(|one, other| one.key.cmp(&other.key));
+    format!("{heads:?} {last:?}")
+}
+
+fn told_pauses(pauses: Vec<Paused>) -> Vec<String> {
+    let told = |one: Paused| {
+        let left = one.left.map(half_turns);
+        let Paused {
+            kind,
+            name,
+            reason,
+            openings,
+            ..
+        } = one;
+        format!("{kind} {name} {reason} {openings} {left:?}")
+    };
+    pauses.into_iter().map(told).collect()
+}
+
+impl<'a, D: Database> Side<'a, D> {
+    pub(super) fn new(
+        db: D,
+        config: &'a Config,
+        bulkheads: &'a [Bulkhead],
+        now: fn() -> Instant,
+    ) -> Self {
+        Self {
+            db,
+            config,
+            bulkheads,
+            now,
+            leases: Vec::new(),
+            claimed: Vec::new(),
+            places: BTreeMap::new(),
+        }
+    }
+
+    fn number(&self, lease: i64) -> Option<usize> {
+        self.leases.iter().position(|id| id.0 == lease)
+    }
+
+    fn behind(&self, message: Option<i64>) -> Position {
+        message.map_or(Position::START, |sequence| self.places[&sequence])
+    }
+
+    /// The message there; `None`: the place is no message's.
+    fn message_at(&self, at: Position) -> Option<i64> {
+        (self.places.get(&at.sequence) == Some(&at)).then_some(at.sequence)
+    }
+
+    /// The rows, in the order of their times, and leases by their numbers.
+    pub(super) fn told_rows(&mut self, mut rows: Vec<Row>) -> Vec<String> {
+        let place = |row: &Row| Position {
+            available_at: row.at.map_or(0, |at| at.0),
+            sequence: row.sequence,
+        };
+        let table = |row: &Row| row.what.split(' ').next().map(str::to_owned);
+        rows.sort_by_key(|row| (table(row), place(row), row.what.clone()));
+        let live = rows.iter().filter(|row| row.what.starts_with("live"));
+        self.places = live.map(|row| (row.sequence, place(row))).collect();
+        let told = |row: Row| {
+            let lease = row.lease.map(|id| self.number(id));
+            format!("{} {} {lease:?}", row.sequence, row.what)
+        };
+        rows.into_iter().map(told).collect()
+    }
+
+    fn told_batch(
+        &mut self,
+        Batch {
+            mut claimed,
+            is_cut,
+        }: Batch,
+    ) -> String {
+        claimed.sort_by_key(|one| one.message.sequence);
+        let mut told = format!("is cut: {is_cut}");
+        for one in claimed {
+            let message = one.message;
+            let left = |at: Instant| half_turns(at.saturating_duration_since(message.claimed));
+            told += &format!(
+                "\n    {:?} {} {} {} {:?} {} {:?} {:?} {:?}",
+                self.message_at(one.position),
+                message.message_id,
+                message.topic,
+                message.destination,
+                message.ordering_key,
+                message.attempts,
+                one.taken_over,
+                one.known,
+                message.expires.map(left),
+            );
+            self.claimed.push(message);
+        }
+        told
+    }
+
+    fn told_streams(&self, found: Option<Vec<Found>>) -> Vec<String> {
+        let found = found.into_iter().flatten();
+        let told = |one: Found| format!("{:?} {:?}", one.stream, self.message_at(one.first));
+        let mut told: Vec<String> = found.map(told).collect();
+        told.sort_unstable();
+        told
+    }
+
+    pub(super) fn register(&mut self, lasts: u32, is_single_active: bool) -> Answer<String> {
+        let id = self.db.register(&Registration {
+            relay: "relay",
+            lease: turns(lasts),
+            is_single_active,
+            serves: None,
+        })?;
+        self.leases.push(id);
+        Ok(String::new())
+    }
+
+    /// What it says, without ids and times.
+    pub(super) fn answer(&mut self, question: &Question) -> Answer<String> {
+        let lease = self.leases[question.lease];
+        let expired = question.expired.iter().map(|number| self.leases[*number].0);
+        let expired: Vec<i64> = expired.collect();
+        let messages = question
+            .claims
+            .iter()
+            .map(|number| self.claimed[*number].clone());
+        let messages: Vec<Message> = messages.collect();
+        let claims: Vec<Claim> = messages.iter().map(Claim::of).collect();
+        let by = Claimant {
+            lease,
+            expired: &expired,
+            max_attempts: question.max_attempts,
+            bytes: question.bytes,
+        };
+        let db = &mut self.db;
+        Ok(match &question.ask {
+            Ask::Enqueue(_) | Ask::Commit | Ask::TimePasses | Ask::DeadLettersGo => String::new(),
+            Ask::Register(lasts, is_single_active) => self.register(*lasts, *is_single_active)?,
+            Ask::Renew(by) => told(db.renew(lease, turns(*by))?),
+            Ask::IsThere => told(db.is_there(lease)?),
+            Ask::End => told(db.end(lease)?),
+            Ask::Expire => {
+                let backend = None;
+                told(db.end_if_at_work(Doubt { lease, backend })?)
+            }
+            Ask::Survey(known) => {
+                let streams = known.clone().map_or(Streams::All, Streams::Beside);
+                let (found, pauses) = db.survey(lease, &streams, LONG)?;
+                let streams = self.told_streams(found.streams);
+                let ended: Vec<_> = found.ended.iter().map(|id| self.number(*id)).collect();
+                told((streams, ended, found.is_active, told_pauses(pauses)))
+            }
+            Ask::Claim(strips, room) => {
+                let lanes = self.lanes(strips);
+                let batch = self.db.claim(by, &lanes, *room)?;
+                self.told_batch(batch)
+            }
+            Ask::ClaimDue(strips, room) => {
+                let lanes = self.lanes(strips);
+                let goes_to: Vec<&str> = strips.iter().map(|strip| strip.goes_to).collect();
+                let (batch, reached) = self.db.claim_due(by, &lanes, &goes_to, *room)?;
+                let found = |(stream, first): (Stream, Position)| Found { stream, first };
+                let reached = self.told_streams(Some(reached.into_iter().map(found).collect()));
+                let batch = self.told_batch(batch.expect("nobody else claims"));
+                format!("{reached:?} {batch}")
+            }
+            Ask::ClaimKeyed(candidates) => {
+                let batch = db.claim_keyed(by, candidates)?;
+                self.told_batch(batch.expect("nobody else claims"))
+            }
+            Ask::ClaimChosen(sequences) => {
+                let batch = db.claim_chosen(by, sequences)?;
+                self.told_batch(batch)
+            }
+            Ask::Walk(from) => told(db.walk(&expired, from, LONG)?.map(told_page)),
+            Ask::FirstOf(keys) => told_page(db.first_of(&expired, keys)?),
+            Ask::Free(range) => {
+                let free = db.free(&expired, *range, LONG)?.expect("it is fast");
+                let free: Vec<Found> = free.iter().map(|one| one.found()).collect();
+                told(self.told_streams(Some(free)))
+            }
+            Ask::Expired(stream, after) => {
+                let after = self.behind(*after);
+                let mut part = self.db.expired(stream, after)?;
+                part.sequences.sort_unstable();
+                told((part.sequences, part.reached))
+            }
+            Ask::ReleaseUnknown(range) => {
+                let part = Part {
+                    lease,
+                    range: *range,
+                    known: claims,
+                };
+                told(db.release_unknown(&part, LONG)?)
+            }
+            Ask::Release => told(db.release(lease, &claims)?),
+            Ask::Settle {
+                verdict,
+                keys_go_on,
+                blocks_key,
+                closed,
+            } => {
+                let settlement = |message| {
+                    Settlement::unsent(message, lease, &self.bulkheads[0], Verdict::clone(verdict))
+                };
+                let keys = messages.iter().filter(|_| *keys_go_on);
+                let keys = keys.filter_map(|one| Some((one.sequence.0, Key::of(one)?)));
+                let keys: HashMap<i64, Key> = keys.collect();
+                let group: Vec<Settlement> = messages.into_iter().map(settlement).collect();
+                let settle = Settle {
+                    config: self.config,
+                    // The dead letters of a destination that is unknown keep their keys back.
+                    bulkheads: if *blocks_key { &[] } else { self.bulkheads },
+                    lease,
+                    kind: group[0].kind(),
+                    group: &group,
+                    keys: &keys,
+                    closed,
+                    bytes: question.bytes,
+                };
+                let (mut written, next) = db.settle(AfterRefusal::Reconnect, &settle)?;
+                written.changed.sort_unstable();
+                let next = self.told_batch(next);
+                format!("{:?} {:?} {next}", written.changed, written.in_conflict)
+            }
+            Ask::Settled => {
+                let trace = |message: &Message| Trace {
+                    claim: Claim::of(message),
+                    message_id: message.message_id,
+                };
+                let traces: Vec<Trace> = messages.iter().map(trace).collect();
+                told(db.settled(AfterRefusal::Reconnect, &traces)?)
+            }
+            Ask::Pause(which, lasts) => {
+                let until = lasts.map(|lasts| (self.now)() + turns(lasts));
+                told(db.tell_pause(which, News::Paused(ReasonCode::RateLimited, until))?)
+            }
+            Ask::Open(which, lasts, openings) => {
+                let until = (self.now)() + turns(*lasts);
+                told(db.tell_pause(which, News::Opened(until, *openings))?)
+            }
+            Ask::Recover(which) => told(db.tell_pause(which, News::Recovered)?),
+            Ask::TakeProbe(which, hold) => {
+                let (is_ours, pauses) = db.take_probe(which, turns(*hold))?;
+                told((is_ours, told_pauses(pauses)))
+            }
+            Ask::GiveBackProbe(which) => told(db.give_back_probe(which)?),
+        })
+    }
+
+    fn lanes(&self, strips: &[Strip]) -> Vec<Lane> {
+        let lane = |strip: &Strip| Lane {
+            stream: strip.stream.clone(),
+            room: strip.room,
+            after: self.behind(strip.after),
+        };
+        strips.iter().map(lane).collect()
+    }
+}

@@ -1,0 +1,1141 @@
+//! The stage: time, what happens next, the server, and who is told.
+//!
+//! Everything runs in one thread. While a statement is on its way, what happens meanwhile happens inside of it: so
+//! of two statements that overlap the later one ends first. A transaction that ends after a later one is one whose
+//! client has given up ([`Trouble::Hangs`]).
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+
+use super::broken::Broken;
+use super::history::{Event, History, Item, LENGTH, Mood, New};
+use super::process::{Actor, Process, Send};
+use super::promises::{Fall, Promise};
+use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
+use crate::clock::simulated;
+use crate::relay::database::Settle;
+use crate::relay::shared::Shared;
+
+/// When a history begins: clocks have gone on before.
+const BEGIN: Duration = Duration::from_secs(100);
+/// Where the database's clock begins.
+const EPOCH: i64 = 1_800_000_000_000_000;
+/// When everything has to have ended that is well.
+const END: Duration = Duration::from_secs(120);
+/// How often the promises about time are looked at.
+const TICK: Duration = Duration::from_millis(25);
+/// A claim is on disk after so long.
+const FLUSH: Duration = Duration::from_millis(600);
+/// Leases that are not there any more are looked for so often; by a relay, once in an hour.
+const JANITOR: Duration = Duration::from_secs(20);
+/// A relay that stops takes no longer.
+const SHUTDOWN: Duration = Duration::from_secs(10);
+/// Processes of one history.
+pub(super) const MOST_PROCESSES: usize = 40;
+/// What is due and has room is claimed within this, where nothing holds it up and somebody hears of it.
+const LATE: Duration = Duration::from_millis(2500);
+/// The same where it was committed as soon as this after it was inserted.
+const SOON: Duration = Duration::from_millis(600);
+const PROMPT: Duration = Duration::from_millis(40);
+/// Statements of one process in a second.
+const MOST_STATEMENTS: u32 = 4000;
+/// Turns of a claimer in which no time passes.
+pub(super) const MOST_TURNS: u32 = 2000;
+
+/// What becomes of a statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    None,
+    /// It never comes to the server.
+    LostBefore,
+    /// It has worked, and its answer is lost.
+    LostAfter,
+    /// The client gives up, and the server goes on for so long.
+    Hangs(Duration),
+    TimesOut(Duration),
+    Refused,
+}
+
+/// What happens by itself.
+#[derive(Debug)]
+enum Happens {
+    Item(usize),
+    /// A producer's transaction ends.
+    End(usize),
+    Notify(usize),
+    SendEnds(u64),
+    HungEnds(i32),
+    Recover(usize),
+    Start(usize),
+    /// The time for an end in order is over.
+    GiveUp(usize),
+    Resume(String, String),
+    Well(&'static str, u32),
+    Accept(&'static str),
+    Janitor(usize),
+    Calm,
+    Tick,
+}
+
+struct Queued {
+    at: Duration,
+    order: u64,
+    what: Happens,
+}
+
+impl PartialEq for Queued {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Queued {}
+
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Queued {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// A producer's transaction.
+struct Transaction {
+    server: u64,
+    rows: Vec<Row>,
+    commits: bool,
+    /// Somebody slept when it inserted.
+    notifies: bool,
+}
+
+/// What is known of each message, whatever the database has forgotten.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Truth {
+    pub(super) fails: u32,
+    pub(super) delay: Duration,
+    /// It was committed long after it was inserted.
+    pub(super) is_late: bool,
+    pub(super) committed: Option<Duration>,
+    /// By destination: sends that went well, and that failed.
+    pub(super) well: BTreeMap<String, u32>,
+    pub(super) failed: BTreeMap<String, u32>,
+    pub(super) taken_over: BTreeMap<String, u32>,
+}
+
+/// The claim of a row that is not on disk yet, and how it was before.
+struct Unflushed {
+    at: Duration,
+    before: Row,
+    after: Row,
+}
+
+pub(super) struct Stage<'w> {
+    pub(super) broken: Option<Broken>,
+    pub(super) history: &'w History,
+    rng: RefCell<Rng>,
+    origin: Instant,
+    now: Cell<Duration>,
+    pub(super) tables: RefCell<Tables>,
+    server: Cell<u64>,
+    is_down: Cell<bool>,
+    skew: Cell<i64>,
+    unflushed: RefCell<Vec<Unflushed>>,
+    /// What a standby may have.
+    past: RefCell<VecDeque<(Duration, Tables)>>,
+    hung: RefCell<BTreeMap<i32, (u64, Changes)>>,
+    backends: Cell<i32>,
+    queue: RefCell<BinaryHeap<Reverse<Queued>>>,
+    order: Cell<u64>,
+    slots: &'w [OnceCell<Shared>],
+    /// Not to be dropped with the stage, which they refer to: [`Stage::strike`] does it.
+    pub(super) processes: ManuallyDrop<RefCell<Vec<Process<'w>>>>,
+    transactions: RefCell<Vec<Transaction>>,
+    pub(super) messages: RefCell<Vec<Truth>>,
+    pub(super) moods: RefCell<BTreeMap<&'static str, (Mood, u32)>>,
+    refused: RefCell<BTreeSet<&'static str>>,
+    /// The process whose listener has the lock that makes inserts notify.
+    pub(super) listener: Cell<Option<usize>>,
+    pub(super) inserting: Cell<usize>,
+    pub(super) sends: RefCell<BTreeMap<u64, Send>>,
+    send_count: Cell<u64>,
+    waits_since: RefCell<BTreeMap<i64, Duration>>,
+    is_over: Cell<bool>,
+    pub(super) fall: RefCell<Option<Fall>>,
+    pub(super) story: RefCell<Option<Vec<String>>>,
+    pub(super) poll: Duration,
+}
+
+impl<'w> Stage<'w> {
+    pub(super) fn new(
+        history: &'w History,
+        broken: Option<Broken>,
+        slots: &'w [OnceCell<Shared>],
+        tells: bool,
+    ) -> Self {
+        let mut rng = Rng::with_seed(history.seed ^ 0x9e37_79b9_7f4a_7c15);
+        let poll = Duration::from_millis([500, 10_000][rng.usize(..2)]);
+        Self {
+            broken,
+            history,
+            rng: RefCell::new(rng),
+            origin: Instant::now(),
+            now: Cell::new(BEGIN),
+            tables: RefCell::new(Tables {
+                broken,
+                ..Tables::default()
+            }),
+            server: Cell::new(1),
+            is_down: Cell::new(false),
+            skew: Cell::new(0),
+            unflushed: RefCell::default(),
+            past: RefCell::default(),
+            hung: RefCell::default(),
+            backends: Cell::new(0),
+            queue: RefCell::default(),
+            order: Cell::new(0),
+            slots,
+            processes: ManuallyDrop::new(RefCell::default()),
+            transactions: RefCell::default(),
+            messages: RefCell::default(),
+            moods: RefCell::default(),
+            refused: RefCell::default(),
+            listener: Cell::new(None),
+            inserting: Cell::new(0),
+            sends: RefCell::default(),
+            send_count: Cell::new(0),
+            waits_since: RefCell::default(),
+            is_over: Cell::new(false),
+            fall: RefCell::default(),
+            story: RefCell::new(tells.then(Vec::new)),
+            poll,
+        }
+    }
+
+    /// Plays the history.
+    pub(super) fn play(&'w self) -> Option<Fall> {
+        let begin = self.now.get();
+        fastrand::seed(self.history.seed);
+        for relay in 0..self.history.relays {
+            self.start(relay);
+        }
+        for (number, item) in self.history.items.iter().enumerate() {
+            self.at(begin + item.at, Happens::Item(number));
+        }
+        self.at(begin + LENGTH, Happens::Calm);
+        self.at(begin + TICK, Happens::Tick);
+        while !self.is_over.get() && self.fall.borrow().is_none() {
+            self.run_until(self.now.get() + Duration::from_secs(1));
+            if self.now.get() > begin + END {
+                self.check_end();
+                break;
+            }
+        }
+        self.strike();
+        self.fall.borrow_mut().take()
+    }
+
+    /// Drops all that refers to the stage.
+    fn strike(&self) {
+        drop(std::mem::take(&mut *self.sends.borrow_mut()));
+        drop(std::mem::take(&mut *self.processes.borrow_mut()));
+        simulated::set(None);
+    }
+
+    pub(super) fn tell(&self, what: impl FnOnce() -> String) {
+        if let Some(story) = &mut *self.story.borrow_mut() {
+            story.push(format!("{:>10.3} ms  {}", self.millis(), what()));
+        }
+    }
+
+    fn millis(&self) -> f64 {
+        (self.now.get() - BEGIN).as_secs_f64() * 1e3
+    }
+
+    pub(super) fn fall(&self, promise: Promise, what: impl FnOnce() -> String) {
+        let mut fall = self.fall.borrow_mut();
+        if fall.is_none() {
+            *fall = Some(Fall {
+                promise,
+                at: self.now.get() - BEGIN,
+                what: what(),
+            });
+        }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    /// What the database's clock shows then, where it makes no steps.
+    pub(super) fn in_database(&self, at: Duration) -> i64 {
+        EPOCH + micros(at) + self.skew.get()
+    }
+
+    pub(super) fn database_now(&self) -> Now {
+        Now {
+            micros: self.in_database(self.now.get()),
+            here: crate::clock::now(),
+        }
+    }
+
+    /// From now on it is this process that runs, with its clocks.
+    pub(super) fn enter(&self, process: usize) {
+        let lost = self.processes.borrow()[process].lost;
+        self.set_clocks(lost);
+    }
+
+    pub(super) fn set_clocks(&self, lost: Duration) {
+        let awake = self.now.get().saturating_sub(lost);
+        let since_boot = match self.broken {
+            Some(Broken::MeasuresByTheWrongClock) => awake,
+            _ => self.now.get(),
+        };
+        simulated::set(Some((self.origin + awake, since_boot)));
+    }
+
+    /// When this is, by the stage's clock.
+    pub(super) fn when(&self, process: &Process<'_>, at: Instant) -> Duration {
+        at.saturating_duration_since(self.origin) + process.lost
+    }
+
+    pub(super) fn rng<T>(&self, dice: impl FnOnce(&mut Rng) -> T) -> T {
+        dice(&mut self.rng.borrow_mut())
+    }
+
+    /// So many milliseconds.
+    pub(super) fn dice(&self, from: u64, to: u64) -> Duration {
+        Duration::from_micros(self.rng(|rng| rng.u64(from * 1000..=to * 1000)))
+    }
+
+    /// How long a part of a statement takes.
+    pub(super) fn way(&self) -> Duration {
+        let slow = self.history.slow;
+        let is_slow = slow > 0 && self.rng(|rng| rng.u32(..slow)) == 0;
+        match is_slow {
+            true => self.dice(1, 400),
+            false => Duration::from_micros(self.rng(|rng| rng.u64(100..1500))),
+        }
+    }
+
+    pub(super) fn walk_time(&self) -> Duration {
+        match self.history.has_dead_entries {
+            true => self.dice(1, 100),
+            false => Duration::ZERO,
+        }
+    }
+
+    pub(super) fn has_dead_entries(&self) -> bool {
+        self.history.has_dead_entries
+    }
+
+    pub(super) fn trouble(&self, process: usize) -> Trouble {
+        let troubles = self.history.troubles;
+        if troubles == 0 || self.is_calm_now() || self.rng(|rng| rng.u32(..troubles)) > 0 {
+            return Trouble::None;
+        }
+        let trouble = match self.rng(|rng| rng.u8(..4)) {
+            0 => Trouble::LostBefore,
+            1 => Trouble::LostAfter,
+            2 => Trouble::Hangs(self.dice(1, 3000)),
+            _ => Trouble::TimesOut(Duration::from_secs(3)),
+        };
+        self.tell(|| format!("process {process}: {trouble:?}"));
+        trouble
+    }
+
+    fn is_calm_now(&self) -> bool {
+        self.now.get() >= BEGIN + LENGTH
+    }
+
+    pub(super) fn next_backend(&self) -> i32 {
+        self.backends.set(self.backends.get() + 1);
+        self.backends.get()
+    }
+
+    /// The server, if this process reaches one.
+    pub(super) fn server(&self, process: usize, thread: Actor) -> Option<u64> {
+        let is_out = self.is_down.get() || self.is_cut_off(process, thread);
+        (!is_out).then(|| self.server.get())
+    }
+
+    pub(super) fn number_of_server(&self) -> i64 {
+        self.server.get().cast_signed()
+    }
+
+    pub(super) fn is_server(&self, server: Option<u64>) -> bool {
+        !self.is_down.get() && server == Some(self.server.get())
+    }
+
+    pub(super) fn is_cut_off(&self, process: usize, thread: Actor) -> bool {
+        let processes = self.processes.borrow();
+        let process = &processes[process];
+        let is_stuck = thread == Actor::Heartbeat && process.stuck_until > self.now.get();
+        process.is_dead || is_stuck || process.cut_off_until > self.now.get()
+    }
+
+    pub(super) fn is_at_work(&self, backend: i32) -> bool {
+        self.hung.borrow().contains_key(&backend)
+    }
+
+    pub(super) fn refuses(&self, settle: &Settle<'_>) -> bool {
+        let refused = self.refused.borrow();
+        settle
+            .group
+            .iter()
+            .any(|one| refused.contains(&*one.topic().topic))
+    }
+
+    pub(super) fn count_statement(&self, process: usize) {
+        let second = self.now.get().as_secs();
+        let mut processes = self.processes.borrow_mut();
+        let process = &mut processes[process];
+        if process.statements.0 != second {
+            process.statements = (second, 0);
+        }
+        process.statements.1 += 1;
+        let count = process.statements.1;
+        drop(processes);
+        if count > MOST_STATEMENTS {
+            self.fall(Promise::Busy, || format!("{count} statements in a second"));
+        }
+    }
+
+    pub(super) fn commit(&self, changes: Changes) {
+        self.note_claims(&changes);
+        let mut tables = self.tables.borrow_mut();
+        tables.unlock(&changes);
+        tables.change(&changes);
+        drop(tables);
+        if self.is_strict() {
+            self.check_alone(&changes);
+        }
+    }
+
+    /// Of what may not be in flight at once only one is held.
+    fn check_alone(&self, changes: &Changes) {
+        let now = self.database_now().micros;
+        let tables = self.tables.borrow();
+        let held = |row: &&Row| {
+            row.held
+                .is_some_and(|held| tables.is_there(held.lease, now))
+        };
+        for row in changes.rows.values().flatten().filter(held) {
+            let mut others = tables.rows.values().filter(held);
+            let beside = others.find(|other| other.sequence != row.sequence && other.excludes(row));
+            if let Some(other) = beside {
+                self.fall(Promise::Order, || {
+                    format!("{row:?} is claimed beside {other:?}")
+                });
+            }
+        }
+    }
+
+    /// What a crash of the server may undo, and who has taken what over.
+    fn note_claims(&self, changes: &Changes) {
+        let tables = self.tables.borrow();
+        let mut unflushed = self.unflushed.borrow_mut();
+        if !changes.is_only_claim {
+            unflushed.clear();
+        }
+        for (sequence, row) in &changes.rows {
+            let (Some(before), Some(after)) = (tables.rows.get(sequence), row) else {
+                continue;
+            };
+            if changes.is_only_claim {
+                unflushed.push(Unflushed {
+                    at: self.now.get(),
+                    before: before.clone(),
+                    after: after.clone(),
+                });
+            }
+            // Counted by the claim, or by the settle that follows.
+            if before.held.is_some() && after.held.is_some() {
+                let mut messages = self.messages.borrow_mut();
+                let of = messages[after.id]
+                    .taken_over
+                    .entry(after.destination.clone());
+                *of.or_default() += 1;
+            }
+            if let (Some(was), Some(is)) = (before.held, after.held) {
+                self.tell(|| {
+                    format!(
+                        "{} {sequence}: taken over from {was:?} by {is:?}",
+                        after.topic
+                    )
+                });
+            }
+        }
+    }
+
+    pub(super) fn commit_later(&self, changes: Changes, backend: i32, time: Duration) {
+        self.hung
+            .borrow_mut()
+            .insert(backend, (self.server.get(), changes));
+        self.after(time, Happens::HungEnds(backend));
+    }
+
+    fn after(&self, time: Duration, what: Happens) {
+        self.at(self.now.get() + time, what);
+    }
+
+    fn at(&self, at: Duration, what: Happens) {
+        self.order.set(self.order.get() + 1);
+        self.queue.borrow_mut().push(Reverse(Queued {
+            at,
+            order: self.order.get(),
+            what,
+        }));
+    }
+
+    /// Time goes by for a process that waits for something; others go on meanwhile.
+    pub(super) fn pass(&'w self, process: usize, time: Duration) {
+        if !time.is_zero() {
+            self.run_until(self.now.get() + time);
+        }
+        loop {
+            let until = self.processes.borrow()[process].frozen_until;
+            if until <= self.now.get() || self.fall.borrow().is_some() {
+                break;
+            }
+            self.run_until(until);
+        }
+        self.enter(process);
+    }
+
+    fn run_until(&'w self, until: Duration) {
+        while self.fall.borrow().is_none() && !self.is_over.get() {
+            let (actor, at) = self.next_actor();
+            let next = self.queue.borrow().peek().map(|Reverse(one)| one.at);
+            let is_actors_turn = match (actor, next) {
+                (Some(_), Some(next)) => at <= next,
+                (actor, _) => actor.is_some(),
+            };
+            let at = if is_actors_turn {
+                at
+            } else {
+                next.unwrap_or(until)
+            };
+            if at > until {
+                break;
+            }
+            self.now.set(self.now.get().max(at));
+            match actor.filter(|_| is_actors_turn) {
+                Some((process, actor)) => self.act(process, actor),
+                None => {
+                    let next = self.queue.borrow_mut().pop();
+                    if let Some(Reverse(one)) = next {
+                        self.happens(one.what);
+                    }
+                }
+            }
+        }
+        self.now.set(self.now.get().max(until));
+    }
+
+    /// Who acts next, and when. Who is ready takes a moment to get going.
+    fn next_actor(&self) -> (Option<(usize, Actor)>, Duration) {
+        let now = self.now.get();
+        let mut first = (None, Duration::MAX);
+        let mut processes = self.processes.borrow_mut();
+        for (number, process) in processes.iter_mut().enumerate() {
+            if process.is_dead {
+                continue;
+            }
+            process.pass_on_what_is_told(self.broken);
+            for actor in process.actors() {
+                let Some(due) = process.due(self, actor) else {
+                    process.scheduled.remove(&actor);
+                    continue;
+                };
+                let at = if due <= now {
+                    *process.scheduled.entry(actor).or_insert_with(|| {
+                        let micros = self.rng(|rng| match rng.u8(..60) {
+                            0 => rng.u64(1000..20_000),
+                            _ => rng.u64(1..200),
+                        });
+                        now + Duration::from_micros(micros)
+                    })
+                } else {
+                    process.scheduled.remove(&actor);
+                    due
+                };
+                let at = at.max(process.frozen_until);
+                if at < first.1 {
+                    first = (Some((number, actor)), at);
+                }
+            }
+        }
+        first
+    }
+
+    fn act(&'w self, process: usize, actor: Actor) {
+        let is_scheduled = {
+            let mut processes = self.processes.borrow_mut();
+            processes[process].scheduled.remove(&actor).is_some()
+        };
+        if is_scheduled {
+            self.enter(process);
+            self.run(process, actor);
+        }
+    }
+
+    fn start(&'w self, relay: usize) {
+        let number = self.processes.borrow().len();
+        let Some(slot) = self.slots.get(number) else {
+            return;
+        };
+        // Its clocks are needed before it is there.
+        simulated::set(Some((self.origin + self.now.get(), self.now.get())));
+        let process = Process::new(self, number, relay, slot);
+        self.processes.borrow_mut().push(process);
+        self.after(self.dice(1, 500), Happens::Janitor(number));
+        self.tell(|| format!("process {number} starts, for relay {relay}"));
+    }
+
+    /// The process of a relay that is not dead.
+    fn process_of(&self, relay: usize) -> Option<usize> {
+        let processes = self.processes.borrow();
+        let is_it =
+            |one: &Process<'_>| one.relay == relay && !one.is_dead && !one.shared.is_stopping();
+        processes.iter().rposition(is_it)
+    }
+
+    fn happens(&'w self, what: Happens) {
+        match what {
+            Happens::Item(number) => self.happens_to_all(&self.history.items[number].event),
+            Happens::End(transaction) => self.end(transaction),
+            Happens::Notify(process) => {
+                let processes = self.processes.borrow();
+                let process = &processes[process];
+                let is_heard = !process.is_dead
+                    && process.deaf_until <= self.now.get()
+                    && self.broken != Some(Broken::LosesNews);
+                if is_heard {
+                    process.notified.set(true);
+                }
+            }
+            Happens::SendEnds(send) => self.send_ends(send),
+            Happens::HungEnds(backend) => {
+                let hung = self.hung.borrow_mut().remove(&backend);
+                if let Some((server, changes)) =
+                    hung.filter(|(server, _)| *server == self.server.get())
+                {
+                    self.tell(|| {
+                        format!("server {server}: a hung statement of backend {backend} ends")
+                    });
+                    self.commit(changes);
+                }
+            }
+            Happens::Recover(process) => {
+                let processes = self.processes.borrow();
+                let process = &processes[process];
+                if !process.is_dead {
+                    process.shared.sleep().interrupt();
+                    process.shared.look();
+                }
+            }
+            Happens::Start(relay) => {
+                if self.process_of(relay).is_none() {
+                    self.start(relay);
+                }
+            }
+            Happens::GiveUp(process) => self.die(process),
+            Happens::Resume(kind, name) => {
+                self.tables.borrow_mut().pauses.remove(&(kind, name));
+            }
+            Happens::Well(destination, since) => {
+                let mut moods = self.moods.borrow_mut();
+                if moods
+                    .get(destination)
+                    .is_some_and(|(_, number)| *number == since)
+                {
+                    moods.remove(destination);
+                }
+            }
+            Happens::Accept(topic) => {
+                self.refused.borrow_mut().remove(topic);
+            }
+            Happens::Janitor(number) => {
+                let vanished = self.tables.borrow().vanished();
+                let processes = self.processes.borrow();
+                let process = &processes[number];
+                if !process.is_dead {
+                    process.tell_vanished(vanished);
+                    self.after(JANITOR, Happens::Janitor(number));
+                }
+            }
+            Happens::Calm => self.calm_down(),
+            Happens::Tick => {
+                self.tick();
+                self.after(TICK, Happens::Tick);
+            }
+        }
+    }
+
+    fn happens_to_all(&'w self, event: &Event) {
+        self.tell(|| format!("{event:?}"));
+        let now = self.now.get();
+        let of = |relay: usize, change: &dyn Fn(&mut Process<'w>)| {
+            if let Some(number) = self.process_of(relay) {
+                change(&mut self.processes.borrow_mut()[number]);
+            }
+        };
+        match event {
+            Event::Enqueue {
+                messages,
+                lasts,
+                commits,
+            } => self.enqueue(messages, *lasts, *commits),
+            Event::Mood(destination, mood, lasts) => {
+                let number = u32::try_from(self.order.get()).unwrap_or(0);
+                self.moods.borrow_mut().insert(destination, (*mood, number));
+                self.after(*lasts, Happens::Well(destination, number));
+            }
+            Event::Pause(kind, name, lasts) => {
+                let now = self.database_now().micros;
+                let mut tables = self.tables.borrow_mut();
+                tables.pause(kind, name, "OPERATOR", None, 0, now);
+                drop(tables);
+                self.after(
+                    *lasts,
+                    Happens::Resume((*kind).to_owned(), (*name).to_owned()),
+                );
+            }
+            Event::Ask(relay) => {
+                if let Some(number) = self.process_of(*relay) {
+                    self.enter(number);
+                    self.processes.borrow_mut()[number].ask(now);
+                }
+            }
+            Event::Kill(relay, until) => {
+                if let Some(number) = self.process_of(*relay) {
+                    self.die(number);
+                    self.after(*until, Happens::Start(*relay));
+                }
+            }
+            Event::Stop(relay, until) => {
+                if let Some(number) = self.process_of(*relay) {
+                    self.enter(number);
+                    let shared = self.processes.borrow()[number].shared;
+                    shared.begin_stop();
+                    self.after(SHUTDOWN, Happens::GiveUp(number));
+                    self.after(*until + Duration::from_secs(2), Happens::Start(*relay));
+                }
+            }
+            Event::Freeze(relay, lasts) => of(*relay, &|process| {
+                process.frozen_until = process.frozen_until.max(now + *lasts);
+            }),
+            Event::Sleep(relay, lasts) => of(*relay, &|process| {
+                let until = now + *lasts;
+                process.lost += until.saturating_sub(process.frozen_until.max(now));
+                process.frozen_until = process.frozen_until.max(until);
+            }),
+            Event::CutOff(relay, lasts) => {
+                of(*relay, &|process| process.cut_off_until = now + *lasts);
+                self.deafen(*relay, *lasts);
+            }
+            Event::Stuck(relay, lasts) => {
+                of(*relay, &|process| process.stuck_until = now + *lasts);
+            }
+            Event::Deaf(relay, lasts) => self.deafen(*relay, *lasts),
+            Event::Restart(lasts) => {
+                self.forget_claims();
+                self.change_server(*lasts);
+            }
+            Event::FailOver(lag) => {
+                let mut past = std::mem::take(&mut *self.past.borrow_mut());
+                while past.len() > 1 && past[1].0 + *lag <= now {
+                    past.pop_front();
+                }
+                if let Some((_, tables)) = past.pop_front() {
+                    *self.tables.borrow_mut() = tables;
+                }
+                self.change_server(*lag);
+            }
+            Event::Step(micros) => self.skew.set(self.skew.get() + micros),
+            Event::Refuse(topic, lasts) => {
+                self.refused.borrow_mut().insert(topic);
+                self.after(*lasts, Happens::Accept(topic));
+            }
+        }
+    }
+
+    pub(super) fn die(&self, number: usize) {
+        let mut processes = self.processes.borrow_mut();
+        processes[number].is_dead = true;
+        drop(processes);
+        if self.listener.get() == Some(number) {
+            self.listener.set(None);
+        }
+    }
+
+    /// The listener's connection has died, and the server has noticed it.
+    fn deafen(&self, relay: usize, lasts: Duration) {
+        if let Some(number) = self.process_of(relay) {
+            self.processes.borrow_mut()[number].deaf_until = self.now.get() + lasts;
+            if self.listener.get() == Some(number) {
+                self.listener.set(None);
+            }
+            self.after(lasts, Happens::Recover(number));
+        }
+    }
+
+    /// Claims that were not on disk are gone.
+    fn forget_claims(&self) {
+        let mut unflushed = std::mem::take(&mut *self.unflushed.borrow_mut());
+        let mut tables = self.tables.borrow_mut();
+        let since = self.now.get().saturating_sub(FLUSH);
+        while let Some(one) = unflushed.pop() {
+            let is_so_still = tables.rows.get(&one.after.sequence) == Some(&one.after);
+            if one.at >= since && is_so_still {
+                tables.rows.insert(one.before.sequence, one.before);
+            }
+        }
+    }
+
+    /// All connections break; the server is back in a moment.
+    fn change_server(&self, lasts: Duration) {
+        self.server.set(self.server.get() + 1);
+        let mut tables = self.tables.borrow_mut();
+        tables.locked.clear();
+        tables.keyed_claims = 0;
+        drop(tables);
+        self.unflushed.borrow_mut().clear();
+        self.past.borrow_mut().clear();
+        self.hung.borrow_mut().clear();
+        self.inserting.set(0);
+        for relay in 0..self.history.relays {
+            self.deafen(relay, lasts);
+        }
+        self.listener.set(None);
+    }
+
+    fn enqueue(&self, messages: &[New], lasts: Duration, commits: bool) {
+        let now = self.database_now().micros;
+        let mut tables = self.tables.borrow_mut();
+        let mut truths = self.messages.borrow_mut();
+        let row = |new: &New| {
+            tables.last_sequence += 1;
+            truths.push(Truth {
+                fails: new.fails,
+                delay: new.delay,
+                is_late: lasts > PROMPT,
+                ..Truth::default()
+            });
+            Row {
+                sequence: tables.last_sequence,
+                id: truths.len() - 1,
+                topic: new.topic,
+                destination: String::new(),
+                ordering_key: new.ordering_key,
+                available_at: now + micros(new.delay),
+                expires_at: new.expires_after.map(|after| now + micros(after)),
+                attempts: 0,
+                is_abandoned: false,
+                held: None,
+                split_from: None,
+            }
+        };
+        let rows = messages.iter().map(row).collect();
+        let notifies = self.listener.get().is_some();
+        if !notifies {
+            self.inserting.set(self.inserting.get() + 1);
+        }
+        let mut transactions = self.transactions.borrow_mut();
+        transactions.push(Transaction {
+            server: self.server.get(),
+            rows,
+            commits,
+            notifies,
+        });
+        self.after(lasts, Happens::End(transactions.len() - 1));
+    }
+
+    fn end(&self, number: usize) {
+        let mut transactions = self.transactions.borrow_mut();
+        let transaction = &mut transactions[number];
+        if transaction.server != self.server.get() {
+            return;
+        }
+        if !transaction.notifies {
+            self.inserting.set(self.inserting.get().saturating_sub(1));
+        }
+        if !transaction.commits {
+            return;
+        }
+        self.unflushed.borrow_mut().clear();
+        let mut tables = self.tables.borrow_mut();
+        for row in std::mem::take(&mut transaction.rows) {
+            self.messages.borrow_mut()[row.id].committed = Some(self.now.get());
+            self.tell(|| {
+                format!(
+                    "committed: {} {} {:?}",
+                    row.topic, row.sequence, row.ordering_key
+                )
+            });
+            tables.rows.insert(row.sequence, row);
+        }
+        drop(tables);
+        if transaction.notifies {
+            for number in 0..self.processes.borrow().len() {
+                let time = self.dice(0, 3);
+                self.after(time, Happens::Notify(number));
+            }
+        }
+    }
+
+    pub(super) fn send(&self, send: Send, lasts: Duration) {
+        self.send_count.set(self.send_count.get() + 1);
+        let number = self.send_count.get();
+        self.sends.borrow_mut().insert(number, send);
+        self.after(lasts, Happens::SendEnds(number));
+    }
+
+    fn send_ends(&'w self, number: u64) {
+        let (process, is_received) = {
+            let sends = self.sends.borrow();
+            let Some(send) = sends.get(&number) else {
+                return;
+            };
+            (send.process, send.is_received)
+        };
+        if !is_received {
+            self.received(number);
+        }
+        let (is_dead, frozen_until) = {
+            let processes = self.processes.borrow();
+            (processes[process].is_dead, processes[process].frozen_until)
+        };
+        if !is_dead && frozen_until > self.now.get() {
+            return self.at(frozen_until, Happens::SendEnds(number));
+        }
+        let send = self.sends.borrow_mut().remove(&number);
+        if let Some(send) = send.filter(|_| !is_dead) {
+            self.enter(process);
+            self.conclude(send);
+        }
+    }
+
+    pub(super) fn is_over(&self) {
+        self.is_over.set(true);
+    }
+
+    /// From now on everything is well, and everything has to end.
+    fn calm_down(&'w self) {
+        self.moods.borrow_mut().clear();
+        self.refused.borrow_mut().clear();
+        for message in self.messages.borrow_mut().iter_mut() {
+            message.fails = 0;
+        }
+        let mut tables = self.tables.borrow_mut();
+        tables.pauses.retain(|_, (reason, ..)| reason != "OPERATOR");
+        drop(tables);
+        for process in self.processes.borrow_mut().iter_mut() {
+            (process.cut_off_until, process.stuck_until) = (Duration::ZERO, Duration::ZERO);
+        }
+    }
+
+    fn tick(&'w self) {
+        let now = self.now.get();
+        if self
+            .history
+            .items
+            .iter()
+            .any(|item| matches!(item.event, Event::FailOver(_)))
+        {
+            let mut past = self.past.borrow_mut();
+            past.push_back((now, self.tables.borrow().clone()));
+            if past.len() > 80 {
+                past.pop_front();
+            }
+        }
+        if self.is_calm_now() && self.process_of(0).is_none() {
+            self.start(0);
+        }
+        self.check_answers();
+        if self.history.is_calm() {
+            self.check_lateness();
+        }
+        let has_ended = self.tables.borrow().rows.is_empty() && self.is_calm_now();
+        if has_ended
+            && now > BEGIN + LENGTH + Duration::from_secs(1)
+            && self.sends.borrow().is_empty()
+        {
+            self.check_end();
+            self.is_over();
+        }
+    }
+
+    /// What is due and could be claimed is claimed soon.
+    fn check_lateness(&self) {
+        let now = self.now.get();
+        let micros = self.database_now().micros;
+        let tables = self.tables.borrow();
+        let is_paused = |row: &Row| {
+            let paused = |kind: &str, name: &str| {
+                tables
+                    .pauses
+                    .contains_key(&(kind.to_owned(), name.to_owned()))
+            };
+            let to = goes_to(row.topic, &row.destination);
+            paused("topic", row.topic) || (paused("destination", to))
+        };
+        let processes = self.processes.borrow();
+        let is_busy = |row: &Row| {
+            let to = goes_to(row.topic, &row.destination);
+            let mut living = processes.iter().filter(|one| !one.is_dead);
+            living.any(|one| one.is_busy(to))
+        };
+        let is_ready = |row: &Row| {
+            let is_before = |other: &&Row| {
+                other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
+            };
+            row.held.is_none()
+                && row.available_at <= micros
+                && !tables.locked.contains(&row.sequence)
+                && !is_paused(row)
+                && !is_busy(row)
+                && !tables.rows.values().any(|other| {
+                    is_before(&other)
+                        || (other.held.is_some()
+                            && other.sequence != row.sequence
+                            && other.excludes(row))
+                })
+        };
+        let messages = self.messages.borrow();
+        let mut since = self.waits_since.borrow_mut();
+        since.retain(|sequence, _| tables.rows.get(sequence).is_some_and(&is_ready));
+        for row in tables.rows.values().filter(|row| is_ready(row)) {
+            let began = *since.entry(row.sequence).or_insert(now);
+            // Nobody tells when the time of a message has come, nor when an operator has resumed something.
+            let is_told =
+                row.attempts == 0 && !self.history.has_pauses() && messages[row.id].delay.is_zero();
+            let most = match (is_told, messages[row.id].is_late) {
+                (true, false) => SOON,
+                (true, true) => LATE,
+                (false, _) => LATE + self.poll,
+            };
+            if now - began > most {
+                self.fall(Promise::Late, || {
+                    format!(
+                        "{} {} {:?} has waited for {:?}",
+                        row.topic,
+                        row.sequence,
+                        row.ordering_key,
+                        now - began
+                    )
+                });
+            }
+        }
+    }
+
+    /// "Nothing is due" was said: then nothing is that was due when it was asked.
+    fn check_answers(&self) {
+        let now = self.now.get();
+        let mut processes = self.processes.borrow_mut();
+        for process in processes.iter_mut().filter(|process| !process.is_dead) {
+            let Some((question, asked_at)) = process.question else {
+                continue;
+            };
+            if !process.shared.idle().is_answered(question) {
+                if self.history.is_calm()
+                    && !self.history.has_times()
+                    && self.is_calm_now()
+                    && now - asked_at > LATE + LENGTH
+                {
+                    self.fall(Promise::Idle, || "a question has no answer".to_owned());
+                }
+                continue;
+            }
+            process.question = None;
+            self.tell(|| format!("relay {}: nothing is due", process.relay));
+            if !self.history.is_calm() || self.history.has_times() || self.history.relays > 1 {
+                continue;
+            }
+            let messages = self.messages.borrow();
+            let is_left = |row: &&Row| messages[row.id].committed.is_some_and(|at| at < asked_at);
+            let tables = self.tables.borrow();
+            if let Some(row) = tables.rows.values().find(is_left) {
+                self.fall(Promise::Idle, || {
+                    format!(
+                        "{} {} is due, and the relay has said that nothing is",
+                        row.topic, row.sequence
+                    )
+                });
+            }
+        }
+    }
+
+    /// Everything that was committed has ended.
+    fn check_end(&self) {
+        let tables = self.tables.borrow();
+        if let Some(row) = tables.rows.values().next() {
+            return self.fall(Promise::Lost, || format!("it never ends: {row:?}"));
+        }
+        if !self.history.is_lawful() {
+            return;
+        }
+        for (id, truth) in self.messages.borrow().iter().enumerate() {
+            let entries: Vec<_> = tables
+                .ledger
+                .iter()
+                .filter(|entry| entry.id == id)
+                .collect();
+            if truth.committed.is_some() && entries.is_empty() {
+                return self.fall(Promise::Lost, || {
+                    format!("message {id} was committed and has not ended")
+                });
+            }
+            for entry in &entries {
+                let of = |of: &BTreeMap<String, u32>| {
+                    of.get(&entry.destination).copied().unwrap_or_default()
+                };
+                if entry.is_delivered && of(&truth.well) == 0 {
+                    return self.fall(Promise::Lost, || format!("{entry:?}: it was never sent"));
+                }
+                let is_twice = entries
+                    .iter()
+                    .filter(|one| one.destination == entry.destination)
+                    .count()
+                    > 1;
+                if is_twice {
+                    return self.fall(Promise::Doubled, || {
+                        format!("{entry:?}: it has ended twice")
+                    });
+                }
+            }
+        }
+    }
+
+    /// Whether nothing that changes leases or claims beside the relays has been.
+    pub(super) fn is_strict(&self) -> bool {
+        self.history.is_lawful()
+    }
+}
+
+impl History {
+    /// Whether something becomes due of which nobody tells.
+    pub(super) fn has_times(&self) -> bool {
+        self.has_pauses()
+            || self.items.iter().any(|item| match &item.event {
+                Event::Enqueue { messages, .. } => messages
+                    .iter()
+                    .any(|new| !new.delay.is_zero() || new.fails > 0),
+                _ => false,
+            })
+    }
+
+    fn has_pauses(&self) -> bool {
+        let is_pause = |item: &Item| matches!(item.event, Event::Pause(..));
+        self.items.iter().any(is_pause)
+    }
+}

@@ -1,0 +1,861 @@
+//! The tables of the simulated database, and what each statement reads and changes in them.
+//!
+//! A statement sees what is committed. What a transaction changes is locked until it ends, and others that skip
+//! what is locked do so here.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound::{Excluded, Included};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::broken::Broken;
+use crate::message::{Message, Sequence};
+use crate::relay::database::{Registration, Settle};
+use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
+use crate::relay::settlement::{Kind, failed};
+use crate::relay::settler::blocks_key;
+use crate::status::ReasonCode;
+use crate::store::relay::claim::{
+    Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
+};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::{Candidate, Head, Key, Page};
+use crate::store::relay::patrol::Free;
+use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::settle::Claim;
+use crate::store::relay::streams::Found;
+use crate::store::relay::unserved;
+
+/// A live message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) sequence: i64,
+    /// Which of the history's messages it is, or a part of.
+    pub(super) id: usize,
+    pub(super) topic: &'static str,
+    pub(super) destination: String,
+    pub(super) ordering_key: Option<&'static str>,
+    pub(super) available_at: i64,
+    pub(super) expires_at: Option<i64>,
+    pub(super) attempts: i32,
+    pub(super) is_abandoned: bool,
+    pub(super) held: Option<Held>,
+    pub(super) split_from: Option<i64>,
+}
+
+/// By a lease, since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) lease: i64,
+    pub(super) at: i64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Dead {
+    pub(super) row: Row,
+    pub(super) blocks_key: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) id: usize,
+    pub(super) sequence: i64,
+    pub(super) destination: String,
+    pub(super) is_delivered: bool,
+    pub(super) at: i64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Lease {
+    pub(super) expires_at: i64,
+    pub(super) is_ended: bool,
+    pub(super) is_single_active: bool,
+}
+
+/// What a transaction changes when it ends.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Changes {
+    /// `None`: the row goes.
+    pub(super) rows: BTreeMap<i64, Option<Row>>,
+    pub(super) dead: Vec<Dead>,
+    pub(super) ledger: Vec<Entry>,
+    /// It has the lock of keyed claims.
+    pub(super) is_keyed_claim: bool,
+    /// Its commit need not be on disk.
+    pub(super) is_only_claim: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tables {
+    pub(super) rows: BTreeMap<i64, Row>,
+    pub(super) dead: Vec<Dead>,
+    pub(super) ledger: Vec<Entry>,
+    pub(super) leases: BTreeMap<i64, Lease>,
+    /// Until when; `None`: until it is resumed.
+    pub(super) pauses: BTreeMap<(String, String), (String, u32, Option<i64>)>,
+    pub(super) last_sequence: i64,
+    /// Rows that an open transaction has changed.
+    pub(super) locked: BTreeSet<i64>,
+    pub(super) keyed_claims: usize,
+    pub(super) broken: Option<Broken>,
+}
+
+/// Where messages of a topic go that name no destination; `None`: apart, or nowhere.
+pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
+    match (topic, destination) {
+        ("a", "") => "a",
+        ("b", "") => "b",
+        (_, destination) => destination,
+    }
+}
+
+impl Row {
+    pub(super) fn key(&self) -> Option<Key> {
+        Some(Key {
+            ordering_key: self.ordering_key?.to_owned(),
+            destination: self.destination.clone(),
+        })
+    }
+
+    pub(super) fn place(&self) -> i64 {
+        self.split_from.unwrap_or(self.sequence)
+    }
+
+    pub(super) fn stream(&self) -> Stream {
+        Stream {
+            topic: self.of_topic(),
+            is_keyed: self.ordering_key.is_some(),
+        }
+    }
+
+    pub(super) fn of_topic(&self) -> Topic {
+        Topic {
+            topic: self.topic.to_owned(),
+            destination: self.destination.clone(),
+        }
+    }
+
+    fn position(&self) -> Position {
+        Position {
+            available_at: self.available_at,
+            sequence: self.sequence,
+        }
+    }
+
+    fn is_free(&self, expired: &[i64]) -> bool {
+        self.held.is_none_or(|held| expired.contains(&held.lease))
+    }
+
+    pub(super) fn has_key_of(&self, other: &Self) -> bool {
+        self.ordering_key.is_some() && self.ordering_key == other.ordering_key
+    }
+
+    /// Whether they may not be in flight at once.
+    pub(super) fn excludes(&self, other: &Self) -> bool {
+        let (mine, its) = (
+            goes_to(self.topic, &self.destination),
+            goes_to(other.topic, &other.destination),
+        );
+        let name_none = self.destination.is_empty() && other.destination.is_empty();
+        self.has_key_of(other) && (name_none || mine == its)
+    }
+
+    /// Whether it waits for this one, where that stands before it.
+    pub(super) fn waits_for(&self, other: &Self) -> bool {
+        let names_none = other.destination.is_empty();
+        let goes_to = goes_to(self.topic, &self.destination);
+        self.has_key_of(other) && (names_none || other.destination == goes_to)
+    }
+}
+
+impl Tables {
+    /// What is locked by another transaction is passed over.
+    fn others(&self) -> impl Iterator<Item = &Row> {
+        self.rows
+            .values()
+            .filter(|row| !self.locked.contains(&row.sequence))
+    }
+
+    fn is_locked(&self, row: &Row) -> bool {
+        self.locked.contains(&row.sequence) && self.broken != Some(Broken::ClaimsWhatIsLocked)
+    }
+
+    pub(super) fn is_at_work(&self, lease: i64, now: i64) -> bool {
+        let is_valid = |lease: &Lease| !lease.is_ended && lease.expires_at > now;
+        let Some(mine) = self.leases.get(&lease).filter(|lease| is_valid(lease)) else {
+            return false;
+        };
+        let mut older = self.leases.range(..lease).map(|(_, lease)| lease);
+        !mine.is_single_active || !older.any(|one| one.is_single_active && !one.is_ended)
+    }
+
+    pub(super) fn is_there(&self, lease: i64, now: i64) -> bool {
+        let lease = self.leases.get(&lease);
+        lease.is_some_and(|lease| !lease.is_ended && lease.expires_at > now)
+    }
+
+    pub(super) fn register(&mut self, registration: &Registration<'_>, now: i64) -> LeaseId {
+        let last = self.leases.keys().next_back();
+        let id = last.map_or(now, |last| now.max(last + 1));
+        let lease = Lease {
+            expires_at: now + micros(registration.lease),
+            is_ended: false,
+            is_single_active: registration.is_single_active,
+        };
+        self.leases.insert(id, lease);
+        LeaseId(id)
+    }
+
+    pub(super) fn renew(&mut self, lease: i64, by: Duration, now: i64) -> bool {
+        let revives = self.broken == Some(Broken::RenewsWhatIsOver);
+        let is_there = self.is_there(lease, now) || (revives && self.leases.contains_key(&lease));
+        if let Some(lease) = self.leases.get_mut(&lease).filter(|_| is_there) {
+            (lease.expires_at, lease.is_ended) = (now + micros(by), false);
+        }
+        is_there
+    }
+
+    pub(super) fn expire(&mut self, lease: i64, now: i64) {
+        if let Some(lease) = self.leases.get_mut(&lease) {
+            (lease.expires_at, lease.is_ended) = (now, true);
+        }
+    }
+
+    /// Marks leases whose time is over, and returns all that have ended.
+    pub(super) fn ended(&mut self, now: i64) -> Vec<i64> {
+        for lease in self.leases.values_mut() {
+            lease.is_ended |= lease.expires_at <= now;
+        }
+        if self.broken == Some(Broken::NeverTakesOver) {
+            return Vec::new();
+        }
+        let ended = self.leases.iter().filter(|(_, lease)| lease.is_ended);
+        ended.map(|(id, _)| *id).collect()
+    }
+
+    /// Leases that messages name and that are not there.
+    pub(super) fn vanished(&self) -> Vec<i64> {
+        let held = self.rows.values().filter_map(|row| row.held);
+        let gone = held.filter(|held| !self.leases.contains_key(&held.lease));
+        let gone: BTreeSet<i64> = gone.map(|held| held.lease).collect();
+        gone.into_iter().collect()
+    }
+
+    pub(super) fn all_pauses(&self, now: i64) -> Vec<Paused> {
+        let paused = |((kind, name), (reason, openings, until)): (
+            &(String, String),
+            &(String, u32, Option<i64>),
+        )| Paused {
+            kind: kind.clone(),
+            name: name.clone(),
+            reason: reason.clone(),
+            openings: *openings,
+            left: until.map(|until| Duration::from_micros(u64::try_from(until - now).unwrap_or(0))),
+        };
+        self.pauses.iter().map(paused).collect()
+    }
+
+    pub(super) fn streams(&self, beside: &[Stream]) -> Vec<Found> {
+        let mut first: BTreeMap<(&str, &str, bool), Position> = BTreeMap::new();
+        for row in self.rows.values() {
+            let of = (
+                row.topic,
+                row.destination.as_str(),
+                row.ordering_key.is_some(),
+            );
+            let at = first.entry(of).or_insert(row.position());
+            *at = row.position().min(*at);
+        }
+        let found = first
+            .into_iter()
+            .map(|((topic, destination, is_keyed), first)| Found {
+                stream: Stream {
+                    topic: Topic {
+                        topic: topic.to_owned(),
+                        destination: destination.to_owned(),
+                    },
+                    is_keyed,
+                },
+                first,
+            });
+        found
+            .filter(|found| !beside.contains(&found.stream))
+            .collect()
+    }
+
+    fn in_lane(&self, lane: &Lane, now: i64) -> Vec<&Row> {
+        let is_in = |row: &&Row| {
+            row.stream() == lane.stream && row.position() > lane.after && row.available_at <= now
+        };
+        let mut rows: Vec<&Row> = self.rows.values().filter(is_in).collect();
+        rows.sort_unstable_by_key(|row| row.position());
+        rows
+    }
+
+    pub(super) fn claim(
+        &self,
+        by: Claimant<'_>,
+        lanes: &[Lane],
+        room: usize,
+        now: Now,
+        changes: &mut Changes,
+    ) -> Batch {
+        let mut found = Vec::new();
+        for lane in lanes {
+            let free = self.in_lane(lane, now.micros).into_iter();
+            let free = free.filter(|row| row.is_free(by.expired) && !self.is_locked(row));
+            found.extend(free.take(lane.room));
+        }
+        let is_cut = found.len() > room;
+        found.truncate(room);
+        self.take(by, &found, is_cut, now, changes)
+    }
+
+    pub(super) fn claim_chosen(
+        &self,
+        by: Claimant<'_>,
+        sequences: &[i64],
+        now: Now,
+        changes: &mut Changes,
+    ) -> Batch {
+        let is_chosen = |row: &&Row| {
+            sequences.contains(&row.sequence)
+                && row.ordering_key.is_none()
+                && row.available_at <= now.micros
+                && row.is_free(by.expired)
+        };
+        let found: Vec<&Row> = self.others().filter(is_chosen).collect();
+        self.take(by, &found, false, now, changes)
+    }
+
+    /// Claims these for a lease, if it is at work.
+    fn take(
+        &self,
+        by: Claimant<'_>,
+        found: &[&Row],
+        is_cut: bool,
+        now: Now,
+        changes: &mut Changes,
+    ) -> Batch {
+        if !self.is_at_work(by.lease.0, now.micros) {
+            return Batch::default();
+        }
+        let claimed = found.iter().map(|row| {
+            let taken_over = match row.held {
+                None => TakenOver::No,
+                Some(_)
+                    if row.is_abandoned
+                        || i64::from(row.attempts) + 1 >= i64::from(by.max_attempts) =>
+                {
+                    TakenOver::Again
+                }
+                Some(_) => TakenOver::Once,
+            };
+            let is_once = taken_over == TakenOver::Once;
+            let counts = match self.broken {
+                Some(Broken::CountsTakeoversTwice) => 2,
+                _ => 1,
+            };
+            let row = Row {
+                held: Some(Held {
+                    lease: by.lease.0,
+                    at: now.micros,
+                }),
+                attempts: row.attempts + i32::from(is_once) * counts,
+                is_abandoned: row.is_abandoned || is_once,
+                ..(*row).clone()
+            };
+            let claimed = Claimed {
+                position: row.position(),
+                known: Known::No,
+                taken_over,
+                message: message(&row, now),
+            };
+            changes.rows.insert(row.sequence, Some(row));
+            claimed
+        });
+        changes.is_only_claim = true;
+        Batch {
+            claimed: claimed.collect(),
+            is_cut,
+        }
+    }
+
+    fn none_before(&self, row: &Row, is_it: impl Fn(&Row) -> bool) -> bool {
+        let is_before = |other: &&Row| other.has_key_of(row) && other.place() < row.place();
+        !self.rows.values().filter(is_before).any(is_it)
+    }
+
+    fn is_first(&self, row: &Row, goes_to: Option<&str>) -> bool {
+        let names_none = row.destination.is_empty();
+        self.none_before(row, |other| other.destination == row.destination)
+            && (names_none || self.none_before(row, |other| other.destination.is_empty()))
+            && (!names_none
+                || self.none_before(row, |other| {
+                    !other.destination.is_empty()
+                        && goes_to.is_none_or(|goes_to| other.destination == goes_to)
+                }))
+    }
+
+    fn is_alone(&self, row: &Row, expired: &[i64], goes_to: &str) -> bool {
+        let is_beside = |other: &Row| {
+            let is_in_its_order = other.destination.is_empty()
+                || other.destination == row.destination
+                || (row.destination.is_empty() && other.destination == goes_to);
+            other.has_key_of(row)
+                && other.sequence != row.sequence
+                && is_in_its_order
+                && !other.is_free(expired)
+        };
+        !self.rows.values().any(is_beside)
+    }
+
+    fn is_not_kept_back(&self, row: &Row, goes_to: Option<&str>) -> bool {
+        let keeps_back = |dead: &Dead| {
+            let its = dead.row.destination.as_str();
+            let goes_there = row.destination.is_empty() && goes_to.is_none_or(|to| its == to);
+            dead.blocks_key
+                && dead.row.has_key_of(row)
+                && dead.row.place() < row.place()
+                && (its == row.destination || its.is_empty() || goes_there)
+        };
+        !self.dead.iter().any(keeps_back)
+    }
+
+    /// The candidates in each lane, and where the looks ended.
+    pub(super) fn due(
+        &self,
+        by: Claimant<'_>,
+        lanes: &[Lane],
+        goes_to: &[&str],
+        now: i64,
+    ) -> (Vec<Candidate>, HashMap<Stream, Position>) {
+        let (mut due, mut reached) = (Vec::new(), HashMap::new());
+        for (lane, goes_to) in lanes.iter().zip(goes_to) {
+            let mut count = 0;
+            for row in self.in_lane(lane, now) {
+                if row.is_free(by.expired) && self.is_first(row, Some(goes_to)) {
+                    count += 1;
+                    due.push(Candidate {
+                        sequence: row.sequence,
+                        goes_to: (*goes_to).to_owned(),
+                    });
+                }
+                if count >= lane.room {
+                    reached.insert(lane.stream.clone(), row.position());
+                    break;
+                }
+            }
+        }
+        (due, reached)
+    }
+
+    /// `None`: another transaction has the lock of keyed claims.
+    pub(super) fn claim_keyed(
+        &self,
+        by: Claimant<'_>,
+        candidates: &[Candidate],
+        now: Now,
+        broken: Option<Broken>,
+        changes: &mut Changes,
+    ) -> Option<Batch> {
+        if self.keyed_claims > 0 {
+            return None;
+        }
+        changes.is_keyed_claim = true;
+        let mut found = Vec::new();
+        for one in candidates {
+            let Some(row) = self.rows.get(&one.sequence) else {
+                continue;
+            };
+            let can_be_claimed = row.available_at <= now.micros
+                && !self.locked.contains(&row.sequence)
+                && row.is_free(by.expired)
+                && (self.is_first(row, Some(&one.goes_to))
+                    || broken == Some(Broken::ClaimsAnyOfKey))
+                && (self.is_alone(row, by.expired, &one.goes_to)
+                    || broken == Some(Broken::ClaimsAnyOfKey))
+                && self.is_not_kept_back(row, Some(&one.goes_to));
+            if can_be_claimed {
+                found.push(row);
+            }
+        }
+        found.sort_unstable_by_key(|row| row.sequence);
+        found.dedup_by_key(|row| row.sequence);
+        Some(self.take(by, &found, false, now, changes))
+    }
+
+    /// The first message of each key behind `from`.
+    pub(super) fn walk(&self, expired: &[i64], from: &Key, now: i64) -> Page {
+        let mut keys: BTreeMap<Key, &Row> = BTreeMap::new();
+        for row in self.rows.values() {
+            let Some(key) = row.key().filter(|key| key >= from) else {
+                continue;
+            };
+            let first = keys.entry(key).or_insert(row);
+            if row.place() < first.place() {
+                *first = row;
+            }
+        }
+        let last = keys.keys().nth(WALK_STEP - 1).cloned();
+        let heads = keys.into_iter().take(WALK_STEP);
+        Page {
+            heads: heads
+                .filter_map(|(key, row)| head(key, row, expired, now))
+                .collect(),
+            last,
+        }
+    }
+
+    pub(super) fn first_of(&self, expired: &[i64], keys: &[Key], now: i64) -> Page {
+        let mut keys: Vec<&Key> = keys.iter().collect();
+        // In whatever order a set has given them.
+        keys.sort_unstable();
+        let first = keys.into_iter().filter_map(|key| {
+            let of_key = self
+                .rows
+                .values()
+                .filter(|row| row.key().as_ref() == Some(key));
+            head(
+                key.clone(),
+                of_key.min_by_key(|row| row.place())?,
+                expired,
+                now,
+            )
+        });
+        Page {
+            heads: first.collect(),
+            last: None,
+        }
+    }
+
+    pub(super) fn free(&self, expired: &[i64], after: i64, upto: i64, now: i64) -> Vec<Free> {
+        let range = self.rows.range((Excluded(after), Included(upto)));
+        let free = range.filter(|(_, row)| row.available_at <= now && row.is_free(expired));
+        let free = free.map(|(_, row)| Free {
+            sequence: row.sequence,
+            topic: row.topic.to_owned(),
+            destination: row.destination.clone(),
+            ordering_key: row.ordering_key.map(str::to_owned),
+            available_at: diesel::pg::data_types::PgTimestamp(row.available_at),
+        });
+        free.take(PATROL_STEP).collect()
+    }
+
+    pub(super) fn expired(&self, stream: &Stream, after: Position, now: i64) -> unserved::Part {
+        let is_over = |row: &&Row| {
+            row.stream() == *stream
+                && row.position() > after
+                && row.available_at <= now
+                && row.expires_at.is_some_and(|at| at <= now)
+        };
+        unserved::Part {
+            sequences: self
+                .rows
+                .values()
+                .filter(is_over)
+                .map(|row| row.sequence)
+                .collect(),
+            reached: None,
+        }
+    }
+
+    pub(super) fn release_unknown(&self, part: &Part, changes: &mut Changes) -> usize {
+        let is_unknown = |row: &&Row| {
+            row.sequence > part.range.after
+                && row.sequence <= part.range.upto
+                && row.held.is_some_and(|held| held.lease == part.lease.0)
+                && !part
+                    .known
+                    .iter()
+                    .any(|one| self.held(part.lease, *one) == Some(row))
+        };
+        let unknown: Vec<&Row> = self.others().filter(is_unknown).collect();
+        for row in &unknown {
+            changes.rows.insert(row.sequence, Some(freed(row)));
+        }
+        unknown.len()
+    }
+
+    pub(super) fn release(&self, lease: LeaseId, claims: &[Claim], changes: &mut Changes) {
+        let held = claims.iter().filter_map(|claim| self.held(lease, *claim));
+        changes
+            .rows
+            .extend(held.map(|row| (row.sequence, Some(freed(row)))));
+    }
+
+    pub(super) fn pause(
+        &mut self,
+        kind: &str,
+        which: &str,
+        reason: &str,
+        left: Option<Duration>,
+        openings: u32,
+        now: i64,
+    ) {
+        let key = (kind.to_owned(), which.to_owned());
+        let until = left.map(|left| now + micros(left));
+        let gives_way = self.pauses.get(&key).is_none_or(|(reason, _, before)| {
+            before.is_some_and(|before| {
+                reason == BREAKER_OPEN || until.is_none_or(|until| until > before)
+            })
+        });
+        if gives_way {
+            self.pauses
+                .insert(key, (reason.to_owned(), openings, until));
+        }
+    }
+
+    fn breaker(&mut self, which: &str) -> Option<&mut (String, u32, Option<i64>)> {
+        let key = ("destination".to_owned(), which.to_owned());
+        self.pauses
+            .get_mut(&key)
+            .filter(|(reason, ..)| reason == BREAKER_OPEN)
+    }
+
+    pub(super) fn close_breaker(&mut self, which: &str) {
+        if self.breaker(which).is_some() {
+            self.pauses
+                .remove(&("destination".to_owned(), which.to_owned()));
+        }
+    }
+
+    pub(super) fn take_probe(&mut self, which: &str, hold: Duration, now: i64) -> bool {
+        let over = self
+            .breaker(which)
+            .filter(|(.., until)| until.is_some_and(|until| until <= now));
+        over.is_some_and(|(.., until)| {
+            *until = Some(now + micros(hold));
+            true
+        })
+    }
+
+    pub(super) fn give_back_probe(&mut self, which: &str, now: i64) {
+        if let Some((.., until)) = self.breaker(which) {
+            *until = Some(now);
+        }
+    }
+
+    fn held(&self, lease: LeaseId, claim: Claim) -> Option<&Row> {
+        let held = Held {
+            lease: lease.0,
+            at: claim.at,
+        };
+        self.rows
+            .get(&claim.sequence)
+            .filter(|row| row.held == Some(held) && !self.locked.contains(&row.sequence))
+    }
+
+    /// A settle. Returns the sequences of what it changes.
+    pub(super) fn settle(
+        &mut self,
+        settle: &Settle<'_>,
+        now: i64,
+        broken: Option<Broken>,
+        changes: &mut Changes,
+    ) -> Vec<i64> {
+        let mut changed = Vec::new();
+        for one in settle.group {
+            let claim = one.claim();
+            let row = match broken {
+                Some(Broken::SettlesUnfenced) => self.rows.get(&claim.sequence),
+                _ => self.held(settle.lease, claim),
+            };
+            let Some(row) = row.cloned() else {
+                continue;
+            };
+            if changes.rows.contains_key(&row.sequence) {
+                continue;
+            }
+            let entry = |is_delivered| Entry {
+                id: row.id,
+                sequence: row.sequence,
+                destination: row.destination.clone(),
+                is_delivered,
+                at: now,
+            };
+            let after = match settle.kind {
+                Kind::Delivered => {
+                    changes.ledger.push(entry(true));
+                    None
+                }
+                Kind::Deduplicated => None,
+                Kind::Released => Some(freed(&row)),
+                Kind::Retry => {
+                    let Some(failed) = failed(one).filter(|one| row.attempts <= one.before) else {
+                        continue;
+                    };
+                    // The clock goes on from row to row.
+                    let row_at = now + i64::try_from(changed.len()).unwrap_or(0);
+                    Some(Row {
+                        available_at: row_at + micros(failed.delay),
+                        attempts: row.attempts + failed.counted,
+                        is_abandoned: failed.code == ReasonCode::Abandoned,
+                        ..freed(&row)
+                    })
+                }
+                Kind::Dead => {
+                    let Some(failed) = failed(one) else { continue };
+                    let blocks_key = blocks_key(settle.config, settle.bulkheads, one);
+                    changes.ledger.push(entry(false));
+                    changes.dead.push(Dead {
+                        blocks_key: blocks_key && row.ordering_key.is_some(),
+                        row: Row {
+                            attempts: row.attempts + failed.counted,
+                            ..freed(&row)
+                        },
+                    });
+                    None
+                }
+                Kind::Split => {
+                    for destination in one.destinations() {
+                        self.last_sequence += 1;
+                        let part = Row {
+                            sequence: self.last_sequence,
+                            destination: destination.clone(),
+                            split_from: Some(row.place()),
+                            attempts: 0,
+                            is_abandoned: false,
+                            ..freed(&row)
+                        };
+                        changes.rows.insert(part.sequence, Some(part));
+                    }
+                    None
+                }
+            };
+            changes.rows.insert(row.sequence, after);
+            changed.push(row.sequence);
+        }
+        changed
+    }
+
+    /// What follows in the keys of messages that this transaction has settled, which nobody else sees yet.
+    pub(super) fn claim_next(
+        &self,
+        by: Claimant<'_>,
+        keys: &[Key],
+        closed: &[String],
+        now: Now,
+        changes: &mut Changes,
+    ) -> Batch {
+        let mut mine = self.clone();
+        mine.change(changes);
+        let mut keys: Vec<&Key> = keys.iter().collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let mut found = Vec::new();
+        for key in keys {
+            let of_key = mine
+                .rows
+                .values()
+                .filter(|row| row.key().as_ref() == Some(key));
+            let Some(row) = of_key.min_by_key(|row| row.place()) else {
+                continue;
+            };
+            let elsewhere = |other: &Row| {
+                !other.destination.is_empty()
+                    && other.has_key_of(row)
+                    && (other.place() < row.place() || other.held.is_some())
+            };
+            let names_none = row.destination.is_empty();
+            let can_be_claimed = row.available_at <= now.micros
+                && !self.locked.contains(&row.sequence)
+                && !closed.iter().any(|topic| topic == row.topic)
+                && row.held.is_none()
+                && mine.is_not_kept_back(row, None)
+                && (names_none || mine.none_before(row, |other| other.destination.is_empty()))
+                && (!names_none || !mine.rows.values().any(elsewhere));
+            if can_be_claimed {
+                found.push(row);
+            }
+        }
+        found.sort_unstable_by_key(|row| row.sequence);
+        let batch = mine.take(by, &found, false, now, changes);
+        changes.is_only_claim = false;
+        batch
+    }
+
+    /// A transaction ends.
+    pub(super) fn change(&mut self, changes: &Changes) {
+        for (sequence, row) in &changes.rows {
+            match row {
+                Some(row) => {
+                    self.rows.insert(*sequence, row.clone());
+                }
+                None => {
+                    self.rows.remove(sequence);
+                }
+            }
+        }
+        self.dead.extend(changes.dead.iter().cloned());
+        self.ledger.extend(changes.ledger.iter().cloned());
+    }
+
+    /// It locks what it changes, until it ends.
+    pub(super) fn lock(&mut self, changes: &Changes) {
+        self.locked.extend(changes.rows.keys());
+        self.keyed_claims += usize::from(changes.is_keyed_claim);
+    }
+
+    pub(super) fn unlock(&mut self, changes: &Changes) {
+        for sequence in changes.rows.keys() {
+            self.locked.remove(sequence);
+        }
+        self.keyed_claims -= usize::from(changes.is_keyed_claim);
+    }
+}
+
+/// The time by the database's clock, and by that of the process which asks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Now {
+    pub(super) micros: i64,
+    pub(super) here: Instant,
+}
+
+pub(super) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+fn freed(row: &Row) -> Row {
+    Row {
+        held: None,
+        ..row.clone()
+    }
+}
+
+fn head(key: Key, row: &Row, expired: &[i64], now: i64) -> Option<Head> {
+    let is_free = row.available_at <= now && row.is_free(expired);
+    is_free.then(|| Head {
+        key,
+        topic: row.of_topic(),
+        sequence: row.sequence,
+    })
+}
+
+fn message(row: &Row, now: Now) -> Message {
+    let expires = row.expires_at.map(|at| {
+        let left = Duration::from_micros(u64::try_from(at - now.micros).unwrap_or(0));
+        now.here + left
+    });
+    Message {
+        sequence: Sequence(row.sequence),
+        message_id: Uuid::from_u128(row.id as u128),
+        topic: row.topic.to_owned(),
+        destination: row.destination.clone(),
+        payload: "{}".to_owned(),
+        headers: None,
+        ordering_key: row.ordering_key.map(str::to_owned),
+        idempotency_key: row.id.to_string(),
+        tenant_id: None,
+        created_at: std::time::UNIX_EPOCH,
+        occurred_at: None,
+        age: Duration::ZERO,
+        claimed: now.here,
+        attempts: row.attempts.unsigned_abs(),
+        expires,
+        available_at: row.available_at,
+        claimed_at: row.held.map_or(0, |held| held.at),
+        in_a_row: 0,
+    }
+}
