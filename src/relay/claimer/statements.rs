@@ -80,7 +80,11 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn end_doubt(&self, lease: LeaseId, given_back: Option<usize>) {
         if let Some(count) = given_back {
             // That nothing was found is no news to act on: each restart of the server ends so.
-            let level = if count == 0 { log::Level::Info } else { log::Level::Warn };
+            let level = if count == 0 {
+                log::Level::Info
+            } else {
+                log::Level::Warn
+            };
             log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "gave back {count} messages that the database showed as held by this relay, and that it did not know of");
         }
         self.shared.wanted.no_more(Want::Settled);
