@@ -67,6 +67,8 @@ pub mod config;
 mod error;
 mod event;
 mod header;
+#[cfg(feature = "relay")]
+mod lock;
 mod message;
 mod metrics;
 mod name;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
 use crate::dispatch::{Failure, Outcome};
+use crate::lock::lock;
 use crate::message::Message;
 use crate::relay::Span;
 use crate::status::ReasonCode;
@@ -83,7 +84,7 @@ type Key = (Arc<str>, Uuid);
 static CALLS: LazyLock<Mutex<HashMap<Key, Call>>> = LazyLock::new(Mutex::default);
 
 fn calls() -> MutexGuard<'static, HashMap<Key, Call>> {
-    CALLS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CALLS)
 }
 
 impl Group {
@@ -232,7 +233,7 @@ impl Group {
     }
 
     fn lock_idle(&self) -> MutexGuard<'_, Vec<Worker>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.idle)
     }
 }
 

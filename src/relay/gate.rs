@@ -19,6 +19,7 @@ use super::bucket::Bucket;
 use crate::clock;
 use crate::config::{Breaker, Destination, Rate};
 use crate::dispatch::{Failure, Outcome, Pause};
+use crate::lock::lock;
 use crate::status::ReasonCode;
 
 /// After a start or a pause one send goes first; the others wait for its answer, but no longer than
@@ -154,7 +155,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// To be called with the lock, after a change of the phase: all who have to know, know.

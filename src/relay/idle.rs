@@ -3,6 +3,8 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::lock::lock;
+
 /// Whether nothing is due: asked by whoever waits for it, answered by the claimer after a look
 /// that began later than the question, found nothing, and had nothing in flight.
 #[derive(Debug, Default)]
@@ -20,35 +22,32 @@ struct IdleState {
 impl Idle {
     /// The number of the last question, to be taken before a look.
     pub(crate) fn question(&self) -> u64 {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .asked
+        lock(&self.state).asked
     }
 
     /// Whether a question has no answer yet.
     pub(crate) fn is_asked(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         state.answered < state.asked
     }
 
     /// A look that began after this question found nothing.
     pub(crate) fn answer(&self, question: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.answered = state.answered.max(question);
         self.changed.notify_all();
     }
 
     /// Asks. Returns the number of the question.
     pub(super) fn ask(&self) -> u64 {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.asked += 1;
         state.asked
     }
 
     #[cfg(test)]
     pub(super) fn is_answered(&self, question: u64) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         state.answered >= question
     }
 
@@ -56,7 +55,7 @@ impl Idle {
     pub(super) fn wait(&self, timeout: Duration, ring: impl FnOnce()) -> bool {
         let question = self.ask();
         ring();
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         let (state, _) = self
             .changed
             .wait_timeout_while(state, timeout, |state| state.answered < question)

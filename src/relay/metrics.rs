@@ -2,7 +2,7 @@
 //! costs an addition.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
@@ -11,6 +11,7 @@ use super::bulkhead::Bulkhead;
 use super::health::ProblemKind;
 use super::settlement::{Kind, Settlement};
 use crate::dispatch::Outcome;
+use crate::lock::lock;
 use crate::metrics as names;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -97,7 +98,7 @@ impl Metrics {
 
     /// These topics are paused, and no others.
     pub(super) fn set_paused(&self, topics: &[String]) {
-        let mut gauges = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gauges = lock(&self.topics);
         let label = |topic: &String| names::topic_label(&self.outbox, topic);
         let paused: HashSet<Arc<str>> = topics.iter().map(label).collect();
         for topic in &paused {

@@ -1,7 +1,7 @@
 //! A sender thread: sends to one destination, never touches the database.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -18,6 +18,7 @@ use super::wanted::Want;
 use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
 use crate::handlers::Group;
+use crate::lock::lock;
 use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::relay::lease::LeaseId;
@@ -104,7 +105,7 @@ impl SenderThread<'_> {
         gathering: &Mutex<()>,
     ) -> Result<(), NobodyListens> {
         loop {
-            let turn = gathering.lock().unwrap_or_else(PoisonError::into_inner);
+            let turn = lock(gathering);
             let Ok(first) = self.jobs.recv() else {
                 return Ok(());
             };

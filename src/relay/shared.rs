@@ -3,7 +3,7 @@
 mod in_flight;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
@@ -24,6 +24,7 @@ use super::told::Told;
 use super::unrouted::Unrouted;
 use super::wanted::Wanted;
 use crate::config::Config;
+use crate::lock::lock;
 use crate::routes::Routes;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
@@ -221,21 +222,21 @@ impl Shared {
 
     /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.
     pub(super) fn policy(&self) -> Arc<Policy> {
-        Arc::clone(&self.policy.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.policy))
     }
 
     pub(super) fn set_policy(&self, policy: Policy) {
         let policy = Arc::new(policy);
-        *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
+        *lock(&self.policy) = policy;
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
-        *self.unrouted.lock().unwrap_or_else(PoisonError::into_inner) = unrouted;
+        *lock(&self.unrouted) = unrouted;
     }
 
     /// What no relay serves, those with the most messages first.
     pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
-        let unrouted = self.unrouted.lock().unwrap_or_else(PoisonError::into_inner);
+        let unrouted = lock(&self.unrouted);
         unrouted.clone()
     }
 

@@ -13,6 +13,7 @@ use metrics::Counter;
 use super::bulkhead::Bulkhead;
 use super::metrics::Metrics;
 use crate::error::DatabaseError;
+use crate::lock::lock;
 
 /// Beyond its limit a stay may take so much longer before anybody worries: a server that is gone is
 /// noticed after 20 s, and machines can be slow.
@@ -270,7 +271,7 @@ impl Threads {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// How they are now.

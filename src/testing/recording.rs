@@ -1,13 +1,14 @@
 //! A receiver for tests.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::de::DeserializeOwned;
 
 use super::decoded;
 use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::event::Event;
+use crate::lock::lock;
 use crate::message::Message;
 
 /// A dispatcher that keeps what it is given, and answers as it is told: delivered, if nothing else.
@@ -69,8 +70,8 @@ impl RecordingDispatcher {
         self.messages().iter().filter_map(decoded).collect()
     }
 
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Message>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    fn list(&self) -> MutexGuard<'_, Vec<Message>> {
+        lock(&self.messages)
     }
 }
 

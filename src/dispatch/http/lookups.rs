@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
+use crate::lock::lock;
+
 /// How long an answer is kept. Short, for receivers that move.
 const KEEP: Duration = Duration::from_secs(10);
 /// How long a failure is kept: one lookup answers all senders that wait for it.
@@ -158,9 +160,7 @@ impl Shared {
     }
 
     fn under_way(&self) -> MutexGuard<'_, HashSet<Name>> {
-        self.under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.under_way)
     }
 
     fn look_up_all(&self, queue: &Receiver<Name>) {

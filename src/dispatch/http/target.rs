@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::io::{ErrorKind, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ::http::header::{HeaderMap, RETRY_AFTER};
@@ -19,6 +19,7 @@ use super::resolver::FirstAddress;
 use super::tls::{HandshakeFailed, SharedTls, TlsSettings};
 use crate::config::{Config, ConfigError, Destination};
 use crate::dispatch::{Failure, Outcome, Response};
+use crate::lock::lock;
 use crate::status::ReasonCode;
 
 /// Bytes of an answer that are read, so that its connection can be used again. A longer answer
@@ -134,7 +135,7 @@ impl Target {
     }
 
     fn idle_agents(&self) -> MutexGuard<'_, Vec<Agent>> {
-        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.agents)
     }
 
     /// Posts a body. What comes of an answer is not known here; of a request without one it is.

@@ -1,11 +1,12 @@
 //! What is claimed and not settled: counted, by lease, put aside, with handlers, and in doubt.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::clock;
+use crate::lock::lock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::Doubt;
 use crate::relay::stats::add;
@@ -100,9 +101,7 @@ impl Aside {
 
 impl Shared {
     fn in_flight(&self) -> MutexGuard<'_, InFlight> {
-        self.in_flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.in_flight)
     }
 
     /// Counts messages that were claimed.
