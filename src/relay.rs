@@ -287,7 +287,7 @@ impl RelayHandle {
     /// # }
     /// ```
     pub fn stats(&self) -> Stats {
-        self.shared.stats.read()
+        self.shared.stats()
     }
 
     /// Whether an older relay with `OUTBOX_SINGLE_ACTIVE` does the work, and this one stands by. Known after the

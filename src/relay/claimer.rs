@@ -178,12 +178,11 @@ impl<'a, D: Database> Claimer<'a, D> {
 
     /// Where only so many messages are to be claimed.
     fn left_to_claim(&self) -> Option<usize> {
+        let limit = self.shared.limit?;
+        let stats = self.shared.stats();
         // What was given back unsent, or became other messages, was not sent yet.
-        let stats = self.shared.stats.read();
         let given_back = stats.released + stats.split;
-        let left = self
-            .shared
-            .limit?
+        let left = limit
             .saturating_add(given_back)
             .saturating_sub(stats.claimed);
         Some(usize::try_from(left).unwrap_or(usize::MAX))

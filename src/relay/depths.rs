@@ -93,7 +93,7 @@ impl<'a> Counting<'a> {
     /// Whether messages lie there that this relay should have claimed long ago, while it has moved none.
     fn is_left(&mut self, session: &mut Session, depths: &Depths) -> Result<bool, DatabaseError> {
         let shared = self.shared;
-        let moves = shared.stats.read().moves();
+        let moves = shared.stats().moves();
         let has_moved = std::mem::replace(&mut self.moves, moves) != moves;
         if has_moved || !monitor::is_free_to_claim(shared) {
             return Ok(false);

@@ -37,7 +37,7 @@ pub(crate) fn run(shared: &Shared) {
 fn look(shared: &Shared) {
     let is_connected = shared.threads.state().is_connected(Post::Listener);
     let is_deaf = shared.listens() && !is_connected;
-    let moves = shared.stats.read().moves();
+    let moves = shared.stats().moves();
     shared.threads.look(moves, is_stuck(shared), is_deaf);
 }
 

@@ -22,7 +22,6 @@ use super::pauses;
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::Shared;
-use super::stats::add;
 use super::threads::Post;
 use super::told::{Continued, Returned, Told};
 use crate::clock;
@@ -232,32 +231,35 @@ impl<'a, D: Database> Settler<'a, D> {
             .filter(|s| !changed.contains(&s.sequence()))
             .collect();
         let settled_before = self.settled_before(&missed)?;
-        add(&shared.stats.settles, 1);
-        let counter = match kind {
-            Kind::Delivered => &shared.stats.delivered,
-            Kind::Deduplicated => &shared.stats.deduplicated,
-            Kind::Retry => &shared.stats.retried,
-            Kind::Dead => &shared.stats.dead,
-            Kind::Split => &shared.stats.split,
-            Kind::Released => &shared.stats.released,
-        };
-        let mut conflicts = Vec::new();
+        let (mut done, mut dead, mut conflicts) = (Vec::new(), Vec::new(), Vec::new());
         for settlement in group {
             let bulkhead = &shared.bulkheads[settlement.bulkhead];
             bulkhead.in_flight.fetch_sub(1, Ordering::Relaxed);
-            if written.in_conflict.contains(&settlement.sequence()) {
-                add(&shared.stats.dead, 1);
-                tell(shared, &settlement.in_conflict(), now);
-            } else if changed.contains(&settlement.sequence())
-                || settled_before.contains(&settlement.sequence())
-            {
-                add(counter, 1);
-                tell(shared, settlement, now);
+            let sequence = settlement.sequence();
+            if written.in_conflict.contains(&sequence) {
+                dead.push(settlement.in_conflict());
+            } else if changed.contains(&sequence) || settled_before.contains(&sequence) {
+                done.push(settlement);
             } else {
-                add(&shared.stats.conflicts, 1);
-                shared.metrics.conflicts.increment(1);
                 conflicts.push(settlement);
             }
+        }
+        shared.count(|stats| {
+            stats.settles += 1;
+            stats.conflicts += conflicts.len() as u64;
+            stats.dead += dead.len() as u64;
+            *match kind {
+                Kind::Delivered => &mut stats.delivered,
+                Kind::Deduplicated => &mut stats.deduplicated,
+                Kind::Retry => &mut stats.retried,
+                Kind::Dead => &mut stats.dead,
+                Kind::Split => &mut stats.split,
+                Kind::Released => &mut stats.released,
+            } += done.len() as u64;
+        });
+        shared.metrics.conflicts.increment(conflicts.len() as u64);
+        for settlement in done.into_iter().chain(&dead) {
+            tell(shared, settlement, now);
         }
         self.tell_conflicts(lease, &conflicts);
         if matches!(kind, Kind::Split | Kind::Released) {

@@ -18,7 +18,7 @@ use super::observer::Observers;
 use super::planner::Policy;
 use super::session::Session;
 use super::sleep::Sleep;
-use super::stats::{Counters, add};
+use super::stats::Stats;
 use super::threads::{Post, Threads};
 use super::told::Told;
 use super::unrouted::Unrouted;
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     /// [`CLAIM_LIMIT`], but for tests.
     pub(crate) claim_limit: Duration,
     pub(crate) lease: LeaseClock,
-    pub(crate) stats: Counters,
+    stats: Mutex<Stats>,
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
     in_flight: Mutex<InFlight>,
@@ -117,7 +117,7 @@ impl Shared {
             limit,
             claim_limit: CLAIM_LIMIT,
             lease,
-            stats: Counters::default(),
+            stats: Mutex::default(),
             in_flight: Mutex::default(),
             policy: Mutex::default(),
             keyed_looks: AtomicU64::new(0),
@@ -127,6 +127,16 @@ impl Shared {
             signals,
             idle: Idle::default(),
         }
+    }
+
+    /// What the relay has done.
+    pub(crate) fn stats(&self) -> Stats {
+        *lock(&self.stats)
+    }
+
+    /// Counts something that the relay has done: once for each statement, never for each send.
+    pub(crate) fn count(&self, count: impl FnOnce(&mut Stats)) {
+        count(&mut lock(&self.stats));
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -285,7 +295,7 @@ impl Shared {
     /// The lease is over, and not by this relay's will. Nothing is sent under it any more.
     pub(crate) fn lose_lease(&self, lease: LeaseId) {
         if self.lease.lost(lease) {
-            add(&self.stats.leases_lost, 1);
+            self.count(|stats| stats.leases_lost += 1);
             self.metrics.leases_lost.increment(1);
             log::error!(event = "lease_lost", lease = lease.0; "the lease was over before it was renewed: nothing is sent under it any more");
         }

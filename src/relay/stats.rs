@@ -1,58 +1,37 @@
 //! What a relay has done.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-macro_rules! counters {
-    ($($(#[$doc:meta])+ $name:ident,)+) => {
-        /// What a relay has done since it started.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct Stats {
-            $($(#[$doc])+ pub $name: u64,)+
-        }
-
-        #[derive(Debug, Default)]
-        pub(crate) struct Counters {
-            $(pub(crate) $name: AtomicU64,)+
-        }
-
-        impl Counters {
-            pub(crate) fn read(&self) -> Stats {
-                Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
-            }
-        }
-    };
-}
-
-counters! {
+/// What a relay has done since it started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
     /// Messages claimed.
-    claimed,
+    pub claimed: u64,
     /// Messages delivered.
-    delivered,
+    pub delivered: u64,
     /// Messages that the ledger had as delivered, settled without sending.
-    deduplicated,
+    pub deduplicated: u64,
     /// Failed attempts that will be repeated.
-    retried,
+    pub retried: u64,
     /// Messages that ended dead.
-    dead,
+    pub dead: u64,
     /// Messages that became one for each of their destinations.
-    split,
+    pub split: u64,
     /// Messages given back unsent.
-    released,
+    pub released: u64,
     /// Messages taken over from relays that died.
-    taken_over,
+    pub taken_over: u64,
     /// Settles that changed nothing, because another relay had the message.
-    conflicts,
+    pub conflicts: u64,
     /// Messages claimed right behind one of their ordering key that was settled.
-    continued,
+    pub continued: u64,
     /// Leases lost.
-    leases_lost,
+    pub leases_lost: u64,
     /// Claims that found something.
-    claims,
+    pub claims: u64,
     /// Microseconds that these claims took.
-    claim_micros,
+    pub claim_micros: u64,
     /// Statements that settled something.
-    settles,
+    pub settles: u64,
 }
 
 impl Stats {
@@ -75,8 +54,4 @@ impl Stats {
     pub(super) fn moves(&self) -> u64 {
         self.claimed + self.processed() + self.retried + self.split + self.released
     }
-}
-
-pub(crate) fn add(counter: &AtomicU64, count: usize) {
-    counter.fetch_add(count as u64, Ordering::Relaxed);
 }

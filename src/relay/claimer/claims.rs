@@ -10,7 +10,6 @@ use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::planner::{Brought, PATROL_STEP, View};
-use crate::relay::stats::add;
 use crate::store::brief::is_over_time;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};
@@ -248,9 +247,11 @@ impl<D: Database> Claimer<'_, D> {
         }
         let (shared, lease) = (self.shared, self.planner.lease());
         shared.stay_awake();
-        let micros = usize::try_from(took.as_micros()).unwrap_or(usize::MAX);
-        add(&shared.stats.claim_micros, micros);
-        add(&shared.stats.claims, 1);
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        shared.count(|stats| {
+            stats.claim_micros = stats.claim_micros.saturating_add(micros);
+            stats.claims += 1;
+        });
         shared.count_claimed(claimed.len());
         shared.metrics.claim_seconds.record(took.as_secs_f64());
         shared.began(lease, claimed.len());

@@ -9,7 +9,6 @@ use crate::relay::bulkhead::Job;
 use crate::relay::database::Database;
 use crate::relay::fate::{Fate, parts};
 use crate::relay::settlement::{Settlement, Verdict};
-use crate::relay::stats::add;
 use crate::relay::to::To;
 use crate::relay::told::Continued;
 use crate::store::relay::claim::{Claimed, TakenOver};
@@ -36,10 +35,10 @@ impl<D: Database> Claimer<'_, D> {
     fn hand_over_from(&mut self, by: By, mut claimed: Vec<Claimed>, lease: LeaseId) {
         self.planner.knows(&claimed, lease);
         let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
-        let taken_over = claimed.iter().filter(is_taken_over).count();
+        let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
         if taken_over > 0 {
-            add(&self.shared.stats.taken_over, taken_over);
-            self.shared.metrics.taken_over.increment(taken_over as u64);
+            self.shared.count(|stats| stats.taken_over += taken_over);
+            self.shared.metrics.taken_over.increment(taken_over);
             log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
         }
         claimed.sort_unstable_by_key(|c| c.message.sequence);

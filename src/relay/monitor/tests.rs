@@ -15,7 +15,6 @@ use crate::relay::lease_clock::{BootTime, LeaseClock};
 use crate::relay::observer::Observers;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::sleep::Sleep;
-use crate::relay::stats::add;
 use crate::relay::threads::{Cause, Life, Post};
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
@@ -121,7 +120,7 @@ fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
     assert!(!is_stalled(), "an idle relay");
     shared.began(LeaseId(1), 1);
     assert!(is_stalled(), "nobody sends it");
-    add(&shared.stats.delivered, 1);
+    shared.count(|stats| stats.delivered += 1);
     assert!(!is_stalled(), "something moves");
     assert!(is_stalled(), "and nothing again");
     let sending = shared.threads.senders[0][1].within(Duration::from_secs(600));

@@ -10,7 +10,6 @@ use crate::relay::database::{Database, Settle};
 use crate::relay::doubt::Doubt;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
-use crate::relay::stats::add;
 use crate::relay::told::{Continued, Returned, Told};
 use crate::relay::wanted::Want;
 use crate::store::relay::claim::{Batch, Claimed};
@@ -38,7 +37,7 @@ impl<D: Database> Settler<'_, D> {
         }
         let shared = self.shared;
         shared.count_claimed(claimed.len());
-        add(&shared.stats.continued, claimed.len());
+        shared.count(|stats| stats.continued += claimed.len() as u64);
         shared.began(lease, claimed.len());
         shared.load(&claimed);
         shared.tell_claimer(Told::Continued(Continued { claimed, lease }));
@@ -131,7 +130,7 @@ impl<D: Database> Settler<'_, D> {
         let claims: Vec<Claim> = claimed.iter().map(|one| Claim::of(&one.message)).collect();
         match self.db.release(lease, &claims) {
             Ok(()) => {
-                add(&shared.stats.released, count);
+                shared.count(|stats| stats.released += count as u64);
                 shared.finished(lease, count);
             }
             Err(error) => {

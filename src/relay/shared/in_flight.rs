@@ -9,7 +9,6 @@ use crate::clock;
 use crate::lock::lock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::Doubt;
-use crate::relay::stats::add;
 use crate::relay::to::To;
 use crate::relay::wanted::Want;
 use crate::store::relay::claim::{Claimed, Topic};
@@ -106,8 +105,9 @@ impl Shared {
 
     /// Counts messages that were claimed.
     pub(in crate::relay) fn count_claimed(&self, count: usize) {
-        add(&self.stats.claimed, count);
-        self.metrics.claimed.increment(count as u64);
+        let count = count as u64;
+        self.count(|stats| stats.claimed += count);
+        self.metrics.claimed.increment(count);
     }
 
     /// `count` messages were claimed under a lease.
