@@ -2,7 +2,7 @@
 
 mod in_flight;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,8 +34,20 @@ pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
 /// No claim waits for longer than this for something else.
 const MOMENT: Duration = Duration::from_millis(250);
 
+/// What one thread says, and others read.
+#[derive(Debug, Default)]
+struct Known {
+    /// The claimer's.
+    policy: Arc<Policy>,
+    /// The claimer's. Not a message: a settler asks whether there was a look between two moments of its own, and a
+    /// message about that could come later than it asks.
+    keyed_looks: KeyedLooks,
+    /// The janitor's: what no relay serves.
+    unrouted: Vec<Unrouted>,
+}
+
 /// How many looks at keyed lanes have begun, and ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct KeyedLooks(u64);
 
 impl KeyedLooks {
@@ -60,13 +72,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
     in_flight: Mutex<InFlight>,
-    /// Changed by the claimer only.
-    policy: Mutex<Arc<Policy>>,
-    /// Begins and ends of looks at keyed lanes. Not a message: a settler asks whether there was a look between two
-    /// moments of its own, and a message about that could come later than it asks.
-    keyed_looks: AtomicU64,
-    /// What no relay serves, when the janitor looked last.
-    unrouted: Mutex<Vec<Unrouted>>,
+    known: Mutex<Known>,
     pub(super) wanted: Wanted,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
@@ -119,9 +125,7 @@ impl Shared {
             lease,
             stats: Mutex::default(),
             in_flight: Mutex::default(),
-            policy: Mutex::default(),
-            keyed_looks: AtomicU64::new(0),
-            unrouted: Mutex::default(),
+            known: Mutex::default(),
             wanted: Wanted::default(),
             stopping: AtomicBool::new(false),
             signals,
@@ -232,31 +236,29 @@ impl Shared {
 
     /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.
     pub(super) fn policy(&self) -> Arc<Policy> {
-        Arc::clone(&lock(&self.policy))
+        Arc::clone(&lock(&self.known).policy)
     }
 
     pub(super) fn set_policy(&self, policy: Policy) {
-        let policy = Arc::new(policy);
-        *lock(&self.policy) = policy;
+        lock(&self.known).policy = Arc::new(policy);
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
-        *lock(&self.unrouted) = unrouted;
+        lock(&self.known).unrouted = unrouted;
     }
 
     /// What no relay serves, those with the most messages first.
     pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
-        let unrouted = lock(&self.unrouted);
-        unrouted.clone()
+        lock(&self.known).unrouted.clone()
     }
 
     pub(crate) fn keyed_looks(&self) -> KeyedLooks {
-        KeyedLooks(self.keyed_looks.load(Ordering::SeqCst))
+        lock(&self.known).keyed_looks
     }
 
     /// The claimer begins a look at keyed lanes, or ends it.
     pub(crate) fn count_keyed_look(&self) {
-        self.keyed_looks.fetch_add(1, Ordering::SeqCst);
+        lock(&self.known).keyed_looks.0 += 1;
     }
 
     pub(crate) fn idle(&self) -> &Idle {
