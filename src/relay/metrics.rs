@@ -2,7 +2,7 @@
 //! costs an addition.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
@@ -11,7 +11,6 @@ use super::bulkhead::Bulkhead;
 use super::health::ProblemKind;
 use super::settlement::{Kind, Settlement};
 use crate::dispatch::Outcome;
-use crate::lock::lock;
 use crate::metrics as names;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -39,8 +38,6 @@ pub(crate) struct Metrics {
     pub(super) ready: Gauge,
     /// In the order of [`ProblemKind::ALL`].
     pub(super) problems: Vec<Gauge>,
-    /// Topics that were ever paused, as labels.
-    topics: Mutex<HashMap<Arc<str>, Gauge>>,
 }
 
 /// Those of one destination.
@@ -48,8 +45,6 @@ pub(crate) struct OfDestination {
     outbox: Arc<str>,
     name: Arc<str>,
     settled: [Counter; Kind::ALL.len()],
-    /// Made when they are needed: most never are.
-    retries: [OnceLock<Counter>; ATTEMPTS.len()],
     pub(super) breaker_opened: Counter,
     pub(super) queue_wait_seconds: Histogram,
     pub(super) send_seconds: Histogram,
@@ -91,24 +86,23 @@ impl Metrics {
                 .iter()
                 .map(|kind| gauge!(names::PROBLEM, "outbox" => label(), "problem" => kind.as_str()))
                 .collect(),
-            topics: Mutex::default(),
             outbox,
         }
     }
 
-    /// These topics are paused, and no others.
-    pub(super) fn set_paused(&self, topics: &[String]) {
-        let mut gauges = lock(&self.topics);
+    /// These topics are paused, and not those that were before.
+    pub(super) fn set_paused(&self, before: &[String], paused: &[String]) {
         let label = |topic: &String| names::topic_label(&self.outbox, topic);
-        let paused: HashSet<Arc<str>> = topics.iter().map(label).collect();
-        for topic in &paused {
-            gauges.entry(Arc::clone(topic)).or_insert_with(|| {
-                gauge!(names::TOPIC_PAUSED, "outbox" => Arc::clone(&self.outbox), "topic" => Arc::clone(topic))
-            });
+        let set = |topic, value: f64| {
+            gauge!(names::TOPIC_PAUSED, "outbox" => Arc::clone(&self.outbox), "topic" => topic)
+                .set(value)
+        };
+        let paused: HashSet<Arc<str>> = paused.iter().map(label).collect();
+        let before = before.iter().map(label);
+        for topic in before.filter(|topic| !paused.contains(topic)) {
+            set(topic, 0.0);
         }
-        for (topic, gauge) in &*gauges {
-            gauge.set(f64::from(u8::from(paused.contains(topic))));
-        }
+        paused.into_iter().for_each(|topic| set(topic, 1.0));
     }
 
     /// Of a thread with a connection.
@@ -129,7 +123,6 @@ impl OfDestination {
         let settled = |kind: Kind| counter!(names::SETTLED, "outbox" => Arc::clone(outbox), "destination" => Arc::clone(name), "outcome" => kind.as_str());
         Self {
             settled: Kind::ALL.map(settled),
-            retries: Default::default(),
             breaker_opened: counter!(names::BREAKER_OPENED, labels()),
             queue_wait_seconds: histogram!(names::QUEUE_WAIT_SECONDS, labels()),
             send_seconds: histogram!(names::SEND_SECONDS, labels()),
@@ -171,19 +164,16 @@ impl OfDestination {
         }
     }
 
-    /// The nth attempt has failed; 0: it counts as none.
+    /// The nth attempt has failed; 0: it counts as none. Rare enough for a counter that is looked up each time.
     fn retried(&self, attempt: u32) {
         let Some(number) = attempt.checked_sub(1) else {
             return;
         };
         let at = usize::try_from(number).map_or(ATTEMPTS.len() - 1, |n| n.min(ATTEMPTS.len() - 1));
-        let counter = self.retries[at].get_or_init(|| {
-            counter!(names::RETRIES, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "attempt" => ATTEMPTS[at])
-        });
-        counter.increment(1);
+        counter!(names::RETRIES, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "attempt" => ATTEMPTS[at]).increment(1);
     }
 
-    /// Rare enough for a counter that is looked up each time.
+    /// As rare.
     fn died(&self, reason: ReasonCode, topic: &str) {
         let topic = names::topic_label(&self.outbox, topic);
         counter!(names::DEAD, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "reason" => reason.as_str(), "topic" => topic).increment(1);

@@ -264,8 +264,9 @@ pub(crate) fn record(shared: &Shared) {
         flag(&metrics.breaker_open, standing == Standing::BreakerOpen);
         flag(&metrics.paused, standing == Standing::Paused);
     }
-    let policy = shared.policy();
-    metrics.set_paused(if is_over { &[] } else { &policy.paused });
+    if is_over {
+        metrics.set_paused(&shared.policy().paused, &[]);
+    }
     count(&metrics.connections, state.connections());
     let lease_left = shared.lease.left().as_secs_f64();
     set(&metrics.lease_seconds_left, lease_left);

@@ -240,7 +240,9 @@ impl Shared {
     }
 
     pub(super) fn set_policy(&self, policy: Policy) {
-        lock(&self.known).policy = Arc::new(policy);
+        let policy = Arc::new(policy);
+        let before = std::mem::replace(&mut lock(&self.known).policy, Arc::clone(&policy));
+        self.metrics.set_paused(&before.paused, &policy.paused);
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
