@@ -76,14 +76,16 @@ impl Post {
 
 /// Something that a thread goes into, and should come out of before long. In a cache line of its own:
 /// senders write theirs with each message.
+///
+/// One number, so that nobody sees the beginning of one stay with the limit of another: since when, in milliseconds,
+/// and in its last bits the longest that is good, in seconds. 0: it is outside.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Stay {
-    /// 0: it is outside.
-    since: AtomicU64,
-    /// The longest that is good, in milliseconds.
-    limit: AtomicU64,
-}
+pub(crate) struct Stay(AtomicU64);
+
+/// Half a year, and 34 years are left for the rest.
+const LIMIT_BITS: u32 = 24;
+const LONGEST_LIMIT: u64 = (1 << LIMIT_BITS) - 1;
 
 /// Ends a stay when it is dropped.
 #[derive(Debug)]
@@ -92,7 +94,7 @@ pub(super) struct Within<'a>(&'a Stay);
 
 impl Drop for Within<'_> {
     fn drop(&mut self) {
-        self.0.since.store(0, Ordering::Release);
+        self.0.0.store(0, Ordering::Release);
     }
 }
 
@@ -105,22 +107,25 @@ impl Stay {
 
     /// The thread goes in, or takes the next step there.
     pub(super) fn begin(&self, limit: Duration) {
-        self.limit.store(millis(limit), Ordering::Relaxed);
-        self.since.store(now(), Ordering::Release);
+        let seconds = millis(limit).div_ceil(1000).min(LONGEST_LIMIT);
+        (self.0).store(now() << LIMIT_BITS | seconds, Ordering::Release);
     }
 
-    fn since(&self) -> Option<u64> {
-        let since = self.since.load(Ordering::Acquire);
-        (since > 0).then_some(since)
+    /// Since when it has been inside, and for how long that is good.
+    fn read(&self) -> Option<(u64, Duration)> {
+        let stay = self.0.load(Ordering::Acquire);
+        let limit = Duration::from_secs(stay & LONGEST_LIMIT);
+        (stay > 0).then_some((stay >> LIMIT_BITS, limit))
     }
 
     /// How long it has been inside, since its last step.
     pub(super) fn stayed(&self) -> Duration {
-        self.since().map_or(Duration::ZERO, elapsed)
+        self.read()
+            .map_or(Duration::ZERO, |(since, _)| elapsed(since))
     }
 
     pub(super) fn is_inside(&self) -> bool {
-        self.since().is_some()
+        self.read().is_some()
     }
 }
 
@@ -431,8 +436,8 @@ impl Watch {
 
     /// How long a thread has been inside, where that is too long.
     pub(super) fn stuck(&self, stay: &Stay) -> Option<Duration> {
-        let limit = Duration::from_millis(stay.limit.load(Ordering::Relaxed));
-        self.overdue(stay.since(), limit)
+        let (since, limit) = stay.read()?;
+        self.overdue(Some(since), limit)
     }
 }
 
@@ -457,7 +462,7 @@ mod tests {
         };
         assert_eq!(stuck_at(&stay, 1), None, "it is outside");
         let within = stay.within(Duration::from_secs(10));
-        let since = stay.since().expect("inside");
+        let (since, _) = stay.read().expect("inside");
         // The monitor looks each second.
         for second in 0..=10 {
             assert_eq!(stuck_at(&stay, since + second * SECOND), None, "{second}");
