@@ -27,7 +27,7 @@ pub(crate) mod testing;
 pub(crate) mod write;
 
 #[cfg(test)]
-pub(crate) mod model;
+pub(crate) mod tests;
 
 use diesel::pg::Pg;
 use diesel::result::QueryResult;

@@ -141,7 +141,7 @@ fn rate(played: u64, began: Instant) -> f64 {
 fn each_broken_variant_is_found_out() {
     let mut missed = Vec::new();
     let only = std::env::var("BROKEN").unwrap_or_default();
-    for (broken, promises) in Broken::ALL {
+    for (broken, promises) in Broken::OF_RELAYS {
         if !format!("{broken:?}").contains(&only) {
             continue;
         }

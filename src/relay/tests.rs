@@ -8,7 +8,7 @@ use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::doubt::Doubt;
 use super::{Relay, RelayHandle};
-use crate::store::model::database::Outbox;
+use crate::store::tests::Outbox;
 use crate::testing::RecordingDispatcher;
 
 /// Ordinary claims take a few milliseconds.

@@ -40,7 +40,7 @@ mod tests {
     use diesel::sql_query;
 
     use super::*;
-    use crate::store::model::database::Outbox;
+    use crate::store::tests::Outbox;
 
     /// R30: a server says it in the language of `lc_messages`, and a trigger of a user's may say anything.
     #[test]

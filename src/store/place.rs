@@ -160,7 +160,7 @@ mod tests {
     use diesel::{PgConnection, RunQueryDsl, sql_query};
 
     use super::*;
-    use crate::store::model::database::Outbox;
+    use crate::store::tests::Outbox;
 
     #[derive(Debug, diesel::QueryableByName)]
     struct Row {

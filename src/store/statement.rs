@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn an_update_is_kept_where_that_is_asked_for() {
-        let outbox = crate::store::model::database::Outbox::new();
+        let outbox = crate::store::tests::Outbox::new();
         let conn = &mut outbox.connect();
         let count = |conn: &mut PgConnection| {
             let count = diesel::dsl::sql::<BigInt>("SELECT count(*) FROM pg_prepared_statements");
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_query_that_is_planned_anew_is_never_kept() {
-        let conn = &mut crate::store::model::database::Outbox::new().connect();
+        let conn = &mut crate::store::tests::Outbox::new().connect();
         let one = || diesel::select(1.into_sql::<Integer>());
         let kept = |conn: &mut PgConnection| {
             let count = diesel::dsl::sql::<BigInt>("SELECT count(*) FROM pg_prepared_statements");

@@ -320,7 +320,7 @@ mod tests {
 
     use super::{Pg, Tid, lease, other_lease, pause};
     use crate::name::OutboxName;
-    use crate::store::model::database::Outbox;
+    use crate::store::tests::Outbox;
 
     fn sql<T: QueryFragment<Pg>>(query: &T) -> String {
         debug_query::<Pg, _>(query).to_string()

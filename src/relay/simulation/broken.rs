@@ -39,11 +39,39 @@ pub(super) enum Broken {
     LosesHandOvers,
     /// The relay does not look once more when it has fallen asleep.
     SleepsAtOnce,
+    /// A key goes on after the settle's transaction, and not in it.
+    ContinuesLater,
+    /// What a transaction has enqueued that is rolled back stays.
+    KeepsWhatIsRolledBack,
+    /// The ledger does not get to know what is delivered.
+    ForgetsWhatIsDelivered,
+    /// The ledger is not asked whether a key was delivered.
+    ForgetsKeys,
+    /// Requeued messages stay dead letters, too.
+    RequeuesCopies,
+    /// A settle changes what its lease holds, whenever that was claimed.
+    SettlesByLease,
+    /// A lease that is over claims.
+    ClaimsUnderWhatIsOver,
+    /// A keyed claim takes messages behind others that are live.
+    ClaimsWhatIsNotFirst,
+    /// A keyed claim takes messages beside others that are held.
+    ClaimsWhatIsNotAlone,
+    /// A keyed claim takes messages that dead letters keep back.
+    ClaimsWhatIsKeptBack,
+    /// Keyed claims do not exclude one another.
+    ClaimsKeyedAtOnce,
+    /// A failed attempt costs nothing.
+    RetriesForFree,
+    /// A message that was given back unsent pays for it.
+    CountsReleases,
+    /// A message that kills relays does so for ever.
+    TakesOverForFree,
 }
 
 impl Broken {
-    /// Each, and the promise that does not hold.
-    pub(super) const ALL: [(Self, &'static [Promise]); 17] = [
+    /// Each that the simulation has to find, and the promises that do not hold.
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 18] = [
         (
             Self::SettlesUnfenced,
             &[Promise::Lost, Promise::Fence, Promise::Doubled],
@@ -70,5 +98,31 @@ impl Broken {
         (Self::LosesNews, &[Promise::Late]),
         (Self::LosesHandOvers, &[Promise::Lost]),
         (Self::SleepsAtOnce, &[Promise::Late]),
+        (Self::ContinuesLater, &[Promise::Order]),
+    ];
+
+    /// What statements would do that are broken: each that the comparison with PostgreSQL has to find.
+    pub(super) const OF_STATEMENTS: [Self; 21] = [
+        Self::SettlesUnfenced,
+        Self::SettlesByLease,
+        Self::ClaimsUnderWhatIsOver,
+        Self::ClaimsWhatIsLocked,
+        Self::ClaimsWhatIsNotFirst,
+        Self::ClaimsWhatIsNotAlone,
+        Self::ClaimsWhatIsKeptBack,
+        Self::ClaimsKeyedAtOnce,
+        Self::TakesOverFromTheLiving,
+        Self::TakesOverForFree,
+        Self::CountsTakeoversTwice,
+        Self::NeverTakesOver,
+        Self::RenewsWhatIsOver,
+        Self::UndoesNothing,
+        Self::RetriesForFree,
+        Self::CountsReleases,
+        Self::ForgetsWhatIsDelivered,
+        Self::ForgetsKeys,
+        Self::RequeuesCopies,
+        Self::KeepsWhatIsRolledBack,
+        Self::ClaimsAnyOfKey,
     ];
 }

@@ -38,6 +38,8 @@ pub(super) struct Link<'w> {
     connected: Option<(u64, i32)>,
     backend: Option<i32>,
     failures: u32,
+    /// What its transaction changes, where that stays open.
+    pub(super) open: Option<Changes>,
 }
 
 pub(super) fn no_answer() -> DatabaseError {
@@ -57,7 +59,13 @@ impl<'w> Link<'w> {
             connected: None,
             backend: None,
             failures: 0,
+            open: None,
         }
+    }
+
+    /// The transaction ends that has stayed open.
+    pub(super) fn commit(&mut self) {
+        self.stage.commit(self.open.take().unwrap_or_default());
     }
 
     /// A statement or a transaction: it reads and changes the tables at one moment, and others see that at a later
@@ -162,6 +170,10 @@ impl<'w> Link<'w> {
         if trouble == Trouble::Refused {
             stage.tables.borrow_mut().unlock(&changes);
             return Err(failure(DatabaseErrorKind::NotNullViolation, "refused"));
+        }
+        if let Some(open) = &mut self.open {
+            *open = changes;
+            return Ok(());
         }
         stage.commit(changes);
         stage.pass(self.process, stage.way());
@@ -314,13 +326,16 @@ impl Database for Link<'_> {
         }
         let mut changes = Changes::default();
         let now = stage.database_now();
-        let changed =
+        let written =
             (stage.tables.borrow_mut()).settle(settle, now.micros, stage.broken, &mut changes);
         stage.tables.borrow_mut().lock(&changes);
-        let of_changed = changed.iter().filter_map(|one| settle.keys.get(one));
+        let of_changed = (written.changed.iter()).filter_map(|one| settle.keys.get(one));
         let keys: Vec<Key> = of_changed.cloned().collect();
         let mut next = Batch::default();
         if !keys.is_empty() {
+            if stage.broken == Some(Broken::ContinuesLater) {
+                stage.commit(std::mem::take(&mut changes));
+            }
             let server = self.connected.map(|(server, _)| server);
             stage.pass(self.process, stage.way());
             if !stage.is_server(server) {
@@ -339,12 +354,11 @@ impl Database for Link<'_> {
             next = (stage.tables.borrow()).claim_next(by, &keys, settle.closed, now, &mut more);
             stage.tables.borrow_mut().lock(&more);
             changes = more;
+            if stage.broken == Some(Broken::ContinuesLater) {
+                stage.pass(self.process, stage.dice(0, 150));
+            }
         }
         self.end(changes, trouble)?;
-        let written = Written {
-            changed,
-            in_conflict: Vec::new(),
-        };
         Ok((written, next))
     }
 
@@ -353,8 +367,8 @@ impl Database for Link<'_> {
             let is_left = |trace: &&Trace| {
                 let id = trace.message_id.as_u128();
                 tables.ledger.iter().any(|entry| {
-                    entry.id as u128 == id
-                        && entry.sequence == trace.claim.sequence
+                    entry.row.id as u128 == id
+                        && entry.row.sequence == trace.claim.sequence
                         && entry.at >= trace.claim.at
                 })
             };

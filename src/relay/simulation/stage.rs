@@ -837,6 +837,8 @@ impl<'w> Stage<'w> {
                 topic: new.topic,
                 destination: String::new(),
                 ordering_key: new.ordering_key,
+                idempotency_key: None,
+                body: 0,
                 available_at: now + micros(new.delay),
                 expires_at: new.expires_after.map(|after| now + micros(after)),
                 attempts: 0,
@@ -1088,7 +1090,7 @@ impl<'w> Stage<'w> {
             let entries: Vec<_> = tables
                 .ledger
                 .iter()
-                .filter(|entry| entry.id == id)
+                .filter(|entry| entry.row.id == id)
                 .collect();
             if truth.committed.is_some() && entries.is_empty() {
                 return self.fall(Promise::Lost, || {
@@ -1097,14 +1099,14 @@ impl<'w> Stage<'w> {
             }
             for entry in &entries {
                 let of = |of: &BTreeMap<String, u32>| {
-                    of.get(&entry.destination).copied().unwrap_or_default()
+                    of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
                 if entry.is_delivered && of(&truth.well) == 0 {
                     return self.fall(Promise::Lost, || format!("{entry:?}: it was never sent"));
                 }
                 let is_twice = entries
                     .iter()
-                    .filter(|one| one.destination == entry.destination)
+                    .filter(|one| one.row.destination == entry.row.destination)
                     .count()
                     > 1;
                 if is_twice {

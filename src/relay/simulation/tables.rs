@@ -13,8 +13,8 @@ use super::broken::Broken;
 use crate::message::{Message, Sequence};
 use crate::relay::database::{Registration, Settle};
 use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
-use crate::relay::settlement::{Kind, failed};
-use crate::relay::settler::blocks_key;
+use crate::relay::settlement::{Kind, Settlement, failed};
+use crate::relay::settler::{Written, blocks_key};
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
@@ -36,6 +36,9 @@ pub(super) struct Row {
     pub(super) topic: &'static str,
     pub(super) destination: String,
     pub(super) ordering_key: Option<&'static str>,
+    /// One that was given.
+    pub(super) idempotency_key: Option<&'static str>,
+    pub(super) body: u8,
     pub(super) available_at: i64,
     pub(super) expires_at: Option<i64>,
     pub(super) attempts: i32,
@@ -59,9 +62,8 @@ pub(super) struct Dead {
 
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    pub(super) id: usize,
-    pub(super) sequence: i64,
-    pub(super) destination: String,
+    /// As it was settled.
+    pub(super) row: Row,
     pub(super) is_delivered: bool,
     pub(super) at: i64,
 }
@@ -80,6 +82,8 @@ pub(super) struct Changes {
     pub(super) rows: BTreeMap<i64, Option<Row>>,
     pub(super) dead: Vec<Dead>,
     pub(super) ledger: Vec<Entry>,
+    /// Locked, and left as they are.
+    pub(super) only_locked: Vec<i64>,
     /// It has the lock of keyed claims.
     pub(super) is_keyed_claim: bool,
     /// Its commit need not be on disk.
@@ -145,6 +149,16 @@ impl Row {
 
     fn is_free(&self, expired: &[i64]) -> bool {
         self.held.is_none_or(|held| expired.contains(&held.lease))
+    }
+
+    /// Whether it is what is there once: a key that was given, at each destination.
+    pub(super) fn is_known_by(&self, idempotency_key: Option<&str>, destination: &str) -> bool {
+        let is_it = self.idempotency_key == idempotency_key && self.destination == destination;
+        idempotency_key.is_some() && is_it
+    }
+
+    pub(super) fn has_content_of(&self, other: &Self) -> bool {
+        self.topic == other.topic && self.body == other.body
     }
 
     pub(super) fn has_key_of(&self, other: &Self) -> bool {
@@ -307,9 +321,11 @@ impl Tables {
             let free = free.filter(|row| row.is_free(by.expired) && !self.is_locked(row));
             found.extend(free.take(lane.room));
         }
-        let is_cut = found.len() > room;
-        found.truncate(room);
-        self.take(by, &found, is_cut, now, changes)
+        let left = found.split_off(room.min(found.len()));
+        if self.is_at_work(by.lease.0, now.micros) {
+            (changes.only_locked).extend(left.iter().map(|row| row.sequence));
+        }
+        self.take(by, &found, !left.is_empty(), now, changes)
     }
 
     pub(super) fn claim_chosen(
@@ -338,7 +354,9 @@ impl Tables {
         now: Now,
         changes: &mut Changes,
     ) -> Batch {
-        if !self.is_at_work(by.lease.0, now.micros) {
+        if !self.is_at_work(by.lease.0, now.micros)
+            && self.broken != Some(Broken::ClaimsUnderWhatIsOver)
+        {
             return Batch::default();
         }
         let claimed = found.iter().map(|row| {
@@ -355,6 +373,7 @@ impl Tables {
             let is_once = taken_over == TakenOver::Once;
             let counts = match self.broken {
                 Some(Broken::CountsTakeoversTwice) => 2,
+                Some(Broken::TakesOverForFree) => 0,
                 _ => 1,
             };
             let row = Row {
@@ -368,7 +387,7 @@ impl Tables {
             };
             let claimed = Claimed {
                 position: row.position(),
-                known: Known::No,
+                known: self.known(&row),
                 taken_over,
                 message: message(&row, now),
             };
@@ -379,6 +398,20 @@ impl Tables {
         Batch {
             claimed: claimed.collect(),
             is_cut,
+        }
+    }
+
+    /// What the ledger knows of its key.
+    fn known(&self, row: &Row) -> Known {
+        let is_asked = row.idempotency_key.is_some() && self.broken != Some(Broken::ForgetsKeys);
+        let is_it = |one: &&Entry| {
+            one.is_delivered && one.row.is_known_by(row.idempotency_key, &row.destination)
+        };
+        let delivered = self.ledger.iter().filter(|one| is_asked && is_it(one));
+        match delivered.max_by_key(|one| one.at) {
+            None => Known::No,
+            Some(one) if one.row.has_content_of(row) => Known::Delivered,
+            Some(_) => Known::OtherContent,
         }
     }
 
@@ -412,6 +445,9 @@ impl Tables {
     }
 
     fn is_not_kept_back(&self, row: &Row, goes_to: Option<&str>) -> bool {
+        if self.broken == Some(Broken::ClaimsWhatIsKeptBack) {
+            return true;
+        }
         let keeps_back = |dead: &Dead| {
             let its = dead.row.destination.as_str();
             let goes_there = row.destination.is_empty() && goes_to.is_none_or(|to| its == to);
@@ -460,7 +496,7 @@ impl Tables {
         broken: Option<Broken>,
         changes: &mut Changes,
     ) -> Option<Batch> {
-        if self.keyed_claims > 0 {
+        if self.keyed_claims > 0 && broken != Some(Broken::ClaimsKeyedAtOnce) {
             return None;
         }
         changes.is_keyed_claim = true;
@@ -473,9 +509,15 @@ impl Tables {
                 && !self.locked.contains(&row.sequence)
                 && row.is_free(by.expired)
                 && (self.is_first(row, Some(&one.goes_to))
-                    || broken == Some(Broken::ClaimsAnyOfKey))
+                    || matches!(
+                        broken,
+                        Some(Broken::ClaimsAnyOfKey | Broken::ClaimsWhatIsNotFirst)
+                    ))
                 && (self.is_alone(row, by.expired, &one.goes_to)
-                    || broken == Some(Broken::ClaimsAnyOfKey))
+                    || matches!(
+                        broken,
+                        Some(Broken::ClaimsAnyOfKey | Broken::ClaimsWhatIsNotAlone)
+                    ))
                 && self.is_not_kept_back(row, Some(&one.goes_to));
             if can_be_claimed {
                 found.push(row);
@@ -638,24 +680,22 @@ impl Tables {
     }
 
     fn held(&self, lease: LeaseId, claim: Claim) -> Option<&Row> {
-        let held = Held {
-            lease: lease.0,
-            at: claim.at,
-        };
+        let is_any = self.broken == Some(Broken::SettlesByLease);
+        let is_it = |held: Held| held.lease == lease.0 && (held.at == claim.at || is_any);
         self.rows
             .get(&claim.sequence)
-            .filter(|row| row.held == Some(held) && !self.locked.contains(&row.sequence))
+            .filter(|row| row.held.is_some_and(is_it) && !self.locked.contains(&row.sequence))
     }
 
-    /// A settle. Returns the sequences of what it changes.
+    /// A settle. Returns what it changes.
     pub(super) fn settle(
         &mut self,
         settle: &Settle<'_>,
         now: i64,
         broken: Option<Broken>,
         changes: &mut Changes,
-    ) -> Vec<i64> {
-        let mut changed = Vec::new();
+    ) -> Written {
+        let (mut changed, mut in_conflict) = (Vec::new(), Vec::new());
         for one in settle.group {
             let claim = one.claim();
             let row = match broken {
@@ -668,20 +708,36 @@ impl Tables {
             if changes.rows.contains_key(&row.sequence) {
                 continue;
             }
-            let entry = |is_delivered| Entry {
-                id: row.id,
-                sequence: row.sequence,
-                destination: row.destination.clone(),
+            let entry = |attempts, is_delivered| Entry {
+                row: Row {
+                    attempts: row.attempts + attempts,
+                    ..freed(&row)
+                },
                 is_delivered,
                 at: now,
             };
-            let after = match settle.kind {
+            let stands_there = |destination: &String| {
+                let mut rows = self.rows.values();
+                rows.find(|other| other.is_known_by(row.idempotency_key, destination))
+            };
+            let stands_in_the_way = |destination: &String| {
+                stands_there(destination).is_some_and(|other| !other.has_content_of(&row))
+            };
+            let dying =
+                (one.destinations().iter().any(stands_in_the_way)).then(|| one.in_conflict());
+            let kind = dying.as_ref().map_or(settle.kind, Settlement::kind);
+            let after = match kind {
                 Kind::Delivered => {
-                    changes.ledger.push(entry(true));
+                    if broken != Some(Broken::ForgetsWhatIsDelivered) {
+                        changes.ledger.push(entry(1, true));
+                    }
                     None
                 }
                 Kind::Deduplicated => None,
-                Kind::Released => Some(freed(&row)),
+                Kind::Released => Some(Row {
+                    attempts: row.attempts + i32::from(broken == Some(Broken::CountsReleases)),
+                    ..freed(&row)
+                }),
                 Kind::Retry => {
                     let Some(failed) = failed(one).filter(|one| row.attempts <= one.before) else {
                         continue;
@@ -690,15 +746,20 @@ impl Tables {
                     let row_at = now + i64::try_from(changed.len()).unwrap_or(0);
                     Some(Row {
                         available_at: row_at + micros(failed.delay),
-                        attempts: row.attempts + failed.counted,
+                        attempts: match broken {
+                            Some(Broken::RetriesForFree) => row.attempts,
+                            _ => row.attempts + failed.counted,
+                        },
                         is_abandoned: failed.code == ReasonCode::Abandoned,
                         ..freed(&row)
                     })
                 }
                 Kind::Dead => {
-                    let Some(failed) = failed(one) else { continue };
+                    let Some(failed) = failed(dying.as_ref().unwrap_or(one)) else {
+                        continue;
+                    };
                     let blocks_key = blocks_key(settle.config, settle.bulkheads, one);
-                    changes.ledger.push(entry(false));
+                    changes.ledger.push(entry(failed.counted, false));
                     changes.dead.push(Dead {
                         blocks_key: blocks_key && row.ordering_key.is_some(),
                         row: Row {
@@ -710,7 +771,11 @@ impl Tables {
                 }
                 Kind::Split => {
                     for destination in one.destinations() {
+                        let is_there = stands_there(destination).is_some();
                         self.last_sequence += 1;
+                        if is_there {
+                            continue;
+                        }
                         let part = Row {
                             sequence: self.last_sequence,
                             destination: destination.clone(),
@@ -726,8 +791,84 @@ impl Tables {
             };
             changes.rows.insert(row.sequence, after);
             changed.push(row.sequence);
+            in_conflict.extend(dying.map(|_| row.sequence));
         }
-        changed
+        Written {
+            changed,
+            in_conflict,
+        }
+    }
+
+    /// Dead letters are live again, but for those whose key is.
+    pub(super) fn requeue(&mut self, sequences: &[i64], now: i64) {
+        for sequence in sequences {
+            let Some(at) = self
+                .dead
+                .iter()
+                .position(|one| one.row.sequence == *sequence)
+            else {
+                continue;
+            };
+            let row = self.dead[at].row.clone();
+            let is_it = |other: &Row| other.is_known_by(row.idempotency_key, &row.destination);
+            if self.rows.values().any(is_it) {
+                continue;
+            }
+            if self.broken != Some(Broken::RequeuesCopies) {
+                self.dead.remove(at);
+            }
+            let row = Row {
+                available_at: now,
+                expires_at: row.expires_at.filter(|at| *at > now),
+                attempts: 0,
+                is_abandoned: false,
+                ..row
+            };
+            self.rows.insert(row.sequence, row);
+        }
+    }
+
+    /// Dead letters go. What they kept back is due from now on.
+    pub(super) fn discard(&mut self, sequences: &[i64], now: i64) {
+        let mut keys = BTreeSet::new();
+        self.dead.retain(|one| {
+            let goes = sequences.contains(&one.row.sequence);
+            keys.extend(one.row.ordering_key.filter(|_| goes && one.blocks_key));
+            !goes
+        });
+        let mut at = now;
+        for key in keys {
+            let of_key = self
+                .rows
+                .values()
+                .filter(|row| row.ordering_key == Some(key));
+            let mut first: BTreeMap<&str, &Row> = BTreeMap::new();
+            for row in of_key {
+                let one = first.entry(&row.destination).or_insert(row);
+                if row.place() < one.place() {
+                    *one = row;
+                }
+            }
+            let is_free = |row: &&&Row| row.held.is_none() && row.available_at <= now;
+            let first: BTreeSet<i64> = (first.values().filter(is_free))
+                .map(|row| row.sequence)
+                .collect();
+            for sequence in first {
+                // The clock goes on from row to row.
+                at += 1;
+                self.rows
+                    .entry(sequence)
+                    .and_modify(|row| row.available_at = at);
+            }
+        }
+    }
+
+    /// Leases are forgotten that are over and hold nothing.
+    pub(super) fn forget(&mut self, now: i64) {
+        let held: BTreeSet<i64> = (self.rows.values())
+            .filter_map(|row| Some(row.held?.lease))
+            .collect();
+        (self.leases).retain(|id, lease| lease.expires_at >= now || held.contains(id));
     }
 
     /// What follows in the keys of messages that this transaction has settled, which nobody else sees yet.
@@ -795,11 +936,12 @@ impl Tables {
     /// It locks what it changes, until it ends.
     pub(super) fn lock(&mut self, changes: &Changes) {
         self.locked.extend(changes.rows.keys());
+        self.locked.extend(&changes.only_locked);
         self.keyed_claims += usize::from(changes.is_keyed_claim);
     }
 
     pub(super) fn unlock(&mut self, changes: &Changes) {
-        for sequence in changes.rows.keys() {
+        for sequence in changes.rows.keys().chain(&changes.only_locked) {
             self.locked.remove(sequence);
         }
         self.keyed_claims -= usize::from(changes.is_keyed_claim);

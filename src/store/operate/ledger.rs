@@ -317,7 +317,7 @@ mod tests {
     use diesel::connection::SimpleConnection;
 
     use super::*;
-    use crate::store::model::database::Outbox;
+    use crate::store::tests::Outbox;
 
     #[test]
     fn the_end_of_the_table_has_the_latest_rows_and_says_that_it_is_not_all() {

@@ -232,12 +232,12 @@ pub(super) fn is_in(lane: &Lane) -> On<'_, candidate::table> {
 
 /// What a claim has to know of a candidate.
 #[derive(Debug)]
-pub(in crate::store) struct Found {
-    pub(in crate::store) sequence: i64,
-    pub(in crate::store) taken_over: TakenOver,
+struct Found {
+    sequence: i64,
+    taken_over: TakenOver,
     /// Of payload and headers. How large a row is once it is read its stored size does not tell, for that is
     /// compressed.
-    pub(in crate::store) bytes: usize,
+    bytes: usize,
 }
 
 /// Sequence, bytes of the payload and of the headers, who holds it, attempts, code of the last error.
@@ -266,7 +266,7 @@ pub(super) fn facts() -> On<'static, candidate::table, Record<FactsSql>> {
 }
 
 impl Found {
-    pub(in crate::store) fn new(facts: Facts, max_attempts: u32) -> Self {
+    fn new(facts: Facts, max_attempts: u32) -> Self {
         let (sequence, payload, headers, holder, attempts, error) = facts;
         let is_last = i64::from(attempts) + 1 >= i64::from(max_attempts);
         let was_abandoned = error.as_deref() == Some(ReasonCode::Abandoned.as_str());
@@ -359,7 +359,7 @@ fn how_many_fit(found: &[Found], bytes: usize) -> usize {
 
 /// Takes messages that this transaction has locked. Those that are taken from a dead relay for the first time
 /// have had an attempt: they may be what it died of.
-pub(in crate::store) fn take(
+fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,

@@ -283,7 +283,7 @@ mod tests {
     use diesel::connection::SimpleConnection;
 
     use super::*;
-    use crate::store::model::database::Outbox;
+    use crate::store::tests::Outbox;
 
     const MINUTE: Duration = Duration::from_secs(60);
 

@@ -179,8 +179,8 @@ mod tests {
     use diesel::connection::SimpleConnection;
 
     use super::*;
-    use crate::store::model::database::Outbox;
     use crate::store::setup::migrate;
+    use crate::store::tests::Outbox;
 
     #[test]
     fn whatever_is_known_the_others_are_found_beside_it() {

@@ -1,5 +1,7 @@
 //! What a relay asks of a database, as a seed has it: with numbers of leases and claims in the place of their ids.
 
+use std::collections::BTreeSet;
+
 use fastrand::Rng;
 
 use super::turns;
@@ -24,6 +26,8 @@ const MOST_CLAIMS: usize = 12;
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) ask: Ask,
+    /// By another connection, whose transaction stays open until it is let go.
+    pub(super) stays_open: bool,
     pub(super) lease: usize,
     pub(super) expired: Vec<usize>,
     /// In the order of their sequences, each once.
@@ -38,6 +42,8 @@ pub(super) struct New {
     pub(super) topic: &'static str,
     pub(super) destination: &'static str,
     pub(super) ordering_key: Option<&'static str>,
+    pub(super) idempotency_key: Option<&'static str>,
+    pub(super) body: u8,
     pub(super) delay: u32,
     pub(super) expires: Option<u32>,
 }
@@ -57,8 +63,18 @@ pub(super) enum Ask {
     /// In the producer's transaction, which the first one begins.
     Enqueue(Vec<New>),
     Commit,
+    RollBack,
+    /// The transaction ends that has stayed open.
+    LetGo,
     TimePasses,
-    DeadLettersGo,
+    Requeue(Vec<i64>),
+    Discard(Vec<i64>),
+    /// Leases that are over and hold nothing are forgotten.
+    Forget,
+    /// The standby has everything up to here.
+    Replicate,
+    /// The standby takes over: what came since is lost, and sequences are given again.
+    FailOver,
     Register(u32, bool),
     Renew(u32),
     IsThere,
@@ -97,6 +113,12 @@ pub(super) struct Dice<'a> {
     pub(super) leases: &'a [LeaseId],
     pub(super) claimed: &'a [Message],
     pub(super) is_single_active: bool,
+    /// A producer's transaction is open; with a key that is there once.
+    pub(super) is_enqueueing: bool,
+    pub(super) has_enqueued_key: bool,
+    /// Another one is open that has claimed or settled.
+    pub(super) is_beside: bool,
+    pub(super) has_standby: bool,
 }
 
 impl<'a> Dice<'a> {
@@ -116,8 +138,18 @@ impl<'a> Dice<'a> {
     pub(super) fn question(mut self) -> Question {
         let lease = self.lease();
         let claims = self.claims(self.leases[lease]);
+        let ask = match self.is_beside {
+            true => self.beside(),
+            false => self.ask(&claims),
+        };
+        let may_stay_open = match &ask {
+            Ask::Claim(..) | Ask::ClaimDue(..) | Ask::ClaimKeyed(_) | Ask::ClaimChosen(_) => true,
+            Ask::Settle { verdict, .. } => !matches!(verdict, Verdict::Split(_)),
+            _ => false,
+        };
         Question {
-            ask: self.ask(!claims.is_empty()),
+            stays_open: may_stay_open && !self.is_beside && self.one_in(5),
+            ask,
             lease,
             expired: self.expired(),
             claims,
@@ -241,6 +273,9 @@ impl<'a> Dice<'a> {
                 ""
             },
             ordering_key: (!self.one_in(3)).then(|| self.one(&KEYS)),
+            // It would wait for a settle of another message of the key.
+            idempotency_key: (!self.is_beside && self.one_in(3)).then(|| self.one(&KEYS[..2])),
+            body: self.rng.u8(..4) / 3,
             delay: if self.one_in(5) {
                 self.rng.u32(1..4)
             } else {
@@ -250,17 +285,26 @@ impl<'a> Dice<'a> {
         }
     }
 
-    fn settle(&mut self) -> Ask {
+    /// Whether a message may become parts. They would wait for a producer that has enqueued the key.
+    fn may_be_split(&self, message: &Message) -> bool {
+        let row = self.tables.rows.get(&message.sequence.0);
+        let has_key = row.is_some_and(|row| row.idempotency_key.is_some());
+        message.destination.is_empty() && !(has_key && self.has_enqueued_key)
+    }
+
+    fn settle(&mut self, claims: &[usize]) -> Ask {
         let code = self.one(&[ReasonCode::Abandoned, ReasonCode::Timeout]);
         let (failure, counted) = (Failure::new(code, "no"), self.rng.i32(0..2));
         let blocks_key = self.one_in(3);
         let parts = self.one(&[&["a"][..], &["a", "b"]]).iter();
-        let verdict = match self.rng.u8(..10) {
+        let mut messages = claims.iter().map(|number| &self.claimed[*number]);
+        let may_be_split = messages.all(|message| self.may_be_split(message));
+        let verdict = match self.rng.u8(..13) {
             0..4 => Verdict::Delivered(Response::default()),
             4 => Verdict::Deduplicated,
             5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), counted),
-            7 => Verdict::Dead(failure, counted),
-            8 => Verdict::Split(parts.map(|&one| one.to_owned()).collect()),
+            7 | 8 => Verdict::Dead(failure, counted),
+            9..12 if may_be_split => Verdict::Split(parts.map(|&one| one.to_owned()).collect()),
             _ => Verdict::Released,
         };
         // As the settler has it.
@@ -277,21 +321,61 @@ impl<'a> Dice<'a> {
         }
     }
 
-    fn ask(&mut self, has_claims: bool) -> Ask {
+    fn claim(&mut self) -> Ask {
+        let room = self.rng.usize(1..10);
+        match self.rng.u8(..14) {
+            0..4 => Ask::Claim(self.strips(false), room),
+            4..9 => Ask::ClaimDue(self.strips(true), room),
+            9..12 => Ask::ClaimKeyed(self.candidates()),
+            _ => Ask::ClaimChosen(self.some(self.tables.rows.keys().copied(), 4)),
+        }
+    }
+
+    fn look(&mut self) -> Ask {
+        match self.rng.u8(..4) {
+            0 => Ask::Walk(self.keys().pop().unwrap_or_default()),
+            1 => Ask::FirstOf(self.keys()),
+            2 => Ask::Free(self.range()),
+            _ => match self.streams().pop() {
+                Some(stream) => Ask::Expired(stream, self.message_or_none()),
+                None => Ask::Survey(None),
+            },
+        }
+    }
+
+    fn enqueue(&mut self) -> Ask {
+        Ask::Enqueue((0..self.rng.usize(1..5)).map(|_| self.message()).collect())
+    }
+
+    /// What waits for no other transaction.
+    fn beside(&mut self) -> Ask {
+        match self.rng.u8(..12) {
+            0..3 => Ask::LetGo,
+            3..8 => self.claim(),
+            8 => self.look(),
+            9 if self.is_enqueueing => Ask::Commit,
+            _ => self.enqueue(),
+        }
+    }
+
+    fn dead(&mut self) -> Vec<i64> {
+        let dead: BTreeSet<i64> = self
+            .tables
+            .dead
+            .iter()
+            .map(|one| one.row.sequence)
+            .collect();
+        self.some(dead, 2)
+    }
+
+    fn ask(&mut self, claims: &[usize]) -> Ask {
         let which = self.one(&["a", "b"]);
         let is_single_active = self.is_single_active && !self.one_in(8);
-        let room = self.rng.usize(1..10);
-        match self.rng.u8(..60) {
-            0..12 if has_claims => self.settle(),
-            12..16 => Ask::Claim(self.strips(false), room),
-            16..21 => Ask::ClaimDue(self.strips(true), room),
-            21..24 => Ask::ClaimKeyed(self.candidates()),
-            24 | 25 => {
-                let chosen = self.some(self.tables.rows.keys().copied(), 4);
-                Ask::ClaimChosen(chosen)
-            }
-            26 => Ask::TimePasses,
-            27 => Ask::DeadLettersGo,
+        match self.rng.u8(..64) {
+            0..12 if !claims.is_empty() => self.settle(claims),
+            12..26 => self.claim(),
+            26 if !self.is_enqueueing => Ask::TimePasses,
+            27 => Ask::Discard(self.dead()),
             28 | 29 => Ask::Register(self.rng.u32(0..6), is_single_active),
             30 | 31 => Ask::Renew(self.rng.u32(0..6)),
             32 => Ask::IsThere,
@@ -299,13 +383,7 @@ impl<'a> Dice<'a> {
             33 => Ask::Expire,
             34 => Ask::Survey(None),
             35 | 36 => Ask::Survey(Some(self.streams())),
-            37 => Ask::Walk(self.keys().pop().unwrap_or_default()),
-            38 => Ask::FirstOf(self.keys()),
-            39 => Ask::Free(self.range()),
-            40 => match self.streams().pop() {
-                Some(stream) => Ask::Expired(stream, self.message_or_none()),
-                None => Ask::Survey(None),
-            },
+            37..41 => self.look(),
             41 => Ask::ReleaseUnknown(self.range()),
             42 => Ask::Release,
             43 | 44 => Ask::Settled,
@@ -314,8 +392,13 @@ impl<'a> Dice<'a> {
             47 => Ask::Recover(which),
             48 => Ask::TakeProbe(which, self.rng.u32(0..3)),
             49 => Ask::GiveBackProbe(which),
-            50..55 => Ask::Commit,
-            _ => Ask::Enqueue((0..self.rng.usize(1..5)).map(|_| self.message()).collect()),
+            50 | 51 if !self.has_enqueued_key => Ask::Requeue(self.dead()),
+            52 => Ask::Forget,
+            53 => Ask::Replicate,
+            54 if self.has_standby => Ask::FailOver,
+            55 if self.is_enqueueing && self.one_in(3) => Ask::RollBack,
+            55..60 if self.is_enqueueing => Ask::Commit,
+            _ => self.enqueue(),
         }
     }
 }

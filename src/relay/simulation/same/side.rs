@@ -25,6 +25,8 @@ use crate::store::relay::streams::Found;
 
 pub(super) struct Side<'a, D> {
     db: D,
+    /// Another connection, for a transaction that stays open.
+    pub(super) other: D,
     config: &'a Config,
     bulkheads: &'a [Bulkhead],
     now: fn() -> Instant,
@@ -66,13 +68,14 @@ fn told_pauses(pauses: Vec<Paused>) -> Vec<String> {
 
 impl<'a, D: Database> Side<'a, D> {
     pub(super) fn new(
-        db: D,
+        [db, other]: [D; 2],
         config: &'a Config,
         bulkheads: &'a [Bulkhead],
         now: fn() -> Instant,
     ) -> Self {
         Self {
             db,
+            other,
             config,
             bulkheads,
             now,
@@ -82,7 +85,7 @@ impl<'a, D: Database> Side<'a, D> {
         }
     }
 
-    fn number(&self, lease: i64) -> Option<usize> {
+    pub(super) fn number(&self, lease: i64) -> Option<usize> {
         self.leases.iter().position(|id| id.0 == lease)
     }
 
@@ -112,13 +115,14 @@ impl<'a, D: Database> Side<'a, D> {
         rows.into_iter().map(told).collect()
     }
 
-    fn told_batch(
-        &mut self,
-        Batch {
+    fn told_batch(&mut self, batch: Option<Batch>) -> String {
+        let Some(batch) = batch else {
+            return "another one claims".to_owned();
+        };
+        let Batch {
             mut claimed,
             is_cut,
-        }: Batch,
-    ) -> String {
+        } = batch;
         claimed.sort_by_key(|one| one.message.sequence);
         let mut told = format!("is cut: {is_cut}");
         for one in claimed {
@@ -162,6 +166,16 @@ impl<'a, D: Database> Side<'a, D> {
 
     /// What it says, without ids and times.
     pub(super) fn answer(&mut self, question: &Question) -> Answer<String> {
+        if !question.stays_open {
+            return self.ask(question);
+        }
+        std::mem::swap(&mut self.db, &mut self.other);
+        let answer = self.ask(question);
+        std::mem::swap(&mut self.db, &mut self.other);
+        answer
+    }
+
+    fn ask(&mut self, question: &Question) -> Answer<String> {
         let lease = self.leases[question.lease];
         let expired = question.expired.iter().map(|number| self.leases[*number].0);
         let expired: Vec<i64> = expired.collect();
@@ -179,7 +193,16 @@ impl<'a, D: Database> Side<'a, D> {
         };
         let db = &mut self.db;
         Ok(match &question.ask {
-            Ask::Enqueue(_) | Ask::Commit | Ask::TimePasses | Ask::DeadLettersGo => String::new(),
+            Ask::Enqueue(_)
+            | Ask::Commit
+            | Ask::RollBack
+            | Ask::LetGo
+            | Ask::TimePasses
+            | Ask::Requeue(_)
+            | Ask::Discard(_)
+            | Ask::Forget
+            | Ask::Replicate
+            | Ask::FailOver => String::new(),
             Ask::Register(lasts, is_single_active) => self.register(*lasts, *is_single_active)?,
             Ask::Renew(by) => told(db.renew(lease, turns(*by))?),
             Ask::IsThere => told(db.is_there(lease)?),
@@ -198,7 +221,7 @@ impl<'a, D: Database> Side<'a, D> {
             Ask::Claim(strips, room) => {
                 let lanes = self.lanes(strips);
                 let batch = self.db.claim(by, &lanes, *room)?;
-                self.told_batch(batch)
+                self.told_batch(Some(batch))
             }
             Ask::ClaimDue(strips, room) => {
                 let lanes = self.lanes(strips);
@@ -206,16 +229,16 @@ impl<'a, D: Database> Side<'a, D> {
                 let (batch, reached) = self.db.claim_due(by, &lanes, &goes_to, *room)?;
                 let found = |(stream, first): (Stream, Position)| Found { stream, first };
                 let reached = self.told_streams(Some(reached.into_iter().map(found).collect()));
-                let batch = self.told_batch(batch.expect("nobody else claims"));
+                let batch = self.told_batch(batch);
                 format!("{reached:?} {batch}")
             }
             Ask::ClaimKeyed(candidates) => {
                 let batch = db.claim_keyed(by, candidates)?;
-                self.told_batch(batch.expect("nobody else claims"))
+                self.told_batch(batch)
             }
             Ask::ClaimChosen(sequences) => {
                 let batch = db.claim_chosen(by, sequences)?;
-                self.told_batch(batch)
+                self.told_batch(Some(batch))
             }
             Ask::Walk(from) => told(db.walk(&expired, from, LONG)?.map(told_page)),
             Ask::FirstOf(keys) => told_page(db.first_of(&expired, keys)?),
@@ -265,7 +288,8 @@ impl<'a, D: Database> Side<'a, D> {
                 };
                 let (mut written, next) = db.settle(AfterRefusal::Reconnect, &settle)?;
                 written.changed.sort_unstable();
-                let next = self.told_batch(next);
+                written.in_conflict.sort_unstable();
+                let next = self.told_batch(Some(next));
                 format!("{:?} {:?} {next}", written.changed, written.in_conflict)
             }
             Ask::Settled => {

@@ -6,8 +6,8 @@ use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionMa
 use diesel::result::Error;
 
 use super::*;
-use crate::store::model::database::Outbox;
 use crate::store::relay::{lease, settle};
+use crate::store::tests::Outbox;
 
 #[test]
 fn a_key_goes_on_with_what_was_enqueued_while_its_first_message_was_settled() {

@@ -3,8 +3,8 @@
 use diesel::connection::SimpleConnection;
 
 use super::*;
-use crate::store::model::database::Outbox;
 use crate::store::relay::split::{Split, split};
+use crate::store::tests::Outbox;
 
 /// So many that comparing each with each takes many seconds.
 const MANY: i64 = 6000;

@@ -228,7 +228,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::model::database::Outbox;
+    use crate::store::tests::Outbox;
 
     #[test]
     fn every_column_of_every_table_is_looked_for() {

@@ -1,0 +1,62 @@
+//! What unit tests share: an outbox in a schema of its own.
+
+use std::sync::Once;
+use std::time::Duration;
+
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
+
+use super::relay::connection::{self, Limits, Plans};
+use super::setup::migrate;
+use crate::name::OutboxName;
+
+/// A statement that waits for another one would wait for ever: one thread plays all.
+const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";
+
+/// An outbox in a schema of its own, removed when dropped.
+pub(crate) struct Outbox {
+    pub(crate) url: String,
+    schema: String,
+    pub(crate) name: OutboxName,
+}
+
+impl Outbox {
+    pub(crate) fn new() -> Self {
+        static MIGRATED: Once = Once::new();
+        let url = std::env::var("DATABASE_URL")
+            .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        MIGRATED.call_once(|| {
+            let first = "outbox".parse().expect("a name");
+            migrate::migrate(&mut conn, &first).expect("migrations run");
+        });
+        let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
+        conn.batch_execute(&format!(
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
+        ))
+        .expect("an outbox");
+        let name = format!("{schema}.outbox").parse().expect("a name");
+        Self { url, schema, name }
+    }
+
+    pub(crate) fn connect(&self) -> PgConnection {
+        let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
+        conn.batch_execute(SESSION).expect("settings");
+        conn
+    }
+
+    /// With the limits of a relay.
+    pub(in crate::store) fn connect_as_relay(&self) -> PgConnection {
+        let limits = Limits::of_relay(Duration::from_secs(30), Plans::ByIndex);
+        let connected = connection::connect(&self.url.clone().into(), "test", limits);
+        connected.expect("PostgreSQL is there").conn
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        if let Ok(mut conn) = PgConnection::establish(&self.url) {
+            let _ = conn.batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema));
+        }
+    }
+}
