@@ -277,6 +277,14 @@ impl Config {
         timeouts.fold(self.send_timeout, Duration::max)
     }
 
+    /// How soon a relay's lease may end after its session is gone: for so long it starts sends without having seen
+    /// its lease, and the last one of them takes its time. `None`: the lease is so short that it ends by time only.
+    pub(crate) fn takeover_after(&self) -> Option<Duration> {
+        let unseen = self.lease / 12;
+        let after = unseen.saturating_add(self.longest_send());
+        (unseen >= Duration::from_secs(1) && after < self.lease / 2).then_some(after)
+    }
+
     /// The database, where one is set.
     ///
     /// # Errors

@@ -135,7 +135,7 @@ impl RelayHandle {
             Source::Manager(_) => config.summary_at("managed"),
         };
         let relay_name = format!("{}:{}", host_name(), std::process::id());
-        let clock = LeaseClock::new(config.lease, config.longest_send());
+        let clock = LeaseClock::of(&config);
         let asked = BootTime::now();
         let serves = serves(&config);
         let lease_id = pinned(&mut conn, &config.table, |conn, name| {

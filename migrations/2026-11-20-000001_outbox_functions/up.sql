@@ -328,6 +328,8 @@ BEGIN
     -- id again. Of the leases that are single_active, the one with the lowest id works and the others stand
     -- by. ended: some relay has seen the lease expired; the lease never comes back.
     -- serves: which topics and destinations the relay takes messages of; null: it takes none.
+    -- takeover_after: the relay has a session that holds the advisory lock of its id. Whoever gets that lock may
+    -- let the lease end so soon; null: it ends by time only.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             id            bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
@@ -338,6 +340,7 @@ BEGIN
             single_active boolean NOT NULL DEFAULT false,
             ended         boolean NOT NULL DEFAULT false,
             serves        json,
+            takeover_after interval,
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 

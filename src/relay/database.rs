@@ -20,7 +20,7 @@ use crate::store::brief::briefly;
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
-use crate::store::relay::lease::{self, LeaseId};
+use crate::store::relay::lease::{self, LeaseId, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
 use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
@@ -141,11 +141,16 @@ pub(super) trait Database {
 
     fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId>;
 
-    /// Whether the lease is there still.
-    fn is_there(&mut self, lease: LeaseId) -> Answer<bool>;
+    /// Looks at the lease, and takes its lock, where the connection keeps one. `None`: the lease is over.
+    fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>>;
 
     /// Whether the lease was there still: it is good for so long again.
-    fn renew(&mut self, lease: LeaseId, by: Duration) -> Answer<bool>;
+    fn renew(
+        &mut self,
+        lease: LeaseId,
+        by: Duration,
+        takeover_after: Option<Duration>,
+    ) -> Answer<bool>;
 
     fn end(&mut self, lease: LeaseId) -> Answer<()>;
 }
@@ -184,11 +189,13 @@ impl Database for Session {
                 Streams::None => None,
             };
             let took = began.elapsed();
+            let shortened = lease::shorten(conn, name)?;
             let ended = lease::ended(conn, name)?;
             let standing = lease::standing(conn, name, lease)?;
             let found = Surveyed {
                 streams,
                 took,
+                shortened,
                 ended,
                 is_active: standing.is_active,
                 time: standing.now,
@@ -383,14 +390,21 @@ impl Database for Session {
         self.run(|conn| lease::register(conn, name, relay, lease, is_single_active, serves))
     }
 
-    fn is_there(&mut self, id: LeaseId) -> Answer<bool> {
+    fn look(&mut self, id: LeaseId) -> Answer<Option<Seen>> {
         let name = &self.outbox();
-        self.run(|conn| lease::is_there(conn, name, id))
+        // Known of a connection that was made. Behind a pooler a session is everybody's, and outlives the relay.
+        let locks = self.backend().is_some();
+        self.run(|conn| lease::look(conn, name, id, locks))
     }
 
-    fn renew(&mut self, id: LeaseId, by: Duration) -> Answer<bool> {
+    fn renew(
+        &mut self,
+        id: LeaseId,
+        by: Duration,
+        takeover_after: Option<Duration>,
+    ) -> Answer<bool> {
         let name = &self.outbox();
-        self.run(|conn| lease::renew(conn, name, id, by))
+        self.run(|conn| lease::renew(conn, name, id, by, takeover_after))
     }
 
     fn end(&mut self, id: LeaseId) -> Answer<()> {

@@ -24,6 +24,10 @@ pub(crate) enum Ending {
 /// clock there, or by hand. Then others may take its messages at once.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// The longest wait between tries to reach the database. A relay that is cut off has to be back before its lease has
+/// ended.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
+
 /// Beats until it is told how to end. A relay that dies otherwise leaves its lease to expire.
 pub(crate) fn run(
     shared: &Shared,
@@ -59,6 +63,8 @@ pub(super) struct Heartbeat<'a, D> {
     /// How often the lease is renewed.
     every: Duration,
     current: Option<LeaseId>,
+    /// Its lock is held here: then its row says how soon others may end it.
+    is_locked: bool,
     /// When it is renewed next.
     next: BootTime,
 }
@@ -78,22 +84,43 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             serves: super::serves(&shared.config),
             every,
             current,
+            is_locked: false,
             next: BootTime::now().after(every),
         }
     }
 
     /// Renews the lease, or looks at it, or gets one where there is none. Returns when to beat again.
+    ///
+    /// Where a look finds that the lease was shortened, because its connection was gone, it renews at once.
     pub(super) fn beat(&mut self) -> Duration {
         let shared = self.shared;
         let asked = BootTime::now();
         // The claimer may have given it up.
         self.current = self.current.filter(|id| shared.lease.is(*id));
-        let is_looking = asked < self.next;
         let lease = shared.config.lease;
+        let look = LOOK.min(self.every);
         let result = match self.current {
-            Some(id) if is_looking => self.db.is_there(id).map(|is_there| is_there.then_some(id)),
-            Some(id) => (self.db.renew(id, lease)).map(|is_there| is_there.then_some(id)),
+            Some(id) if asked < self.next => match self.db.look(id) {
+                Ok(Some(seen)) => {
+                    shared.lease.seen(id, asked, seen.left);
+                    let is_newly_locked = seen.is_locked && !self.is_locked;
+                    self.is_locked |= seen.is_locked;
+                    if !is_newly_locked && seen.left >= lease / 2 {
+                        return look;
+                    }
+                    self.next = asked;
+                    return Duration::ZERO;
+                }
+                answer => answer.map(|_| None),
+            },
+            Some(id) => {
+                let config = &shared.config;
+                let takeover_after = config.takeover_after().filter(|_| self.is_locked);
+                let is_there = self.db.renew(id, lease, takeover_after);
+                is_there.map(|is_there| is_there.then_some(id))
+            }
             None => {
+                self.is_locked = false;
                 let registration = Registration {
                     relay: &self.relay_name,
                     lease,
@@ -103,9 +130,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 self.db.register(&registration).map(Some)
             }
         };
-        let look = LOOK.min(self.every);
         match result {
-            Ok(Some(_)) if is_looking && self.current.is_some() => look,
             Ok(Some(id)) => {
                 if self.current.is_none() {
                     log::info!(event = "lease_registered", lease = id.0; "the relay has a lease again");
@@ -123,7 +148,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 }
                 Duration::ZERO
             }
-            Err(_) => self.db.wait().min(self.every),
+            Err(_) => self.db.wait().min(self.every).min(LONGEST_WAIT),
         }
     }
 

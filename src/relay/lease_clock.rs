@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::config::Config;
 use crate::store::relay::lease::LeaseId;
 
 /// Linux's monotonic clock, which is `std`'s `Instant`, stands still while the machine is suspended. The
@@ -43,11 +44,13 @@ impl BootTime {
 
 /// The lease as this process sees it, on a clock of its own that never goes back.
 ///
-/// Sending is allowed until the last good renewal + lease - the longest send: then a send that
-/// begins now is over before another relay can take its message.
+/// Sending is allowed until the lease is over, as it was seen last, less the longest send: then a send that begins now
+/// is over before another relay can take its message. Other relays may let it end before that, but no sooner than
+/// `takeover_after`: so whatever was seen is good for no longer.
 pub(crate) struct LeaseClock {
-    /// How long a renewal is good for.
-    valid_for: Duration,
+    lease: Duration,
+    longest_send: Duration,
+    takeover_after: Duration,
     /// 0: none.
     id: AtomicI64,
     /// Microseconds, as [`BootTime`] counts.
@@ -55,9 +58,20 @@ pub(crate) struct LeaseClock {
 }
 
 impl LeaseClock {
-    pub(crate) fn new(lease: Duration, longest_send: Duration) -> Self {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self::new(config.lease, config.longest_send(), config.takeover_after())
+    }
+
+    /// `takeover_after`: `None` where the lease ends by time only.
+    pub(super) fn new(
+        lease: Duration,
+        longest_send: Duration,
+        takeover_after: Option<Duration>,
+    ) -> Self {
         Self {
-            valid_for: lease.saturating_sub(longest_send),
+            lease,
+            longest_send,
+            takeover_after: takeover_after.unwrap_or(lease),
             id: AtomicI64::new(0),
             valid_until: AtomicU64::new(0),
         }
@@ -67,20 +81,27 @@ impl LeaseClock {
     pub(crate) fn registered(&self, id: LeaseId, asked: BootTime) {
         // In this order nobody sees the new id with an old time that is later than its own: a
         // new lease is only registered when the old one is lost.
-        self.good_since(asked);
+        self.good_for(asked, self.lease);
         self.id.store(id.0, Ordering::Release);
     }
 
     /// The lease was renewed by a statement that began at `asked`, unless it was lost meanwhile.
     pub(crate) fn renewed(&self, id: LeaseId, asked: BootTime) {
+        self.seen(id, asked, self.lease);
+    }
+
+    /// A statement that began at `asked` has seen that so much of the lease is left, unless it was lost meanwhile.
+    pub(crate) fn seen(&self, id: LeaseId, asked: BootTime, left: Duration) {
         if self.is(id) {
-            self.good_since(asked);
+            self.good_for(asked, left);
         }
     }
 
-    fn good_since(&self, asked: BootTime) {
+    fn good_for(&self, asked: BootTime, left: Duration) {
+        let good_for = left.min(self.takeover_after);
+        let valid_for = good_for.saturating_sub(self.longest_send);
         self.valid_until
-            .store(asked.micros_after(self.valid_for), Ordering::Release);
+            .store(asked.micros_after(valid_for), Ordering::Release);
     }
 
     /// Whether this is the lease, with time left or without.
@@ -127,7 +148,7 @@ mod tests {
     /// R14.
     #[test]
     fn no_send_begins_when_the_rest_of_the_lease_is_too_short_for_it() {
-        let clock = LeaseClock::new(Duration::from_secs(10), Duration::from_secs(4));
+        let clock = LeaseClock::new(Duration::from_secs(10), Duration::from_secs(4), None);
         assert_eq!(clock.current(), None);
         let (mine, others) = (LeaseId(1), LeaseId(2));
         let at = |millis: u64| BootTime(Duration::from_millis(100_000 + millis));
@@ -147,6 +168,26 @@ mod tests {
         assert!(!clock.lost(mine), "it is lost once");
     }
 
+    /// R14: others may have let it end sooner since.
+    #[test]
+    fn what_was_seen_of_the_lease_is_good_until_others_could_have_ended_it() {
+        let second = Duration::from_secs(1);
+        let clock = LeaseClock::new(60 * second, 2 * second, Some(7 * second));
+        let at = |millis: u64| BootTime(Duration::from_millis(100_000 + millis));
+        let mine = LeaseId(1);
+        clock.registered(mine, at(0));
+        assert!(clock.may_send_at(mine, at(4_999)));
+        assert!(!clock.may_send_at(mine, at(5_000)));
+        clock.seen(mine, at(4_000), 50 * second);
+        assert!(clock.may_send_at(mine, at(8_999)));
+        clock.seen(mine, at(5_000), 3 * second);
+        assert!(clock.may_send_at(mine, at(5_999)));
+        assert!(!clock.may_send_at(mine, at(6_000)), "it is being ended");
+        clock.renewed(mine, at(5_500));
+        assert!(clock.may_send_at(mine, at(10_499)));
+        assert!(!clock.may_send_at(mine, at(10_500)));
+    }
+
     /// R14. What a machine sleeps counts: the kernel's own count of its uptime does so, too.
     #[cfg(target_os = "linux")]
     #[test]
@@ -160,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_new_lease_is_current_until_it_is_lost() {
-        let clock = LeaseClock::new(Duration::from_secs(60), Duration::from_secs(1));
+        let clock = LeaseClock::new(Duration::from_secs(60), Duration::from_secs(1), None);
         clock.registered(LeaseId(7), BootTime::now());
         assert_eq!(clock.current(), Some(LeaseId(7)));
         assert!(clock.left() > Duration::from_secs(50));

@@ -225,6 +225,8 @@ macro_rules! __outbox_tables {
                 ended -> diesel::sql_types::Bool,
                 /// The topics and destinations that the relay takes messages of; null: it takes none.
                 serves -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// How soon it may end when the relay's session is gone; null: by time only.
+                takeover_after -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
             }
         }
 

@@ -107,6 +107,14 @@ extern "SQL" {
     /// Makes an outbox. Of this library's, found by the search path. What it answers is not to be read.
     fn outbox_create(name: Text) -> Text;
 
+    /// Takes the lock, if it is free or this session's, and keeps it until the session ends.
+    #[sql_name = "pg_catalog.pg_try_advisory_lock"]
+    fn pg_try_advisory_lock(key: BigInt) -> Bool;
+
+    /// The same, until the transaction ends.
+    #[sql_name = "pg_catalog.pg_try_advisory_xact_lock"]
+    fn pg_try_advisory_xact_lock(key: BigInt) -> Bool;
+
     /// Waits for the lock, and keeps it until the transaction ends. What it answers is not to be read.
     #[sql_name = "pg_catalog.pg_advisory_xact_lock"]
     fn pg_advisory_xact_lock(key: BigInt) -> Text;

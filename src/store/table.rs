@@ -279,7 +279,7 @@ fn push_table(mut out: AstPass<'_, '_, Pg>, quoted: &str, alias: &str) -> QueryR
 
 tables! {
     lease, other_lease = outbox_lease {
-        id, relay, started_at, renewed_at, expires_at, single_active, ended, serves
+        id, relay, started_at, renewed_at, expires_at, single_active, ended, serves, takeover_after
     }
     outbox, candidate, other = outbox {
         sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,

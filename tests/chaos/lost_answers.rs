@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use url::Url;
@@ -24,8 +24,8 @@ const RETRY: &str = "attempts = o.attempts + (";
 /// In the settle of what was not sent.
 const RELEASE: &str = "SET \"locked_by\" = $1, \"locked_at\" = $2";
 
-/// Stands between a relay and PostgreSQL, and loses the answer to one statement.
-struct Proxy {
+/// Stands between a relay and PostgreSQL, and loses the answer to one statement, or all connections.
+pub(crate) struct Proxy {
     address: SocketAddr,
     state: Arc<ProxyState>,
 }
@@ -37,10 +37,13 @@ struct ProxyState {
     lost: AtomicUsize,
     /// For how long nothing is heard before the connection breaks.
     silence: Mutex<Duration>,
+    /// Connections end at once while it is set.
+    is_cut_off: AtomicBool,
+    links: Mutex<Vec<Weak<Link>>>,
 }
 
 impl Proxy {
-    fn new(database: &Database) -> Self {
+    pub(crate) fn new(database: &Database) -> Self {
         let url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
         let host = url.host_str().expect("DATABASE_URL has a host").to_owned();
         let port = url.port().unwrap_or(5432);
@@ -54,7 +57,9 @@ impl Proxy {
                 let Ok(server) = TcpStream::connect((host.as_str(), port)) else {
                     continue;
                 };
-                Link::start(&shared, client, server);
+                if !shared.is_cut_off.load(Ordering::Acquire) {
+                    Link::start(&shared, client, server);
+                }
             }
         });
         Self { address, state }
@@ -64,12 +69,25 @@ impl Proxy {
         *self.state.victim() = Some(statement);
     }
 
+    /// All connections are reset, and no new one is made.
+    pub(crate) fn cut_off(&self) {
+        self.state.is_cut_off.store(true, Ordering::Release);
+        let links = self.state.links.lock().expect("no panic");
+        for link in links.iter().filter_map(Weak::upgrade) {
+            link.end();
+        }
+    }
+
+    pub(crate) fn restore(&self) {
+        self.state.is_cut_off.store(false, Ordering::Release);
+    }
+
     fn lost(&self) -> usize {
         self.state.lost.load(Ordering::Acquire)
     }
 
     /// The same command, by way of this.
-    fn between(&self, database: &Database, mut command: Command) -> Command {
+    pub(crate) fn between(&self, database: &Database, mut command: Command) -> Command {
         let mut url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
         url.set_ip_host(self.address.ip())
             .expect("a URL with a host");
@@ -104,6 +122,9 @@ impl Link {
             server,
             is_held: AtomicBool::new(false),
         });
+        let mut links = proxy.links.lock().expect("no panic");
+        links.push(Arc::downgrade(&link));
+        drop(links);
         let other = Arc::clone(&link);
         std::thread::spawn(move || {
             let _ = other.statements();

@@ -12,4 +12,5 @@ mod memory;
 mod outage;
 mod shutdown;
 mod stop;
+mod takeover;
 mod wedged;

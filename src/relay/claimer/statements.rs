@@ -19,6 +19,9 @@ impl<D: Database> Claimer<'_, D> {
         }
         let (mut found, paused) = found?;
         let shared = self.shared;
+        for lease in &found.shortened {
+            log::info!(event = "session_gone", lease = lease; "a relay's connection is gone: its lease ends soon, unless it comes back");
+        }
         found.is_active |= !shared.config.single_active;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();

@@ -44,7 +44,7 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
         groups: Vec::new(),
     };
     let bulkheads = Bulkhead::all(&config, dispatchers);
-    let clock = LeaseClock::new(config.lease, config.longest_send());
+    let clock = LeaseClock::of(&config);
     clock.registered(LeaseId(1), BootTime::now());
     let (doorbell, rings) = bounded(1);
     let signals = Signals {

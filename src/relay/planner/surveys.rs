@@ -40,6 +40,8 @@ pub(in crate::relay) struct Surveyed {
     pub(in crate::relay) streams: Option<Vec<Found>>,
     /// How long that look took.
     pub(in crate::relay) took: Duration,
+    /// Leases that end soon, unless their relays come back.
+    pub(in crate::relay) shortened: Vec<i64>,
     /// Leases that are over.
     pub(in crate::relay) ended: Vec<i64>,
     /// Leases whose messages are still on their way here.

@@ -98,6 +98,7 @@ impl Planner<'_> {
         let Surveyed {
             streams,
             took,
+            shortened: _,
             ended,
             held,
             is_active,

@@ -23,6 +23,8 @@ pub(super) enum Broken {
     SendsTooLong,
     /// The lease is measured by a clock that stands still while the machine sleeps.
     MeasuresByTheWrongClock,
+    /// A relay whose session is gone sends for as long as its lease would have lasted.
+    OutlivesItsSession,
     /// A claim without an answer is taken for one that has failed.
     ForgetsDoubts,
     /// A claim without an answer is undone while it is at work still.
@@ -71,7 +73,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// Each that the simulation has to find, and the promises that do not hold.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 18] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 19] = [
         (
             Self::SettlesUnfenced,
             &[Promise::Lost, Promise::Fence, Promise::Doubled],
@@ -90,6 +92,7 @@ impl Broken {
             Self::MeasuresByTheWrongClock,
             &[Promise::Fence, Promise::Order],
         ),
+        (Self::OutlivesItsSession, &[Promise::Fence, Promise::Order]),
         (Self::ForgetsDoubts, &[Promise::Late, Promise::Lost]),
         (Self::DoubtsNoOneAtWork, &[Promise::Late, Promise::Lost]),
         (Self::UndoesNothing, &[Promise::Late, Promise::Lost]),

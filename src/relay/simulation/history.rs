@@ -29,6 +29,7 @@ pub(super) struct History {
     pub(super) slow_claims: bool,
     /// How long a walk over all keys takes, and a look for streams that an old snapshot makes slow.
     pub(super) has_dead_entries: bool,
+    pub(super) lease: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -108,6 +109,11 @@ pub(super) enum Event {
     Deaf(usize, Duration),
 }
 
+/// It ends by time only.
+const SHORT_LEASE: Duration = Duration::from_secs(4);
+/// It ends sooner where its session is gone.
+const LONG_LEASE: Duration = Duration::from_secs(12);
+
 fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
     Duration::from_micros(rng.u64(range.start * 1000..range.end * 1000))
 }
@@ -128,6 +134,7 @@ impl History {
             troubles: [0, 0, 0, 200, 40][rng.usize(..5)],
             slow: [0, 0, 100, 20][rng.usize(..4)],
             has_dead_entries: rng.u8(..6) == 0,
+            lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -220,8 +227,10 @@ impl History {
                 history.add(&mut rng, event);
             }
         }
-        if !is_calm && rng.u8(..4) == 0 {
-            history.besiege(&mut rng);
+        if !is_calm && rng.u8(..3) == 0 {
+            for _ in 0..rng.usize(1..4) {
+                history.besiege(&mut rng);
+            }
         }
         if rng.u8(..4) == 0 {
             history.come_late(&mut rng);
@@ -242,12 +251,15 @@ impl History {
             commits: true,
         };
         self.items.push(Item { at, event });
-        let event = Event::Mood("a", Mood::Slow, Duration::from_secs(9));
+        let mood = [Mood::Slow, Mood::Hanging][rng.usize(..2)];
+        let event = Event::Mood("a", mood, Duration::from_secs(9));
         self.items.push(Item { at, event });
         let lasts = millis(rng, 3000..9000);
+        // Its sessions are there meanwhile.
+        let long = self.lease.mul_f64(rng.f64() * 1.5 + 0.75);
         let event = match rng.u8(..4) {
-            0 => Event::Freeze(relay, lasts),
-            1 => Event::Sleep(relay, lasts),
+            0 => Event::Freeze(relay, long),
+            1 => Event::Sleep(relay, long),
             2 => Event::CutOff(relay, lasts),
             _ => Event::Stuck(relay, lasts),
         };
@@ -339,10 +351,11 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, troubles {}, slow {}, dead entries {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}",
             self.seed,
             self.relays,
             self.single_active,
+            self.lease,
             self.troubles,
             self.slow,
             self.has_dead_entries

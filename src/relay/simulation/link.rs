@@ -18,7 +18,7 @@ use crate::relay::session::AfterRefusal;
 use crate::relay::settler::Written;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Seen};
 use crate::store::relay::ordered::{Candidate, Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
@@ -104,7 +104,7 @@ impl<'w> Link<'w> {
         let stage = self.stage;
         if stage.is_cut_off(self.process, self.thread) {
             stage.pass(self.process, stage.dice(1, 20));
-            self.connected = None;
+            self.disconnect();
             return Err(DatabaseError::Connect("cut off".to_owned()));
         }
         if self.connected.is_none() {
@@ -112,22 +112,29 @@ impl<'w> Link<'w> {
             let Some(server) = stage.server(self.process, self.thread) else {
                 return Err(DatabaseError::Connect("no server".to_owned()));
             };
-            let backend = stage.next_backend();
+            let backend = stage.next_backend(self.process);
             self.connected = Some((server, backend));
             self.backend = Some(backend);
         }
         let trouble = stage.trouble(self.process);
         stage.pass(self.process, stage.way());
         if trouble == Trouble::LostBefore || !self.is_connected() {
-            self.connected = None;
+            self.disconnect();
             return Err(no_answer());
         }
         if let Trouble::TimesOut(limit) = trouble {
             stage.pass(self.process, limit);
-            self.connected = None;
+            self.disconnect();
             return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
         }
         Ok(trouble)
+    }
+
+    /// The server notices it now, or later.
+    fn disconnect(&mut self) {
+        if let Some((_, backend)) = self.connected.take() {
+            self.stage.session_ends(backend);
+        }
     }
 
     fn is_connected(&self) -> bool {
@@ -142,7 +149,7 @@ impl<'w> Link<'w> {
         match &result {
             Ok(()) => self.failures = 0,
             Err(_) => {
-                self.connected = None;
+                self.disconnect();
                 self.failures = self.failures.saturating_add(1);
             }
         }
@@ -155,7 +162,7 @@ impl<'w> Link<'w> {
             // The client has given up; the server has not heard of it.
             let (_, backend) = self.connected.ok_or_else(no_answer)?;
             stage.commit_later(changes, backend, time);
-            self.connected = None;
+            self.disconnect();
             return Err(no_answer());
         }
         let server = self.connected.map(|(server, _)| server);
@@ -223,6 +230,7 @@ impl Database for Link<'_> {
                 Streams::Beside(known) => Some(tables.streams(known)),
                 Streams::None => None,
             };
+            let shortened = tables.shorten(now.micros);
             let mut ended = tables.ended(now.micros);
             if broken == Some(Broken::TakesOverFromTheLiving) {
                 ended = tables
@@ -235,6 +243,7 @@ impl Database for Link<'_> {
             let found = Surveyed {
                 streams,
                 took,
+                shortened,
                 ended,
                 is_active: tables.is_at_work(lease.0, now.micros),
                 time: now.micros,
@@ -339,7 +348,7 @@ impl Database for Link<'_> {
             let server = self.connected.map(|(server, _)| server);
             stage.pass(self.process, stage.way());
             if !stage.is_server(server) {
-                self.connected = None;
+                self.disconnect();
                 self.failures = self.failures.saturating_add(1);
                 return Err(no_answer());
             }
@@ -414,12 +423,22 @@ impl Database for Link<'_> {
         self.ask(|tables, now, _, _| tables.register(registration, now.micros))
     }
 
-    fn is_there(&mut self, lease: LeaseId) -> Answer<bool> {
-        self.ask(|tables, now, _, _| tables.is_there(lease.0, now.micros))
+    fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>> {
+        let trouble = self.begin()?;
+        let (stage, backend) = (self.stage, self.backend);
+        let now = stage.database_now().micros;
+        let seen = stage.tables.borrow_mut().look(lease.0, backend, now);
+        self.end(Changes::default(), trouble)?;
+        Ok(seen)
     }
 
-    fn renew(&mut self, lease: LeaseId, by: Duration) -> Answer<bool> {
-        self.ask(|tables, now, _, _| tables.renew(lease.0, by, now.micros))
+    fn renew(
+        &mut self,
+        lease: LeaseId,
+        by: Duration,
+        takeover_after: Option<Duration>,
+    ) -> Answer<bool> {
+        self.ask(|tables, now, _, _| tables.renew(lease.0, by, takeover_after, now.micros))
     }
 
     fn end(&mut self, lease: LeaseId) -> Answer<()> {

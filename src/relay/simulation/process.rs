@@ -43,7 +43,7 @@ use crate::store::relay::lease::LeaseId;
 /// How long a listener waits while an insert is under way, and while another one has the lock.
 const WHILE_INSERTING: Duration = Duration::from_millis(5);
 const AFTER_ANOTHER: Duration = Duration::from_secs(1);
-const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+const SEND_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// What acts by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -152,7 +152,7 @@ fn config(stage: &Stage<'_>) -> Config {
         batch: 8,
         concurrency: stage.history.senders,
         poll_interval: stage.poll,
-        lease: Duration::from_secs(4),
+        lease: stage.history.lease,
         send_timeout: SEND_TIMEOUT,
         max_attempts: 4,
         backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
@@ -209,11 +209,14 @@ impl<'w> Process<'w> {
                 groups: Vec::new(),
             };
             let bulkheads = Bulkhead::all(&config, dispatchers);
-            let longest = match stage.broken {
-                Some(Broken::SendsTooLong) => Duration::ZERO,
-                _ => config.longest_send(),
+            let (longest, takeover_after) = (config.longest_send(), config.takeover_after());
+            let clock = match stage.broken {
+                Some(Broken::SendsTooLong) => {
+                    LeaseClock::new(config.lease, Duration::ZERO, takeover_after)
+                }
+                Some(Broken::OutlivesItsSession) => LeaseClock::new(config.lease, longest, None),
+                _ => LeaseClock::of(&config),
             };
-            let clock = LeaseClock::new(config.lease, longest);
             let source = Source::Url(SecretString::from(""));
             Shared::new(
                 config,
@@ -723,7 +726,10 @@ impl<'w> Stage<'w> {
             Mood::Hanging => (failed(ReasonCode::Timeout), SEND_TIMEOUT),
             Mood::Failing => (failed(ReasonCode::ServerError), self.dice(1, 10)),
             _ if fails => (failed(ReasonCode::ServerError), self.dice(1, 10)),
-            Mood::Slow => (Outcome::Delivered(Response::default()), self.dice(200, 900)),
+            Mood::Slow => (
+                Outcome::Delivered(Response::default()),
+                self.dice(200, 1400),
+            ),
             Mood::Well => (Outcome::Delivered(Response::default()), self.dice(1, 20)),
         }
     }

@@ -70,6 +70,7 @@ enum Happens {
     Notify(usize),
     SendEnds(u64),
     HungEnds(i32),
+    SessionEnds(i32),
     Recover(usize),
     Start(usize),
     /// The time for an end in order is over.
@@ -152,7 +153,8 @@ pub(super) struct Stage<'w> {
     /// What a standby may have.
     past: RefCell<VecDeque<(Duration, Tables)>>,
     hung: RefCell<BTreeMap<i32, (u64, Changes)>>,
-    backends: Cell<i32>,
+    /// Which process each of the server's processes serves.
+    backends: RefCell<Vec<usize>>,
     queue: RefCell<BinaryHeap<Reverse<Queued>>>,
     order: Cell<u64>,
     slots: &'w [OnceCell<Shared>],
@@ -199,7 +201,7 @@ impl<'w> Stage<'w> {
             unflushed: RefCell::default(),
             past: RefCell::default(),
             hung: RefCell::default(),
-            backends: Cell::new(0),
+            backends: RefCell::default(),
             queue: RefCell::default(),
             order: Cell::new(0),
             slots,
@@ -356,9 +358,22 @@ impl<'w> Stage<'w> {
         self.now.get() >= BEGIN + LENGTH
     }
 
-    pub(super) fn next_backend(&self) -> i32 {
-        self.backends.set(self.backends.get() + 1);
-        self.backends.get()
+    pub(super) fn next_backend(&self, process: usize) -> i32 {
+        let mut backends = self.backends.borrow_mut();
+        backends.push(process);
+        i32::try_from(backends.len() - 1).expect("a short history")
+    }
+
+    /// The server hears at once that this process's connections are gone.
+    fn all_sessions_end(&self, process: usize) {
+        let backends = self.backends.borrow();
+        let is_its = |backend: i32| {
+            let of = usize::try_from(backend)
+                .ok()
+                .and_then(|backend| backends.get(backend));
+            of == Some(&process)
+        };
+        self.tables.borrow_mut().unlock_leases(is_its);
     }
 
     /// The server, if this process reaches one.
@@ -481,6 +496,15 @@ impl<'w> Stage<'w> {
             .borrow_mut()
             .insert(backend, (self.server.get(), changes));
         self.after(time, Happens::HungEnds(backend));
+    }
+
+    /// The client of a session is gone, and the server hears of it at once or later.
+    pub(super) fn session_ends(&self, backend: i32) {
+        let time = match self.rng(|rng| rng.u8(..4)) {
+            0 => self.dice(1, 20_000),
+            _ => Duration::ZERO,
+        };
+        self.after(time, Happens::SessionEnds(backend));
     }
 
     fn after(&self, time: Duration, what: Happens) {
@@ -635,6 +659,9 @@ impl<'w> Stage<'w> {
                     self.commit(changes);
                 }
             }
+            Happens::SessionEnds(backend) => {
+                (self.tables.borrow_mut()).unlock_leases(|other| other == backend);
+            }
             Happens::Recover(process) => {
                 let processes = self.processes.borrow();
                 let process = &processes[process];
@@ -741,10 +768,12 @@ impl<'w> Stage<'w> {
             }),
             Event::CutOff(relay, lasts) => {
                 of(*relay, &|process| process.cut_off_until = now + *lasts);
+                self.may_break(*relay);
                 self.deafen(*relay, *lasts);
             }
             Event::Stuck(relay, lasts) => {
                 of(*relay, &|process| process.stuck_until = now + *lasts);
+                self.may_break(*relay);
             }
             Event::Deaf(relay, lasts) => self.deafen(*relay, *lasts),
             Event::Restart(lasts) => {
@@ -773,8 +802,18 @@ impl<'w> Stage<'w> {
         let mut processes = self.processes.borrow_mut();
         processes[number].is_dead = true;
         drop(processes);
+        self.all_sessions_end(number);
         if self.listener.get() == Some(number) {
             self.listener.set(None);
+        }
+    }
+
+    /// Its connections are reset, or no packet comes through.
+    fn may_break(&self, relay: usize) {
+        if let Some(number) = self.process_of(relay)
+            && self.rng(Rng::bool)
+        {
+            self.all_sessions_end(number);
         }
     }
 
@@ -808,6 +847,7 @@ impl<'w> Stage<'w> {
         let mut tables = self.tables.borrow_mut();
         tables.locked.clear();
         tables.keyed_claims = 0;
+        tables.unlock_leases(|_| true);
         drop(tables);
         self.unflushed.borrow_mut().clear();
         self.past.borrow_mut().clear();

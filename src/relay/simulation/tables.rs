@@ -19,7 +19,7 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Seen};
 use crate::store::relay::ordered::{Candidate, Head, Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
@@ -73,6 +73,9 @@ pub(super) struct Lease {
     pub(super) expires_at: i64,
     pub(super) is_ended: bool,
     pub(super) is_single_active: bool,
+    pub(super) takeover_after: Option<Duration>,
+    /// The server's process that has its lock.
+    pub(super) locked_by: Option<i32>,
 }
 
 /// What a transaction changes when it ends.
@@ -209,6 +212,41 @@ impl Tables {
         lease.is_some_and(|lease| !lease.is_ended && lease.expires_at > now)
     }
 
+    /// A session looks at a lease, and takes its lock.
+    pub(super) fn look(&mut self, lease: i64, backend: Option<i32>, now: i64) -> Option<Seen> {
+        let is_there = self.is_there(lease, now);
+        let lease = self.leases.get_mut(&lease).filter(|_| is_there)?;
+        lease.locked_by = lease.locked_by.or(backend);
+        Some(Seen {
+            left: Duration::from_micros(u64::try_from(lease.expires_at - now).unwrap_or(0)),
+            is_locked: backend.is_some() && lease.locked_by == backend,
+        })
+    }
+
+    /// A session has ended: what it had locked is free.
+    pub(super) fn unlock_leases(&mut self, is_gone: impl Fn(i32) -> bool) {
+        for lease in self.leases.values_mut() {
+            lease.locked_by = lease.locked_by.filter(|backend| !is_gone(*backend));
+        }
+    }
+
+    /// Lets leases end soon whose sessions are gone.
+    pub(super) fn shorten(&mut self, now: i64) -> Vec<i64> {
+        let mut shortened = Vec::new();
+        for (id, lease) in &mut self.leases {
+            let soon = lease.takeover_after.map(|after| now + micros(after));
+            if let Some(soon) = soon
+                && !lease.is_ended
+                && lease.expires_at > soon
+                && lease.locked_by.is_none()
+            {
+                lease.expires_at = soon;
+                shortened.push(*id);
+            }
+        }
+        shortened
+    }
+
     pub(super) fn register(&mut self, registration: &Registration<'_>, now: i64) -> LeaseId {
         let last = self.leases.keys().next_back();
         let id = last.map_or(now, |last| now.max(last + 1));
@@ -216,16 +254,25 @@ impl Tables {
             expires_at: now + micros(registration.lease),
             is_ended: false,
             is_single_active: registration.is_single_active,
+            takeover_after: None,
+            locked_by: None,
         };
         self.leases.insert(id, lease);
         LeaseId(id)
     }
 
-    pub(super) fn renew(&mut self, lease: i64, by: Duration, now: i64) -> bool {
+    pub(super) fn renew(
+        &mut self,
+        lease: i64,
+        by: Duration,
+        takeover_after: Option<Duration>,
+        now: i64,
+    ) -> bool {
         let revives = self.broken == Some(Broken::RenewsWhatIsOver);
         let is_there = self.is_there(lease, now) || (revives && self.leases.contains_key(&lease));
         if let Some(lease) = self.leases.get_mut(&lease).filter(|_| is_there) {
             (lease.expires_at, lease.is_ended) = (now + micros(by), false);
+            lease.takeover_after = takeover_after;
         }
         is_there
     }

@@ -1,4 +1,10 @@
 //! The lease of one relay incarnation. Its id fences every change of a claimed message.
+//!
+//! A lease ends by time, and that takes a minute. A relay that is killed leaves it sooner: its heartbeat's session
+//! holds the advisory lock of the lease's id, and the server ends a session whose process is gone. Whoever finds that
+//! lock free lets the lease end after the row's `takeover_after` ([`shorten`]). A relay that has only lost its
+//! connection sees that in its row, and renews. So the lock says no more than whom to ask; what keeps two relays from
+//! sending one message is the row, which the relay has seen less than `takeover_after` ago whenever it sends.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,8 +14,8 @@ use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, Connection, ExpressionMethods, Insertable, IntoSql, QueryDsl,
-    RunQueryDsl,
+    BoolExpressionMethods, Connection, ExpressionMethods, Insertable, IntoSql,
+    NullableExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
@@ -18,6 +24,7 @@ use diesel::{PgConnection, delete, select, sql_query, update};
 use crate::name::OutboxName;
 use crate::store::sql::{
     Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
+    pg_try_advisory_lock, pg_try_advisory_xact_lock,
 };
 use crate::store::table::{lease, other_lease};
 
@@ -143,30 +150,57 @@ pub(crate) fn standing(
 }
 
 /// Renews a lease that is not over. `false`: it is over. Where nobody has ended it yet, somebody will.
+/// `takeover_after`: where the relay's session holds the lease's lock.
 pub(crate) fn renew(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
     lease: Duration,
+    takeover_after: Option<Duration>,
 ) -> QueryResult<bool> {
     update(leases(name))
         .filter(is_valid(id))
         .set((
             lease::renewed_at.eq(clock_timestamp()),
             lease::expires_at.eq(clock_timestamp() + interval(lease)),
+            lease::takeover_after.eq(takeover_after.map(interval)),
         ))
         .execute(conn)
         .map(|rows| rows == 1)
 }
 
-/// Whether a lease is not over.
-pub(crate) fn is_there(
+/// A lease that is not over, as its relay sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// How long it is good for.
+    pub(crate) left: Duration,
+    /// This session has its lock.
+    pub(crate) is_locked: bool,
+}
+
+/// Looks at a lease. `None`: it is over. `locks`: the session lasts, and is to hold the lease's lock; it may ask again
+/// for what it has.
+pub(crate) fn look(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
-) -> QueryResult<bool> {
-    let found = leases(name).filter(is_valid(id)).select(lease::id);
-    select(exists(found)).get_result(conn)
+    locks: bool,
+) -> QueryResult<Option<Seen>> {
+    let found = leases(name).filter(is_valid(id));
+    let times = (lease::expires_at, clock_timestamp());
+    let found: Option<((PgTimestamp, PgTimestamp), bool)> = match locks {
+        true => found
+            .select((times, pg_try_advisory_lock(lease::id)))
+            .get_result(conn),
+        false => found
+            .select((times, false.into_sql::<Bool>()))
+            .get_result(conn),
+    }
+    .optional()?;
+    Ok(found.map(|((until, now), is_locked)| Seen {
+        left: Duration::from_micros(u64::try_from(until.0.saturating_sub(now.0)).unwrap_or(0)),
+        is_locked,
+    }))
 }
 
 /// Ends a lease under which nothing is claimed any more.
@@ -206,6 +240,28 @@ pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<V
         .order(lease::id)
         .select(lease::id)
         .load(conn)
+}
+
+/// Lets leases end soon whose relays' sessions are gone, and returns them. A relay that comes back renews in time.
+///
+/// Nobody gets the lock of such a lease meanwhile: it is this transaction's. A lease that is being renewed is passed
+/// over.
+pub(crate) fn shorten(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+    let soon = clock_timestamp() + other_lease::takeover_after.assume_not_null();
+    let gone = other_lease::table(name.lease())
+        .filter(not(other_lease::ended))
+        .filter(other_lease::expires_at.gt(soon))
+        .filter(pg_try_advisory_xact_lock(other_lease::id))
+        .select(other_lease::id);
+    if !select(exists(gone.clone())).get_result::<bool>(conn)? {
+        return Ok(Vec::new());
+    }
+    let soon = clock_timestamp() + lease::takeover_after.assume_not_null();
+    update(leases(name))
+        .filter(lease::id.eq_any(array::<BigInt, _>(gone.for_no_key_update().skip_locked())))
+        .set(lease::expires_at.eq(soon))
+        .returning(lease::id)
+        .get_results(conn)
 }
 
 /// Ends a lease before its time, so that what is claimed under it belongs to whoever takes it over.
@@ -334,7 +390,7 @@ mod tests {
         hold(&mut conn, name, lease, "expires_at = 'infinity'");
         conn.batch_execute("COMMIT")
             .expect("a clock that was set back");
-        assert!(!renew(&mut conn, name, lease, MINUTE).expect("an answer"));
+        assert!(!renew(&mut conn, name, lease, MINUTE, None).expect("an answer"));
         assert!(!stands_active(&mut conn, name, lease));
         assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
     }
@@ -359,7 +415,72 @@ mod tests {
         assert!(!stands_active(&mut conn, name, second), "not by itself");
         assert_eq!(ended(&mut conn, name).expect("an answer"), [first.0]);
         assert!(stands_active(&mut conn, name, second));
-        assert!(!renew(&mut conn, name, first, MINUTE).expect("an answer"));
+        assert!(!renew(&mut conn, name, first, MINUTE, None).expect("an answer"));
+    }
+
+    /// A relay that is killed leaves its lease soon; one that comes back keeps it.
+    #[test]
+    fn a_lease_whose_session_is_gone_ends_soon_unless_it_is_renewed() {
+        let outbox = Outbox::new();
+        let (mut conn, mut heartbeat, name) = (outbox.connect(), outbox.connect(), &outbox.name);
+        let id = register(&mut conn, name, "test", MINUTE, false, None).expect("a lease");
+        let look = |conn: &mut PgConnection, locks| {
+            look(conn, name, id, locks)
+                .expect("an answer")
+                .expect("a lease")
+        };
+        assert!(!look(&mut heartbeat, false).is_locked);
+        assert!(look(&mut heartbeat, true).is_locked);
+        assert!(!look(&mut conn, true).is_locked, "it is another session's");
+        let soon = Some(Duration::from_secs(7));
+        let renewed = |conn: &mut PgConnection, takeover_after| {
+            assert!(renew(conn, name, id, MINUTE, takeover_after).expect("an answer"));
+        };
+        renewed(&mut heartbeat, soon);
+        let (none, shortened) = ([0_i64; 0], |conn: &mut PgConnection| {
+            shorten(conn, name).expect("an answer")
+        });
+        assert_eq!(shortened(&mut conn), none, "its session is there");
+        drop(heartbeat);
+        let mut watched = Vec::new();
+        while watched.is_empty() {
+            // The server's process takes a moment to end.
+            watched = shortened(&mut conn);
+        }
+        assert_eq!(watched, [id.0]);
+        let left = look(&mut conn, false).left;
+        assert!(
+            (Duration::from_secs(4)..=Duration::from_secs(7)).contains(&left),
+            "{left:?}"
+        );
+        assert_eq!(shortened(&mut conn), none, "it is no longer for that");
+        assert!(look(&mut conn, false).left <= left);
+
+        let mut heartbeat = outbox.connect();
+        assert!(look(&mut heartbeat, true).is_locked, "nobody has kept it");
+        renewed(&mut heartbeat, None);
+        assert!(look(&mut conn, false).left > Duration::from_secs(50));
+        drop(heartbeat);
+        assert_eq!(shortened(&mut conn), none, "it may end by time only");
+    }
+
+    /// A renewal that is under way is waited for by nobody.
+    #[test]
+    fn a_lease_that_is_being_renewed_is_not_shortened() {
+        let outbox = Outbox::new();
+        let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
+        let id = register(&mut conn, name, "test", MINUTE, false, None).expect("a lease");
+        let soon = Some(Duration::from_secs(7));
+        assert!(renew(&mut conn, name, id, MINUTE, soon).expect("an answer"));
+        hold(
+            &mut slow,
+            name,
+            id,
+            "expires_at = clock_timestamp() + interval '1 h'",
+        );
+        assert!(shorten(&mut conn, name).expect("no wait").is_empty());
+        slow.batch_execute("COMMIT").expect("an end");
+        assert_eq!(shorten(&mut conn, name).expect("an answer"), [id.0]);
     }
 
     /// G4, R10: after a failover, after TRUNCATE, and where the clock is set back.

@@ -204,8 +204,8 @@ impl<'a, D: Database> Side<'a, D> {
             | Ask::Replicate
             | Ask::FailOver => String::new(),
             Ask::Register(lasts, is_single_active) => self.register(*lasts, *is_single_active)?,
-            Ask::Renew(by) => told(db.renew(lease, turns(*by))?),
-            Ask::IsThere => told(db.is_there(lease)?),
+            Ask::Renew(by) => told(db.renew(lease, turns(*by), None)?),
+            Ask::IsThere => told(db.look(lease)?.is_some()),
             Ask::End => told(db.end(lease)?),
             Ask::Expire => {
                 let backend = None;

@@ -1,0 +1,159 @@
+//! What a dead relay held goes to another one in seconds, and what a living one holds does not. With the default
+//! lease of a minute.
+
+use std::time::{Duration, Instant};
+
+use crate::ground::{
+    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, let_pass,
+    lines_with, relay,
+};
+use crate::lost_answers::Proxy;
+use crate::support::{Database, Gate, Receiver, Running, eventually};
+
+/// From the kill until everything is delivered.
+const SOON: Duration = Duration::from_secs(12);
+/// So long a living relay may be away.
+const AWAY: Duration = Duration::from_secs(5);
+const MESSAGES: usize = 30;
+/// What other tests have shorter.
+const DEFAULTS: &[(&str, &str)] = &[("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "2500ms")];
+
+/// A relay that holds all messages, and is sending the first of them.
+struct Scene {
+    database: Database,
+    first: Receiver,
+    gate: Gate,
+    second: Receiver,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let database = Database::new();
+        let (first, gate) = Receiver::held();
+        Self {
+            database,
+            first,
+            gate,
+            second: Receiver::ok(),
+        }
+    }
+
+    /// The relay is at work, and may be taken over.
+    fn begin(&self, proxy: Option<&Proxy>) -> Running {
+        let command = relay(&self.database, &self.first, DEFAULTS);
+        let command = match proxy {
+            Some(proxy) => proxy.between(&self.database, command),
+            None => command,
+        };
+        let relay = Running::start(command);
+        eventually("its session has the lease's lock", || {
+            self.database
+                .number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NOT NULL")
+                == 1
+        });
+        enqueue(&self.database, 1, MESSAGES);
+        self.first.wait_for(1);
+        let held = i64::try_from(MESSAGES).expect("a small number");
+        assert_eq!(self.database.count("sending"), held);
+        relay
+    }
+
+    fn another(&self) -> Running {
+        Running::start(relay(&self.database, &self.second, DEFAULTS))
+    }
+
+    /// Everything is delivered, and by one attempt.
+    fn ends_without_a_duplicate(self, relay: &Running, other: &Running) {
+        eventually("all are settled", || {
+            self.database.number("SELECT count(*) FROM {o}") == 0
+        });
+        all_are_delivered(&self.database, MESSAGES);
+        all_have_arrived(&self.database, &[&self.first, &self.second]);
+        assert_eq!(duplicates(&[&self.first, &self.second]), 0);
+        assert!(attempts(&self.database).values().all(|made| *made == 1));
+        assert_eq!(lines_with(relay, "lease_lost"), 0, "{}", relay.log());
+        assert_eq!(lines_with(other, "conflict"), 0, "{}", other.log());
+    }
+}
+
+/// `before`: another relay is there when the first one is killed.
+fn is_taken_over_soon(before: bool) {
+    let _alone = alone();
+    let scene = Scene::new();
+    let victim = scene.begin(None);
+    let beside = before.then(|| scene.another());
+    if before {
+        eventually("the other one is there", || {
+            scene
+                .database
+                .number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NOT NULL")
+                == 2
+        });
+    }
+    let sending = scene.first.count();
+    victim.kill();
+    let killed = Instant::now();
+    let mut other = beside.unwrap_or_else(|| scene.another());
+    eventually("all are settled", || {
+        scene.database.number("SELECT count(*) FROM {o}") == 0
+    });
+    let took = killed.elapsed();
+    eprintln!("taken over and delivered after {took:?}");
+    assert!(took < SOON, "{took:?}: {}", other.log());
+    all_are_delivered(&scene.database, MESSAGES);
+    all_have_arrived(&scene.database, &[&scene.first, &scene.second]);
+    assert_eq!(scene.first.count(), sending);
+    assert_eq!(scene.second.count(), MESSAGES);
+    other.signal("TERM");
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
+}
+
+/// R15.
+#[test]
+fn what_a_killed_relay_held_another_one_delivers_in_seconds() {
+    is_taken_over_soon(true);
+}
+
+/// R15.
+#[test]
+fn a_lone_relay_that_starts_again_has_what_it_held_in_seconds() {
+    is_taken_over_soon(false);
+}
+
+/// G3: it comes back before its lease is over, and nobody has sent anything of it.
+#[test]
+fn a_relay_that_is_cut_off_for_5_seconds_is_not_doubled() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let proxy = Proxy::new(&scene.database);
+    let relay = scene.begin(Some(&proxy));
+    let other = scene.another();
+    proxy.cut_off();
+    // The answers come while it cannot write them down.
+    scene.gate.open();
+    let began = Instant::now();
+    other.wait_for_log("event=session_gone");
+    let_pass(AWAY.saturating_sub(began.elapsed()));
+    proxy.restore();
+    scene.ends_without_a_duplicate(&relay, &other);
+}
+
+/// G3: its sessions are there meanwhile.
+#[test]
+fn a_relay_that_is_stopped_for_5_seconds_is_not_doubled() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let relay = scene.begin(None);
+    let other = scene.another();
+    relay.stop();
+    scene.gate.open();
+    let_pass(AWAY);
+    relay.signal("CONT");
+    assert_eq!(
+        lines_with(&other, "event=session_gone"),
+        0,
+        "{}",
+        other.log()
+    );
+    scene.ends_without_a_duplicate(&relay, &other);
+}
