@@ -152,6 +152,7 @@ fn a_relay_works_through_a_pooler_and_listens_beside_it() {
         ("OUTBOX_LISTENER_URL", database.url.as_str()),
         ("OUTBOX_POLL_INTERVAL", "600s"),
         ("OUTBOX_BACKOFF", "10ms"),
+        ("OUTBOX_LEASE", "60s"),
     ];
     let relay = relay(&database, &pooler, &receiver, &more);
     assert!(relay.wait_until_idle(Duration::from_secs(30)));
@@ -167,6 +168,11 @@ fn a_relay_works_through_a_pooler_and_listens_beside_it() {
     eventually("the last one came by notification", || {
         database.count("delivered") == 109
     });
+    // Its sessions are the pooler's, and outlive it.
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NULL"),
+        1
+    );
     end(&relay);
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
