@@ -12,35 +12,14 @@ use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 
-/// A privilege on one table of an outbox, by its suffix.
-struct Right {
-    suffix: &'static str,
-    privilege: &'static str,
-    /// Only these columns; empty: the whole table.
-    columns: &'static [&'static str],
-}
+/// Privileges, and the columns that they are on; empty: the whole table. Both as SQL lists them.
+type Right = (&'static str, &'static str);
 
-const fn right(suffix: &'static str, privilege: &'static str) -> Right {
-    on_columns(suffix, privilege, &[])
-}
-
-const fn on_columns(
-    suffix: &'static str,
-    privilege: &'static str,
-    columns: &'static [&'static str],
-) -> Right {
-    Right {
-        suffix,
-        privilege,
-        columns,
-    }
-}
-
-/// A role, why it has what it has, and that.
+/// A role, why it has what it has, and that: for each table of an outbox, by its suffix.
 struct Role {
     name: &'static str,
     what: &'static str,
-    rights: &'static [Right],
+    rights: &'static [(&'static str, &'static [Right])],
 }
 
 const ENQUEUER: Role = Role {
@@ -49,28 +28,16 @@ const ENQUEUER: Role = Role {
 -- no topic and no payload. Where one key is written by both, plain SQL and the library, the library
 -- has to compute a digest: then GRANT SELECT (topic, payload), too.",
     rights: &[
-        on_columns(
+        (
             "",
-            "INSERT",
             &[
-                "message_id",
-                "topic",
-                "destination",
-                "payload",
-                "headers",
-                "ordering_key",
-                "idempotency_key",
-                "digest",
-                "tenant_id",
-                "available_at",
-                "expires_at",
-                "occurred_at",
+                (
+                    "INSERT",
+                    "message_id, topic, destination, payload, headers, ordering_key, \
+                     idempotency_key, digest, tenant_id, available_at, expires_at, occurred_at",
+                ),
+                ("SELECT", "sequence, message_id, destination, idempotency_key, digest"),
             ],
-        ),
-        on_columns(
-            "",
-            "SELECT",
-            &["sequence", "message_id", "destination", "idempotency_key", "digest"],
         ),
     ],
 };
@@ -80,44 +47,28 @@ const CANCELLER: Role = Role {
     what: "Cancels and reschedules what waits (Outbox::cancel, Outbox::reschedule): GRANT it beside
 -- outbox_enqueuer to an application that does. It can remove any message that waits.",
     rights: &[
-        right("", "DELETE"),
-        on_columns(
+        (
             "",
-            "SELECT",
             &[
-                "sequence",
-                "message_id",
-                "topic",
-                "destination",
-                "payload",
-                "ordering_key",
-                "idempotency_key",
-                "digest",
-                "tenant_id",
-                "available_at",
-                "created_at",
-                "occurred_at",
-                "attempts",
-                "locked_by",
-                "split_from",
+                ("DELETE", ""),
+                (
+                    "SELECT",
+                    "sequence, message_id, topic, destination, payload, ordering_key, \
+                     idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, \
+                     attempts, locked_by, split_from",
+                ),
+                ("UPDATE", "available_at"),
             ],
         ),
-        on_columns("", "UPDATE", &["available_at"]),
-        right("_ledger", "SELECT"),
-        right("_ledger", "INSERT"),
-        right("_part", "SELECT"),
-        on_columns(
+        ("_ledger", &[("SELECT, INSERT", "")]),
+        ("_part", &[("SELECT", "")]),
+        (
             "_dead",
-            "SELECT",
-            &[
-                "sequence",
-                "message_id",
-                "destination",
-                "named_destination",
-                "idempotency_key",
-                "reason",
-                "split_from",
-            ],
+            &[(
+                "SELECT",
+                "sequence, message_id, destination, named_destination, idempotency_key, reason, \
+                     split_from",
+            )],
         ),
     ],
 };
@@ -127,60 +78,36 @@ const RELAY: Role = Role {
     what: "Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
 -- and what is requeued; UPDATE on a column of the dead letters lets it lock them.",
     rights: &[
-        right("", "SELECT"),
-        right("", "DELETE"),
-        on_columns(
+        (
             "",
-            "INSERT",
             &[
-                "sequence",
-                "message_id",
-                "topic",
-                "destination",
-                "payload",
-                "headers",
-                "ordering_key",
-                "idempotency_key",
-                "digest",
-                "tenant_id",
-                "available_at",
-                "expires_at",
-                "created_at",
-                "occurred_at",
-                "split_from",
+                ("SELECT, DELETE", ""),
+                (
+                    "INSERT",
+                    "sequence, message_id, topic, destination, payload, headers, ordering_key, \
+                     idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
+                     occurred_at, split_from",
+                ),
+                (
+                    "UPDATE",
+                    "available_at, attempts, locked_by, locked_at, last_attempt_at, \
+                     last_error_code, last_error",
+                ),
             ],
         ),
-        on_columns(
-            "",
-            "UPDATE",
+        ("_ledger", &[("SELECT, INSERT", "")]),
+        ("_attempt", &[("SELECT, INSERT", "")]),
+        ("_part", &[("SELECT", "")]),
+        (
+            "_dead",
             &[
-                "available_at",
-                "attempts",
-                "locked_by",
-                "locked_at",
-                "last_attempt_at",
-                "last_error_code",
-                "last_error",
+                ("SELECT, INSERT, DELETE", ""),
+                ("UPDATE", "blocks_key"),
             ],
         ),
-        right("_ledger", "SELECT"),
-        right("_ledger", "INSERT"),
-        right("_attempt", "SELECT"),
-        right("_attempt", "INSERT"),
-        right("_part", "SELECT"),
-        right("_dead", "SELECT"),
-        right("_dead", "INSERT"),
-        right("_dead", "DELETE"),
-        on_columns("_dead", "UPDATE", &["blocks_key"]),
-        right("_lease", "SELECT"),
-        right("_lease", "INSERT"),
-        right("_lease", "UPDATE"),
-        right("_lease", "DELETE"),
-        right("_pause", "SELECT"),
-        right("_pause", "INSERT"),
-        right("_pause", "UPDATE"),
-        right("_pause", "DELETE"),
-        right("_messages", "SELECT"),
+        ("_lease", &[("SELECT, INSERT, UPDATE, DELETE", "")]),
+        ("_pause", &[("SELECT, INSERT, UPDATE, DELETE", "")]),
+        ("_messages", &[("SELECT", "")]),
     ],
 };
 
@@ -189,59 +116,32 @@ const READER: Role = Role {
     what: "Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
 -- of receivers, in dead letters).",
     rights: &[
-        on_columns(
+        (
             "",
-            "SELECT",
             &[
-                "sequence",
-                "message_id",
-                "topic",
-                "destination",
-                "ordering_key",
-                "idempotency_key",
-                "tenant_id",
-                "available_at",
-                "expires_at",
-                "created_at",
-                "occurred_at",
-                "attempts",
-                "locked_by",
-                "locked_at",
-                "last_attempt_at",
-                "last_error_code",
-                "last_error",
-                "split_from",
+                (
+                    "SELECT",
+                    "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
+                     tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
+                     locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from",
+                ),
             ],
         ),
-        on_columns(
+        (
             "_dead",
-            "SELECT",
             &[
-                "sequence",
-                "message_id",
-                "topic",
-                "destination",
-                "named_destination",
-                "ordering_key",
-                "idempotency_key",
-                "tenant_id",
-                "available_at",
-                "expires_at",
-                "created_at",
-                "occurred_at",
-                "attempts",
-                "reason",
-                "last_error",
-                "http_status",
-                "response",
-                "died_at",
-                "split_from",
-                "blocks_key",
+                (
+                    "SELECT",
+                    "sequence, message_id, topic, destination, named_destination, ordering_key, \
+                     idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, \
+                     attempts, reason, last_error, http_status, response, died_at, split_from, \
+                     blocks_key",
+                ),
             ],
         ),
-        right("_lease", "SELECT"),
-        right("_pause", "SELECT"),
-        right("_messages", "SELECT"),
+        ("_lease", &[("SELECT", "")]),
+        ("_pause", &[("SELECT", "")]),
+        ("_messages", &[("SELECT", "")]),
     ],
 };
 
@@ -269,12 +169,10 @@ CREATE ROLE outbox_receiver;
     }
     for role in [&ENQUEUER, &CANCELLER, &RELAY, &READER] {
         let _ = writeln!(sql, "\n-- {}", role.what);
-        for suffix in suffixes(role) {
-            let rights = role.rights.iter().filter(|right| right.suffix == suffix);
-            let rights: Vec<(&str, Vec<&str>)> =
-                rights.map(|r| (r.privilege, r.columns.to_vec())).collect();
-            let table = name.suffixed(suffix);
-            let _ = writeln!(sql, "{};", wrapped(&grant(&rights, &table, role.name)));
+        for (suffix, rights) in role.rights {
+            let rights = rights.iter().map(|(what, columns)| on(what, columns));
+            let grant = grant(rights.collect(), &name.suffixed(suffix), role.name);
+            let _ = writeln!(sql, "{};", wrapped(&grant));
         }
         if role.name == RELAY.name {
             let _ = writeln!(sql, "{};", grant_rotate(name, role.name));
@@ -291,22 +189,15 @@ GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
     sql
 }
 
-/// The tables that a role has rights on, each once.
-fn suffixes(role: &Role) -> Vec<&'static str> {
-    let mut suffixes: Vec<&str> = role.rights.iter().map(|right| right.suffix).collect();
-    suffixes.dedup();
-    suffixes
+/// Privileges on these columns, or on the whole table.
+fn on(privileges: &str, columns: &str) -> String {
+    match columns {
+        "" => privileges.to_owned(),
+        columns => format!("{privileges} ({columns})"),
+    }
 }
 
-/// Privileges and their columns, as one statement.
-fn grant(rights: &[(&str, Vec<&str>)], table: &str, role: &str) -> String {
-    let rights: Vec<String> = rights
-        .iter()
-        .map(|(privilege, columns)| match columns.as_slice() {
-            [] => (*privilege).to_owned(),
-            columns => format!("{privilege} ({})", columns.join(", ")),
-        })
-        .collect();
+fn grant(rights: Vec<String>, table: &str, role: &str) -> String {
     format!("GRANT {} ON {table} TO {role}", rights.join(", "))
 }
 
@@ -358,15 +249,15 @@ pub(crate) fn missing(
     name: &OutboxName,
 ) -> Result<Vec<String>, DatabaseError> {
     let (mut tables, mut privileges, mut columns) = (Vec::new(), Vec::new(), Vec::new());
-    for right in RELAY.rights {
-        let of_right: &[&str] = match right.columns {
-            [] => &[""],
-            columns => columns,
-        };
-        for column in of_right {
-            tables.push(name.suffixed(right.suffix));
-            privileges.push(right.privilege);
-            columns.push(*column);
+    for (suffix, rights) in RELAY.rights {
+        for (of_right, on) in *rights {
+            for privilege in of_right.split(", ") {
+                for column in on.split(", ") {
+                    tables.push(name.suffixed(suffix));
+                    privileges.push(privilege);
+                    columns.push(column);
+                }
+            }
         }
     }
     let rows: Vec<MissingRow> = sql_query(
@@ -405,15 +296,14 @@ struct RoleRow {
 }
 
 fn missing_of_table(rows: &[MissingRow]) -> String {
-    let rights: Vec<(&str, Vec<&str>)> = rows
+    let rights = rows
         .chunk_by(|a, b| a.privilege == b.privilege)
         .map(|of_privilege| {
             let columns = of_privilege.iter().map(|row| row.column.as_str());
-            let columns = columns.filter(|column| !column.is_empty()).collect();
-            (of_privilege[0].privilege.as_str(), columns)
-        })
-        .collect();
-    grant(&rights, &rows[0].table_name, &rows[0].role)
+            let columns: Vec<&str> = columns.collect();
+            on(&of_privilege[0].privilege, &columns.join(", "))
+        });
+    grant(rights.collect(), &rows[0].table_name, &rows[0].role)
 }
 
 /// Whether a relay can work here: the outbox is as it must be, and this connection's role may do all
