@@ -70,16 +70,20 @@ pub struct LaneDepth {
 }
 
 /// How many dead letters a topic has of a destination.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct DeadDepth {
     /// The topic.
+    #[diesel(sql_type = Text)]
     pub topic: String,
     /// The destination that was used; empty where none was.
+    #[diesel(sql_type = Text)]
     pub destination: String,
     /// How many.
+    #[diesel(sql_type = BigInt)]
     pub count: i64,
     /// The number is an estimate.
+    #[diesel(sql_type = Bool)]
     pub is_estimate: bool,
 }
 
@@ -234,7 +238,7 @@ pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryR
         find_unrouted(conn, name, &mut lanes)?;
         Ok(Depths {
             lanes,
-            dead: dead::counted(conn, name)?,
+            dead: dead::count(conn, &name.dead())?,
             is_estimate: false,
         })
     })

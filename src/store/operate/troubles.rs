@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Nullable, Text};
+use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text};
 use diesel::{
     ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query,
 };
@@ -37,35 +37,27 @@ pub struct StatusCount {
 }
 
 /// What messages of one topic wait for, or died of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct TroubleCount {
     /// Pending (it waited at no cost), retrying or dead.
+    #[diesel(sql_type = Text)]
     pub status: Status,
     /// The topic.
+    #[diesel(sql_type = Text)]
     pub topic: String,
     /// The name of a [`ReasonCode`](crate::ReasonCode).
+    #[diesel(sql_type = Text)]
     pub reason: String,
     /// How many messages.
+    #[diesel(sql_type = BigInt)]
     pub count: i64,
     /// The error of one of them.
+    #[diesel(sql_type = Nullable<Text>)]
     pub example: Option<String>,
     /// The number is an estimate.
+    #[diesel(sql_type = Bool)]
     pub is_estimate: bool,
-}
-
-#[derive(diesel::QueryableByName)]
-struct TroubleRow {
-    #[diesel(sql_type = Text)]
-    status: Status,
-    #[diesel(sql_type = Text)]
-    topic: String,
-    #[diesel(sql_type = Text)]
-    reason: String,
-    #[diesel(sql_type = BigInt)]
-    count: i64,
-    #[diesel(sql_type = Nullable<Text>)]
-    example: Option<String>,
 }
 
 /// How large tables are looked at.
@@ -154,18 +146,12 @@ pub(crate) fn troubles(
     care: Care,
 ) -> QueryResult<Vec<TroubleCount>> {
     let mut found: BTreeMap<(&str, String, String), TroubleCount> = BTreeMap::new();
-    let mut add = |rows: Vec<TroubleRow>, factor: Option<f64>| {
-        for row in rows {
+    let mut add = |rows: Vec<TroubleCount>, factor: Option<f64>| {
+        for mut row in rows {
             let count = sample::times(row.count, factor.unwrap_or(1.0));
             let key = (row.status.as_str(), row.topic.clone(), row.reason.clone());
-            let trouble = found.entry(key).or_insert(TroubleCount {
-                status: row.status,
-                topic: row.topic,
-                reason: row.reason,
-                count,
-                example: row.example,
-                is_estimate: factor.is_some(),
-            });
+            row.is_estimate = factor.is_some();
+            let trouble = found.entry(key).or_insert(TroubleCount { count, ..row });
             // Both are of the same messages: the one that has seen more is nearer.
             trouble.count = trouble.count.max(count);
         }
@@ -194,21 +180,23 @@ pub(crate) fn troubles(
     Ok(troubles)
 }
 
-fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleRow>> {
+fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
     looking(conn, None, |conn| {
         sql_query(format!(
             "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
-                    last_error_code AS reason, count(*) AS count, min(last_error) AS example
+                    last_error_code AS reason, count(*) AS count, min(last_error) AS example,
+                    false AS is_estimate
                FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code"
         ))
         .load(conn)
     })
 }
 
-fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleRow>> {
+fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
     looking(conn, None, |conn| {
         sql_query(format!(
-            "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example
+            "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example,
+                    false AS is_estimate
                FROM {from} GROUP BY topic, reason"
         ))
         .load(conn)
@@ -217,11 +205,12 @@ fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<Trouble
 
 /// The troubles of the first messages of each lane, and of the first that are not due yet: few messages
 /// that have a trouble are not in a sample of many, but here.
-fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<TroubleRow>> {
+fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<TroubleCount>> {
     let columns = "o.sequence, o.attempts, o.last_error_code, o.last_error";
     let sql = format!(
         "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
-                last_error_code AS reason, count(*) AS count, min(last_error) AS example
+                last_error_code AS reason, count(*) AS count, min(last_error) AS example,
+                    false AS is_estimate
            FROM (SELECT DISTINCT lane.topic, f.* FROM unnest($1::text[], $2::text[])
                         AS lane(topic, destination)
                   CROSS JOIN LATERAL (SELECT * FROM {first} a UNION ALL SELECT * FROM {later} b) f

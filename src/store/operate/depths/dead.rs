@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::{COUNTED_PAGES, DeadDepth, Lane, sample};
@@ -16,20 +15,10 @@ use crate::store::catalogue;
 /// there, when a sample does not show it yet.
 const LATEST: i64 = 1_000;
 
-#[derive(diesel::QueryableByName)]
-struct LaneCount {
-    #[diesel(sql_type = Text)]
-    topic: String,
-    #[diesel(sql_type = Text)]
-    destination: String,
-    #[diesel(sql_type = BigInt)]
-    count: i64,
-}
-
 pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DeadDepth>> {
     let pages = catalogue::pages(conn, &name.dead())?;
     if pages <= COUNTED_PAGES {
-        return counted(conn, name);
+        return count(conn, &name.dead());
     }
     let (sample, factor) = sample::of(pages);
     let sampled = count(conn, &format!("{} {sample}", name.dead()))?;
@@ -60,22 +49,9 @@ pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         .collect())
 }
 
-pub(super) fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DeadDepth>> {
-    let rows = count(conn, &name.dead())?;
-    Ok(rows
-        .into_iter()
-        .map(|row| DeadDepth {
-            topic: row.topic,
-            destination: row.destination,
-            count: row.count,
-            is_estimate: false,
-        })
-        .collect())
-}
-
-fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<LaneCount>> {
+pub(super) fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<DeadDepth>> {
     sql_query(format!(
-        "SELECT topic, destination, count(*) AS count FROM {from}
+        "SELECT topic, destination, count(*) AS count, false AS is_estimate FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
     ))
     .load(conn)
