@@ -2,20 +2,19 @@
 //!
 //! Text: it is DDL, and each step says in SQL whether it was done.
 
-use std::fmt::Write;
-
 use diesel::connection::SimpleConnection;
 use diesel::prelude::{Connection, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
 use diesel::upsert::excluded;
-use diesel::{PgConnection, insert_into, select, sql_query};
+use diesel::{PgConnection, insert_into, select};
 
 use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
 use crate::store::sql::{outbox_create, pg_advisory_xact_lock};
+use crate::store::statement::{planned_anew, statement};
 
 diesel::table! {
     /// The steps that were done.
@@ -28,7 +27,7 @@ diesel::table! {
 /// One step. The version is the name of its folder.
 pub(crate) struct Step {
     pub(crate) version: &'static str,
-    /// Whether it was done by somebody's own migration, as SQL that gives `found`.
+    /// Whether it was done by somebody's own migration, as SQL.
     is_there: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
@@ -78,25 +77,21 @@ const FIRST_OUTBOX: &str = "2026-11-20-000002_first_outbox";
 impl Step {
     /// SQL that takes the step where nobody has done so before.
     pub(crate) fn up_unless_there(&self) -> String {
-        format!(
-            "DO $outbox_step$ BEGIN
-                IF NOT ({is_there}) THEN EXECUTE $outbox_sql$ {up} $outbox_sql$; END IF;
-             END $outbox_step$",
-            is_there = self.is_there,
-            up = self.up,
-        )
+        only_if(&format!("NOT ({})", self.is_there), self.up)
     }
 
     /// SQL that undoes the step where it was taken.
     pub(crate) fn down_if_there(&self) -> String {
-        format!(
-            "DO $outbox_step$ BEGIN
-                IF {is_there} THEN EXECUTE $outbox_sql$ {down} $outbox_sql$; END IF;
-             END $outbox_step$",
-            is_there = self.is_there,
-            down = self.down,
-        )
+        only_if(self.is_there, self.down)
     }
+}
+
+fn only_if(condition: &str, sql: &str) -> String {
+    format!(
+        "DO $outbox_step$ BEGIN
+            IF {condition} THEN EXECUTE $outbox_sql$ {sql} $outbox_sql$; END IF;
+         END $outbox_step$"
+    )
 }
 
 /// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
@@ -189,39 +184,25 @@ fn lock(conn: &mut PgConnection) -> QueryResult<()> {
 }
 
 fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {
-    sql_query(format!("SELECT {} AS found", step.is_there))
-        .get_result::<FoundRow>(conn)
-        .map(|row| row.found)
+    let is_there = statement(format!("SELECT {}", step.is_there));
+    planned_anew(is_there.giving::<Bool>()).get_result(conn)
 }
 
 /// The SQL of all steps, for the outbox `name`, to be copied into a migration of the application.
 pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
-    let mut sql = String::new();
-    let mut add = |version: &str, text: &str| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(sql, "-- {version}\n{}\n", text.trim_end());
+    let printed = |step: &Step| {
+        let text = match (direction, step.version) {
+            (Direction::Up, FIRST_OUTBOX) => format!("SELECT outbox_create('{name}');"),
+            (Direction::Down, FIRST_OUTBOX) => format!("SELECT outbox_drop('{name}');"),
+            (Direction::Up, _) => step.up.to_owned(),
+            (Direction::Down, _) => step.down.to_owned(),
+        };
+        format!("-- {}\n{}\n\n", step.version, text.trim_end())
     };
-    let (create, drop) = (
-        format!("SELECT outbox_create('{name}');"),
-        format!("SELECT outbox_drop('{name}');"),
-    );
-    let (up, down): (Vec<_>, Vec<_>) = STEPS
-        .iter()
-        .map(|m| match m.version {
-            FIRST_OUTBOX => ((m.version, create.as_str()), (m.version, drop.as_str())),
-            version => ((version, m.up), (version, m.down)),
-        })
-        .unzip();
     match direction {
-        Direction::Up => up
-            .into_iter()
-            .for_each(|(version, text)| add(version, text)),
-        Direction::Down => down
-            .into_iter()
-            .rev()
-            .for_each(|(version, text)| add(version, text)),
+        Direction::Up => STEPS.iter().map(printed).collect(),
+        Direction::Down => STEPS.iter().rev().map(printed).collect(),
     }
-    sql
 }
 
 /// Which way a migration goes.
@@ -231,12 +212,6 @@ pub enum Direction {
     Up,
     /// Undoing it.
     Down,
-}
-
-#[derive(diesel::QueryableByName)]
-struct FoundRow {
-    #[diesel(sql_type = Bool)]
-    found: bool,
 }
 
 #[cfg(test)]
