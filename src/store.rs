@@ -31,17 +31,10 @@ pub(crate) mod tests;
 
 use diesel::pg::Pg;
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Integer};
+use diesel::sql_types::Integer;
 use diesel::{Connection, IntoSql, RunQueryDsl};
 
 use crate::name::OutboxName;
-
-/// A row that is only a sequence.
-#[derive(diesel::QueryableByName)]
-pub(crate) struct SequenceRow {
-    #[diesel(sql_type = BigInt)]
-    pub(crate) sequence: i64,
-}
 
 /// The digest of a row's content: plain inserts give none. As `message::digest` makes it.
 ///

@@ -11,39 +11,32 @@
 use diesel::connection::{SimpleConnection, TransactionManager};
 use diesel::result::{Error, QueryResult};
 use diesel::sql_types::{Nullable, Text};
-use diesel::{Connection, PgConnection, RunQueryDsl, select, sql_query};
+use diesel::{Connection, PgConnection, RunQueryDsl, select};
 
 use super::sql::set_config;
+use super::statement::{planned_anew, statement};
 use crate::name::OutboxName;
 
 /// Where names without a schema are looked for. Without `pg_temp` temporary tables would come first.
 pub(crate) const PATH: &str = "pg_catalog, pg_temp";
 
-#[derive(diesel::QueryableByName)]
-struct PlaceRow {
-    #[diesel(sql_type = Text)]
-    path: String,
-    #[diesel(sql_type = Nullable<Text>)]
-    schema: Option<String>,
-}
-
 /// The path of a connection, and the schema in which it finds a table of this (quoted) name.
 ///
 /// Text: it asks PostgreSQL's catalogue, on an application's search path.
-fn place(conn: &mut PgConnection, table: &str) -> QueryResult<PlaceRow> {
-    sql_query(
-        "SELECT pg_catalog.current_setting('search_path') AS path,
+fn place(conn: &mut PgConnection, table: &str) -> QueryResult<(String, Option<String>)> {
+    let place = statement(
+        "SELECT pg_catalog.current_setting('search_path'),
                 (SELECT n.nspname::pg_catalog.text
                    FROM pg_catalog.pg_class c
                    JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-                  WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid) AS schema",
+                  WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid)",
     )
-    .bind::<Text, _>(table)
-    .get_result(conn)
+    .bind::<Text, _>(table);
+    planned_anew(place.giving::<(Text, Nullable<Text>)>()).get_result(conn)
 }
 
-fn in_place(name: &OutboxName, place: &PlaceRow) -> OutboxName {
-    match &place.schema {
+fn in_place(name: &OutboxName, schema: Option<&str>) -> OutboxName {
+    match schema {
         Some(schema) => name.found_in(schema),
         // What is missing is said by whoever needs it.
         None => name.clone(),
@@ -52,7 +45,7 @@ fn in_place(name: &OutboxName, place: &PlaceRow) -> OutboxName {
 
 /// The outbox with the schema in which this connection finds it.
 pub(crate) fn located(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<OutboxName> {
-    place(conn, &name.outbox()).map(|place| in_place(name, &place))
+    place(conn, &name.outbox()).map(|(_, schema)| in_place(name, schema.as_deref()))
 }
 
 /// A table with the schema in which a new connection of this role finds it, both quoted. `None`: there is none.
@@ -60,13 +53,11 @@ pub(crate) fn located_by_default(
     conn: &mut PgConnection,
     table: &str,
 ) -> QueryResult<Option<String>> {
-    let place = super::looking::looking(conn, None, |conn| {
+    let (_, schema) = super::looking::looking(conn, None, |conn| {
         conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
         place(conn, table)
     })?;
-    Ok(place
-        .schema
-        .map(|schema| format!("\"{}\".{table}", schema.replace('"', "\"\""))))
+    Ok(schema.map(|schema| format!("\"{}\".{table}", schema.replace('"', "\"\""))))
 }
 
 /// Sets the path for as long as the connection lives.
@@ -83,12 +74,12 @@ pub(crate) fn pinned<T, E: From<Error>>(
 ) -> Result<T, E> {
     let is_nested = is_in_transaction(conn);
     conn.transaction(|conn| {
-        let place = place(conn, &name.outbox())?;
+        let (path, schema) = place(conn, &name.outbox())?;
         conn.batch_execute(&format!("SET LOCAL search_path = {PATH}"))?;
-        let worked = work(conn, &in_place(name, &place))?;
+        let worked = work(conn, &in_place(name, schema.as_deref()))?;
         // Where the transaction goes on, so would the path. Where it does not, its end resets it.
         if is_nested {
-            select(set_config("search_path", place.path, true)).execute(conn)?;
+            select(set_config("search_path", path, true)).execute(conn)?;
         }
         Ok(worked)
     })

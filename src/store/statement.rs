@@ -1,5 +1,7 @@
 //! Which statements are prepared once for each connection.
 
+use std::marker::PhantomData;
+
 use diesel::pg::Pg;
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
@@ -16,9 +18,10 @@ use diesel::{PgConnection, RunQueryDsl};
 /// The text must be one of few: it may name an outbox, but never hold a value, as every text is kept
 /// for as long as its connection. Its plan must be good whatever the values and whatever the size of
 /// the tables was when it was made: after five calls PostgreSQL may keep one plan for all values.
-pub(crate) struct Statement<'a> {
+pub(crate) struct Statement<'a, Row = Untyped> {
     sql: String,
     binds: Vec<Box<dyn QueryFragment<Pg> + Send + 'a>>,
+    row: PhantomData<Row>,
 }
 
 /// The statement of this text; `$1`, `$2`, … stand for what is bound, in any order, any number of
@@ -27,6 +30,7 @@ pub(crate) fn statement<'a>(sql: impl Into<String>) -> Statement<'a> {
     Statement {
         sql: sql.into(),
         binds: Vec::new(),
+        row: PhantomData,
     }
 }
 
@@ -40,13 +44,22 @@ impl<'a> Statement<'a> {
     {
         self.binds.push(Box::new(Bind {
             value,
-            sql_type: std::marker::PhantomData,
+            sql_type: PhantomData,
         }));
         self
     }
+
+    /// Says of which SQL types its rows are: they need no names then.
+    pub(crate) fn giving<Row>(self) -> Statement<'a, Row> {
+        Statement {
+            sql: self.sql,
+            binds: self.binds,
+            row: PhantomData,
+        }
+    }
 }
 
-impl QueryFragment<Pg> for Statement<'_> {
+impl<Row> QueryFragment<Pg> for Statement<'_, Row> {
     /// Diesel writes `$n` where a value is bound. The text has placeholders of its own, so Diesel's
     /// stand in a comment behind it.
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
@@ -61,17 +74,17 @@ impl QueryFragment<Pg> for Statement<'_> {
 }
 
 /// Without an id of its type: Diesel then finds the prepared statement by its text.
-impl QueryId for Statement<'_> {
+impl<Row> QueryId for Statement<'_, Row> {
     type QueryId = ();
 
     const HAS_STATIC_QUERY_ID: bool = false;
 }
 
-impl Query for Statement<'_> {
-    type SqlType = Untyped;
+impl<Row> Query for Statement<'_, Row> {
+    type SqlType = Row;
 }
 
-impl RunQueryDsl<PgConnection> for Statement<'_> {}
+impl<Row> RunQueryDsl<PgConnection> for Statement<'_, Row> {}
 
 /// A query of Diesel's that the server plans at every call, for the values of that call.
 ///
@@ -138,7 +151,7 @@ impl<Q> RunQueryDsl<PgConnection> for Kept<Q> {}
 
 struct Bind<T, V> {
     value: V,
-    sql_type: std::marker::PhantomData<T>,
+    sql_type: PhantomData<T>,
 }
 
 impl<T, V> QueryFragment<Pg> for Bind<T, V>
@@ -168,7 +181,7 @@ mod tests {
             debug_query::<Pg, _>(&statement).to_string(),
             "SELECT $2, $1, $1\n-- $1 $2 -- binds: [[Some(7), None], \"a\"]"
         );
-        const { assert!(!Statement::HAS_STATIC_QUERY_ID) };
+        const { assert!(!Statement::<Untyped>::HAS_STATIC_QUERY_ID) };
     }
 
     #[test]

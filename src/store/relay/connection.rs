@@ -9,14 +9,13 @@ use diesel::dsl::exists;
 use diesel::r2d2::ManageConnection;
 use diesel::result::QueryResult;
 use diesel::sql_types::Text;
-use diesel::{
-    Connection, ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select, sql_query,
-};
+use diesel::{Connection, ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::error::DatabaseError;
 use crate::store::catalogue::pg_stat_activity;
 use crate::store::sql::pg_backend_pid;
+use crate::store::statement::{planned_anew, statement};
 
 /// libpq's parameters, used where the URL does not set them itself. A dead server is noticed
 /// after 20 s of silence at most, and sooner while data is on its way.
@@ -217,18 +216,12 @@ fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
 /// Text: it asks PostgreSQL's catalogue, and nothing may be prepared by name yet.
 fn are_set(conn: &mut PgConnection, statement_timeout: Duration) -> QueryResult<bool> {
     let timeout = crate::store::millis(statement_timeout).max(1);
-    sql_query(
+    let setting = statement(
         "SELECT setting FROM pg_catalog.pg_settings
           WHERE name OPERATOR(pg_catalog.=) 'statement_timeout'",
-    )
-    .get_result::<SettingRow>(conn)
-    .map(|row| row.setting == timeout.to_string())
-}
-
-#[derive(diesel::QueryableByName)]
-struct SettingRow {
-    #[diesel(sql_type = Text)]
-    setting: String,
+    );
+    let setting: String = planned_anew(setting.giving::<Text>()).get_result(conn)?;
+    Ok(setting == timeout.to_string())
 }
 
 fn establish(

@@ -29,7 +29,7 @@ use diesel::prelude::{
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Record, Text, Timestamptz};
-use diesel::{PgConnection, select, sql_query};
+use diesel::{PgConnection, select};
 
 pub(crate) use self::next::claim_next;
 pub(crate) use self::walk::{first_of, walk};
@@ -43,6 +43,7 @@ use crate::message::Message;
 use crate::name::OutboxName;
 use crate::store::OUTBOX_NUMBER;
 use crate::store::sql::{On, clock_timestamp, coalesce};
+use crate::store::statement::{planned_anew, statement};
 use crate::store::table::{candidate, dead, other};
 
 /// A key, and the destination within which it orders.
@@ -285,23 +286,16 @@ fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to
     found
 }
 
-#[derive(diesel::QueryableByName)]
-struct LockedRow {
-    #[diesel(sql_type = Bool)]
-    is_locked: bool,
-}
-
 /// Takes the lock of keyed claims until the transaction ends. A statement of its own: the claim sees what the
 /// last holder of the lock did.
 ///
 /// Text: an advisory lock, and the table's oid as a number.
 fn try_lock(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    sql_query(format!(
-        "SELECT pg_try_advisory_xact_lock({OUTBOX_NUMBER}, 2) AS is_locked"
+    let lock = statement(format!(
+        "SELECT pg_try_advisory_xact_lock({OUTBOX_NUMBER}, 2)"
     ))
-    .bind::<Text, _>(name.outbox())
-    .get_result(conn)
-    .map(|row: LockedRow| row.is_locked)
+    .bind::<Text, _>(name.outbox());
+    planned_anew(lock.giving::<Bool>()).get_result(conn)
 }
 
 /// Claims those of these keyed messages that are the first of their key and alone. `None`: another

@@ -32,7 +32,7 @@ use crate::store::range::Range;
 use crate::store::sql::{On, width_bucket};
 use crate::store::statement::{Statement, kept, statement};
 use crate::store::table::{ledger, outbox};
-use crate::store::{SequenceRow, kept_digest, millis, open_part};
+use crate::store::{kept_digest, millis, open_part};
 
 /// A claim of a message, beside its lease: a sequence may be given twice, by a new primary that lacks the
 /// last inserts or after `TRUNCATE … RESTART IDENTITY`. When it was claimed tells the messages apart.
@@ -129,8 +129,8 @@ pub(crate) fn delivered(
     .bind::<Bool, _>(keep_payload)
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<Text>, _>(messages.iter().map(|m| &*m.destination).collect::<Vec<_>>())
-    .load::<SequenceRow>(conn)
-    .map(only_sequences)
+    .giving::<BigInt>()
+    .load(conn)
 }
 
 /// Removes messages that the ledger has as delivered already.
@@ -187,8 +187,8 @@ pub(crate) fn retry(
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<BigInt>, _>(delays)
     .bind::<Array<Integer>, _>(before)
-    .load::<SequenceRow>(conn)
-    .map(only_sequences)
+    .giving::<BigInt>()
+    .load(conn)
 }
 
 /// What has failed, as rows: $1 and what [`Statement::bind_failures`] binds.
@@ -290,8 +290,8 @@ pub(crate) fn dead(
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Bool, _>(keep_payload)
     .bind::<Array<BigInt>, _>(blocking)
-    .load::<SequenceRow>(conn)
-    .map(only_sequences)
+    .giving::<BigInt>()
+    .load(conn)
 }
 
 /// Gives messages back unsent. Costs no attempt, and is a HOT update. When its answer was lost and the same lease
@@ -400,8 +400,4 @@ pub(super) fn claims(claims: impl Iterator<Item = Claim>) -> (Vec<i64>, Vec<PgTi
     claims
         .map(|claim| (claim.sequence, PgTimestamp(claim.at)))
         .unzip()
-}
-
-fn only_sequences(rows: Vec<SequenceRow>) -> Vec<i64> {
-    rows.into_iter().map(|row| row.sequence).collect()
 }

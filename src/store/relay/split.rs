@@ -5,12 +5,13 @@
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::{Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Text, Timestamptz};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel::{Connection, PgConnection, RunQueryDsl};
 
 use super::lease::LeaseId;
 use super::settle::{Claim, of_row};
 use crate::name::OutboxName;
-use crate::store::{SequenceRow, digest_of};
+use crate::store::digest_of;
+use crate::store::statement::{planned_anew, statement};
 
 /// A message, and the destinations that it goes to.
 pub(crate) type Split<'a> = (Claim, &'a [String]);
@@ -70,8 +71,9 @@ fn try_to_split(
     lease: LeaseId,
     parts: &Parts<'_>,
 ) -> QueryResult<Done> {
-    let in_conflict: Vec<i64> = sql_query(format!(
-        "SELECT DISTINCT g.sequence
+    let in_conflict: Vec<i64> = planned_anew(
+        statement(format!(
+            "SELECT DISTINCT g.sequence
            FROM unnest($1::bigint[], $2::text[], $4::timestamptz[])
                 AS t(sequence, destination, claimed_at)
            JOIN {outbox} g ON g.sequence = t.sequence
@@ -79,19 +81,19 @@ fn try_to_split(
            JOIN {outbox} o ON o.idempotency_key = g.idempotency_key
                           AND o.destination = t.destination
           WHERE {other} <> {own}",
-        outbox = name.outbox(),
-        other = digest_of("o"),
-        own = digest_of("g"),
-    ))
-    .bind::<Array<BigInt>, _>(&parts.sequences)
-    .bind::<Array<Text>, _>(&parts.destinations)
-    .bind::<BigInt, _>(lease.0)
-    .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
-    .load::<SequenceRow>(conn)?
-    .into_iter()
-    .map(|row| row.sequence)
-    .collect();
-    let rows: Vec<SplitRow> = sql_query(format!(
+            outbox = name.outbox(),
+            other = digest_of("o"),
+            own = digest_of("g"),
+        ))
+        .bind::<Array<BigInt>, _>(&parts.sequences)
+        .bind::<Array<Text>, _>(&parts.destinations)
+        .bind::<BigInt, _>(lease.0)
+        .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
+        .giving::<BigInt>(),
+    )
+    .load(conn)?;
+    // Which message, how many it was to become, and how many of them are there.
+    let rows: Vec<(i64, i64, i64)> = planned_anew(statement(format!(
         "WITH gone AS (
             DELETE FROM {outbox} o
              WHERE o.sequence = ANY($1) AND o.locked_by = $3 AND o.locked_at = {claimed_at}
@@ -132,25 +134,14 @@ fn try_to_split(
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<BigInt>, _>(&in_conflict)
     .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
+    .giving::<(BigInt, BigInt, BigInt)>())
     .load(conn)?;
-    if rows.iter().any(|row| row.parts != row.placed) {
+    if rows.iter().any(|(_, parts, placed)| parts != placed) {
         // A row that was not seen stood in the way: look again.
         return Err(Error::RollbackTransaction);
     }
     Ok(Done {
-        split: rows.into_iter().map(|row| row.sequence).collect(),
+        split: rows.into_iter().map(|(sequence, ..)| sequence).collect(),
         in_conflict,
     })
-}
-
-#[derive(diesel::QueryableByName)]
-struct SplitRow {
-    #[diesel(sql_type = BigInt)]
-    sequence: i64,
-    /// How many messages it was to become.
-    #[diesel(sql_type = BigInt)]
-    parts: i64,
-    /// How many of them are there.
-    #[diesel(sql_type = BigInt)]
-    placed: i64,
 }

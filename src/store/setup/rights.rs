@@ -11,6 +11,7 @@ use diesel::{PgConnection, RunQueryDsl, sql_query};
 use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::statement::statement;
 
 /// Privileges, and the columns that they are on; empty: the whole table. Both as SQL lists them.
 type Right = (&'static str, &'static str);
@@ -275,24 +276,17 @@ pub(crate) fn missing(
     .load(conn)?;
     let of_tables = rows.chunk_by(|a, b| a.table_name == b.table_name);
     let mut missing: Vec<String> = of_tables.map(missing_of_table).collect();
-    let rotate: RoleRow = sql_query(
-        "SELECT quote_ident(current_user) AS role,
-                coalesce(has_function_privilege(to_regprocedure($1), 'EXECUTE'), false) AS may",
+    let (role, may): (String, bool) = statement(
+        "SELECT quote_ident(current_user),
+                coalesce(has_function_privilege(to_regprocedure($1), 'EXECUTE'), false)",
     )
     .bind::<Text, _>(format!("{}(interval)", name.rotate()))
+    .giving::<(Text, Bool)>()
     .get_result(conn)?;
-    if !rotate.may {
-        missing.push(grant_rotate(name, &rotate.role));
+    if !may {
+        missing.push(grant_rotate(name, &role));
     }
     Ok(missing)
-}
-
-#[derive(diesel::QueryableByName)]
-struct RoleRow {
-    #[diesel(sql_type = Text)]
-    role: String,
-    #[diesel(sql_type = Bool)]
-    may: bool,
 }
 
 fn missing_of_table(rows: &[MissingRow]) -> String {

@@ -7,13 +7,12 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Interval, Nullable, Timestamptz};
 use diesel::{
     BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, insert_into, select,
-    sql_query,
 };
 
 use crate::store::pinned::located_by_default;
 use crate::store::setup::inspect::has_column;
 use crate::store::sql::{has_table_privilege, to_regclass};
-use crate::store::statement::statement;
+use crate::store::statement::{planned_anew, statement};
 use crate::store::table::inbox;
 use crate::store::{LONGEST_AGE, millis};
 
@@ -54,14 +53,6 @@ pub(crate) struct Forgetting<'a> {
     from: PgTimestamp,
 }
 
-#[derive(diesel::QueryableByName)]
-struct ForgottenRow {
-    #[diesel(sql_type = BigInt)]
-    rows: i64,
-    #[diesel(sql_type = Nullable<Timestamptz>)]
-    last: Option<PgTimestamp>,
-}
-
 impl<'a> Forgetting<'a> {
     pub(crate) fn new(table: &'a str, age: Duration) -> Self {
         let age = i64::try_from(age.min(LONGEST_AGE).as_micros()).unwrap_or(i64::MAX);
@@ -79,7 +70,7 @@ impl<'a> Forgetting<'a> {
     ///
     /// Text: Diesel names no schema of operators, as an application's search path needs; and has no WITH.
     pub(crate) fn step(&mut self, conn: &mut PgConnection, limit: i64) -> QueryResult<usize> {
-        let forgotten: ForgottenRow = sql_query(format!(
+        let forgotten = statement(format!(
             "WITH forgotten AS (
                 DELETE FROM {table} WHERE ctid OPERATOR(pg_catalog.=) ANY(ARRAY(
                     SELECT ctid FROM {table}
@@ -88,15 +79,16 @@ impl<'a> Forgetting<'a> {
                      ORDER BY handled_at LIMIT $3))
                 RETURNING handled_at
              )
-             SELECT pg_catalog.count(*) AS rows, pg_catalog.max(handled_at) AS last FROM forgotten",
+             SELECT pg_catalog.count(*), pg_catalog.max(handled_at) FROM forgotten",
             table = self.table
         ))
         .bind::<Timestamptz, _>(self.from)
         .bind::<Interval, _>(self.age)
         .bind::<BigInt, _>(limit)
-        .get_result(conn)?;
-        self.from = forgotten.last.unwrap_or(self.from);
-        Ok(usize::try_from(forgotten.rows).unwrap_or(0))
+        .giving::<(BigInt, Nullable<Timestamptz>)>();
+        let (rows, last): (i64, Option<PgTimestamp>) = planned_anew(forgotten).get_result(conn)?;
+        self.from = last.unwrap_or(self.from);
+        Ok(usize::try_from(rows).unwrap_or(0))
     }
 }
 

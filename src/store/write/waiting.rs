@@ -8,11 +8,9 @@ mod refs;
 use std::collections::BTreeSet;
 
 use diesel::dsl::{array, exists, not};
-use diesel::pg::Pg;
 use diesel::prelude::{
     Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
-use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text};
 use diesel::{PgConnection, sql_query, update};
@@ -28,7 +26,7 @@ use crate::store::OUTBOX_NUMBER;
 use crate::store::kept_digest;
 use crate::store::open_part;
 use crate::store::sql::{clock_timestamp, latest};
-use crate::store::statement::planned_anew;
+use crate::store::statement::{Statement, planned_anew, statement};
 use crate::store::table::{candidate, lease, outbox};
 
 /// How a message ends by hand.
@@ -88,9 +86,11 @@ pub(crate) fn end(
         free(
             conn,
             name,
-            ended.iter().filter_map(|row| row.ordering_key.clone()),
+            ended
+                .iter()
+                .filter_map(|(_, ordering_key)| ordering_key.clone()),
         )?;
-        let done: Vec<i64> = ended.into_iter().map(|row| row.sequence).collect();
+        let done: Vec<i64> = ended.into_iter().map(|(sequence, _)| sequence).collect();
         told(conn, name, which, found, &done)
     })
 }
@@ -142,13 +142,8 @@ fn told(
     Ok(found.and_now(again).told(done))
 }
 
-#[derive(diesel::QueryableByName)]
-struct Ended {
-    #[diesel(sql_type = BigInt)]
-    sequence: i64,
-    #[diesel(sql_type = Nullable<Text>)]
-    ordering_key: Option<String>,
-}
+/// The sequence of a message that has ended, and its ordering key.
+type Ended = (i64, Option<String>);
 
 /// Leases that hold one of these messages and are over: one that is over never comes back.
 fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult<Vec<i64>> {
@@ -193,9 +188,8 @@ fn end_live(
         RETURNING {}",
         columns("o", "o.destination")
     );
-    recorded(name, &gone, live, end, note)
-        .bind::<Array<BigInt>, _>(expired)
-        .load(conn)
+    let recorded = recorded(name, &gone, live, end, note).bind::<Array<BigInt>, _>(expired);
+    planned_anew(recorded.giving::<(BigInt, Nullable<Text>)>()).load(conn)
 }
 
 /// Text: as [`recorded`] says.
@@ -214,7 +208,8 @@ fn end_dead(
         name.dead(),
         columns("d", "d.named_destination")
     );
-    recorded(name, &gone, dead, end, note).load(conn)
+    let recorded = recorded(name, &gone, dead, end, note);
+    planned_anew(recorded.giving::<(BigInt, Nullable<Text>)>()).load(conn)
 }
 
 /// What the ledger keeps of a message. `named`: the destination that it names.
@@ -236,8 +231,8 @@ fn recorded<'a>(
     sequences: &'a [i64],
     end: End,
     note: Option<&'a str>,
-) -> BoxedSqlQuery<'a, Pg, SqlQuery> {
-    sql_query(format!(
+) -> Statement<'a> {
+    statement(format!(
         "WITH gone AS ({gone}), recorded AS (
             INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
                 ordering_key, idempotency_key, digest, tenant_id, status, reason, error, attempts,
@@ -251,7 +246,6 @@ fn recorded<'a>(
         ledger = name.ledger(),
         part = open_part(name),
     ))
-    .into_boxed()
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<Text, _>(end.status())
     .bind::<Text, _>(end.reason().as_str())

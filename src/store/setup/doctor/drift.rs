@@ -19,7 +19,7 @@ use crate::store::sql::{
     current_database, current_setting, has_database_privilege, outbox_create, pg_is_in_recovery,
     to_regclass,
 };
-use crate::store::statement::planned_anew;
+use crate::store::statement::{planned_anew, statement};
 
 /// Indexes that a relay needs, by their suffixes, and those for looking things up.
 const INDEXES: [&str; 14] = [
@@ -61,20 +61,6 @@ pub(crate) struct Compared {
     pub(crate) schema: String,
     /// One that this version makes.
     pub(crate) made: Vec<Part>,
-}
-
-#[derive(diesel::QueryableByName)]
-struct TextRow {
-    #[diesel(sql_type = Text)]
-    text: String,
-}
-
-#[derive(diesel::QueryableByName)]
-struct FunctionRow {
-    #[diesel(sql_type = Text)]
-    name: String,
-    #[diesel(sql_type = Text)]
-    source: String,
 }
 
 /// Whether this role may make a schema here, as comparing takes.
@@ -163,9 +149,9 @@ pub(crate) fn other_functions(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
-    let functions: Vec<FunctionRow> = looking(conn, None, |conn| {
-        sql_query(
-            "SELECT proname::text AS name, prosrc AS source FROM pg_proc
+    let functions: Vec<(String, String)> = looking(conn, None, |conn| {
+        statement(
+            "SELECT proname::text, prosrc FROM pg_proc
               WHERE proname IN ('outbox_create', 'outbox_drop', 'outbox_message_id', 'outbox_name_parts',
                               'outbox_wake')
                 AND pronamespace = (SELECT f.pronamespace FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
@@ -173,6 +159,7 @@ pub(crate) fn other_functions(
               ORDER BY 1",
         )
         .bind::<Text, _>(name.outbox())
+        .giving::<(Text, Text)>()
         .load(conn)
     })?;
     let is_ours = |source: &str| {
@@ -181,8 +168,8 @@ pub(crate) fn other_functions(
     };
     Ok(functions
         .into_iter()
-        .filter(|function| !is_ours(&function.source))
-        .map(|function| function.name)
+        .filter(|(_, source)| !is_ours(source))
+        .map(|(name, _)| name)
         .collect())
 }
 
@@ -206,12 +193,12 @@ pub(crate) fn invalid_indexes(
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
     let tables: Vec<String> = suffixes().map(|suffix| name.suffixed(&suffix)).collect();
-    sql_query(
-        "SELECT i.indexrelid::regclass::text AS text FROM unnest($1::text[]) t
+    statement(
+        "SELECT i.indexrelid::regclass::text FROM unnest($1::text[]) t
            JOIN pg_index i ON i.indrelid = to_regclass(t) AND NOT (i.indisvalid AND i.indisready)
           ORDER BY 1",
     )
     .bind::<Array<Text>, _>(&tables)
-    .load::<TextRow>(conn)
-    .map(|rows| rows.into_iter().map(|row| row.text).collect())
+    .giving::<Text>()
+    .load(conn)
 }

@@ -6,7 +6,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, Bool, Text};
 use diesel::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl,
-    RunQueryDsl, select, sql_query,
+    RunQueryDsl, select,
 };
 
 use super::{columns, setting, table_exists};
@@ -14,6 +14,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::catalogue::{pg_attribute, pg_class, pg_inherits};
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
+use crate::store::statement::statement;
 use crate::store::table::{attempt, dead, lease, ledger, messages, outbox, part, pause};
 
 /// The tables of an outbox by their suffix, and the view, with the columns that are used.
@@ -152,12 +153,6 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
     )))
 }
 
-#[derive(diesel::QueryableByName)]
-struct FoundRow {
-    #[diesel(sql_type = Bool)]
-    found: bool,
-}
-
 /// Whether the outbox is there and has all that this version uses.
 ///
 /// # Errors
@@ -204,19 +199,20 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             name.rotate()
         )));
     }
-    let unique: FoundRow = sql_query(
+    let is_unique: bool = statement(
         "SELECT EXISTS (
             SELECT FROM pg_index i
              WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid
                AND pg_get_expr(i.indpred, i.indrelid) = '(idempotency_key IS NOT NULL)'
                AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
                      WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) = $2::text[]
-         ) AS found",
+         )",
     )
     .bind::<Text, _>(name.outbox())
     .bind::<Array<Text>, _>(vec!["destination", "idempotency_key"])
+    .giving::<Bool>()
     .get_result(conn)?;
-    if !unique.found {
+    if !is_unique {
         return Err(DatabaseError::Schema(format!(
             "{} has no unique index on (idempotency_key, destination) WHERE idempotency_key IS NOT NULL: without it a message could be enqueued twice",
             name.outbox()
