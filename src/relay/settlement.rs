@@ -370,7 +370,6 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
         response: failure.response.body.as_deref().map(storable),
         took: settlement.latency,
         delay: delay.min(LONGEST_DELAY),
-        before: i32::try_from(settlement.message.attempts).unwrap_or(i32::MAX),
         counted,
         blocks_key: false,
     })

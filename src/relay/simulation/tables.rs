@@ -786,9 +786,7 @@ impl Tables {
                     ..freed(&row)
                 }),
                 Kind::Retry => {
-                    let Some(failed) = failed(one).filter(|one| row.attempts <= one.before) else {
-                        continue;
-                    };
+                    let Some(failed) = failed(one) else { continue };
                     // The clock goes on from row to row.
                     let row_at = now + i64::try_from(changed.len()).unwrap_or(0);
                     Some(Row {

@@ -77,8 +77,6 @@ pub(crate) struct Failed {
     pub(crate) took: Duration,
     /// Until the next attempt. Not used where the message dies.
     pub(crate) delay: Duration,
-    /// Attempts before this one.
-    pub(crate) before: i32,
     /// 1, or 0 where nothing was sent.
     pub(crate) counted: i32,
     /// Where it dies: whether its ordering key is kept back.
@@ -148,8 +146,7 @@ pub(crate) fn deduplicated(
 
 /// Counts the attempts and lets the messages wait for their next one.
 ///
-/// An attempt that was counted by a settle whose answer was lost is not counted again, even where
-/// the same lease has claimed the message anew meanwhile.
+/// When its answer was lost and the same lease has claimed a message anew meanwhile, the repeat leaves it alone.
 pub(crate) fn retry(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -159,7 +156,6 @@ pub(crate) fn retry(
     let messages = in_order(messages, |m| m.claim);
     let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
     let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
-    let before: Vec<i32> = messages.iter().map(|m| m.before).collect();
     let changed = format!(
         "UPDATE {outbox} o
             SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
@@ -167,14 +163,13 @@ pub(crate) fn retry(
                 last_error_code = {code}, last_error = {error},
                 locked_by = NULL, locked_at = NULL
           WHERE o.sequence = ANY($1) AND o.locked_by = $2
-            AND o.locked_at = {claimed_at} AND o.attempts <= {before}
+            AND o.locked_at = {claimed_at}
         RETURNING o.*",
         outbox = name.outbox(),
         delay = of_row("$11::bigint[]", "$1"),
         counted = of_row("$3::int[]", "$1"),
         code = of_row("$4::text[]", "$1"),
         error = of_row("$5::text[]", "$1"),
-        before = of_row("$12::int[]", "$1"),
         claimed_at = of_row("$10::timestamptz[]", "$1"),
     );
     statement(format!(
@@ -186,7 +181,6 @@ pub(crate) fn retry(
     .bind_failures(&messages)
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<BigInt>, _>(delays)
-    .bind::<Array<Integer>, _>(before)
     .giving::<BigInt>()
     .load(conn)
 }

@@ -60,7 +60,6 @@ fn failed(claim: Claim) -> Failed {
         response: None,
         took: Duration::from_millis(7),
         delay: Duration::ZERO,
-        before: 0,
         counted: 1,
         blocks_key: false,
     }
