@@ -12,7 +12,6 @@ mod depths;
 mod doubt;
 mod ending;
 mod error;
-mod fate;
 mod gate;
 mod groups;
 mod health;
@@ -20,6 +19,7 @@ mod heartbeat;
 mod idle;
 mod intake;
 mod janitor;
+mod job;
 mod lease_clock;
 mod listener;
 mod metrics;
@@ -62,6 +62,7 @@ pub use self::stats::Stats;
 
 use self::bulkhead::Bulkhead;
 use self::ending::held;
+use self::job::Job;
 use self::lease_clock::{BootTime, LeaseClock};
 use self::observer::Observers;
 use self::running::{Ears, Running};
@@ -116,7 +117,7 @@ impl RelayHandle {
     fn start(
         mut config: Config,
         manager: Option<Arc<dyn Manager>>,
-        bulkheads: Vec<Bulkhead>,
+        (bulkheads, queues): (Vec<Bulkhead>, Vec<Sender<Job>>),
         observers: Observers,
         limit: Option<u64>,
         claim_limit: Duration,
@@ -194,7 +195,7 @@ impl RelayHandle {
             pulse: beat,
             count: count_now,
         };
-        if let Err(error) = running.spawn_all(&shared, &relay_name, lease_id, ears) {
+        if let Err(error) = running.spawn_all(&shared, queues, &relay_name, lease_id, ears) {
             let handle = Self {
                 shared,
                 running: held(running),

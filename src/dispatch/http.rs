@@ -19,6 +19,7 @@ mod trace;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use self::form::{Checked, Form, Request};
@@ -125,6 +126,12 @@ impl HttpDispatcher {
         })
     }
 
+    /// One dispatcher for each destination, in their order: whoever calls one has found out where a message goes.
+    pub(crate) fn of_each(config: &Config) -> Result<Vec<Arc<dyn Dispatcher>>, ConfigError> {
+        let each = Self::new(config)?.places.into_iter();
+        Ok(each.map(|place| Arc::new(place) as _).collect())
+    }
+
     /// The names of the destinations of messages of a topic: the one that they name or, where
     /// `destination` is empty, those that the topic is routed to. Handlers in the process are not
     /// among them.
@@ -192,30 +199,29 @@ impl Dispatcher for HttpDispatcher {
     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(messages.len());
         // There is one destination as a rule. Where there are several, each gets a request.
-        let mut batches: BTreeMap<usize, Vec<(usize, Checked<'_>)>> = BTreeMap::new();
+        let mut batches: BTreeMap<usize, Vec<(usize, &Message)>> = BTreeMap::new();
         for (index, message) in messages.iter().enumerate() {
-            let number = match self.number_of(message) {
-                Ok(number) => number,
-                Err(failure) => {
-                    outcomes.push((index, Outcome::Retry(failure)));
-                    continue;
-                }
-            };
-            let place = &self.places[number];
-            if place.form.mode() != Mode::Batched {
-                outcomes.push((index, place.send(message)));
-                continue;
-            }
-            match place.form.check(message) {
-                Ok(checked) => batches.entry(number).or_default().push((index, checked)),
-                Err(failure) => outcomes.push((index, Outcome::Dead(failure))),
+            match self.number_of(message) {
+                Ok(number) => batches.entry(number).or_default().push((index, message)),
+                Err(failure) => outcomes.push((index, Outcome::Retry(failure))),
             }
         }
         for (number, batch) in batches {
-            let (indexes, batch): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let outcome = self.places[number].send_batch(batch);
-            outcomes.extend(indexes.into_iter().map(|index| (index, outcome.clone())));
+            outcomes.extend(self.places[number].send_all(batch));
         }
+        outcomes.sort_by_key(|(index, _)| *index);
+        outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+}
+
+/// To one destination, whatever a message says: a relay knows that it goes there.
+impl Dispatcher for Place {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        self.send(message)
+    }
+
+    fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
+        let mut outcomes = self.send_all(messages.iter().enumerate());
         outcomes.sort_by_key(|(index, _)| *index);
         outcomes.into_iter().map(|(_, outcome)| outcome).collect()
     }
@@ -228,6 +234,32 @@ impl Place {
             .check(message)
             .and_then(|checked| self.form.one(checked, SystemTime::now()));
         self.post(request)
+    }
+
+    /// Sends messages by one request, where that is its mode. The outcomes have their messages' numbers.
+    fn send_all<'m>(
+        &self,
+        messages: impl IntoIterator<Item = (usize, &'m Message)>,
+    ) -> Vec<(usize, Outcome)> {
+        let messages = messages.into_iter();
+        if self.form.mode() != Mode::Batched {
+            return messages.map(|(n, one)| (n, self.send(one))).collect();
+        }
+        let (mut outcomes, mut numbers, mut batch) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, message) in messages {
+            match self.form.check(message) {
+                Ok(checked) => {
+                    numbers.push(number);
+                    batch.push(checked);
+                }
+                Err(failure) => outcomes.push((number, Outcome::Dead(failure))),
+            }
+        }
+        if !batch.is_empty() {
+            let outcome = self.send_batch(batch);
+            outcomes.extend(numbers.into_iter().map(|number| (number, outcome.clone())));
+        }
+        outcomes
     }
 
     /// Sends all of them by one request: its outcome is theirs.

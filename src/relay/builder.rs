@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 pub(super) use self::assembly::Assembled;
 use self::in_code::InCode;
-use super::bulkhead::{Bulkhead, Dispatchers};
+use super::bulkhead::Bulkhead;
 use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
 use super::shared::CLAIM_LIMIT;
@@ -538,18 +538,11 @@ impl RelayBuilder {
         let Assembled {
             config,
             manager,
-            common,
-            own_threads,
-            groups,
+            dispatchers,
             observers,
             limit,
             claim_limit,
         } = self.assemble()?;
-        let dispatchers = Dispatchers {
-            common,
-            own_threads,
-            groups,
-        };
         let bulkheads = Bulkhead::all(&config, dispatchers);
         RelayHandle::start(config, manager, bulkheads, observers, limit, claim_limit)
     }

@@ -1,21 +1,22 @@
 //! A bulkhead for each destination: threads, a queue and a gate of its own, so that one that is
 //! broken, slow or hanging takes nothing from the others.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, never};
 
 use super::gate::Gate;
+use super::job::Job;
 use super::planner::MOST_LANES;
-use super::to::To;
 use crate::backoff::Backoff;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
 use crate::dispatch::Dispatcher;
+#[cfg(test)]
+use crate::dispatch::{Outcome, Response};
 use crate::handlers::Group;
 use crate::message::Message;
-use crate::store::relay::lease::LeaseId;
 
 /// Bytes of messages, those of all destinations together, that may be in memory before less is claimed.
 const MOST_BYTES: usize = 32 * 1024 * 1024;
@@ -27,8 +28,8 @@ const PREFETCH: Duration = Duration::from_millis(250);
 /// Messages of a claim before it is known how large they are, or how long a send takes; or as many as
 /// can be sent at once.
 pub(super) const FIRST_BATCH: usize = 32;
-/// Where the application's own dispatcher takes the rest; without one no message is sent there.
-const NOWHERE: &str = "";
+/// Where the application's own dispatcher takes the rest.
+pub(super) const REST: &str = "";
 
 /// What the relay knows of one destination.
 pub(crate) struct Bulkhead {
@@ -53,16 +54,8 @@ pub(crate) struct Bulkhead {
     pub(crate) send_timeout: Duration,
     /// Microseconds that a send has taken lately; 0: none was made.
     send_micros: AtomicU64,
-    /// Its messages that are claimed and not settled.
-    pub(crate) in_flight: AtomicUsize,
-    /// Its queue, to be counted only, once the relay has threads.
-    jobs: OnceLock<Receiver<Job>>,
-}
-
-/// A claimed message on its way to a sender.
-pub(crate) struct Job {
-    pub(crate) message: Message,
-    pub(crate) lease: LeaseId,
+    /// Its queue.
+    pub(crate) jobs: Receiver<Job>,
 }
 
 /// What takes a destination's messages.
@@ -80,46 +73,48 @@ pub(crate) struct Retries {
 
 /// What messages are sent with.
 pub(super) struct Dispatchers {
-    /// To the destinations with a URL, and to those that nothing serves.
-    pub(super) common: Arc<dyn Dispatcher>,
-    /// The threads of a dispatcher that is the application's own, and takes what nothing else serves.
-    pub(super) own_threads: Option<usize>,
-    /// Those inside the process, in their order.
+    /// To the destinations with a URL, in their order.
+    pub(super) urls: Vec<Arc<dyn Dispatcher>>,
+    /// To those inside the process, in their order.
     pub(super) groups: Vec<Arc<Group>>,
+    /// The application's own that takes what nothing else serves.
+    pub(super) rest: Option<Arc<dyn Dispatcher>>,
 }
 
 impl Bulkhead {
-    /// One for each destination, in their order: those with a URL, those inside the process, and a
-    /// last one for the rest, and for messages that are settled without a send.
-    pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> Vec<Self> {
-        let Dispatchers {
-            common,
-            own_threads,
-            groups,
-        } = dispatchers;
+    /// One for each destination, in their order: those with a URL, those inside the process, and the
+    /// application's own dispatcher. With them: where messages for each of them are put.
+    pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
+        let Dispatchers { urls, groups, rest } = dispatchers;
+        let count = urls.len() + groups.len() + usize::from(rest.is_some());
+        let most_bytes = MOST_BYTES / count.max(1);
         let destinations = config.all_destinations();
-        let count = destinations.len() + groups.len();
-        let most_bytes = MOST_BYTES / (count + usize::from(own_threads.is_some())).max(1);
-        let urls = destinations
-            .iter()
-            .map(|destination| Self::of(destination, config, most_bytes, common.clone()));
-        let locals = config.in_process.iter().zip(groups);
-        let locals = locals.map(|(local, group)| {
+        let urls = destinations.iter().zip(urls);
+        let urls = urls
+            .map(|(destination, dispatcher)| Self::of(destination, config, most_bytes, dispatcher));
+        let groups = config.in_process.iter().zip(groups).map(|(local, group)| {
             let local = local.clone();
             Self::plain(local, config, most_bytes, Serves::Group(group))
         });
-        let nowhere = InProcess {
-            name: NOWHERE.to_owned(),
-            concurrency: Some(own_threads.unwrap_or(0)),
-            ..InProcess::default()
-        };
-        let serves = Serves::Dispatcher(common.clone());
-        let last = Self::plain(nowhere, config, most_bytes, serves);
-        let mut all: Vec<Self> = urls.chain(locals).chain([last]).collect();
-        for (number, bulkhead) in all.iter_mut().enumerate() {
-            bulkhead.number = number;
-        }
-        all
+        let rest = rest.map(|dispatcher| {
+            let local = InProcess {
+                name: REST.to_owned(),
+                ..InProcess::default()
+            };
+            Self::plain(local, config, most_bytes, Serves::Dispatcher(dispatcher))
+        });
+        let opened = urls.chain(groups).chain(rest).enumerate();
+        opened
+            .map(|(number, bulkhead)| {
+                let (queue, jobs) = bounded(bulkhead.queue());
+                let bulkhead = Self {
+                    number,
+                    jobs,
+                    ..bulkhead
+                };
+                (bulkhead, queue)
+            })
+            .unzip()
     }
 
     /// One without a URL.
@@ -143,8 +138,7 @@ impl Bulkhead {
             bytes: AtomicUsize::new(0),
             send_timeout: local.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
-            in_flight: AtomicUsize::new(0),
-            jobs: OnceLock::new(),
+            jobs: never(),
         }
     }
 
@@ -180,14 +174,6 @@ impl Bulkhead {
         }
     }
 
-    /// The one of these that counts what goes there: the last one also what is settled without a send.
-    pub(super) fn of_way(all: &[Self], to: To) -> &Self {
-        match to {
-            To::Bulkhead(number) => &all[number],
-            To::Split | To::Nowhere => &all[all.len() - 1],
-        }
-    }
-
     /// Messages that its senders may hold.
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
@@ -199,10 +185,9 @@ impl Bulkhead {
         self.bytes.fetch_add(self.size(message), Ordering::AcqRel);
     }
 
-    /// Frees the payload and the headers of a message: what is left to do works on the stored row.
-    pub(super) fn unload(&self, message: &mut Message) {
+    /// Its payload and its headers are in memory no longer.
+    pub(super) fn unload(&self, message: &Message) {
         self.bytes.fetch_sub(self.size(message), Ordering::AcqRel);
-        (message.payload, message.headers) = (String::new(), None);
     }
 
     fn size(&self, message: &Message) -> usize {
@@ -261,18 +246,25 @@ impl Bulkhead {
     pub(crate) fn queue(&self) -> usize {
         2 * self.batch + self.batch / 4 + MOST_LANES
     }
+}
 
-    /// Its queue, which it counts from now on.
-    pub(super) fn open(&self) -> (Sender<Job>, Receiver<Job>) {
-        let (jobs, queue) = bounded(self.queue());
-        // Once for each relay.
-        let _ = self.jobs.set(queue.clone());
-        (jobs, queue)
-    }
-
-    /// Messages that wait in its queue.
-    pub(super) fn queued(&self) -> usize {
-        self.jobs.get().map_or(0, Receiver::len)
+#[cfg(test)]
+impl Dispatchers {
+    /// To destinations to which nothing is sent, and to one for the rest where there are none.
+    pub(super) fn idle(config: &Config) -> Self {
+        struct Idle;
+        impl Dispatcher for Idle {
+            fn dispatch(&self, _: &Message) -> Outcome {
+                Outcome::Delivered(Response::default())
+            }
+        }
+        let idle = || -> Arc<dyn Dispatcher> { Arc::new(Idle) };
+        let urls: Vec<_> = config.all_destinations().iter().map(|_| idle()).collect();
+        Self {
+            rest: urls.is_empty().then(idle),
+            urls,
+            groups: Vec::new(),
+        }
     }
 }
 

@@ -10,19 +10,17 @@ use diesel::{Connection, PgConnection};
 
 use super::StartError;
 use super::builder::{Assembled, RelayBuilder};
-use super::bulkhead::{Bulkhead, Dispatchers, Serves};
-use super::fate::{Fate, is_expired, parts};
+use super::bulkhead::{Bulkhead, Serves};
+use super::job::{Job, is_expired};
 use super::observer::Observers;
 use super::settlement::{Settlement, Verdict};
 use super::settler::write_down;
-use super::to::To;
 use crate::config::Config;
 use crate::dispatch::{Failure, Outcome, caught};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
 use crate::store::range::Range;
-use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::{lease, ordered, settle};
 use crate::store::testing;
@@ -89,20 +87,13 @@ impl ByHand {
     pub(crate) fn new(builder: RelayBuilder) -> Result<Self, StartError> {
         let Assembled {
             config,
-            common,
-            own_threads,
-            groups,
+            dispatchers,
             observers,
             ..
         } = builder.assemble()?;
-        let dispatchers = Dispatchers {
-            common,
-            own_threads,
-            groups,
-        };
         Ok(Self {
             routes: Routes::new(&config),
-            bulkheads: Bulkhead::all(&config, dispatchers),
+            bulkheads: Bulkhead::all(&config, dispatchers).0,
             config,
             observers,
         })
@@ -129,10 +120,17 @@ impl ByHand {
         let mut seen = Vec::new();
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
             seen.push(claimed.message.sequence.0);
-            let (verdict, bulkhead) = self.verdict(&claimed, conn);
-            let message = claimed.message;
-            let unrouted = matches!(verdict, Verdict::Released).then(|| self.unrouted(&message));
-            let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
+            let job = Job::new(
+                claimed,
+                lease,
+                &self.routes,
+                &self.bulkheads,
+                Instant::now(),
+            );
+            let verdict = self.verdict(&job, conn);
+            let unrouted =
+                matches!(verdict, Verdict::Released).then(|| self.unrouted(&job.message));
+            let settlement = Settlement::unsent(job, &self.bulkheads, verdict);
             let (config, kind) = (&self.config, settlement.kind());
             let group = std::slice::from_ref(&settlement);
             let written = write_down(conn, config, &self.bulkheads, lease, kind, group)?;
@@ -146,7 +144,7 @@ impl ByHand {
                     status: Status::Pending,
                     failure: Some(failure),
                 });
-            } else if let Some(settled) = settlement.told() {
+            } else if let Some(settled) = settlement.told(&self.bulkheads) {
                 let message = &settlement.message;
                 self.observers.tell(message, |one| one.settled(&settled));
                 ended.push(Ended {
@@ -161,21 +159,16 @@ impl ByHand {
     }
 
     /// As the relay decides: what it would send is sent here.
-    fn verdict(&self, claimed: &Claimed, conn: &mut PgConnection) -> (Verdict, &Bulkhead) {
-        let message = &claimed.message;
-        let to = To::of(&self.routes, &message.topic, &message.destination);
-        let bulkhead = Bulkhead::of_way(&self.bulkheads, to);
-        let parts = || parts(&self.routes, &self.bulkheads, message);
-        let now = Instant::now();
-        let verdict = match Fate::of(claimed, to, &bulkhead.retries, parts, now) {
-            Fate::Settle(verdict) => verdict,
-            Fate::Send if is_expired(message, now) => Verdict::expired(),
-            Fate::Send => {
+    fn verdict(&self, job: &Job, conn: &mut PgConnection) -> Verdict {
+        let message = &job.message;
+        match (&job.unsent, job.to.bulkhead(&self.bulkheads)) {
+            (Some(verdict), _) => verdict.clone(),
+            (None, Some(bulkhead)) if !is_expired(message, Instant::now()) => {
                 let outcome = self.send(bulkhead, message, conn);
                 Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries)
             }
-        };
-        (verdict, bulkhead)
+            (None, _) => Verdict::expired(),
+        }
     }
 
     /// Why nothing becomes of it.

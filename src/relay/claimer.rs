@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::bulkhead::Job;
+use self::hand_over::By;
 use super::database::{Answer, Database};
 use super::intake::{Intake, Payloads, doors};
+use super::job::Job;
 use super::pauses;
 use super::planner::{Planner, Settings, Step, View, Wait};
 use super::settlement::{Outcomes, Settlement, Verdict};
@@ -59,7 +60,7 @@ pub(super) enum Turn {
 impl<'a, D: Database> Claimer<'a, D> {
     pub(crate) fn new(
         shared: &'a Shared,
-        queues: Vec<(Sender<Job>, Receiver<Job>)>,
+        queues: Vec<Sender<Job>>,
         outcomes: Outcomes,
         ears: Ears,
         db: D,
@@ -116,9 +117,8 @@ impl<'a, D: Database> Claimer<'a, D> {
         self.finish_undoing();
         // The senders may be busy for long: what waits for them goes back now.
         for (intake, bulkhead) in self.intakes.iter_mut().zip(&self.shared.bulkheads) {
-            for Job { mut message, lease } in intake.take_back() {
-                bulkhead.unload(&mut message);
-                let settlement = Settlement::unsent(message, lease, bulkhead, Verdict::Released);
+            for job in intake.take_back(bulkhead) {
+                let settlement = Settlement::unsent(job, &self.shared.bulkheads, Verdict::Released);
                 let _ = self.outcomes.send(settlement);
             }
         }
@@ -142,8 +142,8 @@ impl<'a, D: Database> Claimer<'a, D> {
 
     fn hear_of(&mut self, told: Told) {
         match told {
-            Told::Continued(continued) => {
-                self.hand_over_continued(continued);
+            Told::Continued(jobs) => {
+                self.hand_over(By::Settler, jobs);
                 // The settlers go on with no more of a topic that has no place.
                 self.publish();
             }

@@ -13,6 +13,7 @@ use super::unrouted::{Told, Unrouted};
 use crate::error::DatabaseError;
 use crate::routes::Way;
 use crate::store::operate::depths::{self, Depths, LaneDepth};
+use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 
 /// How often messages are counted.
@@ -102,7 +103,11 @@ impl<'a> Counting<'a> {
         let due_for = monitor::patience(shared).saturating_add(shared.config.poll_interval);
         let is_late = |lane: &&LaneDepth| {
             let age = lane.oldest_due_seconds.unwrap_or(0.0);
-            age > due_for.as_secs_f64() && monitor::is_open(shared, &lane.topic, &lane.destination)
+            let topic = Topic {
+                topic: lane.topic.clone(),
+                destination: lane.destination.clone(),
+            };
+            age > due_for.as_secs_f64() && monitor::is_open(shared, &topic)
         };
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
             let (name, lane) = (&shared.config.table, (&lane.topic, &lane.destination));

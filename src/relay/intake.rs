@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError};
+use crossbeam_channel::{Sender, TrySendError};
 
-use super::bulkhead::{Bulkhead, FIRST_BATCH, Job};
+use super::bulkhead::{Bulkhead, FIRST_BATCH};
 use super::gate::Room;
+use super::job::Job;
 use super::planner::Door;
 use super::shared::Shared;
 
-/// The queue of a bulkhead, and what is known of what goes into it.
+/// The way into the queue of a bulkhead, and what is known of what goes there.
 pub(super) struct Intake {
-    pub(super) jobs: Sender<Job>,
-    pub(super) queue: Receiver<Job>,
+    queue: Sender<Job>,
     /// What the queue had no room for: keys go on while others are claimed.
     waiting: VecDeque<Job>,
     pub(super) payloads: Payloads,
@@ -23,9 +23,8 @@ pub(super) struct Intake {
 pub(super) struct Payloads(Option<usize>);
 
 impl Intake {
-    pub(super) fn new((jobs, queue): (Sender<Job>, Receiver<Job>)) -> Self {
+    pub(super) fn new(queue: Sender<Job>) -> Self {
         Self {
-            jobs,
             queue,
             waiting: VecDeque::new(),
             payloads: Payloads::default(),
@@ -41,7 +40,7 @@ impl Intake {
     /// Fills the queue with what waits for it.
     pub(super) fn fill(&mut self) {
         while let Some(job) = self.waiting.pop_front() {
-            match self.jobs.try_send(job) {
+            match self.queue.try_send(job) {
                 Ok(()) => {}
                 Err(TrySendError::Full(job)) => {
                     self.waiting.push_front(job);
@@ -59,12 +58,12 @@ impl Intake {
     }
 
     /// Everything that no sender has taken.
-    pub(super) fn take_back(&mut self) -> impl Iterator<Item = Job> {
-        self.queue.try_iter().chain(self.waiting.drain(..))
+    pub(super) fn take_back(&mut self, bulkhead: &Bulkhead) -> impl Iterator<Item = Job> {
+        bulkhead.jobs.try_iter().chain(self.waiting.drain(..))
     }
 
     fn len(&self) -> usize {
-        self.jobs.len() + self.waiting.len()
+        self.queue.len() + self.waiting.len()
     }
 
     /// Messages that a claim may bring.
@@ -160,6 +159,7 @@ mod tests {
 
     use super::*;
     use crate::relay::planner::tests::claimed;
+    use crate::relay::to::To;
     use crate::store::relay::lease::LeaseId;
 
     /// The last sender may empty the queue between the look at it and the flags, and then goes to sleep: nobody
@@ -167,11 +167,13 @@ mod tests {
     #[test]
     fn a_queue_that_is_emptied_before_the_flags_are_up_is_filled_at_once() {
         let (jobs, queue) = bounded(1);
-        let mut intake = Intake::new((jobs, queue.clone()));
+        let mut intake = Intake::new(jobs);
         for sequence in 1..=2 {
             intake.put(Job {
                 message: claimed(sequence, "a", None).message,
                 lease: LeaseId(1),
+                to: To::Bulkhead(0),
+                unsent: None,
             });
         }
         assert!(intake.is_full());

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
-use super::bulkhead::Bulkhead;
+use super::bulkhead::{Bulkhead, REST};
 use super::health::ProblemKind;
 use super::settlement::{Kind, Settlement};
+use super::to::To;
 use crate::dispatch::Outcome;
 use crate::metrics as names;
 use crate::name::OutboxName;
@@ -31,6 +32,8 @@ pub(crate) struct Metrics {
     pub(super) settle_seconds: Histogram,
     /// In the order of the bulkheads.
     pub(super) destinations: Vec<OfDestination>,
+    /// Of what has no destination.
+    nowhere: OfDestination,
     pub(super) connections: Gauge,
     pub(super) lease_seconds_left: Gauge,
     pub(super) listener_connected: Gauge,
@@ -75,8 +78,9 @@ impl Metrics {
             settle_seconds: histogram!(names::SETTLE_SECONDS, "outbox" => label()),
             destinations: bulkheads
                 .iter()
-                .map(|bulkhead| OfDestination::new(&outbox, bulkhead))
+                .map(|bulkhead| OfDestination::new(&outbox, &bulkhead.name))
                 .collect(),
+            nowhere: OfDestination::new(&outbox, &REST.into()),
             connections: gauge!(names::CONNECTIONS, "outbox" => label()),
             lease_seconds_left: gauge!(names::LEASE_SECONDS_LEFT, "outbox" => label()),
             listener_connected: gauge!(names::LISTENER_CONNECTED, "outbox" => label()),
@@ -105,6 +109,14 @@ impl Metrics {
         paused.into_iter().for_each(|topic| set(topic, 1.0));
     }
 
+    /// Of what goes there.
+    pub(super) fn of(&self, to: To) -> &OfDestination {
+        match to {
+            To::Bulkhead(number) => &self.destinations[number],
+            To::Split | To::Nowhere => &self.nowhere,
+        }
+    }
+
     /// Of a thread with a connection.
     pub(super) fn database_errors(&self, thread: &'static str) -> Counter {
         counter!(names::DATABASE_ERRORS, "outbox" => Arc::clone(&self.outbox), "thread" => thread)
@@ -112,8 +124,7 @@ impl Metrics {
 }
 
 impl OfDestination {
-    fn new(outbox: &Arc<str>, bulkhead: &Bulkhead) -> Self {
-        let name = &bulkhead.name;
+    fn new(outbox: &Arc<str>, name: &Arc<str>) -> Self {
         let labels = || {
             vec![
                 Label::new("outbox", Arc::clone(outbox)),

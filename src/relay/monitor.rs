@@ -1,7 +1,6 @@
 //! The monitor thread: looks each second whether the others move, and says so to the metrics. It has no
 //! connection.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
@@ -59,15 +58,13 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
 }
 
 /// Whether what is due there may be claimed and sent at once.
-pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
-    if shared.policy().closed().any(|closed| closed == topic) {
+pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
+    let policy = shared.policy();
+    if policy.closed().any(|closed| *closed == topic.topic) || shared.held_topics().contains(topic)
+    {
         return false;
     }
-    let held = |held: &Topic| held.topic == topic && held.destination == destination;
-    if shared.held_topics().iter().any(held) {
-        return false;
-    }
-    match To::of(&shared.routes, topic, destination) {
+    match To::of(&shared.routes, topic) {
         To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
         To::Split => true,
         To::Nowhere => false,
@@ -77,9 +74,8 @@ pub(super) fn is_open(shared: &Shared, topic: &str, destination: &str) -> bool {
 /// Whether messages are on their way here that nobody sends, and that nothing keeps.
 fn is_stuck(shared: &Shared) -> bool {
     // A rate may be a message an hour.
-    let is_held = |bulkhead: &Bulkhead| {
-        bulkhead.in_flight.load(Ordering::Relaxed) > 0 && bulkhead.gate.is_limited()
-    };
+    let is_held =
+        |bulkhead: &Bulkhead| shared.in_flight_of(bulkhead) > 0 && bulkhead.gate.is_limited();
     // Who sends, or waits for the database, is judged by that.
     shared.in_flight_beside_handlers() > 0
         && !shared.threads.is_busy()
@@ -238,13 +234,11 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
         name: bulkhead.name.to_string(),
         threads: bulkhead.concurrency,
         busy: shared.threads.busy(bulkhead.number),
-        queued: bulkhead.queued(),
-        in_flight: bulkhead.in_flight.load(Ordering::Relaxed),
+        queued: bulkhead.jobs.len(),
+        in_flight: shared.in_flight_of(bulkhead),
         state: bulkhead.gate.standing().as_str(),
     };
-    // The last one has no threads where there is no such dispatcher.
-    let sends = |bulkhead: &&Bulkhead| bulkhead.concurrency > 0;
-    shared.bulkheads.iter().filter(sends).map(state).collect()
+    shared.bulkheads.iter().map(state).collect()
 }
 
 /// Sets the gauges of what is in memory: of a relay that is gone to 0.
@@ -256,9 +250,8 @@ pub(crate) fn record(shared: &Shared) {
     let flag = |gauge, is_so: bool| count(gauge, usize::from(is_so));
     for (bulkhead, metrics) in shared.bulkheads.iter().zip(&metrics.destinations) {
         let standing = bulkhead.gate.standing();
-        let in_flight = bulkhead.in_flight.load(Ordering::Relaxed);
-        count(&metrics.in_flight, in_flight);
-        count(&metrics.queued, bulkhead.queued());
+        count(&metrics.in_flight, shared.in_flight_of(bulkhead));
+        count(&metrics.queued, bulkhead.jobs.len());
         count(&metrics.threads, bulkhead.concurrency);
         count(&metrics.threads_busy, shared.threads.busy(bulkhead.number));
         flag(&metrics.breaker_open, standing == Standing::BreakerOpen);

@@ -5,9 +5,9 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::bulkhead::{Bulkhead, Job};
 use super::claimer::{self, Claimer};
 use super::heartbeat::{self, Ending};
+use super::job::Job;
 use super::settlement::Outcomes;
 use super::shared::Shared;
 use super::threads::{Life, Post, State};
@@ -44,12 +44,11 @@ impl Running {
     pub(super) fn spawn_all(
         &mut self,
         shared: &Arc<Shared>,
+        queues: Vec<Sender<Job>>,
         relay_name: &str,
         lease_id: LeaseId,
         ears: Ears,
     ) -> Result<(), StartError> {
-        let queues: Vec<(Sender<Job>, Receiver<Job>)> =
-            shared.bulkheads.iter().map(Bulkhead::open).collect();
         // Claimed messages are bounded, so a send into one of them never waits for long.
         let most = 2 * shared.batch() + shared.senders();
         let (plain, plain_queue) = bounded(most);
@@ -77,14 +76,14 @@ impl Running {
             settler::run(shared, &plain_queue);
         })?;
         let mut number = 0;
-        for (bulkhead, (_, queue)) in shared.bulkheads.iter().zip(&queues) {
+        for bulkhead in &shared.bulkheads {
             let gathering = Arc::new(Mutex::new(()));
             for sender in 0..bulkhead.concurrency {
                 number += 1;
                 let (gathering, place) = (Arc::clone(&gathering), (bulkhead.number, sender));
-                let (queue, outcomes) = (queue.clone(), outcomes.clone());
+                let outcomes = outcomes.clone();
                 self.spawn(shared, &format!("send-{number}"), move |shared| {
-                    sender::run(shared, place, &queue, &gathering, &outcomes);
+                    sender::run(shared, place, &gathering, &outcomes);
                 })?;
             }
         }

@@ -4,16 +4,15 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
-
-use super::bulkhead::{Bulkhead, Job, Serves};
-use super::fate::is_expired;
+use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Pass;
+use super::job::{Job, is_expired};
 use super::metrics::{Dispatches, OfDestination};
 use super::settlement::{NobodyListens, Outcomes, Settlement, Verdict};
 use super::shared::Shared;
 use super::spans::{Span, Spans};
 use super::threads::{MARGIN, Stay, Within};
+use super::to::To;
 use super::wanted::Want;
 use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
@@ -37,25 +36,17 @@ const REQUEST_BYTES: usize = 1024 * 1024;
 pub(crate) fn run(
     shared: &Arc<Shared>,
     place: (usize, usize),
-    jobs: &Receiver<Job>,
     gathering: &Mutex<()>,
     outcomes: &Outcomes,
 ) {
     let (bulkhead, number) = place;
     let sending = &shared.threads.senders[bulkhead][number];
-    let bulkhead = &shared.bulkheads[bulkhead];
-    let desk = Desk {
-        shared,
-        bulkhead,
-        metrics: &shared.metrics.destinations[bulkhead.number],
-        dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
-        outcomes,
-    };
+    let desk = Desk::new(shared, bulkhead, outcomes);
+    let bulkhead = desk.bulkhead;
     let sender = SenderThread {
         shared,
         bulkhead,
         desk,
-        jobs,
         sending,
     };
     let end = match (&bulkhead.serves, bulkhead.request_batch) {
@@ -74,7 +65,6 @@ struct SenderThread<'a> {
     shared: &'a Arc<Shared>,
     bulkhead: &'a Bulkhead,
     desk: Desk<'a>,
-    jobs: &'a Receiver<Job>,
     /// What others know of it.
     sending: &'a Stay,
 }
@@ -91,7 +81,7 @@ struct Desk<'a> {
 
 impl SenderThread<'_> {
     fn send_single(&self) -> Result<(), NobodyListens> {
-        for job in self.jobs {
+        for job in &self.bulkhead.jobs {
             self.ring_for_room();
             self.send_alone(job)?;
         }
@@ -106,7 +96,7 @@ impl SenderThread<'_> {
     ) -> Result<(), NobodyListens> {
         loop {
             let turn = lock(gathering);
-            let Ok(first) = self.jobs.recv() else {
+            let Ok(first) = self.bulkhead.jobs.recv() else {
                 return Ok(());
             };
             let (together, alone) = self.gather(first, limits);
@@ -137,52 +127,47 @@ impl SenderThread<'_> {
             next = if is_full {
                 None
             } else {
-                self.jobs.recv_deadline(until).ok()
+                self.bulkhead.jobs.recv_deadline(until).ok()
             };
         }
         (together, alone)
     }
 
     fn ring_for_room(&self) {
-        let low = self.bulkhead.prefetch();
-        if self.shared.wanted.is(Want::Room) && self.jobs.len() <= low {
+        let Bulkhead { jobs, .. } = self.bulkhead;
+        if self.shared.wanted.is(Want::Room) && jobs.len() <= self.bulkhead.prefetch() {
             self.shared.ring();
         }
     }
 
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
-        let Job { message, lease } = job;
         let desk = &self.desk;
-        let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(lease)) else {
-            return desk.settle(message, lease, Verdict::Released, Duration::ZERO);
+        let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(job.lease)) else {
+            return desk.settle(job, Verdict::Released, Duration::ZERO);
         };
         let sending = self.begin(1);
-        self.tell_sending(&message);
-        // An observer may have taken its time.
-        if !self.may_send(lease) {
-            self.bulkhead.gate.give_back(&pass);
-            return desk.settle(message, lease, Verdict::Released, Duration::ZERO);
-        }
+        self.tell_sending(&job.message);
         let began = Instant::now();
-        if is_expired(&message, began) {
+        // An observer may have taken its time.
+        if let Some(verdict) = self.unsent(&job, began) {
             self.bulkhead.gate.give_back(&pass);
-            return desk.settle(message, lease, Verdict::expired(), Duration::ZERO);
+            return desk.settle(job, verdict, Duration::ZERO);
         }
-        desk.metrics.waited(message.claimed, began);
-        let spans = Spans::of(std::slice::from_ref(&message), &self.bulkhead.name);
+        desk.metrics.waited(job.message.claimed, began);
+        let spans = Spans::of(std::slice::from_ref(&job.message), &self.bulkhead.name);
         let sent = Sent {
-            message,
-            lease,
+            job,
             pass,
             spans,
             began,
         };
         match &self.bulkhead.serves {
             Serves::Dispatcher(dispatcher) => {
-                let dispatch = || dispatcher.dispatch(&sent.message);
-                let outcome = sent.spans.within(|| caught(&sent.message, dispatch));
+                let message = &sent.job.message;
+                let dispatch = || dispatcher.dispatch(message);
+                let outcome = sent.spans.within(|| caught(message, dispatch));
                 drop(sending);
-                desk.conclude(sent, outcome.unwrap_or_else(Outcome::Retry))
+                desk.ended(sent, outcome.unwrap_or_else(Outcome::Retry))
             }
             Serves::Group(group) => {
                 self.hand_to(group, sent);
@@ -193,7 +178,7 @@ impl SenderThread<'_> {
 
     /// Has a handler called. Its end may come when this thread has gone on to other messages.
     fn hand_to(&self, group: &Group, sent: Sent) {
-        let (message, lease) = (sent.message.clone(), sent.lease);
+        let (message, lease) = (sent.job.message.clone(), sent.job.lease);
         let (shared, number) = (Arc::clone(self.shared), self.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
         let claim = Claim::of(&message);
@@ -201,14 +186,8 @@ impl SenderThread<'_> {
         let span = sent.spans.within(Span::current);
         let conclude = move |outcome| {
             shared.end_handling(lease, claim);
-            let desk = Desk {
-                shared: &shared,
-                bulkhead: &shared.bulkheads[number],
-                metrics: &shared.metrics.destinations[number],
-                dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
-                outcomes: &outcomes,
-            };
-            if desk.conclude(sent, outcome).is_err() {
+            let desk = Desk::new(&shared, number, &outcomes);
+            if desk.ended(sent, outcome).is_err() {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "nobody takes outcomes any more: the message is left to the lease");
             }
         };
@@ -224,28 +203,22 @@ impl SenderThread<'_> {
         let gate = &self.bulkhead.gate;
         let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
         let Some(pass) = gate.admit(is_wanted) else {
-            for Job { message, lease } in jobs {
-                self.desk
-                    .settle(message, lease, Verdict::Released, Duration::ZERO)?;
-            }
-            return Ok(());
+            let mut jobs = jobs.into_iter();
+            return jobs
+                .try_for_each(|job| self.desk.settle(job, Verdict::Released, Duration::ZERO));
         };
         let sending = self.begin(jobs.len());
         jobs.iter().for_each(|job| self.tell_sending(&job.message));
         let began = Instant::now();
         let (mut messages, mut leases) = (Vec::new(), Vec::new());
-        for Job { message, lease } in jobs {
-            let verdict = if !self.may_send(lease) {
-                Verdict::Released
-            } else if is_expired(&message, began) {
-                Verdict::expired()
-            } else {
-                self.desk.metrics.waited(message.claimed, began);
-                messages.push(message);
-                leases.push(lease);
+        for job in jobs {
+            if let Some(verdict) = self.unsent(&job, began) {
+                self.desk.settle(job, verdict, Duration::ZERO)?;
                 continue;
-            };
-            self.desk.settle(message, lease, verdict, Duration::ZERO)?;
+            }
+            self.desk.metrics.waited(job.message.claimed, began);
+            messages.push(job.message);
+            leases.push(job.lease);
         }
         if messages.is_empty() {
             gate.give_back(&pass);
@@ -268,12 +241,17 @@ impl SenderThread<'_> {
         let is_batch = messages.len() > 1;
         let mut refused = Vec::new();
         for ((message, lease), outcome) in messages.into_iter().zip(leases).zip(outcomes) {
+            let job = Job {
+                message,
+                lease,
+                to: To::Bulkhead(self.bulkhead.number),
+                unsent: None,
+            };
             if is_batch && is_refusal(&outcome) {
-                refused.push(Job { message, lease });
-                continue;
+                refused.push(job);
+            } else {
+                self.desk.conclude(job, outcome, latency)?;
             }
-            let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
-            self.desk.settle(message, lease, verdict, latency)?;
         }
         // It may be one of them that the receiver does not want.
         for job in refused {
@@ -294,6 +272,14 @@ impl SenderThread<'_> {
         observers.tell(message, |one| one.sending(message, &self.bulkhead.name));
     }
 
+    /// What becomes of a message that is not to be sent any more.
+    fn unsent(&self, job: &Job, now: Instant) -> Option<Verdict> {
+        match self.may_send(job.lease) {
+            false => Some(Verdict::Released),
+            true => is_expired(&job.message, now).then(Verdict::expired),
+        }
+    }
+
     fn may_send(&self, lease: LeaseId) -> bool {
         !self.shared.is_stopping() && self.shared.lease.may_send(lease)
     }
@@ -301,30 +287,37 @@ impl SenderThread<'_> {
 
 /// A message that is being sent.
 struct Sent {
-    message: Message,
-    lease: LeaseId,
+    job: Job,
     pass: Pass,
     spans: Spans,
     began: Instant,
 }
 
-impl Desk<'_> {
+impl<'a> Desk<'a> {
+    fn new(shared: &'a Shared, bulkhead: usize, outcomes: &'a Outcomes) -> Self {
+        Self {
+            shared,
+            bulkhead: &shared.bulkheads[bulkhead],
+            metrics: &shared.metrics.destinations[bulkhead],
+            dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
+            outcomes,
+        }
+    }
+
     /// The send has come to its end.
-    fn conclude(&self, sent: Sent, outcome: Outcome) -> Result<(), NobodyListens> {
+    fn ended(&self, sent: Sent, outcome: Outcome) -> Result<(), NobodyListens> {
         let Sent {
-            message,
-            lease,
+            job,
             pass,
             spans,
             began,
         } = sent;
         let took = began.elapsed();
         self.learn(took);
-        self.tell_sent(&message, &outcome, took);
+        self.tell_sent(&job.message, &outcome, took);
         spans.end(std::slice::from_ref(&outcome));
         self.record(&pass, &outcome);
-        let verdict = Verdict::of_outcome(outcome, message.attempts, &self.bulkhead.retries);
-        self.settle(message, lease, verdict, took)
+        self.conclude(job, outcome, took)
     }
 
     fn learn(&self, took: Duration) {
@@ -349,15 +342,13 @@ impl Desk<'_> {
         }
     }
 
-    fn settle(
-        &self,
-        mut message: Message,
-        lease: LeaseId,
-        verdict: Verdict,
-        latency: Duration,
-    ) -> Result<(), NobodyListens> {
-        self.bulkhead.unload(&mut message);
-        let settlement = Settlement::new(message, lease, self.bulkhead, verdict, latency);
+    fn conclude(&self, job: Job, outcome: Outcome, took: Duration) -> Result<(), NobodyListens> {
+        let (attempts, retries) = (job.message.attempts, &self.bulkhead.retries);
+        self.settle(job, Verdict::of_outcome(outcome, attempts, retries), took)
+    }
+
+    fn settle(&self, job: Job, verdict: Verdict, latency: Duration) -> Result<(), NobodyListens> {
+        let settlement = Settlement::new(job, &self.shared.bulkheads, verdict, latency);
         self.outcomes.send(settlement)
     }
 }

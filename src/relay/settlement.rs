@@ -10,6 +10,8 @@ use crossbeam_channel::Sender;
 pub(super) use self::told::{log_conflict, log_settled};
 
 use super::bulkhead::{Bulkhead, Retries};
+use super::job::Job;
+use super::to::To;
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::message::Message;
 use crate::status::ReasonCode;
@@ -100,48 +102,39 @@ fn delay(failure: &Failure, attempts: u32, retries: &Retries) -> Duration {
     failure.retry_after.map_or(delay, |asked| asked.max(delay))
 }
 
-/// A claimed message whose relay is done with it, whatever way.
+/// A claimed message whose relay is done with it, whatever way. Without its payload: what is left to do works on
+/// the stored row.
 #[derive(Debug)]
 pub(crate) struct Settlement {
     pub(super) message: Message,
     pub(super) lease: LeaseId,
+    pub(super) to: To,
     verdict: Verdict,
     latency: Duration,
-    /// The destination, also where the message names none.
-    destination: Arc<str>,
-    /// The number of its bulkhead.
-    pub(super) bulkhead: usize,
     /// A settle of it was tried whose answer did not come.
     pub(super) repeated: bool,
 }
 
 impl Settlement {
-    /// It was sent, or was to be sent, by this bulkhead.
     pub(crate) fn new(
-        message: Message,
-        lease: LeaseId,
-        bulkhead: &Bulkhead,
+        mut job: Job,
+        bulkheads: &[Bulkhead],
         verdict: Verdict,
         latency: Duration,
     ) -> Self {
+        job.unload(bulkheads);
         Self {
-            message,
-            lease,
+            message: job.message,
+            lease: job.lease,
+            to: job.to,
             verdict,
             latency,
-            destination: Arc::clone(&bulkhead.name),
-            bulkhead: bulkhead.number,
             repeated: false,
         }
     }
 
-    pub(crate) fn unsent(
-        message: Message,
-        lease: LeaseId,
-        bulkhead: &Bulkhead,
-        verdict: Verdict,
-    ) -> Self {
-        Self::new(message, lease, bulkhead, verdict, Duration::ZERO)
+    pub(crate) fn unsent(job: Job, bulkheads: &[Bulkhead], verdict: Verdict) -> Self {
+        Self::new(job, bulkheads, verdict, Duration::ZERO)
     }
 
     pub(super) fn sequence(&self) -> i64 {
@@ -205,14 +198,14 @@ impl Settlement {
         Self {
             message: self.message.clone(),
             verdict: Verdict::Dead(failure, 0),
-            destination: Arc::clone(&self.destination),
             ..*self
         }
     }
 
-    /// Whether it was for the destination of this name.
-    pub(super) fn is_for(&self, destination: &str) -> bool {
-        *self.destination == *destination
+    /// The destination that it was for, also where the message names none; empty: none serves it.
+    fn destination(&self, bulkheads: &[Bulkhead]) -> Arc<str> {
+        let bulkhead = self.to.bulkhead(bulkheads);
+        bulkhead.map_or_else(Arc::default, |bulkhead| Arc::clone(&bulkhead.name))
     }
 
     /// The destinations that the message, or its parts, name in the outbox when it is written down,
@@ -257,12 +250,16 @@ impl Settlement {
 
     /// The keys of which messages may have waited for it: its own and, where some name a destination, that
     /// of those that name none, or the one that it was for.
-    pub(super) fn keys_behind(&self, has_parts: bool) -> impl Iterator<Item = Key> {
+    pub(super) fn keys_behind(
+        &self,
+        bulkheads: &[Bulkhead],
+        has_parts: bool,
+    ) -> impl Iterator<Item = Key> {
         let own = self.key();
         let beside = own.as_ref().filter(|_| has_parts).map(|own| Key {
             ordering_key: own.ordering_key.clone(),
             destination: match own.destination.is_empty() {
-                true => self.destination.to_string(),
+                true => self.destination(bulkheads).to_string(),
                 false => String::new(),
             },
         });
@@ -341,19 +338,19 @@ fn make_ascii(text: &mut String) -> bool {
     true
 }
 
-pub(super) fn delivered(settlement: &Settlement) -> Option<Delivered> {
+pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Delivered> {
     let Verdict::Delivered(response) = &settlement.verdict else {
         return None;
     };
     Some(Delivered {
         claim: settlement.claim(),
-        destination: Arc::clone(&settlement.destination),
+        destination: settlement.destination(bulkheads),
         http_status: response.status.map(i32::from),
         response: response.body.as_deref().map(storable),
     })
 }
 
-pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
+pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Failed> {
     let (failure, delay, counted) = match &settlement.verdict {
         Verdict::Retry(failure, delay, counted) => (failure, *delay, *counted),
         Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
@@ -363,7 +360,7 @@ pub(super) fn failed(settlement: &Settlement) -> Option<Failed> {
     };
     Some(Failed {
         claim: settlement.claim(),
-        destination: Arc::clone(&settlement.destination),
+        destination: settlement.destination(bulkheads),
         code: failure.code,
         error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
         http_status: failure.response.status.map(i32::from),

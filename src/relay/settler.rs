@@ -6,7 +6,6 @@ mod refused;
 mod written;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -15,7 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 pub(super) use self::written::blocks_key;
 pub(super) use self::written::{Written, write_down};
 
-use self::next::{Settled, look_at_the_next};
+use self::next::look_at_the_next;
 use self::refused::Refused;
 use super::database::Database;
 use super::pauses;
@@ -23,7 +22,7 @@ use super::session::{AfterRefusal, Session};
 use super::settlement::{Kind, Settlement, log_settled};
 use super::shared::Shared;
 use super::threads::Post;
-use super::told::{Continued, Returned, Told};
+use super::told::{Returned, Told};
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::store::relay::claim::Topic;
@@ -70,8 +69,8 @@ pub(crate) fn run_keyed(
     let mut settler = Settler::new(shared, session(shared, post), Keys::GoOn);
     if settler.run(outcomes).is_ok() {
         for told in left.try_iter() {
-            if let Told::Continued(Continued { claimed, lease }) = told {
-                settler.release(claimed, lease);
+            if let Told::Continued(jobs) = told {
+                settler.release(&jobs);
             }
         }
     }
@@ -216,15 +215,10 @@ impl<'a, D: Database> Settler<'a, D> {
     ) -> Result<(), DatabaseError> {
         let shared = self.shared;
         let began = clock::now();
-        let Settled {
-            written,
-            next,
-            seen_to,
-        } = self.settle_and_continue(lease, kind, group)?;
+        let (written, seen_to) = self.settle_and_continue(lease, kind, group)?;
         let now = clock::now();
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
-        self.hand_on(next, lease);
         let changed: HashSet<i64> = written.changed.into_iter().collect();
         let missed: Vec<&Settlement> = group
             .iter()
@@ -233,8 +227,6 @@ impl<'a, D: Database> Settler<'a, D> {
         let settled_before = self.settled_before(&missed)?;
         let (mut done, mut dead, mut conflicts) = (Vec::new(), Vec::new(), Vec::new());
         for settlement in group {
-            let bulkhead = &shared.bulkheads[settlement.bulkhead];
-            bulkhead.in_flight.fetch_sub(1, Ordering::Relaxed);
             let sequence = settlement.sequence();
             if written.in_conflict.contains(&sequence) {
                 dead.push(settlement.in_conflict());
@@ -261,7 +253,7 @@ impl<'a, D: Database> Settler<'a, D> {
         for settlement in done.into_iter().chain(&dead) {
             tell(shared, settlement, now);
         }
-        self.tell_conflicts(lease, &conflicts);
+        self.tell_conflicts(&conflicts);
         if matches!(kind, Kind::Split | Kind::Released) {
             let topics = group.iter().flat_map(Settlement::topics_before);
             let keys = group.iter().flat_map(Settlement::keys_before);
@@ -274,10 +266,8 @@ impl<'a, D: Database> Settler<'a, D> {
             shared.look();
         }
         match &self.topic_aside {
-            None => shared.finished(lease, group.len()),
-            Some(topic) => {
-                shared.finished_aside(lease, topic, group.iter().map(Settlement::claim));
-            }
+            None => shared.finished(lease, group.iter().map(|one| one.to)),
+            Some(topic) => shared.finished_aside(lease, topic, group),
         }
         Ok(())
     }
@@ -342,9 +332,9 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
 
 /// Tells the log, the metrics and the observers what is written down.
 fn tell(shared: &Shared, settlement: &Settlement, now: Instant) {
-    shared.metrics.destinations[settlement.bulkhead].settled(settlement, now);
-    log_settled(settlement, &shared.config);
-    if let Some(settled) = settlement.told() {
+    shared.metrics.of(settlement.to).settled(settlement, now);
+    log_settled(settlement, &shared.config, &shared.bulkheads);
+    if let Some(settled) = settlement.told(&shared.bulkheads) {
         let message = &settlement.message;
         shared.observers.tell(message, |one| one.settled(&settled));
     }

@@ -1,8 +1,10 @@
-//! Where the messages of a topic go.
+//! Where messages go.
 
+use super::bulkhead::Bulkhead;
 use crate::routes::{Routes, Way};
+use crate::store::relay::claim::Topic;
 
-/// Where the messages of a lane go.
+/// Where a message goes, or those of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum To {
     /// To the senders of this bulkhead.
@@ -14,9 +16,23 @@ pub(crate) enum To {
 }
 
 impl To {
-    /// Where a message goes.
-    pub(super) fn of(routes: &Routes, topic: &str, destination: &str) -> Self {
-        match routes.find(topic, destination) {
+    /// Where the messages of a topic go.
+    pub(super) fn of(routes: &Routes, Topic { topic, destination }: &Topic) -> Self {
+        routes.find(topic, destination).into()
+    }
+
+    /// That bulkhead, of all.
+    pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
+        match self {
+            Self::Bulkhead(number) => all.get(number),
+            Self::Split | Self::Nowhere => None,
+        }
+    }
+}
+
+impl From<Way<'_>> for To {
+    fn from(way: Way<'_>) -> Self {
+        match way {
             Way::To(number) => Self::Bulkhead(number),
             Way::Split(_) => Self::Split,
             Way::NoRoute | Way::UnknownDestination | Way::NotTaken => Self::Nowhere,

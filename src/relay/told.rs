@@ -2,22 +2,17 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::store::relay::claim::{Claimed, Topic};
-use crate::store::relay::lease::LeaseId;
+use super::job::Job;
+use crate::store::relay::claim::Topic;
 use crate::store::relay::ordered::Key;
 
 /// A message in the claimer's inbox.
 pub(crate) enum Told {
-    Continued(Continued),
+    /// Messages that were claimed right behind settled ones of their keys.
+    Continued(Vec<Job>),
     Returned(Returned),
     /// The rows of these leases, and of no others, are gone while messages name them.
     Vanished(Vec<i64>),
-}
-
-/// Messages that were claimed right behind settled ones of their keys.
-pub(crate) struct Continued {
-    pub(crate) claimed: Vec<Claimed>,
-    pub(crate) lease: LeaseId,
 }
 
 /// Messages that were given back, or became free: they may be due where claims have passed.

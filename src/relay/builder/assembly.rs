@@ -7,10 +7,11 @@ use metrics::gauge;
 
 use super::RelayBuilder;
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{Dispatcher, HttpDispatcher};
+use crate::dispatch::HttpDispatcher;
 use crate::handlers::{Connections, DEFAULT_TIMEOUT, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::StartError;
+use crate::relay::bulkhead::Dispatchers;
 use crate::relay::groups::add_groups;
 use crate::relay::observer::Observers;
 use crate::routes::Serves;
@@ -41,10 +42,10 @@ impl RelayBuilder {
         if config.enabled && Serves::new(&config).is_nothing() {
             return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());
         }
-        let own_threads = config.takes_rest.then_some(config.concurrency);
-        let common = match self.dispatcher {
-            Some(dispatcher) => dispatcher,
-            None => Arc::new(HttpDispatcher::new(&config)?),
+        let (urls, rest) = match self.dispatcher {
+            None => (HttpDispatcher::of_each(&config)?, None),
+            Some(own) if config.takes_rest => (Vec::new(), Some(own)),
+            Some(own) => (vec![own; config.all_destinations().len()], None),
         };
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
         let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
@@ -56,11 +57,13 @@ impl RelayBuilder {
             Arc::new(Group::new(&name, inbox, timeout, handlers, connections))
         });
         Ok(Assembled {
-            groups: groups.collect(),
+            dispatchers: Dispatchers {
+                urls,
+                groups: groups.collect(),
+                rest,
+            },
             config,
             manager: self.manager,
-            common,
-            own_threads,
             observers: self.observers,
             limit: self.limit,
             claim_limit: self.claim_limit,
@@ -79,11 +82,7 @@ fn no_pool() -> Result<Pooled, HandlerError> {
 pub(in crate::relay) struct Assembled {
     pub(in crate::relay) config: Config,
     pub(in crate::relay) manager: Option<Arc<dyn Manager>>,
-    /// Sends what no handler serves.
-    pub(in crate::relay) common: Arc<dyn Dispatcher>,
-    pub(in crate::relay) own_threads: Option<usize>,
-    /// In the order of `config.in_process`.
-    pub(in crate::relay) groups: Vec<Arc<Group>>,
+    pub(in crate::relay) dispatchers: Dispatchers,
     pub(in crate::relay) observers: Observers,
     pub(in crate::relay) limit: Option<u64>,
     pub(in crate::relay) claim_limit: Duration,

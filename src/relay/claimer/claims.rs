@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::Claimer;
+use super::hand_over::By;
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
@@ -252,10 +253,8 @@ impl<D: Database> Claimer<'_, D> {
             stats.claim_micros = stats.claim_micros.saturating_add(micros);
             stats.claims += 1;
         });
-        shared.count_claimed(claimed.len());
         shared.metrics.claim_seconds.record(took.as_secs_f64());
-        shared.began(lease, claimed.len());
-        shared.load(&claimed);
-        self.hand_over_all(claimed, lease);
+        let jobs = shared.took(claimed, lease);
+        self.hand_over(By::Claimer, jobs);
     }
 }

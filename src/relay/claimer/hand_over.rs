@@ -1,22 +1,15 @@
-//! Where claimed messages go: to a sender, or straight to the settler.
-
-use std::sync::atomic::Ordering;
+//! Where claimed messages are put: into a queue of senders, or straight to the settler.
 
 use super::Claimer;
-use crate::clock;
-use crate::message::Message;
-use crate::relay::bulkhead::Job;
 use crate::relay::database::Database;
-use crate::relay::fate::{Fate, parts};
+use crate::relay::job::Job;
 use crate::relay::settlement::{Settlement, Verdict};
 use crate::relay::to::To;
-use crate::relay::told::Continued;
-use crate::store::relay::claim::{Claimed, TakenOver};
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 
 /// Who has claimed a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+pub(super) enum By {
     /// The claimer, where there is room.
     Claimer,
     /// A settler, which does not know whether there is.
@@ -24,71 +17,46 @@ enum By {
 }
 
 impl<D: Database> Claimer<'_, D> {
-    pub(super) fn hand_over_all(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
-        self.hand_over_from(By::Claimer, claimed, lease);
-    }
-
-    pub(super) fn hand_over_continued(&mut self, Continued { claimed, lease }: Continued) {
-        self.hand_over_from(By::Settler, claimed, lease);
-    }
-
-    fn hand_over_from(&mut self, by: By, mut claimed: Vec<Claimed>, lease: LeaseId) {
-        self.planner.knows(&claimed, lease);
-        let is_taken_over = |c: &&Claimed| c.taken_over != TakenOver::No;
-        let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
-        if taken_over > 0 {
-            self.shared.count(|stats| stats.taken_over += taken_over);
-            self.shared.metrics.taken_over.increment(taken_over);
-            log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
-        }
-        claimed.sort_unstable_by_key(|c| c.message.sequence);
-        let mut seen = vec![(0, 0); self.intakes.len()];
-        let mut seen_to_split = (0, 0);
-        for one in claimed {
-            let Message {
-                topic, destination, ..
-            } = &one.message;
-            let to = To::of(&self.shared.routes, topic, destination);
-            let seen = match to {
-                To::Bulkhead(number) => Some(&mut seen[number]),
-                To::Split => Some(&mut seen_to_split),
-                To::Nowhere => None,
+    pub(super) fn hand_over(&mut self, by: By, mut jobs: Vec<Job>) {
+        jobs.sort_unstable_by_key(|job| job.message.sequence);
+        self.learn_payloads(&jobs);
+        for mut job in jobs {
+            self.planner.knows(job.lease, Claim::of(&job.message));
+            let verdict = match (job.unsent.take(), job.to) {
+                (None, To::Bulkhead(number)) => {
+                    let bulkhead = &self.shared.bulkheads[number];
+                    let intake = &mut self.intakes[number];
+                    if by == By::Claimer || intake.has_place(bulkhead) {
+                        intake.put(job);
+                        continue;
+                    }
+                    self.planner.had_no_place(&job.message.topic, job.to);
+                    Verdict::Released
+                }
+                (unsent, _) => unsent.unwrap_or(Verdict::Released),
             };
-            if let Some((count, bytes)) = seen {
-                *count += 1;
-                *bytes += one.message.bytes();
-            }
-            self.hand_over(by, one, to, lease);
+            let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
+            let _ = self.outcomes.send(settlement);
         }
-        for (intake, (count, bytes)) in self.intakes.iter_mut().zip(seen) {
-            intake.payloads.learn(count, bytes);
-        }
-        let (count, bytes) = seen_to_split;
-        self.split_payloads.learn(count, bytes);
     }
 
-    /// To a sender, or straight to the settler where nothing has to be sent.
-    fn hand_over(&mut self, by: By, claimed: Claimed, to: To, lease: LeaseId) {
-        let shared = self.shared;
-        let bulkhead = shared.bulkhead_of(to);
-        bulkhead.in_flight.fetch_add(1, Ordering::Relaxed);
-        let parts = || parts(&shared.routes, &shared.bulkheads, &claimed.message);
-        let fate = Fate::of(&claimed, to, &bulkhead.retries, parts, clock::now());
-        let mut message = claimed.message;
-        if claimed.taken_over != TakenOver::No {
-            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
+    /// How large the messages are that go to each destination, and those that are split.
+    fn learn_payloads(&mut self, jobs: &[Job]) {
+        let mut seen = vec![(0, 0); self.intakes.len()];
+        let mut to_split = (0, 0);
+        for job in jobs {
+            let (count, bytes) = match job.to {
+                To::Bulkhead(number) => &mut seen[number],
+                To::Split => &mut to_split,
+                To::Nowhere => continue,
+            };
+            *count += 1;
+            *bytes += job.message.bytes();
         }
-        let intake = &mut self.intakes[bulkhead.number];
-        let verdict = match fate {
-            Fate::Send if by == By::Settler && !intake.has_place(bulkhead) => {
-                self.planner.had_no_place(&message.topic, to);
-                Verdict::Released
-            }
-            Fate::Send => return intake.put(Job { message, lease }),
-            Fate::Settle(verdict) => verdict,
-        };
-        bulkhead.unload(&mut message);
-        let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
-        let _ = self.outcomes.send(settlement);
+        let payloads = self.intakes.iter_mut().map(|one| &mut one.payloads);
+        let payloads = payloads.chain([&mut self.split_payloads]);
+        for (payloads, (count, bytes)) in payloads.zip(seen.into_iter().chain([to_split])) {
+            payloads.learn(count, bytes);
+        }
     }
 }

@@ -1,4 +1,3 @@
-use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
@@ -6,9 +5,7 @@ use secrecy::SecretString;
 
 use super::{health, is_free_to_claim, look};
 use crate::config::Config;
-use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::error::DatabaseError;
-use crate::message::Message;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::{BootTime, LeaseClock};
@@ -16,17 +13,10 @@ use crate::relay::observer::Observers;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::sleep::Sleep;
 use crate::relay::threads::{Cause, Life, Post};
+use crate::relay::to::To;
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
-
-struct Nothing;
-
-impl Dispatcher for Nothing {
-    fn dispatch(&self, _: &Message) -> Outcome {
-        Outcome::Delivered(Response::default())
-    }
-}
 
 fn shared() -> Shared {
     shared_and_doorbell().0
@@ -38,12 +28,7 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
         listener: false,
         ..Config::default()
     };
-    let dispatchers = Dispatchers {
-        common: Arc::new(Nothing),
-        own_threads: Some(2),
-        groups: Vec::new(),
-    };
-    let bulkheads = Bulkhead::all(&config, dispatchers);
+    let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
     let clock = LeaseClock::of(&config);
     clock.registered(LeaseId(1), BootTime::now());
     let (doorbell, rings) = bounded(1);
@@ -118,7 +103,7 @@ fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
         shared.threads.state().watch.stalled.is_some()
     };
     assert!(!is_stalled(), "an idle relay");
-    shared.began(LeaseId(1), 1);
+    shared.began(LeaseId(1), [To::Bulkhead(0)].into_iter());
     assert!(is_stalled(), "nobody sends it");
     shared.count(|stats| stats.delivered += 1);
     assert!(!is_stalled(), "something moves");
@@ -143,7 +128,7 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
         look(&shared);
         shared.threads.state().watch.stalled.is_some()
     };
-    shared.began(lease, 1);
+    shared.began(lease, [To::Bulkhead(0)].into_iter());
     assert_eq!(shared.only_aside().0, None, "it is on its way");
     assert!(shared.held_leases().contains(&lease));
     shared.begin_handling(lease, claim);
@@ -162,7 +147,7 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
     shared.end_handling(lease, claim);
     assert_eq!(shared.only_aside().0, None, "its settle is on its way");
     assert!(shared.held_leases().contains(&lease));
-    shared.finished(lease, 1);
+    shared.finished(lease, [To::Bulkhead(0)].into_iter());
     assert_eq!(shared.only_aside().0, Some(Vec::new()));
     assert!(shared.held_leases().is_empty());
 }

@@ -219,13 +219,10 @@ impl Lanes {
             .into_iter()
             .filter(|found| known.insert(found.stream.clone()));
         let before = self.lanes.len();
-        self.lanes.extend(new.map(|found| {
-            let Topic { topic, destination } = &found.stream.topic;
-            Known {
-                to: To::of(routes, topic, destination),
-                state: State::new(&found, now, slow),
-                stream: found.stream,
-            }
+        self.lanes.extend(new.map(|found| Known {
+            to: To::of(routes, &found.stream.topic),
+            state: State::new(&found, now, slow),
+            stream: found.stream,
         }));
         match self.lanes[before..]
             .iter()

@@ -99,7 +99,7 @@ impl<'a> Planner<'a> {
     }
 
     fn way(&self, topic: &Topic) -> To {
-        To::of(self.routes, &topic.topic, &topic.destination)
+        To::of(self.routes, topic)
     }
 
     fn name(&self, to: To) -> &'a str {

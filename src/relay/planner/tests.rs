@@ -521,7 +521,9 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
         ground.planner.undone(&part, Some(1), Duration::ZERO);
         let since = vec![claimed(3, "a", None)];
         if part.range.upto == 0 {
-            ground.planner.knows(&since, LEASE);
+            for one in &since {
+                ground.planner.knows(LEASE, Claim::of(&one.message));
+            }
         }
         assert!(matches!(ground.step(), Step::Claim { .. }));
     };

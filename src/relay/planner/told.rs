@@ -12,7 +12,7 @@ use super::{Awaited, Planner, Policy, Stage, walk};
 use crate::relay::to::To;
 use crate::relay::told::Returned;
 use crate::store::range::Range;
-use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
+use crate::store::relay::claim::{Batch, Lane, Position, Stream, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
@@ -79,9 +79,7 @@ impl Planner<'_> {
         unserved: impl FnOnce() -> Vec<Topic>,
     ) {
         if self.expiry.wants_a_round(now) {
-            let is_nowhere = |topic: &Topic| {
-                To::of(self.routes, &topic.topic, &topic.destination) == To::Nowhere
-            };
+            let is_nowhere = |topic: &Topic| To::of(self.routes, topic) == To::Nowhere;
             let topics = unserved().into_iter().filter(is_nowhere).collect();
             self.expiry.begin(now, topics, self.settings.poll_interval);
         }
@@ -242,10 +240,10 @@ impl Planner<'_> {
         }
     }
 
-    /// These were claimed under a lease, here or by a settler.
-    pub(in crate::relay) fn knows(&mut self, claimed: &[Claimed], lease: LeaseId) {
+    /// This was claimed under a lease, here or by a settler.
+    pub(in crate::relay) fn knows(&mut self, lease: LeaseId, claim: Claim) {
         if let Some(undoing) = &mut self.undoing {
-            undoing.knows(claimed, lease);
+            undoing.knows(lease, claim);
         }
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::ranges::Ranges;
 use crate::store::range::Range;
-use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
@@ -70,12 +69,11 @@ impl Undoing {
         }
     }
 
-    /// These were claimed, and their claims had answers.
-    pub(super) fn knows(&mut self, claimed: &[Claimed], lease: LeaseId) {
-        if let Some(range) = self.ranges.next().filter(|_| self.is_of(lease)) {
-            let claims = claimed.iter().map(|one| Claim::of(&one.message));
-            self.known
-                .extend(claims.filter(|one| one.sequence > range.after));
+    /// This was claimed, and its claim had an answer.
+    pub(super) fn knows(&mut self, lease: LeaseId, claim: Claim) {
+        let range = self.ranges.next();
+        if self.is_of(lease) && range.is_some_and(|range| claim.sequence > range.after) {
+            self.known.insert(claim);
         }
     }
 }

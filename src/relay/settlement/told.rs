@@ -3,91 +3,66 @@
 use super::{ERROR_CHARS, Kind, Settlement, Verdict, storable};
 use crate::config::Config;
 use crate::message::hashed_key;
+use crate::relay::bulkhead::Bulkhead;
 use crate::relay::observer::Settled;
 use crate::status::{ReasonCode, Status};
-use crate::store::relay::lease::LeaseId;
 use crate::store::relay::whereabouts::Whereabouts;
 
 impl Settlement {
     /// The destination, as people are told.
-    fn place(&self) -> &str {
-        if self.destination.is_empty() {
-            return &self.message.destination;
+    fn place<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> &'a str {
+        match self.to.bulkhead(bulkheads) {
+            Some(bulkhead) if !bulkhead.name.is_empty() => &bulkhead.name,
+            _ => &self.message.destination,
         }
-        &self.destination
     }
 
     /// What observers are told, where its outcome is one of a send.
-    pub(in crate::relay) fn told(&self) -> Option<Settled<'_>> {
-        if matches!(self.verdict, Verdict::Split(_) | Verdict::Released) {
-            return None;
-        }
-        let Line {
-            status,
-            attempts,
-            reason,
-            ..
-        } = self.line();
-        Some(Settled {
-            message: &self.message,
-            destination: self.place(),
-            status,
-            reason,
-            attempts,
-        })
+    pub(in crate::relay) fn told<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> Option<Settled<'a>> {
+        let is_one = !matches!(self.verdict, Verdict::Split(_) | Verdict::Released);
+        is_one.then(|| self.as_told(bulkheads))
     }
 
-    fn line(&self) -> Line<'_> {
-        let message = &self.message;
-        let line = Line {
-            event: "",
-            status: Status::Delivered,
-            attempts: message.attempts.saturating_add(1),
-            reason: None,
-            error: "",
+    fn as_told<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> Settled<'a> {
+        let before = self.message.attempts;
+        let attempts = match self.verdict {
+            Verdict::Delivered(_) => before.saturating_add(1),
+            _ => before.max(self.failed_attempt()),
         };
-        match &self.verdict {
-            Verdict::Delivered(_) => Line {
-                event: "delivered",
-                ..line
+        Settled {
+            message: &self.message,
+            destination: self.place(bulkheads),
+            status: match self.verdict {
+                Verdict::Delivered(_) | Verdict::Deduplicated => Status::Delivered,
+                Verdict::Dead(..) => Status::Dead,
+                Verdict::Retry(..) | Verdict::Released if attempts > 0 => Status::Retrying,
+                Verdict::Retry(..) | Verdict::Released | Verdict::Split(_) => Status::Pending,
             },
-            Verdict::Deduplicated => Line {
-                event: "dedup_hit",
-                attempts: message.attempts,
-                ..line
-            },
-            Verdict::Retry(failure, _, counted) => Line {
-                event: if *counted > 0 { "retry" } else { "wait" },
-                status: waiting(message.attempts, *counted),
-                attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
-                reason: Some(failure.code),
-                error: &failure.error,
-            },
-            Verdict::Dead(failure, counted) => Line {
-                event: "dead",
-                status: Status::Dead,
-                attempts: message.attempts.saturating_add(u32::from(*counted > 0)),
-                reason: Some(failure.code),
-                error: &failure.error,
-            },
-            Verdict::Split(_) => Line {
-                event: "split",
-                status: Status::Pending,
-                attempts: message.attempts,
-                ..line
-            },
-            Verdict::Released => Line {
-                event: "released",
-                status: waiting(message.attempts, 0),
-                attempts: message.attempts,
-                ..line
-            },
+            reason: self.failure().map(|failure| failure.code),
+            attempts,
+        }
+    }
+
+    /// What has happened, as the log names it.
+    fn event(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Delivered(_) => "delivered",
+            Verdict::Deduplicated => "dedup_hit",
+            Verdict::Retry(_, _, counted) if counted > 0 => "retry",
+            Verdict::Retry(..) => "wait",
+            Verdict::Dead(..) => "dead",
+            Verdict::Split(_) => "split",
+            Verdict::Released => "released",
         }
     }
 }
 
 /// One line for each message that was settled, with a stable event name.
-pub(in crate::relay) fn log_settled(settlement: &Settlement, config: &Config) {
+pub(in crate::relay) fn log_settled(
+    settlement: &Settlement,
+    config: &Config,
+    bulkheads: &[Bulkhead],
+) {
     let level = match settlement.kind() {
         Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
         Kind::Deduplicated => log::Level::Info,
@@ -100,23 +75,24 @@ pub(in crate::relay) fn log_settled(settlement: &Settlement, config: &Config) {
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
     let tenant = message.tenant_id.map(|tenant| tenant.to_string());
-    let line = settlement.line();
-    let error: String = storable(line.error).chars().take(ERROR_CHARS).collect();
+    let (event, told) = (settlement.event(), settlement.as_told(bulkheads));
+    let error = settlement.failure().map_or("", |failure| &failure.error);
+    let error: String = storable(error).chars().take(ERROR_CHARS).collect();
     log::log!(
         level,
-        event = line.event,
+        event = event,
         outbox:% = config.table,
         sequence = settlement.sequence(),
         message_id:% = message.message_id,
         key = key,
         topic = message.topic,
-        destination = settlement.place(),
+        destination = told.destination,
         tenant = tenant.as_deref().unwrap_or_default(),
-        status = line.status.as_str(),
-        attempts = line.attempts,
-        reason = line.reason.map_or("", ReasonCode::as_str),
+        status = told.status.as_str(),
+        attempts = told.attempts,
+        reason = told.reason.map_or("", ReasonCode::as_str),
         latency_ms = u64::try_from(settlement.latency.as_millis()).unwrap_or(u64::MAX);
-        "{}{}", line.event, if error.is_empty() { String::new() } else { format!(": {error}") }
+        "{event}{}", if error.is_empty() { String::new() } else { format!(": {error}") }
     );
 }
 
@@ -125,7 +101,7 @@ pub(in crate::relay) fn log_settled(settlement: &Settlement, config: &Config) {
 pub(in crate::relay) fn log_conflict(
     settlement: &Settlement,
     config: &Config,
-    lease: LeaseId,
+    bulkheads: &[Bulkhead],
     now: Option<Option<&Whereabouts>>,
 ) {
     let message = &settlement.message;
@@ -153,32 +129,15 @@ pub(in crate::relay) fn log_conflict(
         message_id:% = message.message_id,
         key = key,
         topic = message.topic,
-        destination = settlement.place(),
+        destination = settlement.place(bulkheads),
         tenant = tenant.as_deref().unwrap_or_default(),
         outcome = settlement.kind().as_str(),
-        lease = lease.0,
+        lease = settlement.lease.0,
         status = status,
         attempts = standing.map_or(0, |standing| standing.attempts),
         holder = standing.and_then(|standing| standing.relay.as_deref()).unwrap_or_default(),
         holder_lease = standing.and_then(|standing| standing.lease).unwrap_or_default();
         "message {}: the outcome {} of lease {} changed nothing: {why}",
-        message.message_id, settlement.kind().as_str(), lease.0
+        message.message_id, settlement.kind().as_str(), settlement.lease.0
     );
-}
-
-/// The state of a message that waits.
-fn waiting(attempts: u32, counted: i32) -> Status {
-    if attempts > 0 || counted > 0 {
-        Status::Retrying
-    } else {
-        Status::Pending
-    }
-}
-
-struct Line<'a> {
-    event: &'static str,
-    status: Status,
-    attempts: u32,
-    reason: Option<ReasonCode>,
-    error: &'a str,
 }

@@ -3,13 +3,12 @@
 use super::Settler;
 use crate::relay::database::Database;
 use crate::relay::settlement::{Settlement, log_conflict};
-use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Trace;
 
 impl<D: Database> Settler<'_, D> {
     /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
     /// the outage's to tell; the outcome is lost to this relay either way.
-    pub(super) fn tell_conflicts(&mut self, lease: LeaseId, conflicts: &[&Settlement]) {
+    pub(super) fn tell_conflicts(&mut self, conflicts: &[&Settlement]) {
         if conflicts.is_empty() {
             return;
         }
@@ -25,7 +24,7 @@ impl<D: Database> Settler<'_, D> {
                     .iter()
                     .find(|standing| standing.sequence == settlement.sequence())
             });
-            log_conflict(settlement, &shared.config, lease, found.ok());
+            log_conflict(settlement, &shared.config, &shared.bulkheads, found.ok());
         }
     }
 }

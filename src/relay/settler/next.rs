@@ -8,9 +8,10 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::database::{Database, Settle};
 use crate::relay::doubt::Doubt;
+use crate::relay::job::Job;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
-use crate::relay::told::{Continued, Returned, Told};
+use crate::relay::told::{Returned, Told};
 use crate::relay::wanted::Want;
 use crate::store::relay::claim::{Batch, Claimed};
 use crate::store::relay::lease::LeaseId;
@@ -20,37 +21,31 @@ use crate::store::relay::settle::Claim;
 /// Messages of one key that are claimed right behind one another, while others wait for a place.
 const MOST_IN_A_ROW: u32 = 100;
 
-/// A group that is written down.
-pub(super) struct Settled {
-    pub(super) written: Written,
-    /// What was claimed with it.
-    pub(super) next: Vec<Claimed>,
-    /// Messages of it behind which the claimer need not look.
-    pub(super) seen_to: HashSet<i64>,
-}
-
 impl<D: Database> Settler<'_, D> {
     /// Hands what was claimed to the claimer.
-    pub(super) fn hand_on(&self, claimed: Vec<Claimed>, lease: LeaseId) {
+    fn hand_on(&self, claimed: Vec<Claimed>, lease: LeaseId) {
         if claimed.is_empty() {
             return;
         }
         let shared = self.shared;
-        shared.count_claimed(claimed.len());
-        shared.count(|stats| stats.continued += claimed.len() as u64);
-        shared.began(lease, claimed.len());
-        shared.load(&claimed);
-        shared.tell_claimer(Told::Continued(Continued { claimed, lease }));
+        let mut jobs = shared.took(claimed, lease);
+        shared.count(|stats| stats.continued += jobs.len() as u64);
+        // No bulkhead counts the bytes of these while they wait for the claimer.
+        for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {
+            job.unload(&shared.bulkheads);
+        }
+        shared.tell_claimer(Told::Continued(jobs));
     }
 
     /// Writes down a group and, where messages were the first of their ordering keys, claims those behind
-    /// them: in one transaction, so that no other relay can be faster.
+    /// them: in one transaction, so that no other relay can be faster. With what is written down: the messages
+    /// behind which the claimer need not look.
     pub(super) fn settle_and_continue(
         &mut self,
         lease: LeaseId,
         kind: Kind,
         group: &[Settlement],
-    ) -> Result<Settled, DatabaseError> {
+    ) -> Result<(Written, HashSet<i64>), DatabaseError> {
         let shared = self.shared;
         let looks = shared.keyed_looks();
         let mut settle = Settle {
@@ -75,11 +70,7 @@ impl<D: Database> Settler<'_, D> {
         }
         if rows.is_empty() {
             let (written, _) = self.db.settle(self.after_refusal, &settle)?;
-            return Ok(Settled {
-                written,
-                next: Vec::new(),
-                seen_to: HashSet::new(),
-            });
+            return Ok((written, HashSet::new()));
         }
         let policy = shared.policy();
         let has_full = !policy.full.is_empty();
@@ -116,22 +107,21 @@ impl<D: Database> Settler<'_, D> {
             .filter(|(_, key)| claimed.contains(key) || !may_be_left)
             .map(|(sequence, _)| sequence)
             .collect();
-        Ok(Settled {
-            written,
-            next,
-            seen_to,
-        })
+        self.hand_on(next, lease);
+        Ok((written, seen_to))
     }
 
     /// Gives back what was claimed and has nobody to send it.
-    pub(in crate::relay) fn release(&mut self, claimed: Vec<Claimed>, lease: LeaseId) {
-        let shared = self.shared;
-        let count = claimed.len();
-        let claims: Vec<Claim> = claimed.iter().map(|one| Claim::of(&one.message)).collect();
-        match self.db.release(lease, &claims) {
+    pub(in crate::relay) fn release(&mut self, jobs: &[Job]) {
+        let Some(Job { lease, .. }) = jobs.first() else {
+            return;
+        };
+        let (shared, count) = (self.shared, jobs.len());
+        let claims: Vec<Claim> = jobs.iter().map(|job| Claim::of(&job.message)).collect();
+        match self.db.release(*lease, &claims) {
             Ok(()) => {
                 shared.count(|stats| stats.released += count as u64);
-                shared.finished(lease, count);
+                shared.finished(*lease, jobs.iter().map(|job| job.to));
             }
             Err(error) => {
                 // They stay in flight, so the lease is left to expire, and they are taken over.
@@ -150,7 +140,7 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
     let keys: Vec<Key> = group
         .iter()
         .filter(rests)
-        .flat_map(|settlement| settlement.keys_behind(has_parts))
+        .flat_map(|settlement| settlement.keys_behind(&shared.bulkheads, has_parts))
         .collect();
     if !keys.is_empty() {
         let returned = Returned::new(std::iter::empty(), keys.into_iter());

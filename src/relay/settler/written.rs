@@ -31,18 +31,24 @@ pub(in crate::relay) fn write_down(
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
     let changed = match kind {
         Kind::Delivered => {
-            let delivered: Vec<Delivered> = group.iter().filter_map(delivered).collect();
+            let delivered: Vec<Delivered> = group
+                .iter()
+                .filter_map(|one| delivered(one, bulkheads))
+                .collect();
             settle::delivered(conn, name, lease, &delivered, config.ledger_payload)
         }
         Kind::Deduplicated => settle::deduplicated(conn, name, lease, &claims()),
         Kind::Retry => {
-            let failed: Vec<Failed> = group.iter().filter_map(failed).collect();
+            let failed: Vec<Failed> = group
+                .iter()
+                .filter_map(|one| failed(one, bulkheads))
+                .collect();
             settle::retry(conn, name, lease, &failed)
         }
         Kind::Dead => {
             let dead = |settlement: &Settlement| {
                 let blocks_key = blocks_key(config, bulkheads, settlement);
-                failed(settlement).map(|failed| Failed {
+                failed(settlement, bulkheads).map(|failed| Failed {
                     blocks_key,
                     ..failed
                 })
@@ -66,15 +72,13 @@ pub(in crate::relay) fn blocks_key(
     bulkheads: &[Bulkhead],
     settlement: &Settlement,
 ) -> bool {
-    let on_dead = |is_it: &dyn Fn(&Bulkhead) -> bool| {
-        let bulkhead = bulkheads.iter().find(|bulkhead| is_it(bulkhead));
-        bulkhead.map_or(config.on_dead, |bulkhead| bulkhead.on_dead)
+    let blocks = |bulkhead: Option<&Bulkhead>| {
+        bulkhead.map_or(config.on_dead, |bulkhead| bulkhead.on_dead) == OnDead::Block
     };
+    let named = |name: &String| bulkheads.iter().find(|one| *one.name == **name);
     match settlement.destinations() {
-        [] => on_dead(&|one| settlement.is_for(&one.name)) == OnDead::Block,
-        all => all
-            .iter()
-            .any(|name| on_dead(&|one| *one.name == **name) == OnDead::Block),
+        [] => blocks(settlement.to.bulkhead(bulkheads)),
+        all => all.iter().any(|name| blocks(named(name))),
     }
 }
 
@@ -99,7 +103,7 @@ fn split_up(
             .iter()
             .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
             .filter_map(|settlement| {
-                failed(&settlement.in_conflict()).map(|failed| Failed {
+                failed(&settlement.in_conflict(), bulkheads).map(|failed| Failed {
                     blocks_key: blocks_key(config, bulkheads, settlement),
                     ..failed
                 })

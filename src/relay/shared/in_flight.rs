@@ -9,9 +9,11 @@ use crate::clock;
 use crate::lock::lock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::Doubt;
+use crate::relay::job::Job;
+use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
 use crate::relay::wanted::Want;
-use crate::store::relay::claim::{Claimed, Topic};
+use crate::store::relay::claim::{Claimed, TakenOver, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
@@ -26,6 +28,8 @@ pub(crate) struct InFlight {
     /// How many messages of each lease are on their way here, also those put aside, but for what handlers work
     /// on.
     of_leases: HashMap<LeaseId, usize>,
+    /// How many messages of each bulkhead, also those put aside.
+    of_bulkheads: Vec<usize>,
     /// Messages whose handlers run, and their leases. They count, and may do so for long.
     handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
@@ -44,6 +48,25 @@ impl InFlight {
             *left = left.saturating_sub(count);
             if *left == 0 {
                 self.of_leases.remove(&lease);
+            }
+        }
+    }
+
+    /// How many there are of the bulkhead to which something goes.
+    fn of(&mut self, to: To) -> Option<&mut usize> {
+        let To::Bulkhead(number) = to else {
+            return None;
+        };
+        if self.of_bulkheads.len() <= number {
+            self.of_bulkheads.resize(number + 1, 0);
+        }
+        self.of_bulkheads.get_mut(number)
+    }
+
+    fn forget_ways(&mut self, ways: impl Iterator<Item = To>) {
+        for to in ways {
+            if let Some(left) = self.of(to) {
+                *left = left.saturating_sub(1);
             }
         }
     }
@@ -103,31 +126,47 @@ impl Shared {
         lock(&self.in_flight)
     }
 
-    /// Counts messages that were claimed.
-    pub(in crate::relay) fn count_claimed(&self, count: usize) {
-        let count = count as u64;
-        self.count(|stats| stats.claimed += count);
+    /// These messages were claimed under a lease. From here on it is known of each where it goes.
+    pub(in crate::relay) fn took(&self, claimed: Vec<Claimed>, lease: LeaseId) -> Vec<Job> {
+        let is_taken_over = |one: &&Claimed| one.taken_over != TakenOver::No;
+        let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
+        for Claimed { message, .. } in claimed.iter().filter(is_taken_over) {
+            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
+        }
+        if taken_over > 0 {
+            log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
+        }
+        let count = claimed.len() as u64;
+        self.count(|stats| {
+            stats.claimed += count;
+            stats.taken_over += taken_over;
+        });
         self.metrics.claimed.increment(count);
+        self.metrics.taken_over.increment(taken_over);
+        let now = clock::now();
+        let job = |one| Job::new(one, lease, &self.routes, &self.bulkheads, now);
+        let jobs: Vec<Job> = claimed.into_iter().map(job).collect();
+        for Job { to, message, .. } in &jobs {
+            if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
+                bulkhead.load(message);
+            }
+        }
+        self.began(lease, jobs.iter().map(|job| job.to));
+        jobs
     }
 
-    /// `count` messages were claimed under a lease.
-    pub(crate) fn began(&self, lease: LeaseId, count: usize) {
+    /// Messages that go there are in flight under a lease.
+    pub(crate) fn began(&self, lease: LeaseId, ways: impl Iterator<Item = To>) {
         let mut in_flight = self.in_flight();
+        let mut count = 0;
+        for to in ways {
+            count += 1;
+            if let Some(of_bulkhead) = in_flight.of(to) {
+                *of_bulkhead += 1;
+            }
+        }
         *in_flight.of_leases.entry(lease).or_default() += count;
         in_flight.count += count;
-    }
-
-    /// These messages are in memory until their bulkheads unload them.
-    pub(crate) fn load(&self, claimed: &[Claimed]) {
-        for Claimed { message, .. } in claimed {
-            let to = To::of(&self.routes, &message.topic, &message.destination);
-            self.bulkhead_of(to).load(message);
-        }
-    }
-
-    /// The bulkhead that counts what goes there: the last one also what is settled without a send.
-    pub(crate) fn bulkhead_of(&self, to: To) -> &Bulkhead {
-        Bulkhead::of_way(&self.bulkheads, to)
     }
 
     /// These messages of a topic are put aside: they wait for a settle of their own, and nothing waits for
@@ -151,16 +190,12 @@ impl Shared {
         self.ring_when_sure(&in_flight.aside);
     }
 
-    /// These messages that were put aside are written down.
-    pub(crate) fn finished_aside(
-        &self,
-        lease: LeaseId,
-        topic: &Topic,
-        claims: impl Iterator<Item = Claim>,
-    ) {
+    /// These messages of a topic, which were put aside, are written down.
+    pub(crate) fn finished_aside(&self, lease: LeaseId, topic: &Topic, settled: &[Settlement]) {
         let mut in_flight = self.in_flight();
+        in_flight.forget_ways(settled.iter().map(|one| one.to));
         let aside = &mut in_flight.aside;
-        let count = aside.take(topic, claims);
+        let count = aside.take(topic, settled.iter().map(Settlement::claim));
         for held in aside.held.clone() {
             self.judge(aside, &held);
         }
@@ -259,6 +294,12 @@ impl Shared {
         in_flight.count.saturating_sub(in_flight.handled.len())
     }
 
+    /// Messages of a bulkhead, claimed and not settled.
+    pub(in crate::relay) fn in_flight_of(&self, bulkhead: &Bulkhead) -> usize {
+        let to = To::Bulkhead(bulkhead.number);
+        self.in_flight().of(to).copied().unwrap_or(0)
+    }
+
     /// Messages claimed and not settled.
     pub(crate) fn unsettled(&self) -> usize {
         let in_flight = self.in_flight();
@@ -270,9 +311,11 @@ impl Shared {
         self.in_flight().of_leases.keys().copied().collect()
     }
 
-    /// `count` messages of a lease are settled, released or lost to another relay.
-    pub(crate) fn finished(&self, lease: LeaseId, count: usize) {
+    /// Messages of a lease are settled, released or lost to another relay.
+    pub(crate) fn finished(&self, lease: LeaseId, ways: impl ExactSizeIterator<Item = To>) {
+        let count = ways.len();
         let mut in_flight = self.in_flight();
+        in_flight.forget_ways(ways);
         in_flight.forget(lease, count);
         in_flight.count = in_flight.count.saturating_sub(count);
         let is_rest_settled = in_flight.is_rest_settled();
@@ -303,6 +346,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use crate::relay::monitor::tests::shared_and_doorbell;
+    use crate::relay::to::To;
     use crate::relay::wanted::Want;
     use crate::store::relay::claim::Topic;
     use crate::store::relay::lease::LeaseId;
@@ -318,14 +362,14 @@ mod tests {
     #[test]
     fn the_claimer_is_rung_for_when_only_handlers_run() {
         let (shared, rings) = shared_and_doorbell();
-        shared.began(LEASE, 3);
+        shared.began(LEASE, [To::Nowhere; 3].into_iter());
         shared.wanted.want(Want::Settled);
         shared.begin_handling(LEASE, claim(1));
-        shared.finished(LEASE, 1);
+        shared.finished(LEASE, [To::Nowhere; 1].into_iter());
         assert!(rings.is_empty(), "one is on its way");
-        shared.finished(LEASE, 1);
+        shared.finished(LEASE, [To::Nowhere; 1].into_iter());
         assert_eq!(rings.try_recv(), Ok(()));
-        shared.began(LEASE, 1);
+        shared.began(LEASE, [To::Nowhere; 1].into_iter());
         shared.begin_handling(LEASE, claim(2));
         assert_eq!(rings.try_recv(), Ok(()), "its handler begins last");
     }
@@ -333,7 +377,7 @@ mod tests {
     #[test]
     fn the_claimer_is_rung_for_when_what_it_waits_for_is_put_aside() {
         let (shared, rings) = shared_and_doorbell();
-        shared.began(LEASE, 2);
+        shared.began(LEASE, [To::Nowhere; 2].into_iter());
         let topic = Topic {
             topic: "a".to_owned(),
             destination: String::new(),

@@ -3,7 +3,6 @@
 
 use std::cell::{Cell, OnceCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
@@ -18,13 +17,13 @@ use super::tables::Row;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::{Breaker, Config, Destination, Route};
-use crate::dispatch::{Dispatcher, Failure, Outcome, Response};
+use crate::dispatch::{Failure, Outcome, Response};
 use crate::message::Message;
-use crate::relay::bulkhead::{Bulkhead, Dispatchers, Job};
+use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::claimer::{Claimer, Ears, SOON, Turn};
-use crate::relay::fate::is_expired;
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::heartbeat::Heartbeat;
+use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::observer::Observers;
 use crate::relay::planner::tests::claimed;
@@ -33,7 +32,7 @@ use crate::relay::settlement::{Outcomes, Settlement, Verdict};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::sleep::Sleep;
-use crate::relay::told::{Continued, Told};
+use crate::relay::told::Told;
 use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::Claimed;
@@ -92,8 +91,7 @@ struct Listening {
 pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
-    message: Message,
-    lease: LeaseId,
+    pub(super) job: Job,
     pass: Pass,
     outcome: Outcome,
     began: Instant,
@@ -135,15 +133,6 @@ pub(super) struct Process<'w> {
     pulse: Receiver<()>,
     /// Kept for its other ends.
     _channels: (Sender<()>, Sender<()>, Receiver<()>),
-}
-
-/// Nothing sends here: the stage does.
-struct Nothing;
-
-impl Dispatcher for Nothing {
-    fn dispatch(&self, _: &Message) -> Outcome {
-        Outcome::Delivered(Response::default())
-    }
 }
 
 fn config(stage: &Stage<'_>) -> Config {
@@ -201,14 +190,11 @@ impl<'w> Process<'w> {
             count: counter,
             sleep: Sleep::new().expect("a pair of sockets"),
         };
+        let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
             let config = config(stage);
-            let dispatchers = Dispatchers {
-                common: Arc::new(Nothing),
-                own_threads: None,
-                groups: Vec::new(),
-            };
-            let bulkheads = Bulkhead::all(&config, dispatchers);
+            let (bulkheads, senders) = Bulkhead::all(&config, Dispatchers::idle(&config));
+            queues = senders;
             let (longest, takeover_after) = (config.longest_send(), config.takeover_after());
             let clock = match stage.broken {
                 Some(Broken::SendsTooLong) => {
@@ -228,10 +214,11 @@ impl<'w> Process<'w> {
                 signals,
             )
         });
-        let queues: Vec<(Sender<Job>, Receiver<Job>)> = (shared.bulkheads.iter())
-            .map(|one| bounded(one.queue()))
+        let receivers = shared
+            .bulkheads
+            .iter()
+            .map(|one| one.jobs.clone())
             .collect();
-        let receivers = queues.iter().map(|(_, queue)| queue.clone()).collect();
         let (plain, plain_queue) = unbounded();
         let (keyed, keyed_queue) = unbounded();
         let outcomes = Outcomes { plain, keyed };
@@ -298,13 +285,13 @@ impl<'w> Process<'w> {
     }
 
     /// What the claimer has not taken from its inbox when it ended.
-    fn left_behind(&self, which: usize) -> Vec<Continued> {
+    fn left_behind(&self, which: usize) -> Vec<Vec<Job>> {
         if which == 0 || !self.has_ended {
             return Vec::new();
         }
         let left = self.inbox.1.try_iter();
         let continued = left.filter_map(|told| match told {
-            Told::Continued(continued) => Some(continued),
+            Told::Continued(jobs) => Some(jobs),
             Told::Returned(_) | Told::Vanished(_) => None,
         });
         continued.collect()
@@ -529,8 +516,8 @@ impl<'w> Stage<'w> {
             false => settler.settle(batch),
         };
         settler.try_next();
-        for Continued { claimed, lease } in left_behind {
-            settler.release(claimed, lease);
+        for jobs in left_behind {
+            settler.release(&jobs);
         }
         let pause = match left.is_empty() {
             true => Duration::ZERO,
@@ -645,9 +632,10 @@ impl<'w> Stage<'w> {
             let job = held.or_else(|| process.queues[which].try_recv().ok());
             (process.shared, job, process.outcomes.clone())
         };
-        let Some(Job { message, lease }) = job else {
+        let Some(job) = job else {
             return;
         };
+        let lease = job.lease;
         let bulkhead = &shared.bulkheads[which];
         {
             let processes = self.processes.borrow();
@@ -656,9 +644,8 @@ impl<'w> Stage<'w> {
                 shared.ring();
             }
         }
-        let settle = |mut message: Message, verdict| {
-            bulkhead.unload(&mut message);
-            let settlement = Settlement::unsent(message, lease, bulkhead, verdict);
+        let settle = |job, verdict| {
+            let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
             // Its other end is here.
             let _ = outcomes.send(settlement);
         };
@@ -669,21 +656,22 @@ impl<'w> Stage<'w> {
         };
         let pass = match admission {
             Admission::Pass(pass) => pass,
-            Admission::Closed => return settle(message, Verdict::Released),
+            Admission::Closed => return settle(job, Verdict::Released),
             Admission::Wait(wait) => {
                 let mut processes = self.processes.borrow_mut();
                 let sending = &mut processes[number].sending[which];
-                sending.held = Some(Job { message, lease });
+                sending.held = Some(job);
                 sending.next = now + wait.min(Duration::from_millis(10));
                 return;
             }
         };
-        if is_expired(&message, clock::now()) {
+        if is_expired(&job.message, clock::now()) {
             bulkhead.gate.give_back(&pass);
-            return settle(message, Verdict::expired());
+            return settle(job, Verdict::expired());
         }
-        self.check_send(&message, lease);
-        let (outcome, lasts) = self.answer(&message, &bulkhead.name);
+        let message = &job.message;
+        self.check_send(message, lease);
+        let (outcome, lasts) = self.answer(message, &bulkhead.name);
         self.tell(|| {
             format!(
                 "process {number} sends {} {} under {lease}: {outcome:?} in {lasts:?}",
@@ -693,8 +681,7 @@ impl<'w> Stage<'w> {
         let send = Send {
             process: number,
             bulkhead: which,
-            message,
-            lease,
+            job,
             pass,
             outcome,
             began: clock::now(),
@@ -741,7 +728,7 @@ impl<'w> Stage<'w> {
             return;
         };
         send.is_received = true;
-        let message = &send.message;
+        let message = &send.job.message;
         let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
         let mut messages = self.messages.borrow_mut();
         let truth = &mut messages[id];
@@ -761,7 +748,7 @@ impl<'w> Stage<'w> {
                 )
             });
         }
-        self.check_held(message, send.lease, "at the end of its send");
+        self.check_held(message, send.job.lease, "at the end of its send");
     }
 
     /// A send begins.
@@ -797,12 +784,12 @@ impl<'w> Stage<'w> {
             .values()
             .filter(|send| !send.is_received)
             .find(|send| {
-                let other = tables.rows.get(&send.message.sequence.0);
-                send.message.sequence.0 == sequence
+                let other = tables.rows.get(&send.job.message.sequence.0);
+                send.job.message.sequence.0 == sequence
                     || other.is_some_and(|other| other.excludes(row))
             });
         if let Some(other) = beside {
-            let other = other.message.sequence.0;
+            let other = other.job.message.sequence.0;
             self.fall(Promise::Order, || {
                 format!("{} {sequence} is sent beside {other} of its key", row.topic)
             });
@@ -844,8 +831,7 @@ impl<'w> Stage<'w> {
         let Send {
             process,
             bulkhead,
-            message,
-            lease,
+            job,
             pass,
             outcome,
             began,
@@ -863,10 +849,8 @@ impl<'w> Stage<'w> {
         if bulkhead.gate.record(&pass, &outcome) {
             shared.ring();
         }
-        let verdict = Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries);
-        let mut message = message;
-        bulkhead.unload(&mut message);
-        let settlement = Settlement::new(message, lease, bulkhead, verdict, took);
+        let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
+        let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);
         // Its other end is here.
         let _ = outcomes.send(settlement);
     }
@@ -884,10 +868,8 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let shared = process.shared;
     let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
-    let lease = LeaseId(1);
-    shared.began(lease, claimed.len());
-    shared.load(&claimed);
-    shared.tell_claimer(Told::Continued(Continued { claimed, lease }));
+    let jobs = shared.took(claimed, LeaseId(1));
+    shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_what_is_told(None);
     let claimer = process.claimer.as_mut().expect("it does nothing");
     while claimer.is_woken() {}

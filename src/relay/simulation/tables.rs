@@ -786,7 +786,9 @@ impl Tables {
                     ..freed(&row)
                 }),
                 Kind::Retry => {
-                    let Some(failed) = failed(one) else { continue };
+                    let Some(failed) = failed(one, settle.bulkheads) else {
+                        continue;
+                    };
                     // The clock goes on from row to row.
                     let row_at = now + i64::try_from(changed.len()).unwrap_or(0);
                     Some(Row {
@@ -800,7 +802,8 @@ impl Tables {
                     })
                 }
                 Kind::Dead => {
-                    let Some(failed) = failed(dying.as_ref().unwrap_or(one)) else {
+                    let Some(failed) = failed(dying.as_ref().unwrap_or(one), settle.bulkheads)
+                    else {
                         continue;
                     };
                     let blocks_key = blocks_key(settle.config, settle.bulkheads, one);

@@ -12,9 +12,11 @@ use crate::relay::bulkhead::Bulkhead;
 use crate::relay::database::{Answer, Database, Registration, Settle};
 use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
+use crate::relay::job::Job;
 use crate::relay::planner::{Part, Streams};
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::{Settlement, Verdict};
+use crate::relay::to::To;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::lease::LeaseId;
@@ -269,7 +271,13 @@ impl<'a, D: Database> Side<'a, D> {
                 closed,
             } => {
                 let settlement = |message| {
-                    Settlement::unsent(message, lease, &self.bulkheads[0], Verdict::clone(verdict))
+                    let job = Job {
+                        message,
+                        lease,
+                        to: To::Bulkhead(0),
+                        unsent: None,
+                    };
+                    Settlement::unsent(job, self.bulkheads, Verdict::clone(verdict))
                 };
                 let keys = messages.iter().filter(|_| *keys_go_on);
                 let keys = keys.filter_map(|one| Some((one.sequence.0, Key::of(one)?)));
