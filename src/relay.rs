@@ -16,7 +16,6 @@ mod gate;
 mod groups;
 mod health;
 mod heartbeat;
-mod idle;
 mod intake;
 mod janitor;
 mod job;

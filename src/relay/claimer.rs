@@ -155,24 +155,19 @@ impl<'a, D: Database> Claimer<'a, D> {
     /// How others stand now.
     fn view(&self) -> View {
         let shared = self.shared;
-        // In this order: a look that begins now answers the question, and what was given back unsent is counted
-        // where it is not in flight any more.
-        let question = shared.idle().question();
-        let is_nothing_in_flight = shared.is_nothing_in_flight();
+        // First: a look that begins now answers the question, and what was given back unsent is counted where it is
+        // not in flight any more.
+        let in_flight = shared.seen_by_claimer();
         let (doors, room_to_split) = doors(shared, &self.intakes, &self.split_payloads);
         let lease = shared.lease.current();
         View {
             lease,
             may_send: lease.is_some_and(|lease| shared.lease.may_send(lease)),
-            doubt: shared.doubt(),
             doors,
             room_to_split,
             is_queue_full: self.intakes.iter().any(Intake::is_full),
-            held: shared.held_topics(),
             left_to_claim: self.left_to_claim(),
-            question,
-            is_asked: shared.idle().is_asked(),
-            is_nothing_in_flight,
+            ..in_flight
         }
     }
 

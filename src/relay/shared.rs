@@ -3,7 +3,7 @@
 mod in_flight;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
@@ -11,7 +11,6 @@ use secrecy::SecretString;
 
 use self::in_flight::InFlight;
 use super::bulkhead::Bulkhead;
-use super::idle::Idle;
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
@@ -72,12 +71,13 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
     in_flight: Mutex<InFlight>,
+    /// The claimer has answered a question.
+    answered: Condvar,
     known: Mutex<Known>,
     pub(super) wanted: Wanted,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
     signals: Signals,
-    idle: Idle,
 }
 
 /// How threads are told something.
@@ -125,11 +125,11 @@ impl Shared {
             lease,
             stats: Mutex::default(),
             in_flight: Mutex::default(),
+            answered: Condvar::new(),
             known: Mutex::default(),
             wanted: Wanted::default(),
             stopping: AtomicBool::new(false),
             signals,
-            idle: Idle::default(),
         }
     }
 
@@ -261,15 +261,6 @@ impl Shared {
     /// The claimer begins a look at keyed lanes, or ends it.
     pub(crate) fn count_keyed_look(&self) {
         lock(&self.known).keyed_looks.0 += 1;
-    }
-
-    pub(crate) fn idle(&self) -> &Idle {
-        &self.idle
-    }
-
-    /// Waits until nothing is due and nothing in flight. `false`: the time was over first.
-    pub(crate) fn wait_until_idle(&self, timeout: Duration) -> bool {
-        self.idle.wait(timeout, || self.look())
     }
 
     pub(crate) fn listens(&self) -> bool {

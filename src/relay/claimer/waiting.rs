@@ -34,7 +34,7 @@ impl<D: Database> Claimer<'_, D> {
 
     pub(in crate::relay) fn begin_wait(&self, wait: &Wait) {
         if let Some(question) = wait.answers {
-            self.shared.idle().answer(question);
+            self.shared.answer(question);
         }
         if wait.what == Awaited::Work {
             self.shared.fall_asleep();

@@ -1,7 +1,8 @@
-//! What is claimed and not settled: counted, by lease, put aside, with handlers, and in doubt.
+//! What is claimed and not settled: counted, by lease, put aside, with handlers, and in doubt; and the question whether
+//! anything is left to do.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::MutexGuard;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -10,6 +11,7 @@ use crate::lock::lock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::Doubt;
 use crate::relay::job::Job;
+use crate::relay::planner::View;
 use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
 use crate::relay::wanted::Want;
@@ -35,9 +37,23 @@ pub(crate) struct InFlight {
     aside: Aside,
     /// A claim without an answer: it may have worked, or be at work still.
     doubt: Option<Doubt>,
+    /// The last question whether nothing is due, and the last one that the claimer has answered: after a look that
+    /// began later than the question, found nothing, and had nothing in flight.
+    asked: u64,
+    answered: u64,
 }
 
 impl InFlight {
+    /// Whether a question has no answer yet.
+    fn is_asked(&self) -> bool {
+        self.answered < self.asked
+    }
+
+    /// Whether everything is written down, but for what the database has refused.
+    fn is_nothing(&self) -> bool {
+        self.aside.untried.is_empty() && self.count == 0
+    }
+
     /// Whether only handlers run: a claim without an answer does not wait for these.
     fn is_rest_settled(&self) -> bool {
         self.count == self.handled.len()
@@ -176,9 +192,10 @@ impl Shared {
         let count = in_flight.aside.put(topic, claims);
         in_flight.count = in_flight.count.saturating_sub(count);
         self.judge(&mut in_flight.aside, topic);
+        let is_asked = in_flight.is_asked();
         drop(in_flight);
         let is_wanted = |what| self.wanted.is(what);
-        if self.idle.is_asked() || is_wanted(Want::Settled) || is_wanted(Want::Room) {
+        if is_asked || is_wanted(Want::Settled) || is_wanted(Want::Room) {
             self.ring();
         }
     }
@@ -187,7 +204,7 @@ impl Shared {
     pub(crate) fn refused(&self, claim: Claim) {
         let mut in_flight = self.in_flight();
         in_flight.aside.untried.remove(&claim);
-        self.ring_when_sure(&in_flight.aside);
+        self.ring_when_sure(&in_flight);
     }
 
     /// These messages of a topic, which were put aside, are written down.
@@ -199,13 +216,13 @@ impl Shared {
         for held in aside.held.clone() {
             self.judge(aside, &held);
         }
-        self.ring_when_sure(aside);
         in_flight.forget(lease, count);
+        self.ring_when_sure(&in_flight);
     }
 
     /// What waits for the answer whether anything is on its way has waited for these, too.
-    fn ring_when_sure(&self, aside: &Aside) {
-        if aside.untried.is_empty() && self.idle.is_asked() {
+    fn ring_when_sure(&self, in_flight: &InFlight) {
+        if in_flight.aside.untried.is_empty() && in_flight.is_asked() {
             self.ring();
         }
     }
@@ -233,6 +250,49 @@ impl Shared {
         }
     }
 
+    /// What the claimer sees of it, at one moment.
+    pub(in crate::relay) fn seen_by_claimer(&self) -> View {
+        let in_flight = self.in_flight();
+        View {
+            doubt: in_flight.doubt,
+            held: in_flight.aside.held.clone(),
+            question: in_flight.asked,
+            is_asked: in_flight.is_asked(),
+            is_nothing_in_flight: in_flight.is_nothing(),
+            ..View::default()
+        }
+    }
+
+    /// A look that began after this question found nothing.
+    pub(in crate::relay) fn answer(&self, question: u64) {
+        let mut in_flight = self.in_flight();
+        in_flight.answered = question.max(in_flight.answered);
+        self.answered.notify_all();
+    }
+
+    /// Asks whether nothing is due. Returns the number of the question.
+    pub(in crate::relay) fn ask(&self) -> u64 {
+        let mut in_flight = self.in_flight();
+        in_flight.asked += 1;
+        let question = in_flight.asked;
+        drop(in_flight);
+        self.look();
+        question
+    }
+
+    /// Waits until nothing is due and nothing in flight. `false`: the time was over first.
+    pub(in crate::relay) fn wait_until_idle(&self, timeout: Duration) -> bool {
+        let question = self.ask();
+        let is_open = |in_flight: &mut InFlight| in_flight.answered < question;
+        let waited = (self.answered).wait_timeout_while(self.in_flight(), timeout, is_open);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    #[cfg(test)]
+    pub(in crate::relay) fn is_answered(&self, question: u64) -> bool {
+        self.in_flight().answered >= question
+    }
+
     /// The topics of which nothing is claimed, because the database refuses to write down what became of their
     /// messages.
     pub(crate) fn held_topics(&self) -> HashSet<Topic> {
@@ -248,8 +308,7 @@ impl Shared {
 
     /// Whether everything that was claimed is written down, but for what the database has refused.
     pub(crate) fn is_nothing_in_flight(&self) -> bool {
-        let in_flight = self.in_flight();
-        in_flight.aside.untried.is_empty() && in_flight.count == 0
+        self.in_flight().is_nothing()
     }
 
     /// The messages that are put aside or whose handlers run, if nothing else is in flight; and the doubt, if
@@ -318,9 +377,9 @@ impl Shared {
         in_flight.forget_ways(ways);
         in_flight.forget(lease, count);
         in_flight.count = in_flight.count.saturating_sub(count);
-        let is_rest_settled = in_flight.is_rest_settled();
+        let (is_rest_settled, is_asked) = (in_flight.is_rest_settled(), in_flight.is_asked());
         drop(in_flight);
-        let is_waited_for = || self.idle.is_asked() || self.wanted.is(Want::Settled);
+        let is_waited_for = || is_asked || self.wanted.is(Want::Settled);
         if (is_rest_settled && is_waited_for()) || self.wanted.is(Want::Room) {
             self.ring();
         }

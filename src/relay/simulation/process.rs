@@ -298,8 +298,7 @@ impl<'w> Process<'w> {
     }
 
     pub(super) fn ask(&mut self, now: Duration) {
-        let question = self.shared.idle().ask();
-        self.shared.look();
+        let question = self.shared.ask();
         self.question = Some((question, now));
     }
 
