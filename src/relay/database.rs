@@ -178,8 +178,7 @@ impl Database for Session {
         asked: &Streams,
         moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             let began = Instant::now();
             let streams = match asked {
                 Streams::All => briefly(conn, moment, |conn| streams(conn, name))?,
@@ -207,8 +206,7 @@ impl Database for Session {
     }
 
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
-        let name = &self.outbox();
-        self.run(|conn| claim::claim(conn, name, by, lanes, room))
+        self.run(|conn, name| claim::claim(conn, name, by, lanes, room))
     }
 
     fn claim_due(
@@ -218,8 +216,7 @@ impl Database for Session {
         goes_to: &[&str],
         room: usize,
     ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             let found = ordered::due(conn, name, by, lanes, goes_to)?;
             let (mut due, mut reached) = (Vec::new(), HashMap::new());
             for (lane, found) in lanes.iter().zip(found) {
@@ -236,8 +233,7 @@ impl Database for Session {
     }
 
     fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             briefly(conn, moment, |conn| {
                 ordered::walk(conn, name, expired, from, WALK_STEP)
             })
@@ -245,13 +241,11 @@ impl Database for Session {
     }
 
     fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page> {
-        let name = &self.outbox();
-        self.run(|conn| ordered::first_of(conn, name, expired, keys))
+        self.run(|conn, name| ordered::first_of(conn, name, expired, keys))
     }
 
     fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
-        let name = &self.outbox();
-        self.run(|conn| ordered::claim(conn, name, by, candidates))
+        self.run(|conn, name| ordered::claim(conn, name, by, candidates))
     }
 
     fn free(
@@ -260,8 +254,7 @@ impl Database for Session {
         range: Range,
         moment: Duration,
     ) -> Answer<Option<Vec<Free>>> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             briefly(conn, moment, |conn| {
                 patrol::free(conn, name, expired, range, PATROL_STEP)
             })
@@ -269,18 +262,15 @@ impl Database for Session {
     }
 
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
-        let name = &self.outbox();
-        self.run(|conn| claim::claim_chosen(conn, name, by, sequences))
+        self.run(|conn, name| claim::claim_chosen(conn, name, by, sequences))
     }
 
     fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part> {
-        let name = &self.outbox();
-        self.run(|conn| unserved::expired(conn, name, stream, after))
+        self.run(|conn, name| unserved::expired(conn, name, stream, after))
     }
 
     fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             let is_at_work = match backend {
                 Some(backend) => connection::is_at_work(conn, backend)?,
                 None => true,
@@ -293,8 +283,7 @@ impl Database for Session {
     }
 
     fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             briefly(conn, moment, |conn| {
                 settle::release_unknown(conn, name, part.lease, &part.known, part.range)
             })
@@ -313,7 +302,7 @@ impl Database for Session {
             bytes,
         } = *settle;
         if keys.is_empty() {
-            return self.run_with(after, |conn| {
+            return self.run_with(after, |conn, name| {
                 let written = write_down(conn, config, bulkheads, lease, kind, group)?;
                 Ok((written, Batch::default()))
             });
@@ -324,14 +313,14 @@ impl Database for Session {
             max_attempts: config.max_attempts,
             bytes,
         };
-        self.run_with(after, |conn| {
+        self.run_with(after, |conn, name| {
             conn.transaction(|conn| {
                 let written = write_down(conn, config, bulkheads, lease, kind, group)?;
                 let of_changed = written.changed.iter().filter_map(|one| keys.get(one));
                 let keys: Vec<Key> = of_changed.cloned().collect();
                 let next = match keys.is_empty() {
                     true => Batch::default(),
-                    false => ordered::claim_next(conn, &config.table, claimant, &keys, closed)?,
+                    false => ordered::claim_next(conn, name, claimant, &keys, closed)?,
                 };
                 Ok((written, next))
             })
@@ -339,62 +328,56 @@ impl Database for Session {
     }
 
     fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>> {
-        let name = &self.outbox();
-        self.run_with(after, |conn| settle::settled(conn, name, traces))
+        self.run_with(after, |conn, name| settle::settled(conn, name, traces))
     }
 
     fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {
-        let name = &self.outbox();
-        self.run(|conn| settle::release(conn, name, lease, claims).map(drop))
+        self.run(|conn, name| settle::release(conn, name, lease, claims).map(drop))
     }
 
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>> {
-        let name = &self.outbox();
-        self.run(|conn| whereabouts(conn, name, missed))
+        self.run(|conn, name| whereabouts(conn, name, missed))
     }
 
     fn tell_pause(&mut self, which: &str, news: News) -> Answer<()> {
-        let name = &self.outbox();
         // What is left of it by now: the database may have been away.
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (reason, duration, openings) = match news {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
             News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
-            News::Recovered => return self.run(|conn| pause::close_breaker(conn, name, which)),
+            News::Recovered => {
+                return self.run(|conn, name| pause::close_breaker(conn, name, which));
+            }
         };
         let kind = Pausable::Destination;
-        self.run(|conn| pause::pause(conn, name, kind, which, reason, duration, openings))
+        self.run(|conn, name| pause::pause(conn, name, kind, which, reason, duration, openings))
     }
 
     fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {
-        let name = &self.outbox();
-        self.run(|conn| {
+        self.run(|conn, name| {
             let is_ours = pause::take_probe(conn, name, which, hold)?;
             Ok((is_ours, pause::all(conn, name)?))
         })
     }
 
     fn give_back_probe(&mut self, which: &str) -> Answer<()> {
-        let name = &self.outbox();
-        self.run(|conn| pause::give_back_probe(conn, name, which).map(drop))
+        self.run(|conn, name| pause::give_back_probe(conn, name, which).map(drop))
     }
 
     fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId> {
-        let name = &self.outbox();
         let Registration {
             relay,
             lease,
             is_single_active,
             serves,
         } = *registration;
-        self.run(|conn| lease::register(conn, name, relay, lease, is_single_active, serves))
+        self.run(|conn, name| lease::register(conn, name, relay, lease, is_single_active, serves))
     }
 
     fn look(&mut self, id: LeaseId) -> Answer<Option<Seen>> {
-        let name = &self.outbox();
         // Known of a connection that was made. Behind a pooler a session is everybody's, and outlives the relay.
         let locks = self.backend().is_some();
-        self.run(|conn| lease::look(conn, name, id, locks))
+        self.run(|conn, name| lease::look(conn, name, id, locks))
     }
 
     fn renew(
@@ -403,12 +386,10 @@ impl Database for Session {
         by: Duration,
         takeover_after: Option<Duration>,
     ) -> Answer<bool> {
-        let name = &self.outbox();
-        self.run(|conn| lease::renew(conn, name, id, by, takeover_after))
+        self.run(|conn, name| lease::renew(conn, name, id, by, takeover_after))
     }
 
     fn end(&mut self, id: LeaseId) -> Answer<()> {
-        let name = &self.outbox();
-        self.run(|conn| lease::end(conn, name, id).map(drop))
+        self.run(|conn, name| lease::end(conn, name, id).map(drop))
     }
 }

@@ -66,8 +66,7 @@ impl<'a> Counting<'a> {
         if began < self.next {
             return Ok(());
         }
-        let name = &self.shared.config.table;
-        let depths = session.run(|conn| depths::depths(conn, name))?;
+        let depths = session.run(depths::depths)?;
         self.earliest = Instant::now() + SHARE * began.elapsed();
         self.next = self.earliest.max(Instant::now() + INTERVAL);
         self.gauges.show(&depths);
@@ -110,8 +109,10 @@ impl<'a> Counting<'a> {
             age > due_for.as_secs_f64() && monitor::is_open(shared, &topic)
         };
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
-            let (name, lane) = (&shared.config.table, (&lane.topic, &lane.destination));
-            if session.run(|conn| is_claimable(conn, name, lane.0, lane.1, due_for))? {
+            let LaneDepth {
+                topic, destination, ..
+            } = lane;
+            if session.run(|conn, name| is_claimable(conn, name, topic, destination, due_for))? {
                 return Ok(true);
             }
         }

@@ -102,10 +102,8 @@ impl<'a> Janitor<'a> {
         if !self.shared.config.cleaner {
             return Ok(());
         }
-        let (name, retention) = (&self.shared.config.table, self.shared.config.retention);
-        let turned = self
-            .session
-            .run(|conn| clean::rotate(conn, name, retention))?;
+        let retention = self.shared.config.retention;
+        let turned = (self.session).run(|conn, name| clean::rotate(conn, name, retention))?;
         let parts = turned.emptied;
         if parts > 0 {
             log::info!(event = "cleaned", parts = parts; "{parts} old parts of the ledger were emptied");
@@ -123,7 +121,7 @@ impl<'a> Janitor<'a> {
         let Some(retention) = self.shared.config.inbox_retention else {
             return Ok(());
         };
-        let cleaning = self.session.run(inbox::cleaning)?;
+        let cleaning = self.session.run(|conn, _| inbox::cleaning(conn))?;
         let before = self.cleaning.replace(cleaning.clone());
         let why = match &cleaning {
             Cleaning::Possible(table) => return self.clean_inbox_in(table, retention),
@@ -152,7 +150,7 @@ impl<'a> Janitor<'a> {
     ) -> Result<usize, DatabaseError> {
         let mut removed = 0;
         while !self.shared.is_stopping() {
-            let rows = self.session.run(&mut remove)?;
+            let rows = self.session.run(|conn, _| remove(conn))?;
             removed += rows;
             if rows == 0 {
                 break;

@@ -76,15 +76,10 @@ impl Session {
         }
     }
 
-    /// The outbox that it is for.
-    pub(super) fn outbox(&self) -> OutboxName {
-        self.outbox.clone()
-    }
-
-    /// Runs statements. After an error the connection is gone, and the next call makes a new one.
+    /// Runs statements on its outbox. After an error the connection is gone, and the next call makes a new one.
     pub(crate) fn run<T>(
         &mut self,
-        statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
         self.run_with(AfterRefusal::Reconnect, statements)
     }
@@ -93,7 +88,7 @@ impl Session {
     pub(crate) fn run_with<T>(
         &mut self,
         after: AfterRefusal,
-        statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
         let (threads, post) = (Arc::clone(&self.threads), self.post);
         let limit = match &self.conn {
@@ -179,7 +174,7 @@ impl Session {
 
     fn try_run<T>(
         &mut self,
-        statements: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
         let connected = match self.conn.take() {
             Some(connected) => connected,
@@ -187,11 +182,11 @@ impl Session {
         };
         let Connected { conn, pooled } = self.conn.insert(connected);
         let Some(limits) = *pooled else {
-            return Ok(statements(conn)?);
+            return Ok(statements(conn, &self.outbox)?);
         };
         Ok(conn.transaction(|conn| {
             limits.set_local(conn)?;
-            statements(conn)
+            statements(conn, &self.outbox)
         })?)
     }
 

@@ -61,9 +61,8 @@ impl Leases {
             holders: BTreeSet::new(),
             vanished: BTreeSet::new(),
         });
-        let name = &shared.config.table;
         while began.elapsed() < A_LITTLE && !shared.is_stopping() {
-            let part = session.run(|conn| lease::holders(conn, name, round.after, PART))?;
+            let part = session.run(|conn, name| lease::holders(conn, name, round.after, PART))?;
             round.holders.extend(part.holders);
             round.vanished.extend(part.vanished);
             if let Some(last) = part.last {
@@ -82,11 +81,10 @@ impl Leases {
 
 impl Round {
     fn end(&self, shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
-        let name = &shared.config.table;
         // A lease that was over before the round began claims nothing while it lasts.
         let age = AGE.max(self.began.elapsed());
         let holders: Vec<i64> = self.holders.iter().copied().collect();
-        session.run(|conn| {
+        session.run(|conn, name| {
             lease::forget(conn, name, age, &holders)?;
             pause::forget(conn, name, AGE)
         })?;

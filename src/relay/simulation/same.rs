@@ -412,7 +412,7 @@ fn compare_on<'w>(
                 is_beside = false;
                 simulated.other.commit();
                 (real.other)
-                    .run(AnsiTransactionManager::commit_transaction)
+                    .run(|conn, _| AnsiTransactionManager::commit_transaction(conn))
                     .expect("it ends");
             }
             Ask::TimePasses => {
@@ -464,7 +464,7 @@ fn compare_on<'w>(
             is_beside = true;
             simulated.other.open = Some(Changes::default());
             (real.other)
-                .run(AnsiTransactionManager::begin_transaction)
+                .run(|conn, _| AnsiTransactionManager::begin_transaction(conn))
                 .expect("it begins");
         }
         let answers = [simulated.answer(&question), real.answer(&question)];
