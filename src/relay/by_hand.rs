@@ -1,6 +1,7 @@
 //! A relay without threads, for tests: it works on the caller's connection, one message after the
 //! other, and ends when nothing is due.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use diesel::{Connection, PgConnection};
 use super::StartError;
 use super::builder::{Assembled, RelayBuilder};
 use super::bulkhead::{Bulkhead, Serves};
+use super::database::Settle;
 use super::job::{Job, is_expired};
 use super::observer::Observers;
 use super::settlement::{Settlement, Verdict};
@@ -131,9 +133,17 @@ impl ByHand {
             let unrouted =
                 matches!(verdict, Verdict::Released).then(|| self.unrouted(&job.message));
             let settlement = Settlement::unsent(job, &self.bulkheads, verdict);
-            let (config, kind) = (&self.config, settlement.kind());
-            let group = std::slice::from_ref(&settlement);
-            let written = write_down(conn, config, &self.bulkheads, lease, kind, group)?;
+            let settle = Settle {
+                config: &self.config,
+                bulkheads: &self.bulkheads,
+                lease,
+                kind: settlement.kind(),
+                group: std::slice::from_ref(&settlement),
+                keys: &HashMap::new(),
+                closed: &[],
+                bytes: 0,
+            };
+            let written = write_down(conn, &settle)?;
             let settlement = match written.in_conflict.is_empty() {
                 true => settlement,
                 false => settlement.in_conflict(),

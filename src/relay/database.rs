@@ -292,30 +292,25 @@ impl Database for Session {
 
     fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
         let Settle {
-            config,
-            bulkheads,
             lease,
-            kind,
-            group,
             keys,
             closed,
             bytes,
+            ..
         } = *settle;
         if keys.is_empty() {
-            return self.run_with(after, |conn, name| {
-                let written = write_down(conn, config, bulkheads, lease, kind, group)?;
-                Ok((written, Batch::default()))
-            });
+            let written = self.run_with(after, |conn, _| write_down(conn, settle))?;
+            return Ok((written, Batch::default()));
         }
         let claimant = Claimant {
             lease,
             expired: &[],
-            max_attempts: config.max_attempts,
+            max_attempts: settle.config.max_attempts,
             bytes,
         };
         self.run_with(after, |conn, name| {
             conn.transaction(|conn| {
-                let written = write_down(conn, config, bulkheads, lease, kind, group)?;
+                let written = write_down(conn, settle)?;
                 let of_changed = written.changed.iter().filter_map(|one| keys.get(one));
                 let keys: Vec<Key> = of_changed.cloned().collect();
                 let next = match keys.is_empty() {

@@ -45,7 +45,6 @@ pub(crate) fn run(
     let bulkhead = desk.bulkhead;
     let sender = SenderThread {
         shared,
-        bulkhead,
         desk,
         sending,
     };
@@ -63,7 +62,6 @@ pub(crate) fn run(
 
 struct SenderThread<'a> {
     shared: &'a Arc<Shared>,
-    bulkhead: &'a Bulkhead,
     desk: Desk<'a>,
     /// What others know of it.
     sending: &'a Stay,
@@ -81,7 +79,7 @@ struct Desk<'a> {
 
 impl SenderThread<'_> {
     fn send_single(&self) -> Result<(), NobodyListens> {
-        for job in &self.bulkhead.jobs {
+        for job in &self.desk.bulkhead.jobs {
             self.ring_for_room();
             self.send_alone(job)?;
         }
@@ -96,7 +94,7 @@ impl SenderThread<'_> {
     ) -> Result<(), NobodyListens> {
         loop {
             let turn = lock(gathering);
-            let Ok(first) = self.bulkhead.jobs.recv() else {
+            let Ok(first) = self.desk.bulkhead.jobs.recv() else {
                 return Ok(());
             };
             let (together, alone) = self.gather(first, limits);
@@ -127,22 +125,22 @@ impl SenderThread<'_> {
             next = if is_full {
                 None
             } else {
-                self.bulkhead.jobs.recv_deadline(until).ok()
+                self.desk.bulkhead.jobs.recv_deadline(until).ok()
             };
         }
         (together, alone)
     }
 
     fn ring_for_room(&self) {
-        let Bulkhead { jobs, .. } = self.bulkhead;
-        if self.shared.wanted.is(Want::Room) && jobs.len() <= self.bulkhead.prefetch() {
+        let Bulkhead { jobs, .. } = self.desk.bulkhead;
+        if self.shared.wanted.is(Want::Room) && jobs.len() <= self.desk.bulkhead.prefetch() {
             self.shared.ring();
         }
     }
 
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
         let desk = &self.desk;
-        let Some(pass) = self.bulkhead.gate.admit(|| self.may_send(job.lease)) else {
+        let Some(pass) = self.desk.bulkhead.gate.admit(|| self.may_send(job.lease)) else {
             return desk.settle(job, Verdict::Released, Duration::ZERO);
         };
         let sending = self.begin(1);
@@ -150,18 +148,18 @@ impl SenderThread<'_> {
         let began = Instant::now();
         // An observer may have taken its time.
         if let Some(verdict) = self.unsent(&job, began) {
-            self.bulkhead.gate.give_back(&pass);
+            self.desk.bulkhead.gate.give_back(&pass);
             return desk.settle(job, verdict, Duration::ZERO);
         }
         desk.metrics.waited(job.message.claimed, began);
-        let spans = Spans::of(std::slice::from_ref(&job.message), &self.bulkhead.name);
+        let spans = Spans::of(std::slice::from_ref(&job.message), &self.desk.bulkhead.name);
         let sent = Sent {
             job,
             pass,
             spans,
             began,
         };
-        match &self.bulkhead.serves {
+        match &self.desk.bulkhead.serves {
             Serves::Dispatcher(dispatcher) => {
                 let message = &sent.job.message;
                 let dispatch = || dispatcher.dispatch(message);
@@ -179,7 +177,7 @@ impl SenderThread<'_> {
     /// Has a handler called. Its end may come when this thread has gone on to other messages.
     fn hand_to(&self, group: &Group, sent: Sent) {
         let (message, lease) = (sent.job.message.clone(), sent.job.lease);
-        let (shared, number) = (Arc::clone(self.shared), self.bulkhead.number);
+        let (shared, number) = (Arc::clone(self.shared), self.desk.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
         let claim = Claim::of(&message);
         shared.begin_handling(lease, claim);
@@ -200,7 +198,7 @@ impl SenderThread<'_> {
         dispatcher: &dyn Dispatcher,
         jobs: Vec<Job>,
     ) -> Result<(), NobodyListens> {
-        let gate = &self.bulkhead.gate;
+        let gate = &self.desk.bulkhead.gate;
         let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
         let Some(pass) = gate.admit(is_wanted) else {
             let mut jobs = jobs.into_iter();
@@ -224,7 +222,7 @@ impl SenderThread<'_> {
             gate.give_back(&pass);
             return Ok(());
         }
-        let spans = Spans::of(&messages, &self.bulkhead.name);
+        let spans = Spans::of(&messages, &self.desk.bulkhead.name);
         let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();
@@ -244,7 +242,7 @@ impl SenderThread<'_> {
             let job = Job {
                 message,
                 lease,
-                to: To::Bulkhead(self.bulkhead.number),
+                to: To::Bulkhead(self.desk.bulkhead.number),
                 unsent: None,
             };
             if is_batch && is_refusal(&outcome) {
@@ -263,13 +261,15 @@ impl SenderThread<'_> {
     /// A send of so many messages begins; a dispatcher may send one after the other.
     fn begin(&self, messages: usize) -> Within<'_> {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
-        let longest = self.bulkhead.send_timeout.saturating_mul(messages);
+        let longest = self.desk.bulkhead.send_timeout.saturating_mul(messages);
         self.sending.within(longest.saturating_add(MARGIN))
     }
 
     fn tell_sending(&self, message: &Message) {
         let observers = &self.shared.observers;
-        observers.tell(message, |one| one.sending(message, &self.bulkhead.name));
+        observers.tell(message, |one| {
+            one.sending(message, &self.desk.bulkhead.name)
+        });
     }
 
     /// What becomes of a message that is not to be sent any more.

@@ -224,16 +224,6 @@ impl Shared {
         &self.signals.sleep
     }
 
-    /// Nothing is to be done: whoever enqueues shall ring from now on.
-    pub(crate) fn fall_asleep(&self) {
-        self.signals.sleep.ask();
-    }
-
-    /// There is work: nobody needs to ring.
-    pub(crate) fn stay_awake(&self) {
-        self.signals.sleep.end();
-    }
-
     /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.
     pub(super) fn policy(&self) -> Arc<Policy> {
         Arc::clone(&lock(&self.known).policy)

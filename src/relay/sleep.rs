@@ -38,7 +38,7 @@ impl Sleep {
         })
     }
 
-    /// The claimer has nothing to do.
+    /// The claimer has nothing to do: whoever enqueues shall ring from now on.
     pub(super) fn ask(&self) {
         let change = self
             .state
@@ -48,7 +48,7 @@ impl Sleep {
         }
     }
 
-    /// The claimer has something to do.
+    /// The claimer has something to do: nobody needs to ring.
     pub(super) fn end(&self) {
         if self.state.swap(AWAKE, Ordering::SeqCst) != AWAKE {
             self.tell_listener();

@@ -247,7 +247,7 @@ impl<D: Database> Claimer<'_, D> {
             return;
         }
         let (shared, lease) = (self.shared, self.planner.lease());
-        shared.stay_awake();
+        shared.sleep().end();
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         shared.count(|stats| {
             stats.claim_micros = stats.claim_micros.saturating_add(micros);

@@ -47,7 +47,7 @@ impl<D: Database> Claimer<'_, D> {
         if is_active {
             log::info!(event = "active", outbox:% = shared.config.table; "this relay does the work now");
         } else {
-            shared.stay_awake();
+            shared.sleep().end();
             log::info!(event = "standby", outbox:% = shared.config.table; "another relay does the work: standing by");
         }
     }

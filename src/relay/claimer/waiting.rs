@@ -23,7 +23,7 @@ impl<D: Database> Claimer<'_, D> {
         let soon = until.min(clock::now() + SOON);
         let is_rung = if wait.what == Awaited::Room && soon < until {
             self.wait_until(soon) || {
-                self.shared.fall_asleep();
+                self.shared.sleep().ask();
                 self.wait_until(until)
             }
         } else {
@@ -37,7 +37,7 @@ impl<D: Database> Claimer<'_, D> {
             self.shared.answer(question);
         }
         if wait.what == Awaited::Work {
-            self.shared.fall_asleep();
+            self.shared.sleep().ask();
         }
     }
 

@@ -5,8 +5,8 @@ use diesel::result::QueryResult;
 
 use crate::config::{Config, OnDead};
 use crate::relay::bulkhead::Bulkhead;
+use crate::relay::database::Settle;
 use crate::relay::settlement::{Kind, Settlement, delivered, failed};
-use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::{self, Delivered, Failed};
 use crate::store::relay::split::{self, Split};
 
@@ -21,14 +21,26 @@ pub(in crate::relay) struct Written {
 /// Writes down what became of messages, all of one kind.
 pub(in crate::relay) fn write_down(
     conn: &mut PgConnection,
-    config: &Config,
-    bulkheads: &[Bulkhead],
-    lease: LeaseId,
-    kind: Kind,
-    group: &[Settlement],
+    settle: &Settle<'_>,
 ) -> QueryResult<Written> {
+    let Settle {
+        config,
+        bulkheads,
+        lease,
+        kind,
+        group,
+        ..
+    } = *settle;
     let name = &config.table;
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
+    let dead = |settlement: &Settlement, blocks_key| {
+        let failed = failed(settlement, bulkheads);
+        failed.map(|failed| Failed {
+            blocks_key,
+            ..failed
+        })
+    };
+    let blocks = |settlement| blocks_key(config, bulkheads, settlement);
     let changed = match kind {
         Kind::Delivered => {
             let delivered: Vec<Delivered> = group
@@ -46,17 +58,31 @@ pub(in crate::relay) fn write_down(
             settle::retry(conn, name, lease, &failed)
         }
         Kind::Dead => {
-            let dead = |settlement: &Settlement| {
-                let blocks_key = blocks_key(config, bulkheads, settlement);
-                failed(settlement, bulkheads).map(|failed| Failed {
-                    blocks_key,
-                    ..failed
-                })
-            };
-            let dead: Vec<Failed> = group.iter().filter_map(dead).collect();
+            let dead = group.iter().filter_map(|one| dead(one, blocks(one)));
+            let dead: Vec<Failed> = dead.collect();
             settle::dead(conn, name, lease, &dead, config.ledger_payload)
         }
-        Kind::Split => return split_up(conn, config, bulkheads, lease, group),
+        Kind::Split => {
+            let messages = group.iter().map(|one| (one.claim(), one.destinations()));
+            let messages: Vec<Split> = messages.collect();
+            let done = split::split(conn, name, lease, &messages)?;
+            let mut written = Written {
+                changed: done.split,
+                in_conflict: Vec::new(),
+            };
+            // One that stands in the way of another one, with its key and for one of its destinations, is an
+            // operator's to judge.
+            let in_conflict = |one: &&Settlement| done.in_conflict.contains(&one.sequence());
+            let died = group.iter().filter(in_conflict);
+            let died = died.filter_map(|one| dead(&one.in_conflict(), blocks(one)));
+            let died: Vec<Failed> = died.collect();
+            if !died.is_empty() {
+                written.in_conflict =
+                    settle::dead(conn, name, lease, &died, config.ledger_payload)?;
+                written.changed.extend_from_slice(&written.in_conflict);
+            }
+            return Ok(written);
+        }
         Kind::Released => settle::release(conn, name, lease, &claims()),
     }?;
     Ok(Written {
@@ -80,40 +106,4 @@ pub(in crate::relay) fn blocks_key(
         [] => blocks(settlement.to.bulkhead(bulkheads)),
         all => all.iter().any(|name| blocks(named(name))),
     }
-}
-
-/// A message that stands in the way of another one, with its key and for one of its destinations,
-/// is an operator's to judge.
-fn split_up(
-    conn: &mut PgConnection,
-    config: &Config,
-    bulkheads: &[Bulkhead],
-    lease: LeaseId,
-    group: &[Settlement],
-) -> QueryResult<Written> {
-    let name = &config.table;
-    let messages: Vec<Split> = group
-        .iter()
-        .map(|settlement| (settlement.claim(), settlement.destinations()))
-        .collect();
-    let done = split::split(conn, name, lease, &messages)?;
-    let (mut changed, mut in_conflict) = (done.split, Vec::new());
-    if !done.in_conflict.is_empty() {
-        let dead: Vec<Failed> = group
-            .iter()
-            .filter(|settlement| done.in_conflict.contains(&settlement.sequence()))
-            .filter_map(|settlement| {
-                failed(&settlement.in_conflict(), bulkheads).map(|failed| Failed {
-                    blocks_key: blocks_key(config, bulkheads, settlement),
-                    ..failed
-                })
-            })
-            .collect();
-        in_conflict = settle::dead(conn, name, lease, &dead, config.ledger_payload)?;
-        changed.extend_from_slice(&in_conflict);
-    }
-    Ok(Written {
-        changed,
-        in_conflict,
-    })
 }

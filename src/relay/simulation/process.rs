@@ -443,7 +443,7 @@ impl<'w> Stage<'w> {
             } if !claimer.is_woken() && now < until => {
                 let is_nap = naps_at.is_some_and(|at| now >= at);
                 if is_nap {
-                    shared.fall_asleep();
+                    shared.sleep().ask();
                 }
                 let naps_at = naps_at.filter(|_| !is_nap);
                 Claiming::Waits {
