@@ -12,6 +12,7 @@ mod lanes;
 mod patrol;
 mod picks;
 mod ranges;
+mod rounds;
 mod surveys;
 #[cfg(test)]
 pub(super) mod tests;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::lanes::SWEEP_SHARE;
 use super::ranges::Ranges;
+use super::rounds::{Round, Rounds};
 use crate::store::range::Range;
 
 /// Free messages of one step, at most.
@@ -21,25 +22,8 @@ const MEMORY: Duration = Duration::from_secs(1800);
 #[derive(Debug, Default)]
 pub(super) struct Patrol {
     wanted: Option<Instant>,
-    round: Option<Round>,
-    last: Option<Last>,
+    rounds: Rounds<Ranges>,
     had_last_turn: bool,
-}
-
-#[derive(Debug)]
-struct Round {
-    ranges: Ranges,
-    began: Instant,
-    took: Duration,
-    has_left: bool,
-}
-
-#[derive(Debug)]
-struct Last {
-    began: Instant,
-    ended: Instant,
-    took: Duration,
-    has_left: bool,
 }
 
 impl Patrol {
@@ -55,48 +39,35 @@ impl Patrol {
 
     /// When the next round begins, if there is to be one.
     pub(super) fn next_at(&self, now: Instant) -> Option<Instant> {
-        if !self.is_wanted(now) || self.round.is_some() {
+        if !self.is_wanted(now) || self.rounds.place().is_some() {
             return None;
         }
-        let after = |last: &Last| {
+        let after = |last: &Round| {
             // What there was no room for is found by nothing else.
             let share = if last.has_left { 1 } else { SWEEP_SHARE };
             last.ended + INTERVAL.max(share * last.took)
         };
-        Some(self.last.as_ref().map_or(now, after))
+        Some(self.rounds.last.as_ref().map_or(now, after))
     }
 
     /// The range to be read now: every other time, where there is something else to be done.
     pub(super) fn next(&mut self, now: Instant, is_idle: bool) -> Option<Range> {
         if self.next_at(now).is_some_and(|at| now >= at) {
-            self.round = Some(Round {
-                ranges: Ranges::new(),
-                began: now,
-                took: Duration::ZERO,
-                has_left: false,
-            });
+            self.rounds.begin(now, Ranges::new());
         }
-        let range = self.round.as_ref()?.ranges.next();
+        let range = self.rounds.place()?.next();
         self.had_last_turn = is_idle || !self.had_last_turn;
         range.filter(|_| self.had_last_turn)
     }
 
     /// The range was read up to here. `has_left`: there was no room for something.
     pub(super) fn read(&mut self, now: Instant, upto: i64, took: Duration, has_left: bool) {
-        let Some(round) = &mut self.round else {
+        let Some(ranges) = self.rounds.step(took, has_left) else {
             return;
         };
-        round.took += took;
-        round.has_left |= has_left;
-        round.ranges.read(upto, took);
-        if round.ranges.next().is_none() {
-            self.last = Some(Last {
-                began: round.began,
-                ended: now,
-                took: round.took,
-                has_left: round.has_left,
-            });
-            self.round = None;
+        ranges.read(upto, took);
+        if ranges.next().is_none() {
+            self.rounds.end(now);
         }
     }
 
@@ -107,16 +78,14 @@ impl Patrol {
             // A single message: its key may have too many dead ones. The others go on.
             return self.read(now, range.upto, took, true);
         }
-        if let Some(round) = &mut self.round {
-            round.took += took;
-            round.ranges.was_too_wide();
+        if let Some(ranges) = self.rounds.step(took, false) {
+            ranges.was_too_wide();
         }
     }
 
     /// Whether nothing is left to it, since then.
     pub(super) fn is_done_since(&self, now: Instant, since: Instant) -> bool {
-        let is_after = |last: &Last| last.began >= since && !last.has_left;
-        !self.is_wanted(now) || self.last.as_ref().is_some_and(is_after)
+        !self.is_wanted(now) || self.rounds.is_done_since(since)
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::lanes::SWEEP_SHARE;
+use super::rounds::{Round, Rounds};
 use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
 
@@ -27,33 +28,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// long where there are many keys, and would never end if it began anew for each of them.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
-    round: Option<Round>,
-    last: Option<Last>,
+    rounds: Rounds<Key>,
     /// To be looked at.
     freed: VecDeque<Key>,
     /// Freed, too, but there was no room for them.
     waiting: Vec<(To, Key)>,
     /// The freed ones had the last turn.
     was_at_freed: bool,
-}
-
-/// The last round that came to its end.
-#[derive(Debug)]
-struct Last {
-    began: Instant,
-    ended: Instant,
-    /// All steps together.
-    took: Duration,
-    /// It has passed over something for want of room.
-    has_left: bool,
-}
-
-#[derive(Debug)]
-struct Round {
-    from: Key,
-    began: Instant,
-    took: Duration,
-    has_left: bool,
 }
 
 /// Where a step ended.
@@ -75,19 +56,14 @@ impl Walk {
         is_asked: Option<Instant>,
     ) -> Option<Key> {
         let is_wanted = is_idle && is_asked.is_some_and(|since| !self.is_done_since(since));
-        if self.round.is_none() && (is_wanted || self.is_due(now, is_idle)) {
-            self.round = Some(Round {
-                from: Key::default(),
-                began: now,
-                took: Duration::ZERO,
-                has_left: false,
-            });
+        if self.rounds.place().is_none() && (is_wanted || self.is_due(now, is_idle)) {
+            self.rounds.begin(now, Key::default());
         }
-        self.round.as_ref().map(|round| round.from.clone())
+        self.rounds.place().cloned()
     }
 
     fn is_due(&self, now: Instant, is_idle: bool) -> bool {
-        self.last.as_ref().is_none_or(|last| {
+        self.rounds.last.as_ref().is_none_or(|last| {
             let age = now.saturating_duration_since(last.ended);
             let is_time = is_idle || last.has_left || age >= INTERVAL;
             is_time && age >= SWEEP_SHARE * last.took
@@ -97,30 +73,19 @@ impl Walk {
     /// When a round may begin that none has taken the place of since then: nobody else tells of what only a
     /// round finds. One that could have begun by then had no room, and no time makes room.
     pub(super) fn owed_at(&self, since: Instant) -> Option<Instant> {
-        let is_owed = |last: &&Last| self.round.is_none() && last.began < since;
-        let last = self.last.as_ref().filter(is_owed)?;
+        let is_owed = |last: &&Round| self.rounds.place().is_none() && last.began < since;
+        let last = self.rounds.last.as_ref().filter(is_owed)?;
         let at = last.ended + INTERVAL.max(SWEEP_SHARE * last.took);
         (at >= since).then_some(at)
     }
 
     /// Learns where a step ended, and whether it passed over something for want of room.
     pub(super) fn learn(&mut self, now: Instant, step: Step, took: Duration, has_left: bool) {
-        let Some(round) = &mut self.round else {
-            return;
-        };
-        round.took += took;
-        round.has_left |= has_left;
-        match step {
-            Step::At(key) => round.from = key,
-            Step::End => {
-                self.last = Some(Last {
-                    began: round.began,
-                    ended: now,
-                    took: round.took,
-                    has_left: round.has_left,
-                });
-                self.round = None;
-            }
+        let from = self.rounds.step(took, has_left);
+        match (step, from) {
+            (Step::At(key), Some(from)) => *from = key,
+            (Step::At(_), None) => {}
+            (Step::End, _) => self.rounds.end(now),
         }
     }
 
@@ -162,28 +127,24 @@ impl Walk {
 
     /// Another round begins as soon as it may.
     pub(super) fn want_round(&mut self) {
-        if let Some(round) = &mut self.round {
+        if let Some(round) = self.rounds.latest() {
             round.has_left = true;
-        } else if let Some(last) = &mut self.last {
-            last.has_left = true;
         }
     }
 
     /// Whether a round is under way that has not seen all keys, or there are freed ones.
     pub(super) fn is_under_way(&self) -> bool {
-        self.round.is_some() || !self.freed.is_empty() || !self.waiting.is_empty()
+        self.rounds.place().is_some() || !self.freed.is_empty() || !self.waiting.is_empty()
     }
 
     /// Whether a round that began after `since` has seen all keys and passed over nothing.
     pub(super) fn is_done_since(&self, since: Instant) -> bool {
-        let is_after = |last: &Last| last.began >= since && !last.has_left;
-        self.last.as_ref().is_some_and(is_after)
+        self.rounds.is_done_since(since)
     }
 
     /// Any key may be free: a round begins as soon as it can.
     pub(super) fn restart(&mut self) {
-        self.round = None;
-        self.last = None;
+        self.rounds = Rounds::default();
     }
 }
 
@@ -206,10 +167,7 @@ mod tests {
         let at = walk.owed_at(asked).expect("it is owed");
         assert_eq!(at, ended + SWEEP_SHARE * Duration::from_secs(1));
         assert!(walk.from(at, true, None).is_some(), "its time has come");
-        let walk = Walk {
-            round: None,
-            ..walk
-        };
+        walk.rounds.under_way = None;
         let later = at + Duration::from_millis(1);
         assert_eq!(walk.owed_at(later), None, "there was no room for it");
     }
