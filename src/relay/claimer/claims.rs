@@ -34,12 +34,9 @@ impl<D: Database> Claimer<'_, D> {
     fn claim_plain(&mut self, asked: &[Lane], room: usize) -> Answer<usize> {
         let began = clock::now();
         let batch = self.claiming(|db, by| db.claim(by, asked, room));
-        let batch = match batch {
-            Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
-                return Ok(0);
-            }
-            batch => batch?,
+        let Some(batch) = self.unless_too_slow(batch, began)? else {
+            (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
+            return Ok(0);
         };
         let count = batch.claimed.len();
         self.learn_and_take(asked, room, batch, &HashMap::new(), began);
@@ -53,12 +50,9 @@ impl<D: Database> Claimer<'_, D> {
         self.shared.count_keyed_look();
         let harvest = self.claiming(|db, by| db.claim_due(by, asked, &goes_to, room));
         self.shared.count_keyed_look();
-        let (batch, reached) = match harvest {
-            Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
-                return Ok(());
-            }
-            harvest => harvest?,
+        let Some((batch, reached)) = self.unless_too_slow(harvest, began)? else {
+            (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
+            return Ok(());
         };
         self.tell_contention(batch.as_ref());
         match batch {
@@ -96,12 +90,10 @@ impl<D: Database> Claimer<'_, D> {
             return Ok(());
         };
         let picked = self.planner.pick(page.heads, view);
-        let batch = match self.claim_picked(&picked.candidates) {
-            Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).walk_was_too_slow(clock::now(), clock::since(began));
-                return Ok(());
-            }
-            batch => batch?,
+        let batch = self.claim_picked(&picked.candidates);
+        let Some(batch) = self.unless_too_slow(batch, began)? else {
+            (self.planner).walk_was_too_slow(clock::now(), clock::since(began));
+            return Ok(());
         };
         match batch {
             Some(batch) => {
@@ -153,13 +145,12 @@ impl<D: Database> Claimer<'_, D> {
         let last = found.get(PATROL_STEP - 1);
         let upto = last.map_or(range.upto, |last| last.sequence);
         let picked = self.planner.pick_free(&found, view);
-        let has_left = match self.claim_free(&picked.plain, &picked.keyed) {
-            Err(error) if self.took_too_long(&error, began) => {
-                (self.planner).range_was_too_wide(clock::now(), range, clock::since(began));
-                return Ok(());
-            }
-            has_all => picked.has_left || !has_all?,
+        let has_all = self.claim_free(&picked.plain, &picked.keyed);
+        let Some(has_all) = self.unless_too_slow(has_all, began)? else {
+            (self.planner).range_was_too_wide(clock::now(), range, clock::since(began));
+            return Ok(());
         };
+        let has_left = picked.has_left || !has_all;
         (self.planner).patrolled(clock::now(), upto, clock::since(began), has_left);
         Ok(())
     }
@@ -236,10 +227,17 @@ impl<D: Database> Claimer<'_, D> {
         result
     }
 
-    /// Whether a claim has failed because it took too long.
-    fn took_too_long(&self, error: &DatabaseError, began: Instant) -> bool {
+    /// What a claim has brought. `None`: it has failed because it took too long.
+    fn unless_too_slow<T>(&self, claim: Answer<T>, began: Instant) -> Answer<Option<T>> {
         let limit = self.shared.claim_limit;
-        matches!(error, DatabaseError::Statement(error) if is_over_time(error, clock::since(began), limit))
+        match claim {
+            Err(DatabaseError::Statement(error))
+                if is_over_time(&error, clock::since(began), limit) =>
+            {
+                Ok(None)
+            }
+            claim => claim.map(Some),
+        }
     }
 
     fn take(&mut self, claimed: Vec<Claimed>, took: Duration) {
