@@ -12,6 +12,7 @@ mod depths;
 mod doubt;
 mod ending;
 mod error;
+mod fate;
 mod gate;
 mod groups;
 mod health;
@@ -43,6 +44,7 @@ mod threads;
 mod to;
 mod told;
 mod unrouted;
+mod verdict;
 mod wanted;
 
 use std::sync::Arc;

@@ -10,7 +10,8 @@ use crossbeam_channel::{Receiver, Sender, bounded, never};
 use super::gate::Gate;
 use super::job::Job;
 use super::planner::MOST_LANES;
-use crate::backoff::Backoff;
+use super::to::To;
+use super::verdict::Retries;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
 use crate::dispatch::Dispatcher;
 #[cfg(test)]
@@ -62,13 +63,6 @@ pub(crate) struct Bulkhead {
 pub(crate) enum Serves {
     Dispatcher(Arc<dyn Dispatcher>),
     Group(Arc<Group>),
-}
-
-/// How often and when a message is tried again.
-#[derive(Debug, Clone)]
-pub(crate) struct Retries {
-    pub(crate) max_attempts: u32,
-    pub(crate) backoff: Backoff,
 }
 
 /// What messages are sent with.
@@ -264,6 +258,16 @@ impl Dispatchers {
             rest: urls.is_empty().then(idle),
             urls,
             groups: Vec::new(),
+        }
+    }
+}
+
+impl To {
+    /// The bulkhead of these to which something goes.
+    pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
+        match self {
+            Self::Bulkhead(number) => all.get(number),
+            Self::Split | Self::Nowhere => None,
         }
     }
 }

@@ -19,9 +19,10 @@ use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pauses;
 use super::planner::{Planner, Settings, Step, View, Wait};
-use super::settlement::{Outcomes, Settlement, Verdict};
+use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::told::Told;
+use super::verdict::Verdict;
 use super::wanted::Want;
 use crate::clock;
 

@@ -7,14 +7,11 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 
-use super::bulkhead::Bulkhead;
 use super::doubt::Doubt;
 use super::gate::News;
 use super::planner::{PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
 use super::session::{AfterRefusal, Session};
-use super::settlement::{Kind, Settlement};
-use super::settler::{Written, write_down};
-use crate::config::Config;
+use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::store::brief::briefly;
 use crate::store::range::Range;
@@ -31,21 +28,6 @@ use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
 /// What came back, or why nothing did.
 pub(super) type Answer<T> = Result<T, DatabaseError>;
-
-/// What became of messages, all of one kind, and where their keys go on.
-pub(super) struct Settle<'a> {
-    pub(super) config: &'a Config,
-    pub(super) bulkheads: &'a [Bulkhead],
-    pub(super) lease: LeaseId,
-    pub(super) kind: Kind,
-    pub(super) group: &'a [Settlement],
-    /// The keys that go on, by the sequences of the messages that are done.
-    pub(super) keys: &'a HashMap<i64, Key>,
-    /// Topics of which nothing is claimed.
-    pub(super) closed: &'a [String],
-    /// Of the messages that are claimed.
-    pub(super) bytes: usize,
-}
 
 /// A lease that is to be had.
 pub(super) struct Registration<'a> {

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 #[cfg(test)]
 pub(super) use self::written::blocks_key;
-pub(super) use self::written::{Written, write_down};
+pub(super) use self::written::{Settle, Written, write_down};
 
 use self::next::look_at_the_next;
 use self::refused::Refused;

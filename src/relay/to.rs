@@ -1,6 +1,5 @@
 //! Where messages go.
 
-use super::bulkhead::Bulkhead;
 use crate::routes::{Routes, Way};
 use crate::store::relay::claim::Topic;
 
@@ -19,14 +18,6 @@ impl To {
     /// Where the messages of a topic go.
     pub(super) fn of(routes: &Routes, Topic { topic, destination }: &Topic) -> Self {
         routes.find(topic, destination).into()
-    }
-
-    /// That bulkhead, of all.
-    pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
-        match self {
-            Self::Bulkhead(number) => all.get(number),
-            Self::Split | Self::Nowhere => None,
-        }
     }
 }
 

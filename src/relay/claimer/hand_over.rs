@@ -3,8 +3,9 @@
 use super::Claimer;
 use crate::relay::database::Database;
 use crate::relay::job::Job;
-use crate::relay::settlement::{Settlement, Verdict};
+use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
+use crate::relay::verdict::Verdict;
 use crate::store::relay::settle::Claim;
 
 /// Who has claimed a message.

@@ -1,14 +1,32 @@
 //! One statement for what became of many messages, by its kind.
 
+use std::collections::HashMap;
+
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use crate::config::{Config, OnDead};
 use crate::relay::bulkhead::Bulkhead;
-use crate::relay::database::Settle;
 use crate::relay::settlement::{Kind, Settlement, delivered, failed};
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::{self, Delivered, Failed};
 use crate::store::relay::split::{self, Split};
+
+/// What became of messages, all of one kind, and where their keys go on.
+pub(in crate::relay) struct Settle<'a> {
+    pub(in crate::relay) config: &'a Config,
+    pub(in crate::relay) bulkheads: &'a [Bulkhead],
+    pub(in crate::relay) lease: LeaseId,
+    pub(in crate::relay) kind: Kind,
+    pub(in crate::relay) group: &'a [Settlement],
+    /// The keys that go on, by the sequences of the messages that are done.
+    pub(in crate::relay) keys: &'a HashMap<i64, Key>,
+    /// Topics of which nothing is claimed.
+    pub(in crate::relay) closed: &'a [String],
+    /// Of the messages that are claimed.
+    pub(in crate::relay) bytes: usize,
+}
 
 /// What was written down, by sequences.
 pub(in crate::relay) struct Written {

@@ -18,7 +18,7 @@ use super::process::{Actor, Process, Send};
 use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
 use crate::clock::simulated;
-use crate::relay::database::Settle;
+use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
 
 /// When a history begins: clocks have gone on before.

@@ -11,9 +11,10 @@ use uuid::Uuid;
 
 use super::broken::Broken;
 use crate::message::{Message, Sequence};
-use crate::relay::database::{Registration, Settle};
+use crate::relay::database::Registration;
 use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
 use crate::relay::settlement::{Kind, Settlement, failed};
+use crate::relay::settler::Settle;
 use crate::relay::settler::{Written, blocks_key};
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{
