@@ -192,14 +192,13 @@ impl<'a, D: Database> Settler<'a, D> {
                 .push(settlement);
         }
         let mut left = Vec::new();
-        for ((lease, kind), mut group) in groups.into_iter().flat_map(each_once) {
-            let result = self.settle_group(lease, kind, &group);
-            let Err(error) = result else {
+        for mut group in groups.into_values().flat_map(each_once) {
+            let Err(error) = self.settle_group(&group) else {
                 continue;
             };
             group.iter_mut().for_each(|one| one.repeated = true);
             if error.is_refusal() && !self.db.is_missing() {
-                left.extend(self.isolate(lease, kind, group));
+                left.extend(self.isolate(group));
             } else {
                 left.extend(group);
             }
@@ -207,13 +206,12 @@ impl<'a, D: Database> Settler<'a, D> {
         left
     }
 
-    fn settle_group(
-        &mut self,
-        lease: LeaseId,
-        kind: Kind,
-        group: &[Settlement],
-    ) -> Result<(), DatabaseError> {
-        let shared = self.shared;
+    /// Settles messages of one lease and kind.
+    fn settle_group(&mut self, group: &[Settlement]) -> Result<(), DatabaseError> {
+        let Some(first) = group.first() else {
+            return Ok(());
+        };
+        let (shared, lease, kind) = (self.shared, first.lease, first.kind());
         let began = clock::now();
         let (written, seen_to) = self.settle_and_continue(lease, kind, group)?;
         let now = clock::now();
@@ -298,11 +296,9 @@ impl<'a, D: Database> Settler<'a, D> {
     }
 }
 
-type Group = ((LeaseId, Kind), Vec<Settlement>);
-
 /// Groups in the order of their sequences, each sequence once: a new primary that lacks the last inserts
 /// gives some of them out again.
-fn each_once((of, mut group): Group) -> Vec<Group> {
+fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
     group.sort_unstable_by_key(Settlement::claim);
     let mut again = Vec::new();
     let mut last = None;
@@ -317,9 +313,9 @@ fn each_once((of, mut group): Group) -> Vec<Group> {
     let first = first.collect();
     let again = match again.is_empty() {
         true => Vec::new(),
-        false => each_once((of, again)),
+        false => each_once(again),
     };
-    std::iter::once((of, first)).chain(again).collect()
+    std::iter::once(first).chain(again).collect()
 }
 
 /// The first outcome and those that wait behind it, up to a batch.

@@ -145,12 +145,7 @@ impl<D: Database> Settler<'_, D> {
 
     /// Finds out of which topics of this refused group it was, by halves, and settles the others. Returns what
     /// could not be tried, for want of a server.
-    pub(super) fn isolate(
-        &mut self,
-        lease: LeaseId,
-        kind: Kind,
-        group: Vec<Settlement>,
-    ) -> Vec<Settlement> {
+    pub(super) fn isolate(&mut self, group: Vec<Settlement>) -> Vec<Settlement> {
         self.after_refusal = AfterRefusal::Keep;
         // One topic: once more, by a new connection, which may know better.
         let mut parts = match by_class(group) {
@@ -163,7 +158,7 @@ impl<D: Database> Settler<'_, D> {
             let result = if untried.is_empty() && !self.shared.is_abandoned() {
                 let mut group: Vec<Settlement> = part.drain(..).flat_map(|(_, one)| one).collect();
                 group.sort_unstable_by_key(Settlement::sequence);
-                let result = self.settle_group(lease, kind, &group);
+                let result = self.settle_group(&group);
                 if result.is_err() {
                     part = by_class(group);
                 }
@@ -243,10 +238,9 @@ impl<D: Database> Settler<'_, D> {
 
     /// An error: for want of a server.
     fn try_to_settle(&mut self, mut one: Try) -> Result<(), DatabaseError> {
-        let Class { lease, kind, .. } = one.class;
-        let mut groups = each_once(((lease, kind), one.group)).into_iter();
-        one.group = groups.next().map(|(_, group)| group).unwrap_or_default();
-        for (_, group) in groups {
+        let mut groups = each_once(one.group).into_iter();
+        one.group = groups.next().unwrap_or_default();
+        for group in groups {
             let again = Try {
                 class: one.class.clone(),
                 group,
@@ -258,7 +252,7 @@ impl<D: Database> Settler<'_, D> {
         self.after_refusal = AfterRefusal::Keep;
         self.topic_aside = Some(one.class.topic.clone());
         let began = clock::now();
-        let result = self.settle_group(lease, kind, &one.group);
+        let result = self.settle_group(&one.group);
         self.topic_aside = None;
         self.after_refusal = AfterRefusal::Reconnect;
         match result {
