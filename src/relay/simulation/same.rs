@@ -360,6 +360,10 @@ fn compare_on<'w>(
     let mut simulated = Side::new([link(), link()], &config, bulkheads, clock::now);
     let mut real = Side::new([session(), session()], &config, bulkheads, Instant::now);
     let (mut operator, mut producer) = (outbox.connect(), outbox.connect());
+    // What is discarded lets keys go on in the order of their messages.
+    (operator
+        .batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"))
+    .expect("settings");
     // What a transaction has enqueued that is open.
     let (mut open, mut began) = (None::<Vec<tables::Row>>, 0);
     let (mut is_beside, mut standby) = (false, None::<Tables>);
@@ -463,9 +467,12 @@ fn compare_on<'w>(
         if question.stays_open {
             is_beside = true;
             simulated.other.open = Some(Changes::default());
-            (real.other)
-                .run(|conn, _| AnsiTransactionManager::begin_transaction(conn))
-                .expect("it begins");
+            let begun = real.other.run(|conn, _| {
+                AnsiTransactionManager::begin_transaction(conn)?;
+                // It stays open for longer than a relay's.
+                conn.batch_execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            });
+            begun.expect("it begins");
         }
         let answers = [simulated.answer(&question), real.answer(&question)];
         let mut answers = answers.map(|answer| answer.unwrap_or_else(|error| format!("{error:?}")));
