@@ -81,7 +81,7 @@ names! {
     gauge PAUSED = "diesel_outbox_paused", Count, "1: the destination is paused.";
     gauge TOPIC_PAUSED = "diesel_outbox_topic_paused", Count, "1: the topic is paused.";
     gauge LEASE_SECONDS_LEFT = "diesel_outbox_lease_seconds_left", Seconds,
-        "How long sends may begin without another renewal of the lease.";
+        "How long sends may begin without another look at the lease.";
     gauge LISTENER_CONNECTED = "diesel_outbox_listener_connected", Count,
         "1: the relay hears of new messages at once.";
     gauge LIVE = "diesel_outbox_live", Count, "0: the relay has to be restarted.";
