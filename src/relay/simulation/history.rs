@@ -131,7 +131,7 @@ impl History {
             items: Vec::new(),
             slow_claims: false,
             senders: [1, 3][rng.usize(..2)],
-            troubles: [0, 0, 0, 200, 40][rng.usize(..5)],
+            troubles: [0, 0, 200, 40, 20][rng.usize(..5)],
             slow: [0, 0, 100, 20][rng.usize(..4)],
             has_dead_entries: rng.u8(..6) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],

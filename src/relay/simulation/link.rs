@@ -39,6 +39,8 @@ pub(super) struct Link<'w> {
     connected: Option<(u64, i32)>,
     backend: Option<i32>,
     failures: u32,
+    /// For so long the last statement has read dead entries.
+    took: Duration,
     /// What its transaction changes, where that stays open.
     pub(super) open: Option<Changes>,
 }
@@ -60,6 +62,7 @@ impl<'w> Link<'w> {
             connected: None,
             backend: None,
             failures: 0,
+            took: Duration::ZERO,
             open: None,
         }
     }
@@ -138,6 +141,16 @@ impl<'w> Link<'w> {
         }
     }
 
+    /// Whether a statement that may take no longer than a moment is given up, where it has to read dead entries.
+    fn is_too_long(&mut self, moment: Duration, takes: Duration) -> bool {
+        self.took = match self.stage.has_dead_entries() {
+            true => takes.min(moment),
+            false => Duration::ZERO,
+        };
+        self.stage.pass(self.process, self.took);
+        self.took == moment
+    }
+
     fn is_connected(&self) -> bool {
         let server = self.stage.server(self.process, self.thread);
         self.connected
@@ -195,6 +208,12 @@ impl<'w> Link<'w> {
     }
 }
 
+/// What it takes to read a range in which nearly all entries are dead, from its first sequence to the last one there is.
+fn time_for(Range { after, upto }: Range) -> Duration {
+    let width = upto.clamp(0, 5000) - after.clamp(0, 5000);
+    Duration::from_micros(u64::try_from(width).unwrap_or(0) * 100)
+}
+
 impl Database for Link<'_> {
     fn backend(&self) -> Option<i32> {
         self.backend
@@ -216,14 +235,11 @@ impl Database for Link<'_> {
         &mut self,
         lease: LeaseId,
         asked: &Streams,
-        _: Duration,
+        moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)> {
         let stage = self.stage;
-        let took = match stage.has_dead_entries() {
-            true => Duration::from_millis(stage.dice(20, 300).as_millis().try_into().unwrap_or(0)),
-            false => Duration::ZERO,
-        };
-        stage.pass(self.process, took);
+        let is_too_long = *asked != Streams::None && self.is_too_long(moment, stage.dice(20, 300));
+        let took = self.took;
         let server = stage.number_of_server();
         self.ask(|tables, now, broken, _| {
             let streams = match asked {
@@ -231,6 +247,7 @@ impl Database for Link<'_> {
                 Streams::Beside(known) => Some(tables.streams(known)),
                 Streams::None => None,
             };
+            let streams = streams.filter(|_| !is_too_long);
             let shortened = tables.shorten(now.micros);
             let mut ended = tables.ended(now.micros);
             if broken == Some(Broken::TakesOverFromTheLiving) {
@@ -280,9 +297,10 @@ impl Database for Link<'_> {
         Ok((batch, reached))
     }
 
-    fn walk(&mut self, expired: &[i64], from: &Key, _: Duration) -> Answer<Option<Page>> {
-        let took = self.stage.walk_time();
-        self.stage.pass(self.process, took);
+    fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>> {
+        if self.is_too_long(moment, self.stage.dice(1, 300)) {
+            return Ok(None);
+        }
         self.ask(|tables, now, _, _| Some(tables.walk(expired, from, now.micros)))
     }
 
@@ -296,7 +314,15 @@ impl Database for Link<'_> {
         })
     }
 
-    fn free(&mut self, expired: &[i64], range: Range, _: Duration) -> Answer<Option<Vec<Free>>> {
+    fn free(
+        &mut self,
+        expired: &[i64],
+        range: Range,
+        moment: Duration,
+    ) -> Answer<Option<Vec<Free>>> {
+        if self.is_too_long(moment, time_for(range)) {
+            return Ok(None);
+        }
         let Range { after, upto } = range;
         self.ask(|tables, now, _, _| Some(tables.free(expired, after, upto, now.micros)))
     }
@@ -321,7 +347,10 @@ impl Database for Link<'_> {
         })
     }
 
-    fn release_unknown(&mut self, part: &Part, _: Duration) -> Answer<Option<usize>> {
+    fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>> {
+        if self.is_too_long(moment, time_for(part.range)) {
+            return Ok(None);
+        }
         self.ask(|tables, _, broken, changes| match broken {
             Some(Broken::UndoesNothing) => Some(0),
             _ => Some(tables.release_unknown(part, changes)),

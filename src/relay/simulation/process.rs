@@ -12,7 +12,7 @@ use super::broken::Broken;
 use super::history::{History, Mood};
 use super::link::Link;
 use super::promises::Promise;
-use super::stage::{MOST_TURNS, Stage};
+use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
 use super::tables::Row;
 use crate::backoff::Backoff;
 use crate::clock;
@@ -205,15 +205,11 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&config),
             };
             let source = Source::Url(SecretString::from(""));
-            Shared::new(
-                config,
-                source,
-                bulkheads,
-                Observers::default(),
-                None,
-                clock,
-                signals,
-            )
+            let observers = Observers::default();
+            let mut shared =
+                Shared::new(config, source, bulkheads, observers, None, clock, signals);
+            shared.claim_limit = CLAIM_LIMIT;
+            shared
         });
         let receivers = shared
             .bulkheads

@@ -35,6 +35,8 @@ const FLUSH: Duration = Duration::from_millis(600);
 const JANITOR: Duration = Duration::from_secs(20);
 /// A relay that stops takes no longer.
 const SHUTDOWN: Duration = Duration::from_secs(10);
+/// What a claim may take.
+pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(3);
 /// Processes of one history.
 pub(super) const MOST_PROCESSES: usize = 40;
 /// What is due and has room is claimed within this, where nothing holds it up and somebody hears of it.
@@ -328,13 +330,6 @@ impl<'w> Stage<'w> {
         }
     }
 
-    pub(super) fn walk_time(&self) -> Duration {
-        match self.history.has_dead_entries {
-            true => self.dice(1, 100),
-            false => Duration::ZERO,
-        }
-    }
-
     pub(super) fn has_dead_entries(&self) -> bool {
         self.history.has_dead_entries
     }
@@ -348,7 +343,7 @@ impl<'w> Stage<'w> {
             0 => Trouble::LostBefore,
             1 => Trouble::LostAfter,
             2 => Trouble::Hangs(self.dice(1, 3000)),
-            _ => Trouble::TimesOut(Duration::from_secs(3)),
+            _ => Trouble::TimesOut(CLAIM_LIMIT),
         };
         self.tell(|| format!("process {process}: {trouble:?}"));
         trouble
