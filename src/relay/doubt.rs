@@ -27,10 +27,12 @@ impl Doubt {
         match before {
             // A statement that hung for long: its lease is over, and what it held is taken over.
             Some(before) if before.lease > self.lease => before,
+            // It may be at work in the server that was just found to be another one.
+            Some(before) if before.lease == self.lease && self.backend == Some(NOBODY) => before,
             Some(before)
                 if before.lease == self.lease
                     && before.backend != self.backend
-                    && ![before.backend, self.backend].contains(&Some(NOBODY)) =>
+                    && before.backend != Some(NOBODY) =>
             {
                 Self {
                     backend: None,
@@ -60,7 +62,8 @@ mod tests {
         // That lease is over: what it held is taken over.
         assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
         let nobody = Doubt::of_another_server(LeaseId(1));
-        assert_eq!(nobody.beside(Some(settler)), nobody);
+        assert_eq!(nobody.beside(Some(settler)), settler);
+        assert_eq!(nobody.beside(Some(nobody)), nobody);
         assert_eq!(settler.beside(Some(nobody)), settler);
         // Also where it is heard of late.
         assert_eq!(settler.beside(Some(doubt(2, Some(11)))), doubt(2, Some(11)));
