@@ -354,7 +354,7 @@ fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
         room: usize::MAX,
         batch: &Batch::default(),
         reached: &HashMap::new(),
-        took: SECOND,
+        took: SECOND / 2,
     };
     ground.planner.claimed(ground.now, &brought);
     assert_eq!(ground.wait().what, Awaited::Work);
@@ -764,6 +764,29 @@ fn what_is_too_slow_is_left_to_the_patrol() {
     assert_eq!(ranges.last().map(|range| range.upto), Some(i64::MAX));
     // The next round begins after a second, and before the poll.
     assert_eq!(ground.wait().until, ground.now + SECOND);
+}
+
+/// R9: the next sweep waits for twenty times as long, also where the process was stopped in the middle of this one.
+#[test]
+fn what_a_long_claim_may_have_missed_is_left_to_the_patrol() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let Step::Claim { plain, .. } = ground.step() else {
+        panic!("it claims");
+    };
+    ground.now += 9 * SECOND;
+    ground.planner.claimed(
+        ground.now,
+        &Brought {
+            asked: &plain,
+            room: plain.len(),
+            batch: &Batch::default(),
+            reached: &HashMap::new(),
+            took: 9 * SECOND,
+        },
+    );
+    let mut steps = (0..4).map(|_| ground.next());
+    assert!(steps.any(|step| matches!(step, Step::Patrol(_))));
 }
 
 /// R6

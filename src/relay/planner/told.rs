@@ -30,6 +30,9 @@ pub(in crate::relay) struct Brought<'a> {
     pub(in crate::relay) took: Duration,
 }
 
+/// Claims and steps take milliseconds, but for what is dead.
+const LONG: Duration = Duration::from_secs(1);
+
 impl Planner<'_> {
     /// A wait is over. `is_rung`: before its time.
     pub(in crate::relay) fn waited(
@@ -199,6 +202,15 @@ impl Planner<'_> {
             took,
             now: self.now(now),
         });
+        self.may_have_missed(now, took);
+    }
+
+    /// After a claim or a step that took so long the next one waits for many times as long: for what is committed late
+    /// meanwhile the patrol looks. It may have been this process that stood still.
+    fn may_have_missed(&mut self, now: Instant, took: Duration) {
+        if took >= LONG {
+            self.patrol.want(now);
+        }
     }
 
     /// A claim of these lanes took too long: they go on where fewer dead entries are, and the patrol looks
@@ -269,6 +281,7 @@ impl Planner<'_> {
         let last = picked.beyond.into_iter().next().or(last);
         let step = last.map_or(walk::Step::End, walk::Step::At);
         self.walk.learn(now, step, took, has_left);
+        self.may_have_missed(now, took);
     }
 
     /// A step of the walk took too long, and would take as long again: the next round begins when it may.
