@@ -12,12 +12,12 @@ FENCE = re.compile(r"^\s*```(.*)$")
 COMPILED = {"", "rust", "no_run", "should_panic", "edition2024"}
 
 
-def without_example(api, root, ignored):
+def without_example(document, ignored):
     """The paths of the items that no example calls, and how many items were looked at.
 
     Paths that match the pattern `ignored` are left out.
     """
-    shown = Shown(api, root)
+    shown = Shown(document)
     missing, looked_at = [], 0
     for path, item, owner in shown.callables():
         if ignored.search(path):
@@ -29,13 +29,35 @@ def without_example(api, root, ignored):
 
 
 class Shown:
-    """The examples that are shown with each public item."""
+    """The examples that are shown with each public item, by rustdoc's JSON."""
 
-    def __init__(self, api, root):
-        self.index = api.index
-        self.public = api.public
-        self.by_path = {path: identity for identity, path in api.public.items()}
+    def __init__(self, document):
+        self.index = document["index"]
+        # The shortest public path of each of the crate's own items.
+        self.public = {}
+        root = str(document["root"])
+        self.name_items(root, "")
+        self.by_path = {path: identity for identity, path in self.public.items()}
         self.by_path[""] = root
+
+    def name_items(self, module, path):
+        """Gives a public path to everything that is in the module or re-exported there."""
+        for child in map(str, self.index[module]["inner"]["module"]["items"]):
+            item = self.index[child]
+            if item["visibility"] != "public":
+                continue
+            used = item["inner"].get("use")
+            name = used["name"] if used else item["name"]
+            if used:
+                child = str(used["id"])
+                if child not in self.index:
+                    continue
+                item = self.index[child]
+            known = self.public.get(child)
+            if known is None or known.count("::") > path.count("::") + 1:
+                self.public[child] = f"{path}{name}"
+            if "module" in item["inner"]:
+                self.name_items(child, f"{path}{name}::")
 
     def callables(self):
         """The path, the item and, where it has one, the owner of whatever can be called."""
