@@ -63,7 +63,7 @@ pub(super) struct Heartbeat<'a, D> {
     /// How often the lease is renewed.
     every: Duration,
     current: Option<LeaseId>,
-    /// Its lock is held here: then its row says how soon others may end it.
+    /// This session has its lock: then its row says how soon others may end it, and nobody does before a look shows it.
     is_locked: bool,
     /// When it is renewed next.
     next: BootTime,
@@ -148,7 +148,13 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 }
                 Duration::ZERO
             }
-            Err(_) => self.db.wait().min(self.every).min(LONGEST_WAIT),
+            Err(_) => {
+                // Its lock is gone with its session, and others may be shortening the lease, which no look sees before
+                // their commit. A renewal meets them at the row.
+                self.is_locked = false;
+                self.next = asked;
+                self.db.wait().min(self.every).min(LONGEST_WAIT)
+            }
         }
     }
 

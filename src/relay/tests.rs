@@ -141,3 +141,50 @@ fn messages_arrive_where_no_statement_gets_past_what_is_dead() {
     relay.shutdown(PATIENCE).expect("an end");
     old.batch_execute("COMMIT").expect("the snapshot's end");
 }
+
+/// R14. Others let its lease end soon, and their commit takes its time. A look sees nothing of that.
+#[test]
+fn a_relay_that_comes_back_sends_nothing_while_others_are_about_to_shorten_its_lease() {
+    let mut ground = Ground::new();
+    let builder = Relay::builder(ground.outbox.url.clone())
+        .outbox(&ground.outbox.name.to_string())
+        .dispatcher(ground.receiver.clone())
+        .lease(Duration::from_secs(24))
+        .send_timeout(Duration::from_secs(1));
+    let relay = builder.start().expect("a relay");
+    let lease = relay.shared.lease.current().expect("a lease");
+    let table = ground.outbox.name.lease();
+    let mut other = ground.outbox.connect();
+    let has_lock = format!("SELECT FROM {table} WHERE takeover_after IS NOT NULL");
+    until("its session has the lock", || {
+        sql_query(&has_lock).execute(&mut other) == Ok(1)
+    });
+    // What the survey of another relay does, but for its commit.
+    let shorten =
+        format!("BEGIN; UPDATE {table} SET expires_at = clock_timestamp() + takeover_after");
+    other.batch_execute(&shorten).expect("shortened");
+    ground.run(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks
+          WHERE locktype = 'advisory' AND (classid::bigint << 32) + objid::bigint = {lease}"
+    ));
+    // A twelfth of the lease; its next renewal is due after 8 s.
+    let began = Instant::now();
+    until("it starts no send", || relay.shared.lease.left().is_zero());
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "only when it renews"
+    );
+    other.batch_execute("COMMIT").expect("an end");
+    relay.shutdown(PATIENCE).expect("an end");
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(
+            began.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
