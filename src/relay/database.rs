@@ -170,7 +170,7 @@ impl Database for Session {
                 Streams::None => None,
             };
             let took = began.elapsed();
-            let shortened = lease::shorten(conn, name)?;
+            let shortened = lease::shorten(conn, name, lease)?;
             let ended = lease::ended(conn, name)?;
             let standing = lease::standing(conn, name, lease)?;
             let found = Surveyed {

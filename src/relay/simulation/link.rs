@@ -248,7 +248,7 @@ impl Database for Link<'_> {
                 Streams::None => None,
             };
             let streams = streams.filter(|_| !is_too_long);
-            let shortened = tables.shorten(now.micros);
+            let shortened = tables.shorten(lease.0, now.micros);
             let mut ended = tables.ended(now.micros);
             if broken == Some(Broken::TakesOverFromTheLiving) {
                 ended = tables

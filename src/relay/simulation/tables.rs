@@ -232,11 +232,12 @@ impl Tables {
     }
 
     /// Lets leases end soon whose sessions are gone.
-    pub(super) fn shorten(&mut self, now: i64) -> Vec<i64> {
+    pub(super) fn shorten(&mut self, asks: i64, now: i64) -> Vec<i64> {
         let mut shortened = Vec::new();
         for (id, lease) in &mut self.leases {
             let soon = lease.takeover_after.map(|after| now + micros(after));
             if let Some(soon) = soon
+                && *id != asks
                 && !lease.is_ended
                 && lease.expires_at > soon
                 && lease.locked_by.is_none()

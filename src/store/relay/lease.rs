@@ -245,11 +245,16 @@ pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<V
 /// Lets leases end soon whose relays' sessions are gone, and returns them. A relay that comes back renews in time.
 ///
 /// Nobody gets the lock of such a lease meanwhile: it is this transaction's. A lease that is being renewed is passed
-/// over.
-pub(crate) fn shorten(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
+/// over. So is that of the relay which asks: it is alive.
+pub(crate) fn shorten(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    asks: LeaseId,
+) -> QueryResult<Vec<i64>> {
     let soon = clock_timestamp() + other_lease::takeover_after.assume_not_null();
     let gone = other_lease::table(name.lease())
         .filter(not(other_lease::ended))
+        .filter(other_lease::id.ne(asks.0))
         .filter(other_lease::expires_at.gt(soon))
         .filter(pg_try_advisory_xact_lock(other_lease::id))
         .select(other_lease::id);
@@ -438,10 +443,12 @@ mod tests {
         };
         renewed(&mut heartbeat, soon);
         let (none, shortened) = ([0_i64; 0], |conn: &mut PgConnection| {
-            shorten(conn, name).expect("an answer")
+            shorten(conn, name, LeaseId(0)).expect("an answer")
         });
         assert_eq!(shortened(&mut conn), none, "its session is there");
         drop(heartbeat);
+        let own = shorten(&mut conn, name, id).expect("an answer");
+        assert_eq!(own, none, "whoever asks is alive");
         let mut watched = Vec::new();
         while watched.is_empty() {
             // The server's process takes a moment to end.
@@ -478,9 +485,16 @@ mod tests {
             id,
             "expires_at = clock_timestamp() + interval '1 h'",
         );
-        assert!(shorten(&mut conn, name).expect("no wait").is_empty());
+        assert!(
+            shorten(&mut conn, name, LeaseId(0))
+                .expect("no wait")
+                .is_empty()
+        );
         slow.batch_execute("COMMIT").expect("an end");
-        assert_eq!(shorten(&mut conn, name).expect("an answer"), [id.0]);
+        assert_eq!(
+            shorten(&mut conn, name, LeaseId(0)).expect("an answer"),
+            [id.0]
+        );
     }
 
     /// G4, R10: after a failover, after TRUNCATE, and where the clock is set back.
