@@ -183,7 +183,9 @@ impl Row {
     pub(super) fn waits_for(&self, other: &Self) -> bool {
         let names_none = other.destination.is_empty();
         let goes_to = goes_to(self.topic, &self.destination);
-        self.has_key_of(other) && (names_none || other.destination == goes_to)
+        // What is to become parts waits for the parts of others, wherever they go.
+        let is_apart = goes_to.is_empty();
+        self.has_key_of(other) && (names_none || is_apart || other.destination == goes_to)
     }
 }
 
