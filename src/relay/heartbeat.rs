@@ -49,7 +49,8 @@ pub(crate) fn run(
         match told {
             Err(RecvTimeoutError::Timeout) => wait = heartbeat.beat(),
             Ok(Ending::Clean) => return heartbeat.end(),
-            Ok(Ending::LeaveLease) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Ending::LeaveLease) => return heartbeat.leave(),
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
@@ -156,6 +157,12 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 self.db.wait().min(self.every).min(LONGEST_WAIT)
             }
         }
+    }
+
+    /// This process may go on with what it has begun, and others would take the end of this session for its end: so
+    /// it keeps the connection, with the lease's lock, until it ends or the lease does.
+    fn leave(self) {
+        std::mem::forget(self.db);
     }
 
     /// Everything is settled or released: others need not wait for the end of the lease.

@@ -236,6 +236,37 @@ fn a_shutdown_returns_at_its_deadline_and_loses_nothing() {
     drop(relay);
 }
 
+/// What this process is still sending counts until the lease is over, and that takes its time: so says
+/// `RelayHandle::shutdown`, which may be called once more.
+#[test]
+fn what_a_living_process_goes_on_to_send_after_the_deadline_is_not_taken_over_in_seconds() {
+    let database = Database::new();
+    let (dispatcher, gate) = gated();
+    database.enqueue_many(1);
+    let relay = database
+        .relay()
+        .send_timeout(Duration::from_secs(1))
+        .lease(Duration::from_secs(60))
+        .dispatcher(dispatcher)
+        .start()
+        .expect("a relay");
+    let is_locked = || {
+        let free = "SELECT count(*) FROM {o}_lease WHERE pg_try_advisory_xact_lock(id)";
+        database.number(free) == 0
+    };
+    eventually("its session has the lease's lock", is_locked);
+    eventually("a send is under way", || gate.came() == 1);
+    relay
+        .shutdown(Duration::from_secs(1))
+        .expect_err("the send hangs");
+    assert!(is_locked());
+    drop(gate);
+    relay
+        .shutdown(PATIENCE)
+        .expect("the send has come to its end");
+    assert_eq!(database.count("delivered"), 1);
+}
+
 #[test]
 fn a_second_shutdown_has_nothing_left_to_do() {
     let database = Database::new();
