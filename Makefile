@@ -114,7 +114,7 @@ bench-nginx: bootstrap ## The same with nginx as the receiver, which costs the m
 
 static: ## Build one static executable, libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
-	RUSTFLAGS="-C target-feature=+crt-static" \
+	OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static" \
 		$(CARGO) build --release --package diesel-outbox-cli --features bundled --target $(HOST)
 	@program=$(TARGET_DIR)/$(HOST)/release/diesel-outbox; \
 	linkage=$$(ldd "$$program" 2>&1); \
