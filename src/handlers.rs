@@ -43,9 +43,9 @@ use crate::status::ReasonCode;
 /// # How long a handler may run
 /// Ten minutes, unless the group says otherwise ([`timeout`](Self::timeout)). While a call runs, also past
 /// that limit, this process starts no second call of its message. No other relay does, either, as long as
-/// this relay renews its lease, which needs only the database. Where the lease is lost meanwhile (the
-/// database was away for longer than the lease), the call goes on and another relay may start the message
-/// as well. Then the lease's id fences the result: that of the relay that holds the message counts. What
+/// this relay renews its lease, which needs only the database. Where the lease is lost meanwhile (this relay was
+/// cut off from the database for longer than a takeover takes, 7.5 s by default, and another was not), the call goes on
+/// and another relay may start the message as well. Then the lease's id fences the result: that of the relay that holds the message counts. What
 /// both do in [`PooledContext::once`] is done once; what a handler does elsewhere, such as sending a mail, may
 /// be done twice.
 ///
