@@ -45,9 +45,9 @@ use crate::status::ReasonCode;
 /// that limit, this process starts no second call of its message. No other relay does, either, as long as
 /// this relay renews its lease, which needs only the database. Where the lease is lost meanwhile (this relay was
 /// cut off from the database for longer than a takeover takes, 7.5 s by default, and another was not), the call goes on
-/// and another relay may start the message as well. Then the lease's id fences the result: that of the relay that holds the message counts. What
-/// both do in [`PooledContext::once`] is done once; what a handler does elsewhere, such as sending a mail, may
-/// be done twice.
+/// and another relay may start the message as well. Then the lease's id fences the result: that of the relay
+/// that holds the message counts. What both do in [`PooledContext::once`] is done once; what a handler does
+/// elsewhere, such as sending a mail, may be done twice.
 ///
 /// A shutdown waits for running handlers until its deadline. A handler that runs longer keeps its message
 /// claimed: its result still counts if the process lives on and it returns before the lease expires. After
