@@ -25,7 +25,7 @@ use self::stage::{MOST_PROCESSES, Stage};
 /// Histories, where nothing says how many.
 const HISTORIES: u64 = 300;
 /// Within so many histories each broken variant is found out.
-const HISTORIES_OF_BROKEN: u64 = 600;
+const HISTORIES_OF_BROKEN: u64 = 2000;
 /// So many are played twice.
 const SAME: u64 = 40;
 /// How often it is said how far it is.

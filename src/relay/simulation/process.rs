@@ -161,8 +161,7 @@ fn config(stage: &Stage<'_>) -> Config {
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
     }
-    config.routes.push(Route::new("fan", "a"));
-    config.routes.push(Route::new("fan", "b"));
+    config.routes.push(Route::to_each("fan", ["a", "b"]));
     config
 }
 

@@ -1054,8 +1054,12 @@ impl<'w> Stage<'w> {
         for row in tables.rows.values().filter(|row| is_ready(row)) {
             let began = *since.entry(row.sequence).or_insert(now);
             // Nobody tells when the time of a message has come, nor when an operator has resumed something.
-            let is_told =
-                row.attempts == 0 && !self.history.has_pauses() && messages[row.id].delay.is_zero();
+            // And where another relay settles the part that it waits for, this is found within a second.
+            let may_wait_for_parts = row.ordering_key.is_some() && self.history.has_parts();
+            let is_told = row.attempts == 0
+                && !self.history.has_pauses()
+                && !may_wait_for_parts
+                && messages[row.id].delay.is_zero();
             let most = match (is_told, messages[row.id].is_late) {
                 (true, false) => SOON,
                 (true, true) => LATE,
@@ -1169,6 +1173,16 @@ impl History {
                     .any(|new| !new.delay.is_zero() || new.fails > 0),
                 _ => false,
             })
+    }
+
+    /// Whether messages of a key become parts.
+    fn has_parts(&self) -> bool {
+        let is_apart = |new: &New| new.topic == "fan" && new.ordering_key.is_some();
+        let enqueues = |item: &Item| match &item.event {
+            Event::Enqueue { messages, .. } => messages.iter().any(is_apart),
+            _ => false,
+        };
+        self.items.iter().any(enqueues)
     }
 
     fn has_pauses(&self) -> bool {
