@@ -160,7 +160,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
     }
 
     /// This process may go on with what it has begun, and others would take the end of this session for its end: so
-    /// it keeps the connection, with the lease's lock, until it ends or the lease does.
+    /// the connection stays open, with the lease's lock, for as long as the process lives.
     fn leave(self) {
         std::mem::forget(self.db);
     }
