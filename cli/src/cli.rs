@@ -2,13 +2,10 @@
 
 use clap::{Parser, Subcommand};
 
-#[cfg(feature = "bench")]
-use crate::bench;
 use crate::settings::SettingFlags;
-use crate::{
-    check, dead, demo, drain, keys, leases, message, migrate, pause, receiver, replay, resume,
-    status,
-};
+#[cfg(feature = "laboratory")]
+use crate::{bench, demo, receiver};
+use crate::{check, dead, drain, keys, leases, message, migrate, pause, replay, resume, status};
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
 #[derive(Debug, Parser)]
@@ -32,9 +29,10 @@ pub(crate) enum Command {
     /// Deliver what is due, then exit
     Drain(drain::Options),
     /// Show the whole path with an application, a receiver and a relay
+    #[cfg(feature = "laboratory")]
     Demo(demo::Options),
     /// Measure the relay on this machine
-    #[cfg(feature = "bench")]
+    #[cfg(feature = "laboratory")]
     Bench(bench::Options),
     /// How many messages are in which state, and what is wrong
     Status(status::Options),
@@ -55,6 +53,7 @@ pub(crate) enum Command {
     /// Check settings, database and routes, and say what `run` would do
     Check(check::Options),
     /// Answer requests with 200 (for `bench`)
+    #[cfg(feature = "laboratory")]
     #[command(hide = true)]
     Receive(receiver::Options),
 }

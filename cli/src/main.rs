@@ -1,12 +1,13 @@
 //! The `diesel-outbox` binary: a relay beside an application, and an operator's commands.
 
 mod admin;
-#[cfg(feature = "bench")]
+#[cfg(feature = "laboratory")]
 mod bench;
 mod check;
 mod cli;
 mod confirm;
 mod dead;
+#[cfg(feature = "laboratory")]
 mod demo;
 mod drain;
 mod keys;
@@ -18,6 +19,7 @@ mod number;
 mod output;
 mod pause;
 mod pauses;
+#[cfg(feature = "laboratory")]
 mod receiver;
 mod replay;
 mod resume;
@@ -58,8 +60,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Run => run::run(settings),
         Command::Admin => admin::run(settings),
         Command::Drain(options) => drain::run(&options, settings),
+        #[cfg(feature = "laboratory")]
         Command::Demo(options) => demo::run(&options, settings),
-        #[cfg(feature = "bench")]
+        #[cfg(feature = "laboratory")]
         Command::Bench(options) => bench::run(&options, settings),
         Command::Status(options) => status::run(&options, settings),
         Command::Dead(options) => dead::run(&options, settings),
@@ -70,6 +73,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Pause(options) => pause::run(&options, settings),
         Command::Resume(options) => resume::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),
+        #[cfg(feature = "laboratory")]
         Command::Receive(options) => receiver::run(&options),
     }
 }
