@@ -27,6 +27,8 @@ pub struct Setting {
     pub summary: &'static str,
     pub(super) kind: Kind,
     pub(super) place: Place,
+    /// What sets it in code, where that is not a field of [`Config`].
+    in_code: Option<&'static str>,
 }
 
 /// What a setting takes, and how the [`Config`] has it.
@@ -68,6 +70,7 @@ const fn setting(
         summary,
         kind,
         place: Place::File,
+        in_code: None,
     }
 }
 
@@ -94,6 +97,19 @@ impl Setting {
     const fn at(mut self, place: Place) -> Self {
         self.place = place;
         self
+    }
+
+    /// Set in code by this.
+    const fn by(mut self, method: &'static str) -> Self {
+        self.in_code = Some(method);
+        self
+    }
+
+    /// What a programmer has written to set it.
+    #[cfg(feature = "relay")]
+    pub(crate) fn name_in_code(&self) -> String {
+        let field = || self.variable.trim_start_matches("OUTBOX_").to_lowercase();
+        (self.in_code).map_or_else(|| format!("Config::{}", field()), str::to_owned)
     }
 
     /// The setting of this variable.
@@ -145,19 +161,19 @@ impl Setting {
 }
 
 /// All settings. Defaults stand here and nowhere else. A row is the variable, the default, the field and what it
-/// takes, the summary, and where else it may stand.
+/// takes, the summary, where else it may stand, and what sets it in code.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
     setting("DATABASE_URL", "", field!(database_url: Text("URL", database_url)),
-        "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE").at(OwnFile),
+        "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE").at(OwnFile).by("Relay::builder"),
     setting("OUTBOX_CONFIG", "", field!(config: Text("PATH", not_empty)),
         "Path of an outbox.toml with settings, destinations and routes").at(NoFile),
     setting("OUTBOX_ENABLED", "true", field!(enabled: Switch),
-        "false: claim and send nothing; nothing is lost"),
+        "false: claim and send nothing; nothing is lost").by("RelayBuilder::enabled"),
     setting("OUTBOX_TABLE", "outbox", field!(table: Text("NAME", OutboxName::from_str)),
-        "The outbox to work on: name or schema.name"),
+        "The outbox to work on: name or schema.name").by("RelayBuilder::outbox"),
     setting("OUTBOX_URL", "", field!(url: Text("URL", url)),
-        "The destination of every topic that no route serves; or OUTBOX_URL_FILE").at(OwnFile),
+        "The destination of every topic that no route serves; or OUTBOX_URL_FILE").at(OwnFile).by("RelayBuilder::url"),
     setting("OUTBOX_SECRET", "", field!(secrets: Words("SECRET", secrets)),
         "Signs requests: whsec_…, or several, the newest first; or OUTBOX_SECRET_FILE").at(OwnFile),
     setting("OUTBOX_MODE", "binary", field!(mode: Text("WORD", Mode::from_str)),
@@ -175,19 +191,19 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_NO_PROXY", "", field!(no_proxy: Words("HOSTS", no_proxy::hosts)),
         "Hosts that are reached without the proxy: names, .suffix or networks, with commas"),
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
-        "Threads that send to a destination; each has its own"),
+        "Threads that send to a destination; each has its own").by("RelayBuilder::concurrency"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),
-        "Messages claimed, and settled, at once at most; twice as many in batched mode"),
+        "Messages claimed, and settled, at once at most; twice as many in batched mode").by("RelayBuilder::batch"),
     setting("OUTBOX_POLL_INTERVAL", "500ms", field!(poll_interval: Time(TICK)),
-        "How long an idle relay waits before it looks again"),
+        "How long an idle relay waits before it looks again").by("RelayBuilder::poll_interval"),
     setting("OUTBOX_LEASE", "60s", field!(lease: Time(TICK)),
-        "How long a silent relay keeps its messages"),
+        "How long a silent relay keeps its messages").by("RelayBuilder::lease"),
     setting("OUTBOX_SEND_TIMEOUT", "2500ms", field!(send_timeout: Time(TICK)),
-        "For one send, from resolving the name to the end of the answer"),
+        "For one send, from resolving the name to the end of the answer").by("RelayBuilder::send_timeout"),
     setting("OUTBOX_MAX_ATTEMPTS", "20", field!(max_attempts: Count(MOST)),
-        "Failed attempts after which a message is dead"),
+        "Failed attempts after which a message is dead").by("RelayBuilder::max_attempts"),
     setting("OUTBOX_BACKOFF", "exponential(5s, 1h)", field!(backoff: Text("BACKOFF", Backoff::from_str)),
-        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%) (the share that is random; 50% if not said), or a table 5s,10s,20s"),
+        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%) (the share that is random; 50% if not said), or a table 5s,10s,20s").by("RelayBuilder::backoff"),
     setting("OUTBOX_SHUTDOWN_TIMEOUT", "30s", field!(shutdown_timeout: Time(Duration::ZERO)),
         "Time for sends under way and the last settles"),
     setting("OUTBOX_ON_DEAD", "continue", field!(on_dead: Text("WORD", OnDead::from_str)),
@@ -197,11 +213,11 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_LISTENER", "true", field!(listener: Switch),
         "false: the relay finds new messages by polling only"),
     setting("OUTBOX_LISTENER_URL", "", field!(listener_url: Text("URL", database_url)),
-        "Direct connection to listen on, where DATABASE_URL leads through a pooler; or OUTBOX_LISTENER_URL_FILE").at(OwnFile),
+        "Direct connection to listen on, where DATABASE_URL leads through a pooler; or OUTBOX_LISTENER_URL_FILE").at(OwnFile).by("RelayBuilder::listener_url"),
     setting("OUTBOX_RETENTION", "168h", field!(retention: Time(Duration::ZERO)),
-        "How long the ledger keeps settled messages"),
+        "How long the ledger keeps settled messages").by("RelayBuilder::retention"),
     setting("OUTBOX_INBOX_RETENTION", "", field!(inbox_retention: Text("DURATION", duration)),
-        "How long the inbox remembers what was handled here; unset: the relay does not clean it"),
+        "How long the inbox remembers what was handled here; unset: the relay does not clean it").by("RelayBuilder::inbox_retention"),
     setting("OUTBOX_CLEANER", "true", field!(cleaner: Switch),
         "false: the ledger is never cleaned"),
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: Switch),

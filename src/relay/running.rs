@@ -55,18 +55,12 @@ impl Running {
         let (keyed, keyed_queue) = bounded(most);
         let outcomes = Outcomes { plain, keyed };
 
-        let Ears {
-            ending,
-            of_claimer,
-            pulse,
-            count,
-        } = ears;
         let name = relay_name.to_owned();
         self.spawn(shared, Post::Heartbeat.name(), move |shared| {
-            heartbeat::run(shared, &name, lease_id, &ending, &pulse);
+            heartbeat::run(shared, &name, lease_id, &ears.ending, &ears.pulse);
         })?;
         for post in Post::KEYED_SETTLERS {
-            let (outcomes, left) = (keyed_queue.clone(), of_claimer.inbox.clone());
+            let (outcomes, left) = (keyed_queue.clone(), ears.of_claimer.inbox.clone());
             self.spawn(shared, post.name(), move |shared| {
                 settler::run_keyed(shared, post, &outcomes, &left);
             })?;
@@ -88,7 +82,7 @@ impl Running {
             }
         }
         self.spawn(shared, Post::Janitor.name(), move |shared| {
-            janitor::run(shared, &count);
+            janitor::run(shared, &ears.count);
         })?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {
@@ -98,7 +92,7 @@ impl Running {
         }
         self.spawn(shared, Post::Claimer.name(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
-            Claimer::new(shared, queues, outcomes, of_claimer, session).run();
+            Claimer::new(shared, queues, outcomes, ears.of_claimer, session).run();
         })
     }
 

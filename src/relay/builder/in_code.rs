@@ -1,44 +1,23 @@
 //! What settings are called where they are set in code: errors name what a programmer has written.
 
 use super::RelayBuilder;
-use crate::config::{ConfigError, SETTINGS};
-
-/// Settings that the builder has a method for, other than by their own names.
-const RENAMED: &[(&str, &str)] = &[
-    ("DATABASE_URL", "Relay::builder"),
-    ("OUTBOX_TABLE", "RelayBuilder::outbox"),
-];
-/// Settings that the builder has a method for.
-const METHODS: &[&str] = &[
-    "url",
-    "concurrency",
-    "batch",
-    "poll_interval",
-    "lease",
-    "send_timeout",
-    "max_attempts",
-    "backoff",
-    "retention",
-    "inbox_retention",
-    "enabled",
-    "listener_url",
-];
+use crate::config::{ConfigError, SETTINGS, Setting};
 
 impl RelayBuilder {
     /// The error in the words of whoever set the values: of those that came from the environment the
     /// variables, of the others the builder's methods.
     pub(super) fn in_words_of_code(error: &ConfigError, in_code: &InCode) -> ConfigError {
         let mut reason = error.reason().to_owned();
+        let mut settings: Vec<&Setting> = SETTINGS.iter().filter(|one| in_code.has(one)).collect();
         // Longer names first: one may begin with another.
-        let mut variables: Vec<&str> = SETTINGS.iter().map(|setting| setting.variable).collect();
-        variables.sort_by_key(|variable| std::cmp::Reverse(variable.len()));
-        for variable in variables.into_iter().filter(|one| in_code.has(one)) {
-            reason = reason.replace(variable, &name_in_code(variable));
+        settings.sort_by_key(|setting| std::cmp::Reverse(setting.variable.len()));
+        for setting in &settings {
+            reason = reason.replace(setting.variable, &setting.name_in_code());
         }
-        let key = match in_code.has(error.key()) {
-            true => name_in_code(error.key()),
-            false => error.key().to_owned(),
-        };
+        let of_error = settings
+            .iter()
+            .find(|setting| setting.variable == error.key());
+        let key = of_error.map_or_else(|| error.key().to_owned(), |one| one.name_in_code());
         ConfigError::new(key, reason)
     }
 }
@@ -60,21 +39,10 @@ impl InCode {
         }
     }
 
-    fn has(&self, variable: &str) -> bool {
+    fn has(&self, setting: &Setting) -> bool {
         match self {
-            Self::All => SETTINGS.iter().any(|one| one.variable == variable),
-            Self::Some(variables) => variables.contains(&variable),
+            Self::All => true,
+            Self::Some(variables) => variables.contains(&setting.variable),
         }
-    }
-}
-
-fn name_in_code(variable: &str) -> String {
-    if let Some((_, name)) = RENAMED.iter().find(|(renamed, _)| *renamed == variable) {
-        return (*name).to_owned();
-    }
-    let field = variable.trim_start_matches("OUTBOX_").to_lowercase();
-    match METHODS.contains(&field.as_str()) {
-        true => format!("RelayBuilder::{field}"),
-        false => format!("Config::{field}"),
     }
 }

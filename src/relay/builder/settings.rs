@@ -9,14 +9,16 @@ impl RelayBuilder {
     /// Threads that send, 1 to 1024, for each destination that has no number of its own. Defaults to 16.
     #[must_use]
     pub fn concurrency(mut self, threads: usize) -> Self {
-        self.set("OUTBOX_CONCURRENCY", &threads.to_string());
+        self.in_code.add("OUTBOX_CONCURRENCY");
+        self.config.concurrency = threads;
         self
     }
 
     /// Messages claimed, and settled, at once at most: 1 to 10,000. Defaults to 500.
     #[must_use]
     pub fn batch(mut self, messages: usize) -> Self {
-        self.set("OUTBOX_BATCH", &messages.to_string());
+        self.in_code.add("OUTBOX_BATCH");
+        self.config.batch = messages;
         self
     }
 
@@ -49,7 +51,8 @@ impl RelayBuilder {
     /// Failed attempts after which a message is dead: 1 to 1,000,000. Defaults to 20.
     #[must_use]
     pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.set("OUTBOX_MAX_ATTEMPTS", &attempts.to_string());
+        self.in_code.add("OUTBOX_MAX_ATTEMPTS");
+        self.config.max_attempts = attempts;
         self
     }
 
