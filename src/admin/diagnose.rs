@@ -11,6 +11,7 @@ use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 
 use crate::config::Config;
 use crate::error::DatabaseError;
+use crate::store::looking::looking;
 use crate::store::pinned::pinned;
 
 /// How bad a finding is.
@@ -140,14 +141,11 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
     ];
     for (check, look) in checks {
         let looked = pinned(conn, &config.table, |conn, name| {
-            let table = name.clone();
-            look(
-                conn,
-                &Config {
-                    table,
-                    ..config.clone()
-                },
-            )
+            let config = Config {
+                table: name.clone(),
+                ..config.clone()
+            };
+            looking(conn, None, |conn| look(conn, &config))
         });
         match looked {
             Ok(found) => findings.extend(found),

@@ -14,7 +14,7 @@ use diesel::sql_types::{Nullable, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, select};
 
 use super::sql::set_config;
-use super::statement::{planned_anew, statement};
+use super::statement::statement_anew;
 use crate::name::OutboxName;
 
 /// Where names without a schema are looked for. Without `pg_temp` temporary tables would come first.
@@ -24,15 +24,16 @@ pub(crate) const PATH: &str = "pg_catalog, pg_temp";
 ///
 /// Text: it asks PostgreSQL's catalogue, on an application's search path.
 fn place(conn: &mut PgConnection, table: &str) -> QueryResult<(String, Option<String>)> {
-    let place = statement(
+    statement_anew(
         "SELECT pg_catalog.current_setting('search_path'),
                 (SELECT n.nspname::pg_catalog.text
                    FROM pg_catalog.pg_class c
                    JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
                   WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid)",
     )
-    .bind::<Text, _>(table);
-    planned_anew(place.giving::<(Text, Nullable<Text>)>()).get_result(conn)
+    .bind::<Text, _>(table)
+    .giving::<(Text, Nullable<Text>)>()
+    .get_result(conn)
 }
 
 fn in_place(name: &OutboxName, schema: Option<&str>) -> OutboxName {

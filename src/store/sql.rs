@@ -17,7 +17,9 @@ use diesel::prelude::{BoolExpressionMethods, BoxableExpression, IntoSql};
 use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{Array, BigInt, Bool, Interval, Nullable, SmallInt, Text, Timestamptz};
+use diesel::sql_types::{
+    Array, BigInt, Bool, Interval, Nullable, Record, SmallInt, Text, Timestamptz,
+};
 
 #[declare_sql_function]
 extern "SQL" {
@@ -199,12 +201,25 @@ pub(crate) fn interval(duration: Duration) -> PgInterval {
 pub(crate) type On<'a, T, SqlType = Bool> =
     Box<dyn BoxableExpression<T, Pg, SqlType = SqlType> + 'a>;
 
+/// The condition that a filter makes of a value, where one was given.
+pub(crate) fn given<'a, V, T, C>(value: Option<V>, is: impl FnOnce(V) -> C) -> Option<On<'a, T>>
+where
+    C: BoxableExpression<T, Pg, SqlType = Bool> + 'a,
+{
+    value.map(|value| -> On<'a, T> { Box::new(is(value)) })
+}
+
 /// All of these conditions. Of none: true.
-pub(crate) fn all_of<'a, T: 'a>(conditions: Vec<On<'a, T>>) -> On<'a, T> {
+pub(crate) fn all_of<'a, T: 'a>(
+    conditions: impl IntoIterator<Item = Option<On<'a, T>>>,
+) -> On<'a, T> {
     let both = |one: On<'a, T>, other: On<'a, T>| -> On<'a, T> { Box::new(one.and(other)) };
-    let all = conditions.into_iter().reduce(both);
+    let all = conditions.into_iter().flatten().reduce(both);
     all.unwrap_or_else(|| Box::new(true.into_sql::<Bool>()))
 }
+
+/// A time and a sequence, by which lists are in order: compared as one.
+pub(crate) type TimeAndSequence = Record<(Timestamptz, BigInt)>;
 
 /// Any element of an array, for `column.eq(AnyOf(array))`: Diesel's `eq_any` takes no array that is boxed.
 #[derive(ValidGrouping)]

@@ -9,26 +9,34 @@ use diesel::serialize::ToSql;
 use diesel::sql_types::{HasSqlType, Untyped};
 use diesel::{PgConnection, RunQueryDsl};
 
-/// SQL with its values, used like `sql_query`: `.bind`, then `.load` or `.execute`.
-///
-/// The difference: `sql_query` is parsed and planned by the server at every call. This is prepared
-/// by its first call on a connection (one more round trip then) and kept by Diesel under its text, so
-/// later calls only bind and execute.
-///
-/// The text must be one of few: it may name an outbox, but never hold a value, as every text is kept
-/// for as long as its connection. Its plan must be good whatever the values and whatever the size of
-/// the tables was when it was made: after five calls PostgreSQL may keep one plan for all values.
+/// SQL with its values: `.bind`, then `.load` or `.execute`. Made by [`statement`] or by [`statement_anew`].
 pub(crate) struct Statement<'a, Row = Untyped> {
     sql: String,
+    is_kept: bool,
     binds: Vec<Box<dyn QueryFragment<Pg> + Send + 'a>>,
     row: PhantomData<Row>,
 }
 
 /// The statement of this text; `$1`, `$2`, … stand for what is bound, in any order, any number of
 /// times.
+///
+/// It is prepared by its first call on a connection (one more round trip then) and kept by Diesel under its
+/// text, so later calls only bind and execute. The text must be one of few: it may name an outbox, but never
+/// hold a value, as every text is kept for as long as its connection. Its plan must be good whatever the values
+/// and whatever the size of the tables was when it was made: after five calls PostgreSQL may keep one plan for
+/// all values.
 pub(crate) fn statement<'a>(sql: impl Into<String>) -> Statement<'a> {
     Statement {
+        is_kept: true,
+        ..statement_anew(sql)
+    }
+}
+
+/// The same, parsed and planned by the server at every call, as `sql_query` of Diesel's.
+pub(crate) fn statement_anew<'a>(sql: impl Into<String>) -> Statement<'a> {
+    Statement {
         sql: sql.into(),
+        is_kept: false,
         binds: Vec::new(),
         row: PhantomData,
     }
@@ -53,6 +61,7 @@ impl<'a> Statement<'a> {
     pub(crate) fn giving<Row>(self) -> Statement<'a, Row> {
         Statement {
             sql: self.sql,
+            is_kept: self.is_kept,
             binds: self.binds,
             row: PhantomData,
         }
@@ -63,6 +72,9 @@ impl<Row> QueryFragment<Pg> for Statement<'_, Row> {
     /// Diesel writes `$n` where a value is bound. The text has placeholders of its own, so Diesel's
     /// stand in a comment behind it.
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        if !self.is_kept {
+            out.unsafe_to_cache_prepared();
+        }
         out.push_sql(&self.sql);
         out.push_sql("\n--");
         for bind in &self.binds {
@@ -84,13 +96,14 @@ impl<Row> Query for Statement<'_, Row> {
     type SqlType = Row;
 }
 
-impl<Row> RunQueryDsl<PgConnection> for Statement<'_, Row> {}
+impl<Row, C> RunQueryDsl<C> for Statement<'_, Row> {}
 
 /// A query of Diesel's that the server plans at every call, for the values of that call.
 ///
 /// Without this, Diesel prepares a query once for each connection, and PostgreSQL may keep one plan for all
 /// values. That is wrong where values decide which plan is good: a time of which everything or nothing is
 /// older, or a filter that leaves one row or all.
+#[derive(QueryId)]
 pub(crate) struct PlannedAnew<Q>(Q);
 
 pub(crate) fn planned_anew<Q>(query: Q) -> PlannedAnew<Q> {
@@ -104,12 +117,6 @@ impl<Q: QueryFragment<Pg>> QueryFragment<Pg> for PlannedAnew<Q> {
     }
 }
 
-impl<Q> QueryId for PlannedAnew<Q> {
-    type QueryId = ();
-
-    const HAS_STATIC_QUERY_ID: bool = false;
-}
-
 impl<Q: Query> Query for PlannedAnew<Q> {
     type SqlType = Q::SqlType;
 }
@@ -121,6 +128,7 @@ impl<Q> RunQueryDsl<PgConnection> for PlannedAnew<Q> {}
 /// Diesel keeps no UPDATE by itself, because `.set(…)` may have another text for other values. This one must
 /// not: its text is one of few, as that of a [`Statement`]. It is loaded, with RETURNING: `execute` asks a reference to it,
 /// which does not know that it is kept.
+#[derive(QueryId)]
 pub(crate) struct Kept<Q>(Q);
 
 pub(crate) fn kept<Q>(query: Q) -> Kept<Q> {
@@ -135,12 +143,6 @@ impl<Q: QueryFragment<Pg>> QueryFragment<Pg> for Kept<Q> {
     fn is_safe_to_cache_prepared(&self, _: &Pg) -> QueryResult<bool> {
         Ok(true)
     }
-}
-
-impl<Q> QueryId for Kept<Q> {
-    type QueryId = ();
-
-    const HAS_STATIC_QUERY_ID: bool = false;
 }
 
 impl<Q: Query> Query for Kept<Q> {

@@ -29,13 +29,13 @@ use std::io::Write;
 
 use diesel::expression::AsExpression;
 use diesel::pg::Pg;
-use diesel::query_builder::AstPass;
+use diesel::query_builder::{AstPass, QueryId};
 use diesel::result::{Error, QueryResult};
 use diesel::serialize::{self, IsNull, Output, ToSql};
 use diesel::sql_types::{self, SqlType};
 
 /// PostgreSQL's `tid`: where a row is.
-#[derive(SqlType)]
+#[derive(SqlType, QueryId)]
 #[diesel(postgres_type(oid = 27, array_oid = 1010))]
 pub struct Tid;
 

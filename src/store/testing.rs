@@ -6,11 +6,12 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{QueryDsl, RunQueryDsl, SelectableHelper};
 use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;
-use diesel::{PgConnection, select, sql_query};
+use diesel::{PgConnection, select};
 
 use super::live::Row;
 use super::millis;
 use super::sql::{clock_timestamp, current_setting, set_config};
+use super::statement::statement_anew;
 use super::table::outbox;
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -44,7 +45,7 @@ pub(crate) fn advance(
                 ELSE {column} END"
         )
     };
-    sql_query(format!(
+    statement_anew(format!(
         "UPDATE {outbox} SET {available_at}, {expires_at}, {created_at}, {occurred_at}",
         outbox = name.outbox(),
         available_at = moved("available_at"),

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::streams;
+use crate::store::statement::statement_anew;
 
 /// Messages that are looked at because they are not due yet, and as many because they are dead and hold
 /// their key.
@@ -74,7 +75,7 @@ pub(crate) fn blocked_keys(
     let number = i64::try_from(lanes.len()).unwrap_or(i64::MAX).max(1);
     let (topics, destinations): (Vec<String>, Vec<String>) = lanes.into_iter().unzip();
     looking(conn, None, |conn| {
-        sql_query(statement(name))
+        statement_anew(statement(name))
             .bind::<BigInt, _>(limit)
             .bind::<Array<Text>, _>(&topics)
             .bind::<Array<Text>, _>(&destinations)

@@ -4,12 +4,12 @@ mod groups;
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl,
-    Queryable, RunQueryDsl,
+    Connection, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable,
+    RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
-use diesel::{PgConnection, delete, sql_query};
+use diesel::{PgConnection, delete};
 use uuid::Uuid;
 
 pub use self::groups::DeadGroup;
@@ -21,9 +21,9 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::open_part;
-use crate::store::place::{MaybeRfc3339, Place, Rfc3339, from_micros, to_micros};
-use crate::store::sql::{MaybeJson, On, all_of, shown_key};
-use crate::store::statement::planned_anew;
+use crate::store::place::{MaybeRfc3339, Place, Rfc3339, to_micros};
+use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, given, shown_key};
+use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::dead;
 use crate::store::write::waiting;
 
@@ -119,38 +119,20 @@ type Condition<'a> = On<'a, dead::table>;
 
 /// The filter asks for this dead letter.
 fn is_meant(filter: &DeadFilter) -> Condition<'_> {
-    let mut conditions: Vec<Condition<'_>> = Vec::new();
-    if !filter.sequences.is_empty() {
-        conditions.push(is_one_of(&filter.sequences));
-    }
-    if let Some(topic) = &filter.topic {
-        conditions.push(Box::new(dead::topic.eq(topic)));
-    }
-    if let Some(reason) = filter.reason {
-        conditions.push(Box::new(dead::reason.eq(reason.as_str())));
-    }
-    if let Some(destination) = &filter.destination {
-        conditions.push(Box::new(dead::destination.eq(destination)));
-    }
-    if let Some(tenant) = filter.tenant_id {
-        conditions.push(Box::new(dead::tenant_id.assume_not_null().eq(tenant)));
-    }
-    if let Some(place) = filter.before {
-        conditions.push(died_before(place));
-    }
-    all_of(conditions)
-}
-
-fn is_one_of(sequences: &[i64]) -> Condition<'_> {
-    Box::new(dead::sequence.eq_any(sequences))
-}
-
-fn died_before(place: Place) -> Condition<'static> {
-    let time = from_micros(place.micros);
-    let at_that_time = dead::died_at
-        .eq(time)
-        .and(dead::sequence.lt(place.sequence));
-    Box::new(dead::died_at.lt(time).or(at_that_time))
+    let sequences = Some(&filter.sequences).filter(|sequences| !sequences.is_empty());
+    let when = (dead::died_at, dead::sequence).into_sql::<TimeAndSequence>();
+    all_of([
+        given(sequences, |these| dead::sequence.eq_any(these)),
+        given(filter.topic.as_ref(), |topic| dead::topic.eq(topic)),
+        given(filter.reason, |reason| dead::reason.eq(reason.as_str())),
+        given(filter.destination.as_ref(), |name| {
+            dead::destination.eq(name)
+        }),
+        given(filter.tenant_id, |id| {
+            dead::tenant_id.assume_not_null().eq(id)
+        }),
+        given(filter.before, |place| when.lt(place.of_row())),
+    ])
 }
 
 /// The latest of these dead letters first.
@@ -217,7 +199,8 @@ pub(crate) fn find(
     name: &OutboxName,
     sequence: i64,
 ) -> QueryResult<Option<DeadLetter>> {
-    latest(conn, name, is_one_of(&[sequence]), Content::Whole, 1).map(|mut found| found.pop())
+    let is_one = Box::new(dead::sequence.eq(sequence));
+    latest(conn, name, is_one, Content::Whole, 1).map(|mut found| found.pop())
 }
 
 /// The dead letters of a message: one for each destination that did not get it.
@@ -243,7 +226,7 @@ pub(crate) fn requeue(
     sequences: &[i64],
     operator: &str,
 ) -> QueryResult<usize> {
-    sql_query(format!(
+    statement_anew(format!(
         "WITH chosen AS MATERIALIZED (
             SELECT d.sequence FROM {dead} d
              WHERE d.sequence = ANY($1)
@@ -288,7 +271,7 @@ pub(crate) fn discard(
 ) -> QueryResult<usize> {
     conn.transaction(|conn| {
         let gone: Vec<(Touched, bool, Option<String>)> = delete(dead::table(name.dead()))
-            .filter(is_one_of(sequences))
+            .filter(dead::sequence.eq_any(sequences))
             .returning((
                 (
                     dead::sequence,

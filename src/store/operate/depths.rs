@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
 use crate::store::catalogue;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::served;
 use crate::store::relay::streams::{Found, streams};
+use crate::store::statement::statement_anew;
 
 /// Tables up to this size are counted: 16 MiB in pages, some ten thousand messages.
 pub(super) const COUNTED_PAGES: i64 = 2_000;
@@ -165,27 +166,31 @@ impl Depths {
 /// A topic and a destination.
 type Lane = (String, String);
 
-#[derive(diesel::QueryableByName)]
+#[derive(diesel::Queryable)]
 struct LaneRow {
-    #[diesel(sql_type = Text)]
     topic: String,
-    #[diesel(sql_type = Text)]
     destination: String,
-    #[diesel(sql_type = BigInt)]
     pending: i64,
-    #[diesel(sql_type = BigInt)]
     sending: i64,
-    #[diesel(sql_type = BigInt)]
     retrying: i64,
-    #[diesel(sql_type = Nullable<Double>)]
     oldest_due_seconds: Option<f64>,
-    /// Retrying ones among those that are not due yet.
-    #[diesel(sql_type = BigInt)]
-    later: i64,
     /// There are more messages than were read.
-    #[diesel(sql_type = Bool)]
     is_cut: bool,
+    /// Retrying ones among those that are not due yet.
+    later: i64,
 }
+
+/// The SQL types of its columns.
+type LaneColumns = (
+    Text,
+    Text,
+    BigInt,
+    BigInt,
+    BigInt,
+    Nullable<Double>,
+    Bool,
+    BigInt,
+);
 
 impl LaneRow {
     fn lane(&self) -> Lane {
@@ -197,7 +202,7 @@ impl LaneRow {
     }
 }
 
-/// Columns of a [`LaneRow`] but for the lane and `is_cut`, of rows of an outbox.
+/// Columns of a [`LaneRow`] but for the lane, `is_cut` and `later`, of rows of an outbox.
 const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0) AS pending,
     count(locked_by) AS sending,
     count(*) FILTER (WHERE locked_by IS NULL AND attempts > 0) AS retrying,
@@ -260,11 +265,12 @@ fn find_unrouted(
 }
 
 fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
-    sql_query(format!(
-        "SELECT topic, destination, {COUNTS}, 0::bigint AS later, false AS is_cut
+    statement_anew(format!(
+        "SELECT topic, destination, {COUNTS}, false AS is_cut, 0::bigint AS later
            FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
         name.outbox()
     ))
+    .giving::<LaneColumns>()
     .load(conn)
 }
 
@@ -342,7 +348,7 @@ fn first_rows(
     let limit = rows_of_each(lanes.len());
     let (topics, destinations): (Vec<&str>, Vec<&str>) =
         lanes.iter().map(|(t, d)| (t.as_str(), d.as_str())).unzip();
-    sql_query(format!(
+    statement_anew(format!(
         "SELECT lane.topic, lane.destination, first.*, later.*
            FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
            CROSS JOIN LATERAL (
@@ -359,6 +365,7 @@ fn first_rows(
     .bind::<Array<Text>, _>(topics)
     .bind::<Array<Text>, _>(destinations)
     .bind::<BigInt, _>(limit)
+    .giving::<LaneColumns>()
     .load(conn)
 }
 
@@ -399,17 +406,16 @@ fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
     };
     let retrying = times(sampled.map_or(0, |row| row.retrying))
         .max(read.map_or(0, |row| row.retrying.max(row.later)));
-    let age = |row: Option<&LaneRow>| row.and_then(|row| row.oldest_due_seconds);
+    let ages = [read, sampled].into_iter().flatten();
     LaneDepth {
         topic,
         destination,
         pending: (total - sending - retrying).max(0),
         sending,
         retrying,
-        oldest_due_seconds: match (age(read), age(sampled)) {
-            (Some(a), Some(b)) => Some(a.max(b)),
-            (a, b) => a.or(b),
-        },
+        oldest_due_seconds: ages
+            .filter_map(|row| row.oldest_due_seconds)
+            .reduce(f64::max),
         is_estimate: true,
         no_route: false,
     }

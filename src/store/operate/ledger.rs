@@ -12,8 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, Queryable,
-    RunQueryDsl,
+    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
@@ -26,7 +25,7 @@ use crate::store::catalogue;
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, Rfc3339, as_micros, from_micros, to_micros};
 use crate::store::searched::{Deadline, Searched};
-use crate::store::sql::{On, all_of, clock_timestamp, shown_key};
+use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::store::statement::planned_anew;
 use crate::store::table::{PageBegin, ledger, part};
 
@@ -223,38 +222,22 @@ enum Pages {
 
 /// The filter asks for this row, whenever it was settled.
 fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
-    let mut conditions: Vec<On<'_, ledger::table>> = Vec::new();
-    if let Some(topic) = &filter.topic {
-        conditions.push(Box::new(ledger::topic.eq(topic)));
-    }
-    if let Some(destination) = &filter.destination {
-        conditions.push(Box::new(ledger::destination.eq(destination)));
-    }
-    if let Some(status) = filter.status {
-        conditions.push(Box::new(ledger::status.eq(status.as_str())));
-    }
-    if let Some(reason) = filter.reason {
-        let died_of = ledger::reason.assume_not_null().eq(reason.as_str());
-        conditions.push(Box::new(died_of));
-    }
-    if let Some(key) = &filter.ordering_key {
-        conditions.push(Box::new(ledger::ordering_key.assume_not_null().eq(key)));
-    }
-    if let Some(tenant) = filter.tenant_id {
-        conditions.push(Box::new(ledger::tenant_id.assume_not_null().eq(tenant)));
-    }
-    if let Some(place) = filter.before {
-        conditions.push(settled_before(place));
-    }
-    all_of(conditions)
-}
-
-fn settled_before(place: Place) -> On<'static, ledger::table> {
-    let time = from_micros(place.micros);
-    let at_that_time = ledger::settled_at
-        .eq(time)
-        .and(ledger::sequence.lt(place.sequence));
-    Box::new(ledger::settled_at.lt(time).or(at_that_time))
+    let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
+    let of_key = |key| ledger::ordering_key.assume_not_null().eq(key);
+    let died_of = |reason: ReasonCode| ledger::reason.assume_not_null().eq(reason.as_str());
+    all_of([
+        given(filter.topic.as_ref(), |topic| ledger::topic.eq(topic)),
+        given(filter.destination.as_ref(), |name| {
+            ledger::destination.eq(name)
+        }),
+        given(filter.status, |status| ledger::status.eq(status.as_str())),
+        given(filter.reason, died_of),
+        given(filter.ordering_key.as_ref(), of_key),
+        given(filter.tenant_id, |id| {
+            ledger::tenant_id.assume_not_null().eq(id)
+        }),
+        given(filter.before, |place| when.lt(place.of_row())),
+    ])
 }
 
 /// Rows that were settled from the first time on and before the second.

@@ -5,6 +5,7 @@ mod seek;
 pub(crate) use self::seek::{Hit, live_ones};
 
 use diesel::PgConnection;
+use diesel::dsl::AsExprOf;
 use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
@@ -179,149 +180,79 @@ impl Content {
     }
 }
 
-/// What a [`MessageRecord`] is made of.
-type Columns = (
-    Text,
-    Text,
-    BigInt,
-    SqlUuid,
-    Text,
-    Text,
-    Text,
-    Nullable<Text>,
-    Nullable<SqlUuid>,
-    Integer,
-    Timestamptz,
-    Nullable<Timestamptz>,
-    Nullable<Timestamptz>,
-    Nullable<Timestamptz>,
-    Nullable<BigInt>,
-    Nullable<Timestamptz>,
-    Nullable<Timestamptz>,
-    Nullable<Text>,
-    Nullable<Text>,
-    Nullable<Integer>,
-    Nullable<Text>,
-    Nullable<BigInt>,
-    Bool,
-    Nullable<SqlJson>,
-    Nullable<SqlJson>,
-    Nullable<Timestamptz>,
-);
-
 type Records<'a, T> = BoxedSelectStatement<'a, Columns, FromClause<T>, Pg>;
 
-/// Live messages.
-pub(super) fn live<'a>(
-    name: &OutboxName,
-    which: On<'a, outbox::table>,
-    content: Content,
-) -> Records<'a, outbox::table> {
-    outbox::table(name.outbox())
-        .filter(which)
-        .select((
-            "live".into_sql::<Text>(),
-            live::status(),
-            outbox::sequence,
-            outbox::message_id,
-            outbox::topic,
-            outbox::destination,
-            shown_key!(outbox),
-            outbox::ordering_key,
-            outbox::tenant_id,
-            outbox::attempts,
-            outbox::created_at,
-            outbox::occurred_at,
-            outbox::available_at.nullable(),
-            outbox::expires_at,
-            outbox::locked_by,
-            outbox::locked_at,
-            null!(PgTimestamp, Timestamptz),
-            outbox::last_error_code,
-            outbox::last_error,
-            null!(i32, Integer),
-            null!(&str, Text),
-            outbox::split_from,
-            false.into_sql::<Bool>(),
-            content.of(Box::new(outbox::headers)),
-            content.of(Box::new(outbox::payload.nullable())),
-            outbox::available_at.nullable(),
-        ))
-        .into_boxed()
+/// What a [`MessageRecord`] is made of: the SQL type of each column, and what the outbox, the dead letters and the
+/// ledger have for it. `content`: how the first two read stored JSON.
+macro_rules! records {
+    ($content:ident: $($sql_type:ty => $live:expr, $dead:expr, $settled:expr;)+) => {
+        type Columns = ($($sql_type,)+);
+
+        /// Live messages.
+        pub(super) fn live<'a>(
+            name: &OutboxName,
+            which: On<'a, outbox::table>,
+            $content: Content,
+        ) -> Records<'a, outbox::table> {
+            let rows = outbox::table(name.outbox()).filter(which);
+            rows.select(($($live,)+)).into_boxed()
+        }
+
+        /// Dead letters.
+        fn dead<'a>(
+            name: &OutboxName,
+            which: On<'a, dead::table>,
+            $content: Content,
+        ) -> Records<'a, dead::table> {
+            let rows = dead::table(name.dead()).filter(which);
+            rows.select(($($dead,)+)).into_boxed()
+        }
+
+        /// What the ledger keeps.
+        fn settled<'a>(
+            name: &OutboxName,
+            which: On<'a, ledger::table>,
+        ) -> Records<'a, ledger::table> {
+            let rows = ledger::table(name.ledger()).filter(which);
+            rows.select(($($settled,)+)).into_boxed()
+        }
+    };
 }
 
-/// Dead letters.
-fn dead<'a>(
-    name: &OutboxName,
-    which: On<'a, dead::table>,
-    content: Content,
-) -> Records<'a, dead::table> {
-    dead::table(name.dead())
-        .filter(which)
-        .select((
-            "dead".into_sql::<Text>(),
-            Status::Dead.as_str().into_sql::<Text>(),
-            dead::sequence,
-            dead::message_id,
-            dead::topic,
-            dead::destination,
-            shown_key!(dead),
-            dead::ordering_key,
-            dead::tenant_id,
-            dead::attempts,
-            dead::created_at,
-            dead::occurred_at,
-            dead::available_at.nullable(),
-            dead::expires_at,
-            null!(i64, BigInt),
-            null!(PgTimestamp, Timestamptz),
-            dead::died_at.nullable(),
-            dead::reason.nullable(),
-            dead::last_error,
-            dead::http_status,
-            dead::response,
-            dead::split_from,
-            dead::blocks_key,
-            content.of(Box::new(dead::headers)),
-            content.of(Box::new(dead::payload.nullable())),
-            dead::available_at.nullable(),
-        ))
-        .into_boxed()
+records! { content:
+    Text => "live".into_sql::<Text>(), "dead".into_sql::<Text>(), "ledger".into_sql::<Text>();
+    Text => live::status(), Status::Dead.as_str().into_sql::<Text>(), ledger::status;
+    BigInt => outbox::sequence, dead::sequence, ledger::sequence;
+    SqlUuid => outbox::message_id, dead::message_id, ledger::message_id;
+    Text => outbox::topic, dead::topic, ledger::topic;
+    Text => outbox::destination, dead::destination, ledger::destination;
+    Text => shown_key!(outbox), shown_key!(dead), shown_key!(ledger);
+    Nullable<Text> => outbox::ordering_key, dead::ordering_key, ledger::ordering_key;
+    Nullable<SqlUuid> => outbox::tenant_id, dead::tenant_id, ledger::tenant_id;
+    Integer => outbox::attempts, dead::attempts, ledger::attempts;
+    Timestamptz => outbox::created_at, dead::created_at, ledger::created_at;
+    Nullable<Timestamptz> => outbox::occurred_at, dead::occurred_at, ledger::occurred_at;
+    Nullable<Timestamptz> => outbox::available_at.nullable(), dead::available_at.nullable(), no_time();
+    Nullable<Timestamptz> => outbox::expires_at, dead::expires_at, no_time();
+    Nullable<BigInt> => outbox::locked_by, null!(i64, BigInt), null!(i64, BigInt);
+    Nullable<Timestamptz> => outbox::locked_at, no_time(), no_time();
+    Nullable<Timestamptz> => no_time(), dead::died_at.nullable(), ledger::settled_at.nullable();
+    Nullable<Text> => outbox::last_error_code, dead::reason.nullable(), ledger::reason;
+    Nullable<Text> => outbox::last_error, dead::last_error, ledger::error;
+    Nullable<Integer> => null!(i32, Integer), dead::http_status, ledger::http_status;
+    Nullable<Text> => null!(&str, Text), dead::response, ledger::response;
+    Nullable<BigInt> => outbox::split_from, dead::split_from, null!(i64, BigInt);
+    Bool => false.into_sql::<Bool>(), dead::blocks_key, false.into_sql::<Bool>();
+    Nullable<SqlJson> => content.of(Box::new(outbox::headers)), content.of(Box::new(dead::headers)),
+        null!(Json<'_>, SqlJson);
+    Nullable<SqlJson> => content.of(Box::new(outbox::payload.nullable())),
+        content.of(Box::new(dead::payload.nullable())), ledger::payload;
+    Nullable<Timestamptz> => outbox::available_at.nullable(), dead::available_at.nullable(), no_time();
 }
 
-/// What the ledger keeps.
-fn settled<'a>(name: &OutboxName, which: On<'a, ledger::table>) -> Records<'a, ledger::table> {
-    ledger::table(name.ledger())
-        .filter(which)
-        .select((
-            "ledger".into_sql::<Text>(),
-            ledger::status,
-            ledger::sequence,
-            ledger::message_id,
-            ledger::topic,
-            ledger::destination,
-            shown_key!(ledger),
-            ledger::ordering_key,
-            ledger::tenant_id,
-            ledger::attempts,
-            ledger::created_at,
-            ledger::occurred_at,
-            null!(PgTimestamp, Timestamptz),
-            null!(PgTimestamp, Timestamptz),
-            null!(i64, BigInt),
-            null!(PgTimestamp, Timestamptz),
-            ledger::settled_at.nullable(),
-            ledger::reason,
-            ledger::error,
-            ledger::http_status,
-            ledger::response,
-            null!(i64, BigInt),
-            false.into_sql::<Bool>(),
-            null!(Json<'_>, SqlJson),
-            ledger::payload,
-            null!(PgTimestamp, Timestamptz),
-        ))
-        .into_boxed()
+/// For a time that a table does not keep.
+fn no_time() -> AsExprOf<Option<PgTimestamp>, Nullable<Timestamptz>> {
+    null!(PgTimestamp, Timestamptz)
 }
 
 /// Everything of the messages that `wanted` names, with what replays have made of them, in the order of

@@ -5,12 +5,12 @@ use std::time::SystemTime;
 use diesel::dsl::{self, count_star, min};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, Queryable,
-    RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text, Timestamptz, Uuid as SqlUuid};
-use diesel::{PgConnection, select, sql_query};
+use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 pub(crate) use super::replay_keys::LONGEST_RUN;
@@ -20,9 +20,9 @@ use crate::name::OutboxName;
 use crate::store::digest_of;
 use crate::store::looking::looking;
 use crate::store::open_part;
-use crate::store::place::{as_micros, from_micros, rfc3339, to_micros};
-use crate::store::sql::{On, all_of, clock_timestamp, shown_key};
-use crate::store::statement::planned_anew;
+use crate::store::place::{Place, as_micros, from_micros, rfc3339, to_micros};
+use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
+use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::ledger;
 
 /// Messages that one statement replays.
@@ -83,8 +83,8 @@ struct FoundRow {
 pub(crate) struct Walk {
     /// What names this run, in the keys of its messages.
     pub(crate) run: String,
-    /// The last row that was seen, in microseconds and by its sequence.
-    place: (i64, i64),
+    /// The last row that was seen.
+    place: Place,
     end: i64,
     /// Microseconds that are read at once.
     window: i64,
@@ -109,7 +109,7 @@ pub(crate) fn begin(
     let until = filter.until.map_or(i64::MAX, as_micros);
     Ok(Walk {
         run: run.map_or_else(|| run_of(now), str::to_owned),
-        place: (since.unwrap_or(i64::MIN), i64::MIN),
+        place: Place::before(since.unwrap_or(i64::MIN)),
         end: until.min(to_micros(now).saturating_add(1)),
         window: 1_000_000,
     })
@@ -134,40 +134,31 @@ fn run_of(now: PgTimestamp) -> String {
 
 /// The filter means this row of the ledger, and it was settled from the first time on and before the second.
 fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> {
-    let mut conditions: Vec<On<'_, ledger::table>> = vec![
-        Box::new(ledger::status.eq("delivered")),
-        Box::new(ledger::settled_at.ge(from_micros(from))),
-        Box::new(ledger::settled_at.lt(from_micros(to))),
-    ];
-    if let Some(topic) = &filter.topic {
-        conditions.push(Box::new(ledger::topic.eq(topic)));
-    }
-    match filter.destination.as_deref() {
-        None => {}
-        Some("") => conditions.push(Box::new(ledger::named_destination.eq(""))),
-        Some(used) => conditions.push(Box::new(ledger::destination.eq(used))),
-    }
-    if let Some(tenant) = filter.tenant_id {
-        conditions.push(Box::new(ledger::tenant_id.assume_not_null().eq(tenant)));
-    }
-    if !filter.idempotency_keys.is_empty() {
-        let keys = &filter.idempotency_keys;
-        let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
-        let has_key = ledger::idempotency_key.assume_not_null().eq_any(keys);
-        let has_id = ledger::idempotency_key
-            .is_null()
-            .and(ledger::message_id.eq_any(ids));
-        conditions.push(Box::new(has_key.or(has_id)));
-    }
-    all_of(conditions)
+    let keys = &filter.idempotency_keys;
+    let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
+    let key = ledger::idempotency_key;
+    let has_id = key.is_null().and(ledger::message_id.eq_any(ids));
+    let has_key = key.assume_not_null().eq_any(keys).or(has_id);
+    let is_of_time = ledger::settled_at
+        .ge(from_micros(from))
+        .and(ledger::settled_at.lt(from_micros(to)));
+    all_of([
+        given(filter.topic.as_ref(), |topic| ledger::topic.eq(topic)),
+        given(filter.destination.as_deref(), went_to),
+        given(filter.tenant_id, |id| {
+            ledger::tenant_id.assume_not_null().eq(id)
+        }),
+        given((!keys.is_empty()).then_some(has_key), |it| it),
+        Some(Box::new(is_of_time.and(ledger::status.eq("delivered")))),
+    ])
 }
 
-fn was_settled_after((micros, sequence): (i64, i64)) -> On<'static, ledger::table> {
-    let time = from_micros(micros);
-    let at_that_time = ledger::settled_at
-        .eq(time)
-        .and(ledger::sequence.gt(sequence));
-    Box::new(ledger::settled_at.gt(time).or(at_that_time))
+/// It was delivered to this destination; where that is empty: it has named none.
+fn went_to(destination: &str) -> On<'_, ledger::table> {
+    match destination {
+        "" => Box::new(ledger::named_destination.eq("")),
+        used => Box::new(ledger::destination.eq(used)),
+    }
 }
 
 /// How many there are to replay, from the walk's place on.
@@ -179,7 +170,7 @@ pub(crate) fn count(
 ) -> QueryResult<Replayed> {
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
-            .filter(is_meant(filter, walk.place.0, walk.end))
+            .filter(is_meant(filter, walk.place.micros, walk.end))
             .select((dsl::count(ledger::payload), count_star()));
         planned_anew(counts).get_result(conn)
     })?;
@@ -200,7 +191,7 @@ pub(crate) fn step(
     operator: &str,
 ) -> QueryResult<Step> {
     let rows = loop {
-        if walk.place.0 >= walk.end {
+        if walk.place.micros >= walk.end {
             return Ok(None);
         }
         let rows = next(conn, name, filter, walk)?;
@@ -230,16 +221,15 @@ fn next(
     if !filter.idempotency_keys.is_empty() {
         walk.window = i64::MAX;
     }
-    let to = walk.place.0.saturating_add(walk.window);
-    let to = if walk.window == i64::MAX {
-        walk.end
-    } else {
-        to.min(walk.end)
+    let to = match walk.window {
+        i64::MAX => walk.end,
+        window => walk.place.micros.saturating_add(window).min(walk.end),
     };
     let rows: Vec<FoundRow> = looking(conn, None, |conn| {
+        let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
         let rows = ledger::table(name.ledger())
-            .filter(is_meant(filter, walk.place.0, to))
-            .filter(was_settled_after(walk.place))
+            .filter(is_meant(filter, walk.place.micros, to))
+            .filter(when.gt(walk.place.of_row()))
             .order((ledger::settled_at, ledger::sequence))
             .limit(BATCH)
             .select((
@@ -253,8 +243,11 @@ fn next(
     })?;
     let number = i64::try_from(rows.len()).unwrap_or(BATCH);
     walk.place = match rows.last() {
-        Some(last) if number >= BATCH => (to_micros(last.settled_at), last.sequence),
-        _ => (to, i64::MIN),
+        Some(last) if number >= BATCH => Place {
+            micros: to_micros(last.settled_at),
+            sequence: last.sequence,
+        },
+        _ => Place::before(to),
     };
     if number >= BATCH {
         walk.window = (walk.window / 2).max(1_000);
@@ -285,7 +278,7 @@ fn insert(
         ReplayIds::Same => rows.iter().map(|_| None).collect(),
         ReplayIds::New => rows.iter().map(|_| Some(Uuid::now_v7())).collect(),
     };
-    sql_query(format!(
+    statement_anew(format!(
         "WITH replayed AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, ordering_key,
                 idempotency_key, digest, tenant_id, occurred_at)

@@ -1,14 +1,15 @@
 //! Who is at work, and how much is due.
 
+use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
-use diesel::{PgConnection, sql_query};
 
 use crate::name::OutboxName;
 use crate::store::relay::lease::{self as relays, stands_by};
 use crate::store::sql::{clock_timestamp, now};
+use crate::store::statement::statement_anew;
 use crate::store::table::{lease, outbox};
 
 /// A relay that is, or was, at work.
@@ -29,34 +30,10 @@ pub struct LeaseRow {
     pub stands_by: bool,
 }
 
-/// Id, relay, when it was registered, when renewed, when it is over, now, and whether it stands by.
-type Lease = (
-    i64,
-    String,
-    PgTimestamp,
-    PgTimestamp,
-    PgTimestamp,
-    PgTimestamp,
-    bool,
-);
-
-impl LeaseRow {
-    fn new((id, relay, started, renewed, expires, now, stands_by): Lease) -> Self {
-        #[allow(clippy::cast_precision_loss, reason = "times are short")]
-        let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
-        Self {
-            id,
-            relay,
-            started_seconds_ago: seconds(started, now),
-            renewed_seconds_ago: seconds(renewed, now),
-            seconds_left: seconds(now, expires),
-            stands_by,
-        }
-    }
-}
-
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
-    let rows: Vec<Lease> = relays::leases(name)
+    #[allow(clippy::cast_precision_loss, reason = "times are short")]
+    let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
+    let rows = relays::leases(name)
         .order(lease::id)
         .select((
             lease::id,
@@ -68,7 +45,15 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             stands_by(name),
         ))
         .load(conn)?;
-    Ok(rows.into_iter().map(LeaseRow::new).collect())
+    let row = |(id, relay, started, renewed, expires, now, stands_by)| LeaseRow {
+        id,
+        relay,
+        started_seconds_ago: seconds(started, now),
+        renewed_seconds_ago: seconds(renewed, now),
+        seconds_left: seconds(now, expires),
+        stands_by,
+    };
+    Ok(rows.into_iter().map(row).collect())
 }
 
 pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
@@ -80,16 +65,12 @@ pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResu
 }
 
 /// Due messages of a topic that nobody has claimed, for the destination that they name.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone, diesel::Queryable)]
 pub(crate) struct DueRow {
-    #[diesel(sql_type = Text)]
     pub(crate) topic: String,
-    #[diesel(sql_type = Text)]
     pub(crate) destination: String,
-    #[diesel(sql_type = BigInt)]
     pub(crate) count: i64,
     /// Those of them that wait for another one of their ordering key, live or dead.
-    #[diesel(sql_type = BigInt)]
     pub(crate) behind: i64,
 }
 
@@ -102,7 +83,7 @@ pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
              AND ({row}.destination = o.destination OR {row}.destination = '' OR o.destination = '')"
         )
     };
-    sql_query(format!(
+    statement_anew(format!(
         "SELECT o.topic, o.destination, count(*) AS count,
                 count(*) FILTER (WHERE o.ordering_key IS NOT NULL AND (
                     EXISTS (SELECT FROM {outbox} e WHERE {e})
@@ -115,5 +96,6 @@ pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
         e = stands_before("e"),
         d = stands_before("d"),
     ))
+    .giving::<(Text, Text, BigInt, BigInt)>()
     .load(conn)
 }

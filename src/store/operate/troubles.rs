@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text};
-use diesel::{
-    ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query,
-};
+use diesel::{ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 
 use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
 use crate::name::OutboxName;
@@ -18,7 +16,7 @@ use crate::store::catalogue::{self, pages_of, pg_class, pg_inherits};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::streams;
 use crate::store::sql::{pg_relation_size, to_regclass};
-use crate::store::statement::planned_anew;
+use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::messages;
 
 /// Troubles that are shown.
@@ -69,16 +67,18 @@ pub(crate) enum Care {
     Exact,
 }
 
-/// The sample that a table of this size is looked at by, and what each row of it stands for; `None`: it is
-/// read as a whole.
+/// What a table of this size is read from, and what each row of that stands for where it is a sample.
 fn sample_of(
     conn: &mut PgConnection,
     table: &str,
     care: Care,
-) -> QueryResult<Option<(String, f64)>> {
+) -> QueryResult<(String, Option<f64>)> {
     let pages = catalogue::pages(conn, table)?;
-    let is_small = care == Care::Exact || pages <= COUNTED_PAGES;
-    Ok((!is_small).then(|| sample::of(pages)))
+    if care == Care::Exact || pages <= COUNTED_PAGES {
+        return Ok((table.to_owned(), None));
+    }
+    let (sample, factor) = sample::of(pages);
+    Ok((format!("{table} {sample}"), Some(factor)))
 }
 
 /// How many messages the ledger has as delivered; `dead`: how many dead letters there are. Who only looks
@@ -156,23 +156,16 @@ pub(crate) fn troubles(
             trouble.count = trouble.count.max(count);
         }
     };
-    let live = looking(conn, None, |conn| sample_of(conn, &name.outbox(), care))?;
-    match live {
-        None => add(live_troubles(conn, &name.outbox())?, None),
-        Some((sample, factor)) => {
-            let sampled = format!("{} {sample}", name.outbox());
-            add(live_troubles(conn, &sampled)?, Some(factor));
+    looking(conn, None, |conn| {
+        let (from, factor) = sample_of(conn, &name.outbox(), care)?;
+        add(live_troubles(conn, &from)?, factor);
+        if factor.is_some() {
             add(of_lanes(conn, name)?, Some(1.0));
         }
-    }
-    let dead = looking(conn, None, |conn| sample_of(conn, &name.dead(), care))?;
-    match dead {
-        None => add(dead_troubles(conn, &name.dead())?, None),
-        Some((sample, factor)) => {
-            let sampled = format!("{} {sample}", name.dead());
-            add(dead_troubles(conn, &sampled)?, Some(factor));
-        }
-    }
+        let (from, factor) = sample_of(conn, &name.dead(), care)?;
+        add(dead_troubles(conn, &from)?, factor);
+        Ok(())
+    })?;
     let mut troubles: Vec<TroubleCount> = found.into_values().collect();
     troubles.sort_by(|a, b| (&a.status, b.count).cmp(&(&b.status, a.count)));
     // Those of each state that there are most of, where not all can be shown.
@@ -181,51 +174,45 @@ pub(crate) fn troubles(
 }
 
 fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
-    looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
-                    last_error_code AS reason, count(*) AS count, min(last_error) AS example,
-                    false AS is_estimate
-               FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code"
-        ))
-        .load(conn)
-    })
+    statement_anew(live_of(from)).load(conn)
+}
+
+/// The troubles of these rows of an outbox.
+fn live_of(from: &str) -> String {
+    format!(
+        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
+                last_error_code AS reason, count(*) AS count, min(last_error) AS example,
+                false AS is_estimate
+           FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code"
+    )
 }
 
 fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
-    looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example,
-                    false AS is_estimate
-               FROM {from} GROUP BY topic, reason"
-        ))
-        .load(conn)
-    })
+    statement_anew(format!(
+        "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example,
+                false AS is_estimate
+           FROM {from} GROUP BY topic, reason"
+    ))
+    .load(conn)
 }
 
 /// The troubles of the first messages of each lane, and of the first that are not due yet: few messages
 /// that have a trouble are not in a sample of many, but here.
 fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<TroubleCount>> {
     let columns = "o.sequence, o.attempts, o.last_error_code, o.last_error";
-    let sql = format!(
-        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
-                last_error_code AS reason, count(*) AS count, min(last_error) AS example,
-                    false AS is_estimate
-           FROM (SELECT DISTINCT lane.topic, f.* FROM unnest($1::text[], $2::text[])
-                        AS lane(topic, destination)
-                  CROSS JOIN LATERAL (SELECT * FROM {first} a UNION ALL SELECT * FROM {later} b) f
-                ) m
-          WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code",
+    let sql = live_of(&format!(
+        "(SELECT DISTINCT lane.topic, f.* FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
+           CROSS JOIN LATERAL (SELECT * FROM {first} a UNION ALL SELECT * FROM {later} b) f) m",
         first = of_lane(name, columns, "true"),
         later = of_lane(name, columns, "o.available_at > now()"),
-    );
+    ));
     let found = looking_briefly(conn, PATIENCE, |conn| {
         let found = streams(conn, name)?.into_iter();
         let lanes = found.map(|found| found.stream.topic);
         let (topics, destinations): (Vec<String>, Vec<String>) =
             lanes.map(|lane| (lane.topic, lane.destination)).unzip();
         let limit = rows_of_each(topics.len());
-        sql_query(&sql)
+        statement_anew(&sql)
             .bind::<Array<Text>, _>(topics)
             .bind::<Array<Text>, _>(destinations)
             .bind::<BigInt, _>(limit)

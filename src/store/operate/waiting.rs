@@ -7,7 +7,7 @@ use diesel::prelude::{
     RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Bool, Record, Timestamptz};
+use diesel::sql_types::Bool;
 use uuid::Uuid;
 
 use super::messages::{self, Content, MessageRecord};
@@ -19,7 +19,7 @@ use crate::store::place::{Place, from_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::store::relay::streams::{is_of, streams};
 use crate::store::searched::{ALL, Deadline, Searched};
-use crate::store::sql::{AnyOf, On, all_of};
+use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, given};
 use crate::store::statement::planned_anew;
 use crate::store::table::{candidate, outbox};
 
@@ -98,27 +98,20 @@ type Condition<'a> = On<'a, candidate::table>;
 
 /// The filter asks for this live message.
 fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
-    let mut conditions: Vec<Condition<'_>> = Vec::new();
-    if let Some(topic) = &filter.topic {
-        conditions.push(Box::new(candidate::topic.eq(topic)));
-    }
-    if let Some(destination) = &filter.destination {
-        conditions.push(Box::new(candidate::destination.eq(destination)));
-    }
-    if let Some(tenant) = filter.tenant_id {
-        let is_of_tenant = candidate::tenant_id.assume_not_null().eq(tenant);
-        conditions.push(Box::new(is_of_tenant));
-    }
-    if let Some(key) = &filter.ordering_key {
-        conditions.push(Box::new(candidate::ordering_key.assume_not_null().eq(key)));
-    }
-    if let Some(status) = filter.status {
-        conditions.push(is_so(status));
-    }
-    if let Some(place) = filter.after {
-        conditions.push(is_behind(place));
-    }
-    all_of(conditions)
+    let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
+    let of_key = |key| candidate::ordering_key.assume_not_null().eq(key);
+    all_of([
+        given(filter.topic.as_ref(), |topic| candidate::topic.eq(topic)),
+        given(filter.destination.as_ref(), |name| {
+            candidate::destination.eq(name)
+        }),
+        given(filter.tenant_id, |id| {
+            candidate::tenant_id.assume_not_null().eq(id)
+        }),
+        given(filter.ordering_key.as_ref(), of_key),
+        given(filter.status, is_so),
+        given(filter.after, |place| when.gt(place.of_row())),
+    ])
 }
 
 fn is_so(status: Status) -> Condition<'static> {
@@ -129,12 +122,6 @@ fn is_so(status: Status) -> Condition<'static> {
         Status::Sending => Box::new(candidate::locked_by.is_not_null()),
         Status::Delivered | Status::Dead => Box::new(false.into_sql::<Bool>()),
     }
-}
-
-fn is_behind(place: Place) -> Condition<'static> {
-    let here = (candidate::available_at, candidate::sequence);
-    let place = (from_micros(place.micros), place.sequence);
-    Box::new(here.into_sql::<Record<(Timestamptz, BigInt)>>().gt(place))
 }
 
 /// Those up to a place, in two parts: a scan of an index ends at a sequence only among rows of one time.

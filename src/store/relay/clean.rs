@@ -4,20 +4,19 @@ use std::time::Duration;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Bool, Integer, Interval};
-use diesel::{PgConnection, QueryableByName, RunQueryDsl, sql_query};
+use diesel::{PgConnection, Queryable, RunQueryDsl};
 
 use crate::name::OutboxName;
 use crate::store::LONGEST_AGE;
 use crate::store::sql::interval;
+use crate::store::statement::statement_anew;
 
 /// What a turn of the ring has done.
-#[derive(Debug, QueryableByName)]
+#[derive(Debug, Queryable)]
 pub(crate) struct Turned {
     /// Parts that were emptied.
-    #[diesel(sql_type = Integer)]
     pub(crate) emptied: i32,
     /// Another transaction reads an old part, which stays for now.
-    #[diesel(sql_type = Bool)]
     pub(crate) is_in_use: bool,
 }
 
@@ -30,7 +29,8 @@ pub(crate) fn rotate(
     name: &OutboxName,
     retention: Duration,
 ) -> QueryResult<Turned> {
-    sql_query(format!("SELECT * FROM {}($1)", name.rotate()))
+    statement_anew(format!("SELECT * FROM {}($1)", name.rotate()))
         .bind::<Interval, _>(interval(retention.min(LONGEST_AGE)))
+        .giving::<(Integer, Bool)>()
         .get_result(conn)
 }

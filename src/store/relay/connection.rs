@@ -15,7 +15,7 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::error::DatabaseError;
 use crate::store::catalogue::pg_stat_activity;
 use crate::store::sql::pg_backend_pid;
-use crate::store::statement::{planned_anew, statement};
+use crate::store::statement::statement_anew;
 
 /// libpq's parameters, used where the URL does not set them itself. A dead server is noticed
 /// after 20 s of silence at most, and sooner while data is on its way.
@@ -216,11 +216,12 @@ fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
 /// Text: it asks PostgreSQL's catalogue, and nothing may be prepared by name yet.
 fn are_set(conn: &mut PgConnection, statement_timeout: Duration) -> QueryResult<bool> {
     let timeout = crate::store::millis(statement_timeout).max(1);
-    let setting = statement(
+    let setting: String = statement_anew(
         "SELECT setting FROM pg_catalog.pg_settings
           WHERE name OPERATOR(pg_catalog.=) 'statement_timeout'",
-    );
-    let setting: String = planned_anew(setting.giving::<Text>()).get_result(conn)?;
+    )
+    .giving::<Text>()
+    .get_result(conn)?;
     Ok(setting == timeout.to_string())
 }
 

@@ -19,13 +19,14 @@ use diesel::prelude::{
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
-use diesel::{PgConnection, delete, select, sql_query, update};
+use diesel::{PgConnection, delete, select, update};
 
 use crate::name::OutboxName;
 use crate::store::sql::{
     Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
     pg_try_advisory_lock, pg_try_advisory_xact_lock,
 };
+use crate::store::statement::statement_anew;
 use crate::store::table::{lease, other_lease};
 
 /// The id of a lease: when it was registered, in microseconds. Never used twice in one outbox, not even
@@ -90,7 +91,7 @@ pub(crate) fn register(
         if single_active {
             // Ids become visible in their order: a lower one that appears later would put two to work.
             // So would a clock that was set back: hence not below the ids that are there.
-            sql_query(format!(
+            statement_anew(format!(
                 "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
                 name.lease()
             ))
@@ -285,17 +286,14 @@ pub(crate) fn expire(
 }
 
 /// Who holds messages of a part of the outbox.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct Part {
     /// Its last sequence; `None`: nothing is there, and nothing behind it.
-    #[diesel(sql_type = Nullable<BigInt>)]
     pub(crate) last: Option<i64>,
     /// Leases that hold messages.
-    #[diesel(sql_type = Array<BigInt>)]
     pub(crate) holders: Vec<i64>,
     /// Those of them whose rows are gone, which no relay does and an operator may. One snapshot sees
     /// both tables, and a lease is committed before its first claim: so what they hold is nobody's.
-    #[diesel(sql_type = Array<BigInt>)]
     pub(crate) vanished: Vec<i64>,
 }
 
@@ -308,7 +306,7 @@ pub(crate) fn holders(
     after: i64,
     count: i64,
 ) -> QueryResult<Part> {
-    sql_query(format!(
+    statement_anew(format!(
         "SELECT max(o.sequence) AS last,
                 coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL),
                          '{{}}') AS holders,
@@ -322,6 +320,7 @@ pub(crate) fn holders(
     ))
     .bind::<BigInt, _>(after)
     .bind::<BigInt, _>(count)
+    .giving::<(Nullable<BigInt>, Array<BigInt>, Array<BigInt>)>()
     .get_result(conn)
 }
 
@@ -342,6 +341,8 @@ pub(crate) fn forget(
 #[cfg(test)]
 mod tests {
     use diesel::connection::SimpleConnection;
+
+    use diesel::sql_query;
 
     use super::*;
     use crate::store::tests::Outbox;

@@ -85,7 +85,10 @@ type Beside<'a, T> = On<'a, Join<T, candidate::table, Inner>>;
 
 /// Whether no live message stands before it, if it goes to the destination `goes_to`; `None`: that may be
 /// any. Each question is a probe of the index (ordering_key, destination, place).
-fn is_first<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, candidate::table> {
+pub(super) fn is_first<'a>(
+    name: &OutboxName,
+    goes_to: Option<&'a str>,
+) -> On<'a, candidate::table> {
     Box::new(
         none_before(
             name,

@@ -56,36 +56,6 @@ pub(crate) struct Paused {
     pub(crate) left: Option<Duration>,
 }
 
-impl Paused {
-    fn new((kind, name, reason, openings, until, now): Row) -> Self {
-        let left = |until: PgTimestamp| {
-            let micros = until.0.saturating_sub(now.0);
-            Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-        };
-        Self {
-            kind,
-            name,
-            reason,
-            openings: u32::try_from(openings).unwrap_or(0),
-            left: until.filter(|until| !is_endless(*until)).map(left),
-        }
-    }
-}
-
-fn is_endless(time: PgTimestamp) -> bool {
-    matches!(time.0, i64::MIN | i64::MAX)
-}
-
-/// Kind, name, reason, openings, until when, and now.
-type Row = (
-    String,
-    String,
-    String,
-    i32,
-    Option<PgTimestamp>,
-    PgTimestamp,
-);
-
 fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
     Box::new(pause::kind.eq(kind.as_str()).and(pause::name.eq(which)))
 }
@@ -101,7 +71,7 @@ fn pauses(name: &OutboxName) -> pause::table {
 
 /// All rows, also those whose time is over.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
-    let rows: Vec<Row> = pauses(name)
+    let rows = pauses(name)
         .order((pause::kind, pause::name))
         .select((
             pause::kind,
@@ -112,7 +82,22 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
             clock_timestamp(),
         ))
         .load(conn)?;
-    Ok(rows.into_iter().map(Paused::new).collect())
+    let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
+    let row =
+        |(kind, name, reason, openings, until, now): (_, _, _, i32, Option<_>, PgTimestamp)| {
+            let left = |until: PgTimestamp| {
+                let micros = until.0.saturating_sub(now.0);
+                Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+            };
+            Paused {
+                kind,
+                name,
+                reason,
+                openings: u32::try_from(openings).unwrap_or(0),
+                left: until.filter(|until| !is_endless(until)).map(left),
+            }
+        };
+    Ok(rows.into_iter().map(row).collect())
 }
 
 /// Pauses a destination or a topic for a time, or until it is resumed. A pause that is there

@@ -91,34 +91,18 @@ pub(crate) fn delivered(
     messages: &[Delivered],
     keep_payload: bool,
 ) -> QueryResult<Vec<i64>> {
-    let messages = in_order(messages, |m| m.claim);
-    let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
+    let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
     statement(format!(
         "WITH outcome AS (
-            SELECT * FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[])
+            SELECT *, NULL AS code, NULL AS error, 1 AS counted
+              FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[])
                 AS t(sequence, http_status, response, destination)
-        ), gone AS (
-            DELETE FROM {outbox} o
-             WHERE o.sequence = ANY($1) AND o.locked_by = $4 AND o.locked_at = {claimed_at}
-            RETURNING o.*
-        ), recorded AS (
-            INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
-                ordering_key, idempotency_key, digest, tenant_id, status, http_status, response,
-                attempts, payload, created_at, occurred_at)
-            SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination,
-                   g.ordering_key, g.idempotency_key, {digest}, g.tenant_id, 'delivered', o.http_status,
-                   o.response, g.attempts + 1, CASE WHEN $5 THEN g.payload END, g.created_at,
-                   g.occurred_at
-              FROM gone g JOIN outcome o USING (sequence)
-        )
+        ), {gone}, recorded AS ({recorded})
         SELECT sequence FROM gone",
-        outbox = name.outbox(),
-        claimed_at = of_row("$6::timestamptz[]", "$1"),
-        ledger = name.ledger(),
-        part = open_part(name),
-        digest = kept_digest("g"),
+        gone = gone(name, "$4", "$6"),
+        recorded = record(name, "delivered", "$5"),
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<Array<Nullable<Integer>>, _>(statuses)
@@ -153,8 +137,7 @@ pub(crate) fn retry(
     lease: LeaseId,
     messages: &[Failed],
 ) -> QueryResult<Vec<i64>> {
-    let messages = in_order(messages, |m| m.claim);
-    let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
+    let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
     let changed = format!(
         "UPDATE {outbox} o
@@ -236,19 +219,14 @@ pub(crate) fn dead(
     messages: &[Failed],
     keep_payload: bool,
 ) -> QueryResult<Vec<i64>> {
-    let messages = in_order(messages, |m| m.claim);
-    let (sequences, claimed_at) = claims(messages.iter().map(|m| m.claim));
+    let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let blocking: Vec<i64> = messages
         .iter()
         .filter(|m| m.blocks_key)
         .map(|m| m.claim.sequence)
         .collect();
     statement(format!(
-        "WITH {OUTCOME}, gone AS (
-            DELETE FROM {outbox} o
-             WHERE o.sequence = ANY($1) AND o.locked_by = $2 AND o.locked_at = {claimed_at}
-            RETURNING o.*
-        ), buried AS (
+        "WITH {OUTCOME}, {gone}, buried AS (
             INSERT INTO {dead} (sequence, message_id, topic, destination, named_destination, payload,
                 headers, ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
                 created_at, occurred_at, attempts, reason, last_error, http_status, response,
@@ -259,23 +237,11 @@ pub(crate) fn dead(
                    o.http_status, o.response, g.split_from,
                    g.sequence = ANY($12) AND g.ordering_key IS NOT NULL
               FROM gone g JOIN outcome o USING (sequence)
-        ), recorded AS (
-            INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
-                ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status,
-                response, attempts, payload, created_at, occurred_at)
-            SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination,
-                   g.ordering_key, g.idempotency_key, {digest}, g.tenant_id, 'dead', o.code, o.error,
-                   o.http_status, o.response, g.attempts + o.counted, CASE WHEN $11 THEN g.payload END,
-                   g.created_at, g.occurred_at
-              FROM gone g JOIN outcome o USING (sequence)
-        ), noted AS ({noted})
+        ), recorded AS ({recorded}), noted AS ({noted})
         SELECT sequence FROM gone",
-        outbox = name.outbox(),
+        gone = gone(name, "$2", "$10"),
         dead = name.dead(),
-        ledger = name.ledger(),
-        claimed_at = of_row("$10::timestamptz[]", "$1"),
-        part = open_part(name),
-        digest = kept_digest("g"),
+        recorded = record(name, "dead", "$11"),
         noted = note_attempts(name, "gone", "g.attempts + o.counted"),
     ))
     .bind::<Array<BigInt>, _>(sequences)
@@ -286,6 +252,36 @@ pub(crate) fn dead(
     .bind::<Array<BigInt>, _>(blocking)
     .giving::<BigInt>()
     .load(conn)
+}
+
+/// Removes the messages $1 from the outbox, where `lease` holds them since these times.
+fn gone(name: &OutboxName, lease: &str, claimed_at: &str) -> String {
+    format!(
+        "gone AS (
+            DELETE FROM {outbox} o
+             WHERE o.sequence = ANY($1) AND o.locked_by = {lease} AND o.locked_at = {claimed_at}
+            RETURNING o.*
+        )",
+        outbox = name.outbox(),
+        claimed_at = of_row(&format!("{claimed_at}::timestamptz[]"), "$1"),
+    )
+}
+
+/// Writes what is `gone` into the ledger, as `outcome` has it.
+fn record(name: &OutboxName, status: &str, keep_payload: &str) -> String {
+    format!(
+        "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
+             ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status, response,
+             attempts, payload, created_at, occurred_at)
+         SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination, g.ordering_key,
+                g.idempotency_key, {digest}, g.tenant_id, '{status}', o.code, o.error, o.http_status,
+                o.response, g.attempts + o.counted, CASE WHEN {keep_payload} THEN g.payload END,
+                g.created_at, g.occurred_at
+           FROM gone g JOIN outcome o USING (sequence)",
+        ledger = name.ledger(),
+        part = open_part(name),
+        digest = kept_digest("g"),
+    )
 }
 
 /// Gives messages back unsent. Costs no attempt, and is a HOT update. When its answer was lost and the same lease
@@ -335,7 +331,7 @@ fn is_free() -> IsFree {
 
 /// The lease holds these messages, each since the time of its claim.
 fn are_held(lease: LeaseId, messages: &[Claim]) -> On<'static, outbox::table> {
-    let (sequences, claimed_at) = claims(in_order(messages, |m| *m).into_iter().copied());
+    let (_, sequences, claimed_at) = in_order(messages, |claim| *claim);
     // As `of_row`.
     let claimed_at = claimed_at
         .into_sql::<Array<Timestamptz>>()
@@ -382,16 +378,16 @@ pub(super) fn of_row(array: &str, sequences: &str) -> String {
     format!("({array})[width_bucket(o.sequence, {sequences}::bigint[])]")
 }
 
-/// As [`of_row`] needs them.
-fn in_order<T>(messages: &[T], claim: impl Fn(&T) -> Claim) -> Vec<&T> {
+/// Messages as [`of_row`] needs them: with the sequences and the times of their claims, as parameters.
+fn in_order<T>(
+    messages: &[T],
+    claim: impl Fn(&T) -> Claim,
+) -> (Vec<&T>, Vec<i64>, Vec<PgTimestamp>) {
     let mut messages: Vec<&T> = messages.iter().collect();
     messages.sort_unstable_by_key(|message| claim(message));
-    messages
-}
-
-/// Claims as parameters: sequences, and when they were claimed.
-pub(super) fn claims(claims: impl Iterator<Item = Claim>) -> (Vec<i64>, Vec<PgTimestamp>) {
-    claims
+    let claims = messages.iter().map(|message| claim(message));
+    let (sequences, claimed_at) = claims
         .map(|claim| (claim.sequence, PgTimestamp(claim.at)))
-        .unzip()
+        .unzip();
+    (messages, sequences, claimed_at)
 }

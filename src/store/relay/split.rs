@@ -11,7 +11,7 @@ use super::lease::LeaseId;
 use super::settle::{Claim, of_row};
 use crate::name::OutboxName;
 use crate::store::digest_of;
-use crate::store::statement::{planned_anew, statement};
+use crate::store::statement::statement_anew;
 
 /// A message, and the destinations that it goes to.
 pub(crate) type Split<'a> = (Claim, &'a [String]);
@@ -71,9 +71,8 @@ fn try_to_split(
     lease: LeaseId,
     parts: &Parts<'_>,
 ) -> QueryResult<Done> {
-    let in_conflict: Vec<i64> = planned_anew(
-        statement(format!(
-            "SELECT DISTINCT g.sequence
+    let in_conflict: Vec<i64> = statement_anew(format!(
+        "SELECT DISTINCT g.sequence
            FROM unnest($1::bigint[], $2::text[], $4::timestamptz[])
                 AS t(sequence, destination, claimed_at)
            JOIN {outbox} g ON g.sequence = t.sequence
@@ -81,19 +80,18 @@ fn try_to_split(
            JOIN {outbox} o ON o.idempotency_key = g.idempotency_key
                           AND o.destination = t.destination
           WHERE {other} <> {own}",
-            outbox = name.outbox(),
-            other = digest_of("o"),
-            own = digest_of("g"),
-        ))
-        .bind::<Array<BigInt>, _>(&parts.sequences)
-        .bind::<Array<Text>, _>(&parts.destinations)
-        .bind::<BigInt, _>(lease.0)
-        .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
-        .giving::<BigInt>(),
-    )
+        outbox = name.outbox(),
+        other = digest_of("o"),
+        own = digest_of("g"),
+    ))
+    .bind::<Array<BigInt>, _>(&parts.sequences)
+    .bind::<Array<Text>, _>(&parts.destinations)
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
+    .giving::<BigInt>()
     .load(conn)?;
     // Which message, how many it was to become, and how many of them are there.
-    let rows: Vec<(i64, i64, i64)> = planned_anew(statement(format!(
+    let rows: Vec<(i64, i64, i64)> = statement_anew(format!(
         "WITH gone AS (
             DELETE FROM {outbox} o
              WHERE o.sequence = ANY($1) AND o.locked_by = $3 AND o.locked_at = {claimed_at}
@@ -134,7 +132,7 @@ fn try_to_split(
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<BigInt>, _>(&in_conflict)
     .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
-    .giving::<(BigInt, BigInt, BigInt)>())
+    .giving::<(BigInt, BigInt, BigInt)>()
     .load(conn)?;
     if rows.iter().any(|(_, parts, placed)| parts != placed) {
         // A row that was not seen stood in the way: look again.

@@ -8,12 +8,12 @@ use diesel::prelude::{
     ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Record, Text, Timestamptz};
+use diesel::sql_types::Text;
 
 use super::claim::{Position, Stream, as_bigint, is_due};
 use super::streams::is_of;
 use crate::name::OutboxName;
-use crate::store::sql::{clock_timestamp, octet_length};
+use crate::store::sql::{TimeAndSequence, clock_timestamp, octet_length};
 use crate::store::statement::planned_anew;
 use crate::store::table::{candidate, outbox};
 
@@ -45,7 +45,7 @@ pub(crate) fn expired(
     let first = candidate::table(name.outbox())
         .filter(is_of(stream))
         .filter(is_due())
-        .filter(here.into_sql::<Record<(Timestamptz, BigInt)>>().gt(place))
+        .filter(here.into_sql::<TimeAndSequence>().gt(place))
         .order(here)
         .limit(as_bigint(READ))
         .select((

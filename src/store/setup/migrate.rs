@@ -14,7 +14,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
 use crate::store::sql::{outbox_create, pg_advisory_xact_lock};
-use crate::store::statement::{planned_anew, statement};
+use crate::store::statement::statement_anew;
 
 diesel::table! {
     /// The steps that were done.
@@ -184,8 +184,9 @@ fn lock(conn: &mut PgConnection) -> QueryResult<()> {
 }
 
 fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {
-    let is_there = statement(format!("SELECT {}", step.is_there));
-    planned_anew(is_there.giving::<Bool>()).get_result(conn)
+    statement_anew(format!("SELECT {}", step.is_there))
+        .giving::<Bool>()
+        .get_result(conn)
 }
 
 /// The SQL of all steps, for the outbox `name`, to be copied into a migration of the application.

@@ -6,21 +6,22 @@
 use std::fmt::Write;
 
 use diesel::sql_types::{Array, Bool, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
 use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::statement::statement;
+use crate::store::statement::{statement, statement_anew};
 
-/// Privileges, and the columns that they are on; empty: the whole table. Both as SQL lists them.
-type Right = (&'static str, &'static str);
+/// A table of an outbox by its suffix, privileges on it, and the columns that they are on; empty: the whole
+/// table. Privileges and columns as SQL lists them.
+type Right = (&'static str, &'static str, &'static str);
 
-/// A role, why it has what it has, and that: for each table of an outbox, by its suffix.
+/// A role, why it has what it has, and that, table by table.
 struct Role {
     name: &'static str,
     what: &'static str,
-    rights: &'static [(&'static str, &'static [Right])],
+    rights: &'static [Right],
 }
 
 const ENQUEUER: Role = Role {
@@ -29,17 +30,9 @@ const ENQUEUER: Role = Role {
 -- no topic and no payload. Where one key is written by both, plain SQL and the library, the library
 -- has to compute a digest: then GRANT SELECT (topic, payload), too.",
     rights: &[
-        (
-            "",
-            &[
-                (
-                    "INSERT",
-                    "message_id, topic, destination, payload, headers, ordering_key, \
-                     idempotency_key, digest, tenant_id, available_at, expires_at, occurred_at",
-                ),
-                ("SELECT", "sequence, message_id, destination, idempotency_key, digest"),
-            ],
-        ),
+        ("", "INSERT", "message_id, topic, destination, payload, headers, ordering_key, \
+            idempotency_key, digest, tenant_id, available_at, expires_at, occurred_at"),
+        ("", "SELECT", "sequence, message_id, destination, idempotency_key, digest"),
     ],
 };
 
@@ -48,28 +41,22 @@ const CANCELLER: Role = Role {
     what: "Cancels and reschedules what waits (Outbox::cancel, Outbox::reschedule): GRANT it beside
 -- outbox_enqueuer to an application that does. It can remove any message that waits.",
     rights: &[
+        ("", "DELETE", ""),
         (
             "",
-            &[
-                ("DELETE", ""),
-                (
-                    "SELECT",
-                    "sequence, message_id, topic, destination, payload, ordering_key, \
-                     idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, \
-                     attempts, locked_by, split_from",
-                ),
-                ("UPDATE", "available_at"),
-            ],
+            "SELECT",
+            "sequence, message_id, topic, destination, payload, ordering_key, \
+            idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, \
+            attempts, locked_by, split_from",
         ),
-        ("_ledger", &[("SELECT, INSERT", "")]),
-        ("_part", &[("SELECT", "")]),
+        ("", "UPDATE", "available_at"),
+        ("_ledger", "SELECT, INSERT", ""),
+        ("_part", "SELECT", ""),
         (
             "_dead",
-            &[(
-                "SELECT",
-                "sequence, message_id, destination, named_destination, idempotency_key, reason, \
-                     split_from",
-            )],
+            "SELECT",
+            "sequence, message_id, destination, named_destination, idempotency_key, \
+            reason, split_from",
         ),
     ],
 };
@@ -79,36 +66,20 @@ const RELAY: Role = Role {
     what: "Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
 -- and what is requeued; UPDATE on a column of the dead letters lets it lock them.",
     rights: &[
-        (
-            "",
-            &[
-                ("SELECT, DELETE", ""),
-                (
-                    "INSERT",
-                    "sequence, message_id, topic, destination, payload, headers, ordering_key, \
-                     idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
-                     occurred_at, split_from",
-                ),
-                (
-                    "UPDATE",
-                    "available_at, attempts, locked_by, locked_at, last_attempt_at, \
-                     last_error_code, last_error",
-                ),
-            ],
-        ),
-        ("_ledger", &[("SELECT, INSERT", "")]),
-        ("_attempt", &[("SELECT, INSERT", "")]),
-        ("_part", &[("SELECT", "")]),
-        (
-            "_dead",
-            &[
-                ("SELECT, INSERT, DELETE", ""),
-                ("UPDATE", "blocks_key"),
-            ],
-        ),
-        ("_lease", &[("SELECT, INSERT, UPDATE, DELETE", "")]),
-        ("_pause", &[("SELECT, INSERT, UPDATE, DELETE", "")]),
-        ("_messages", &[("SELECT", "")]),
+        ("", "SELECT, DELETE", ""),
+        ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
+            idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
+            occurred_at, split_from"),
+        ("", "UPDATE", "available_at, attempts, locked_by, locked_at, last_attempt_at, \
+            last_error_code, last_error"),
+        ("_ledger", "SELECT, INSERT", ""),
+        ("_attempt", "SELECT, INSERT", ""),
+        ("_part", "SELECT", ""),
+        ("_dead", "SELECT, INSERT, DELETE", ""),
+        ("_dead", "UPDATE", "blocks_key"),
+        ("_lease", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_messages", "SELECT", ""),
     ],
 };
 
@@ -117,32 +88,15 @@ const READER: Role = Role {
     what: "Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
 -- of receivers, in dead letters).",
     rights: &[
-        (
-            "",
-            &[
-                (
-                    "SELECT",
-                    "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
-                     tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
-                     locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from",
-                ),
-            ],
-        ),
-        (
-            "_dead",
-            &[
-                (
-                    "SELECT",
-                    "sequence, message_id, topic, destination, named_destination, ordering_key, \
-                     idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, \
-                     attempts, reason, last_error, http_status, response, died_at, split_from, \
-                     blocks_key",
-                ),
-            ],
-        ),
-        ("_lease", &[("SELECT", "")]),
-        ("_pause", &[("SELECT", "")]),
-        ("_messages", &[("SELECT", "")]),
+        ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
+            tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
+            locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from"),
+        ("_dead", "SELECT", "sequence, message_id, topic, destination, named_destination, ordering_key, \
+            idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, \
+            attempts, reason, last_error, http_status, response, died_at, split_from, blocks_key"),
+        ("_lease", "SELECT", ""),
+        ("_pause", "SELECT", ""),
+        ("_messages", "SELECT", ""),
     ],
 };
 
@@ -170,9 +124,9 @@ CREATE ROLE outbox_receiver;
     }
     for role in [&ENQUEUER, &CANCELLER, &RELAY, &READER] {
         let _ = writeln!(sql, "\n-- {}", role.what);
-        for (suffix, rights) in role.rights {
-            let rights = rights.iter().map(|(what, columns)| on(what, columns));
-            let grant = grant(rights.collect(), &name.suffixed(suffix), role.name);
+        for of_table in role.rights.chunk_by(|(a, ..), (b, ..)| a == b) {
+            let rights = of_table.iter().map(|(_, what, columns)| on(what, columns));
+            let grant = grant(rights.collect(), &name.suffixed(of_table[0].0), role.name);
             let _ = writeln!(sql, "{};", wrapped(&grant));
         }
         if role.name == RELAY.name {
@@ -232,15 +186,11 @@ fn wrapped(statement: &str) -> String {
 const LINE: usize = 100;
 
 /// A right that this connection's role has not got.
-#[derive(diesel::QueryableByName)]
+#[derive(diesel::Queryable)]
 struct MissingRow {
-    #[diesel(sql_type = Text)]
     role: String,
-    #[diesel(sql_type = Text)]
     table_name: String,
-    #[diesel(sql_type = Text)]
     privilege: String,
-    #[diesel(sql_type = Text)]
     column: String,
 }
 
@@ -250,18 +200,16 @@ pub(crate) fn missing(
     name: &OutboxName,
 ) -> Result<Vec<String>, DatabaseError> {
     let (mut tables, mut privileges, mut columns) = (Vec::new(), Vec::new(), Vec::new());
-    for (suffix, rights) in RELAY.rights {
-        for (of_right, on) in *rights {
-            for privilege in of_right.split(", ") {
-                for column in on.split(", ") {
-                    tables.push(name.suffixed(suffix));
-                    privileges.push(privilege);
-                    columns.push(column);
-                }
+    for (suffix, of_right, on) in RELAY.rights {
+        for privilege in of_right.split(", ") {
+            for column in on.split(", ") {
+                tables.push(name.suffixed(suffix));
+                privileges.push(privilege);
+                columns.push(column);
             }
         }
     }
-    let rows: Vec<MissingRow> = sql_query(
+    let rows: Vec<MissingRow> = statement_anew(
         "SELECT quote_ident(current_user) AS role, r.table_name, r.privilege, r.column
            FROM unnest($1::text[], $2::text[], $3::text[])
                 WITH ORDINALITY AS r(table_name, privilege, \"column\", n)
@@ -273,6 +221,7 @@ pub(crate) fn missing(
     .bind::<Array<Text>, _>(&tables)
     .bind::<Array<Text>, _>(&privileges)
     .bind::<Array<Text>, _>(&columns)
+    .giving::<(Text, Text, Text, Text)>()
     .load(conn)?;
     let of_tables = rows.chunk_by(|a, b| a.table_name == b.table_name);
     let mut missing: Vec<String> = of_tables.map(missing_of_table).collect();

@@ -4,15 +4,14 @@
 
 use std::collections::HashMap;
 
+use diesel::RunQueryDsl;
 use diesel::connection::LoadConnection;
 use diesel::pg::Pg;
 use diesel::pg::data_types::{PgInterval, PgTimestamp};
-use diesel::query_builder::{BoxedSqlQuery, SqlQuery};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{
     Array, BigInt, Binary, Bool, Interval, Nullable, Text, Timestamptz, Uuid as SqlUuid,
 };
-use diesel::{RunQueryDsl, sql_query};
 
 use uuid::Uuid;
 
@@ -20,6 +19,7 @@ use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
 use crate::store::digest_of;
 use crate::store::place::from_micros;
+use crate::store::statement::{Statement, statement_anew};
 
 /// A message with what its row has besides.
 pub(crate) struct Row {
@@ -99,20 +99,14 @@ pub(crate) struct Stored {
     pub(crate) is_same: bool,
 }
 
-#[derive(diesel::QueryableByName)]
+#[derive(diesel::Queryable)]
 struct FoundRow {
-    #[diesel(sql_type = BigInt)]
     sequence: i64,
-    #[diesel(sql_type = SqlUuid)]
     message_id: Uuid,
-    #[diesel(sql_type = Nullable<Text>)]
     idempotency_key: Option<String>,
-    #[diesel(sql_type = Text)]
     destination: String,
     /// Of a row that was there before, unless a plain insert wrote it.
-    #[diesel(sql_type = Nullable<Binary>)]
     digest: Option<Vec<u8>>,
-    #[diesel(sql_type = Bool)]
     is_new: bool,
 }
 
@@ -153,7 +147,16 @@ pub(crate) fn insert_or_find(
             return Ok(stored(rows, &first_of, &found));
         }
         let wanted: Vec<&Row> = missing.iter().map(|&index| &rows[index]).collect();
-        let seen = insert_or_find_statement(name, &wanted).load::<FoundRow>(conn)?;
+        let seen = insert_or_find_statement(name, &wanted)
+            .giving::<(
+                BigInt,
+                SqlUuid,
+                Nullable<Text>,
+                Text,
+                Nullable<Binary>,
+                Bool,
+            )>()
+            .load::<FoundRow>(conn)?;
         for row in with_digests(conn, name, seen)? {
             let is_found = |it: &Identity<'_>| {
                 first_of
@@ -189,30 +192,22 @@ fn with_digests(
     if plain.is_empty() {
         return Ok(rows);
     }
-    let digests: HashMap<i64, Vec<u8>> = sql_query(format!(
+    let digests: HashMap<i64, Vec<u8>> = statement_anew(format!(
         "SELECT o.sequence, {digest} AS digest FROM {outbox} o
           WHERE o.sequence OPERATOR(pg_catalog.=) ANY($1)",
         digest = digest_of("o"),
         outbox = name.outbox(),
     ))
     .bind::<Array<BigInt>, _>(plain)
-    .load::<DigestRow>(conn)?
+    .giving::<(BigInt, Binary)>()
+    .load::<(i64, Vec<u8>)>(conn)?
     .into_iter()
-    .map(|row| (row.sequence, row.digest))
     .collect();
     for row in rows.iter_mut().filter(|row| has_none(row)) {
         row.digest = digests.get(&row.sequence).cloned();
     }
     rows.retain(|row| !has_none(row));
     Ok(rows)
-}
-
-#[derive(diesel::QueryableByName)]
-struct DigestRow {
-    #[diesel(sql_type = BigInt)]
-    sequence: i64,
-    #[diesel(sql_type = Binary)]
-    digest: Vec<u8>,
 }
 
 /// What was found for the first message of each key, told for every message.
@@ -247,7 +242,7 @@ pub(crate) fn insert_all(
     rows: &[Row],
 ) -> QueryResult<bool> {
     let rows: Vec<&Row> = rows.iter().collect();
-    let statement = sql_query(insert(name, in_array)).into_boxed();
+    let statement = statement_anew(insert(name, in_array));
     if !has_keys(&rows) {
         return bind_many(statement, &rows).execute(conn).map(|_| true);
     }
@@ -257,8 +252,6 @@ pub(crate) fn insert_all(
         Err(error) => Err(error),
     }
 }
-
-type Bound<'a> = BoxedSqlQuery<'a, Pg, SqlQuery>;
 
 fn has_keys(rows: &[&Row]) -> bool {
     rows.iter().any(|row| row.given_key().is_some())
@@ -273,7 +266,7 @@ const NEW: &str =
 ///
 /// `ON CONFLICT DO NOTHING` raises no error, so the caller's transaction stays usable. The search goes
 /// by the index, one key after the other: as a join it would read a table of some 100,000 rows whole.
-fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Bound<'a> {
+fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Statement<'a> {
     let element = if rows.len() == 1 { alone } else { in_array };
     let insert = insert(name, element);
     let with_keys = || {
@@ -304,7 +297,7 @@ fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Bound<'a
         true => with_keys(),
         false => format!("{insert} RETURNING {NEW}"),
     };
-    let statement = sql_query(statement).into_boxed();
+    let statement = statement_anew(statement);
     match rows {
         [row] => bind_one(statement, row),
         rows => bind_many(statement, rows),
@@ -359,7 +352,7 @@ fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
     )
 }
 
-fn bind_one<'a>(statement: Bound<'a>, row: &'a Row) -> Bound<'a> {
+fn bind_one<'a>(statement: Statement<'a>, row: &'a Row) -> Statement<'a> {
     let message = &row.message;
     statement
         .bind::<SqlUuid, _>(message.message_id)
@@ -378,35 +371,30 @@ fn bind_one<'a>(statement: Bound<'a>, row: &'a Row) -> Bound<'a> {
         .bind::<Nullable<Timestamptz>, _>(occurred_at(row))
 }
 
-fn bind_many<'a>(statement: Bound<'a>, rows: &[&'a Row]) -> Bound<'a> {
+fn bind_many<'a>(statement: Statement<'a>, rows: &[&'a Row]) -> Statement<'a> {
     statement
         .bind::<Array<SqlUuid>, _>(each(rows, |row| row.message.message_id))
         .bind::<Array<Text>, _>(each(rows, |row| &*row.message.topic))
         .bind::<Array<Text>, _>(each(rows, |row| &*row.message.destination))
         .bind::<Array<Text>, _>(each(rows, |row| &*row.message.payload))
-        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, headers_json))
-        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, |row| {
-            row.message.ordering_key.as_deref()
-        }))
-        .bind::<Nullable<Array<Nullable<Text>>>, _>(any(rows, Row::given_key))
-        .bind::<Nullable<Array<Nullable<Binary>>>, _>(any(rows, |row| row.digest.as_ref()))
-        .bind::<Nullable<Array<Nullable<SqlUuid>>>, _>(any(rows, |row| row.message.tenant_id))
-        .bind::<Nullable<Array<Nullable<Interval>>>, _>(any(rows, |row| relative(row.message.due)))
-        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, |row| {
-            absolute(row.message.due)
-        }))
-        .bind::<Nullable<Array<Nullable<Interval>>>, _>(any(rows, |row| {
-            row.message.expiry.and_then(relative)
-        }))
-        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, |row| {
-            row.message.expiry.and_then(absolute)
-        }))
-        .bind::<Nullable<Array<Nullable<Timestamptz>>>, _>(any(rows, occurred_at))
+        .bind::<Each<Text>, _>(any(rows, headers_json))
+        .bind::<Each<Text>, _>(any(rows, |row| row.message.ordering_key.as_deref()))
+        .bind::<Each<Text>, _>(any(rows, Row::given_key))
+        .bind::<Each<Binary>, _>(any(rows, |row| row.digest.as_ref()))
+        .bind::<Each<SqlUuid>, _>(any(rows, |row| row.message.tenant_id))
+        .bind::<Each<Interval>, _>(any(rows, |row| relative(row.message.due)))
+        .bind::<Each<Timestamptz>, _>(any(rows, |row| absolute(row.message.due)))
+        .bind::<Each<Interval>, _>(any(rows, |row| row.message.expiry.and_then(relative)))
+        .bind::<Each<Timestamptz>, _>(any(rows, |row| row.message.expiry.and_then(absolute)))
+        .bind::<Each<Timestamptz>, _>(any(rows, occurred_at))
 }
 
 fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
     rows.iter().map(|&row| value(row)).collect()
 }
+
+/// A value for each row, or for none of them.
+type Each<T> = Nullable<Array<Nullable<T>>>;
 
 /// None where no row has a value: most messages use few of the columns.
 fn any<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> Option<T>) -> Option<Vec<Option<T>>> {

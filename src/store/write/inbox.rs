@@ -12,7 +12,7 @@ use diesel::{
 use crate::store::pinned::located_by_default;
 use crate::store::setup::inspect::has_column;
 use crate::store::sql::{has_table_privilege, to_regclass};
-use crate::store::statement::{planned_anew, statement};
+use crate::store::statement::{statement, statement_anew};
 use crate::store::table::inbox;
 use crate::store::{LONGEST_AGE, millis};
 
@@ -70,7 +70,7 @@ impl<'a> Forgetting<'a> {
     ///
     /// Text: Diesel names no schema of operators, as an application's search path needs; and has no WITH.
     pub(crate) fn step(&mut self, conn: &mut PgConnection, limit: i64) -> QueryResult<usize> {
-        let forgotten = statement(format!(
+        let (rows, last): (i64, Option<PgTimestamp>) = statement_anew(format!(
             "WITH forgotten AS (
                 DELETE FROM {table} WHERE ctid OPERATOR(pg_catalog.=) ANY(ARRAY(
                     SELECT ctid FROM {table}
@@ -85,8 +85,8 @@ impl<'a> Forgetting<'a> {
         .bind::<Timestamptz, _>(self.from)
         .bind::<Interval, _>(self.age)
         .bind::<BigInt, _>(limit)
-        .giving::<(BigInt, Nullable<Timestamptz>)>();
-        let (rows, last): (i64, Option<PgTimestamp>) = planned_anew(forgotten).get_result(conn)?;
+        .giving::<(BigInt, Nullable<Timestamptz>)>()
+        .get_result(conn)?;
         self.from = last.unwrap_or(self.from);
         Ok(usize::try_from(rows).unwrap_or(0))
     }

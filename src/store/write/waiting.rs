@@ -13,7 +13,7 @@ use diesel::prelude::{
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text};
-use diesel::{PgConnection, sql_query, update};
+use diesel::{PgConnection, update};
 
 pub use self::refs::{Answer, Changed, MessageRef, Part, PartState};
 
@@ -26,7 +26,7 @@ use crate::store::OUTBOX_NUMBER;
 use crate::store::kept_digest;
 use crate::store::open_part;
 use crate::store::sql::{clock_timestamp, latest};
-use crate::store::statement::{Statement, planned_anew, statement};
+use crate::store::statement::{Statement, planned_anew, statement_anew};
 use crate::store::table::{candidate, lease, outbox};
 
 /// How a message ends by hand.
@@ -188,8 +188,10 @@ fn end_live(
         RETURNING {}",
         columns("o", "o.destination")
     );
-    let recorded = recorded(name, &gone, live, end, note).bind::<Array<BigInt>, _>(expired);
-    planned_anew(recorded.giving::<(BigInt, Nullable<Text>)>()).load(conn)
+    recorded(name, &gone, live, end, note)
+        .bind::<Array<BigInt>, _>(expired)
+        .giving::<(BigInt, Nullable<Text>)>()
+        .load(conn)
 }
 
 /// Text: as [`recorded`] says.
@@ -208,8 +210,9 @@ fn end_dead(
         name.dead(),
         columns("d", "d.named_destination")
     );
-    let recorded = recorded(name, &gone, dead, end, note);
-    planned_anew(recorded.giving::<(BigInt, Nullable<Text>)>()).load(conn)
+    recorded(name, &gone, dead, end, note)
+        .giving::<(BigInt, Nullable<Text>)>()
+        .load(conn)
 }
 
 /// What the ledger keeps of a message. `named`: the destination that it names.
@@ -232,7 +235,7 @@ fn recorded<'a>(
     end: End,
     note: Option<&'a str>,
 ) -> Statement<'a> {
-    statement(format!(
+    statement_anew(format!(
         "WITH gone AS ({gone}), recorded AS (
             INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
                 ordering_key, idempotency_key, digest, tenant_id, status, reason, error, attempts,
@@ -282,7 +285,7 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
               ORDER BY o.ordering_key, o.destination, coalesce(o.split_from, o.sequence) LIMIT 1"
         )
     };
-    sql_query(format!(
+    statement_anew(format!(
         "WITH RECURSIVE first AS (
             ({first})
             UNION ALL
@@ -306,7 +309,7 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
 ///
 /// Text: it takes an advisory lock.
 fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
-    sql_query(format!(
+    statement_anew(format!(
         "SELECT CASE WHEN NOT pg_try_advisory_xact_lock_shared({OUTBOX_NUMBER}, 1)
                      THEN pg_notify('outbox_' || to_regclass($1)::oid::text, '') END"
     ))

@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
 use super::{COUNTED_PAGES, DeadDepth, Lane, sample};
 use crate::name::OutboxName;
 use crate::store::catalogue;
+use crate::store::statement::statement_anew;
 
 /// Of a large table, so many of the latest messages are looked at one by one: what has begun to die is
 /// there, when a sample does not show it yet.
@@ -50,7 +51,7 @@ pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 }
 
 pub(super) fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<DeadDepth>> {
-    sql_query(format!(
+    statement_anew(format!(
         "SELECT topic, destination, count(*) AS count, false AS is_estimate FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
     ))

@@ -3,10 +3,11 @@
 //! Text: TABLESAMPLE.
 
 use diesel::result::QueryResult;
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
-use super::{COUNTS, LaneRow};
+use super::{COUNTS, LaneColumns, LaneRow};
 use crate::name::OutboxName;
+use crate::store::statement::statement_anew;
 
 /// Pages that a sample reads, about.
 const PAGES: f64 = 1_000.0;
@@ -37,11 +38,12 @@ pub(super) fn lanes(
     pages: i64,
 ) -> QueryResult<(Vec<LaneRow>, f64)> {
     let (sample, factor) = of(pages);
-    let rows = sql_query(format!(
-        "SELECT topic, destination, {COUNTS}, 0::bigint AS later, true AS is_cut FROM {} {sample}
+    let rows = statement_anew(format!(
+        "SELECT topic, destination, {COUNTS}, true AS is_cut, 0::bigint AS later FROM {} {sample}
           GROUP BY 1, 2",
         name.outbox()
     ))
+    .giving::<LaneColumns>()
     .load(conn)?;
     Ok((rows, factor))
 }

@@ -142,29 +142,21 @@ pub(super) fn seek(
     })
 }
 
-/// The columns of a [`Hit`].
-macro_rules! hit {
-    ($table:ident, $is_live:literal) => {
-        (
+/// What a table has of messages that are so, as [`Hit`]s.
+macro_rules! hits {
+    ($search:ident in $table:ident, $is_live:literal, $is_so:expr) => {
+        $table::table($search.name.$table()).filter($is_so).select((
             $table::message_id,
             $table::idempotency_key,
             $table::sequence,
             $is_live.into_sql::<Bool>(),
-        )
+        ))
     };
 }
 
 impl Search<'_> {
     fn outbox(&self) -> outbox::table {
         outbox::table(self.name.outbox())
-    }
-
-    fn dead(&self) -> dead::table {
-        dead::table(self.name.dead())
-    }
-
-    fn ledger(&self) -> ledger::table {
-        ledger::table(self.name.ledger())
     }
 
     /// Adds what a query finds, in the time that is left.
@@ -190,44 +182,22 @@ impl Search<'_> {
     }
 
     fn by_key(&mut self, key: &str) -> QueryResult<bool> {
-        let live = self
-            .outbox()
-            .filter(outbox::idempotency_key.eq(key))
-            .select(hit!(outbox, true));
-        let settled = self
-            .ledger()
-            .filter(ledger::idempotency_key.eq(key))
-            .select(hit!(ledger, false));
-        let dead = self
-            .dead()
-            .filter(dead::idempotency_key.eq(key))
-            .select(hit!(dead, false));
+        let live = hits!(self in outbox, true, outbox::idempotency_key.eq(key));
+        let settled = hits!(self in ledger, false, ledger::idempotency_key.eq(key));
+        let dead = hits!(self in dead, false, dead::idempotency_key.eq(key));
         self.add(live.union(settled).union(dead))
     }
 
     fn by_sequence(&mut self, sequence: i64) -> QueryResult<bool> {
-        let live = self
-            .outbox()
-            .filter(outbox::sequence.eq(sequence))
-            .select(hit!(outbox, true));
-        let parts = self
-            .outbox()
-            .filter(outbox::split_from.eq(sequence))
-            .select(hit!(outbox, true));
-        let dead = self
-            .dead()
-            .filter(dead::sequence.eq(sequence))
-            .select(hit!(dead, false));
+        let live = hits!(self in outbox, true, outbox::sequence.eq(sequence));
+        let parts = hits!(self in outbox, true, outbox::split_from.eq(sequence));
+        let dead = hits!(self in dead, false, dead::sequence.eq(sequence));
         self.add(live.union(parts).union(dead))
     }
 
     fn in_ledger_by_sequence(&mut self, sequence: i64) -> QueryResult<bool> {
-        let settled = self
-            .ledger()
-            .filter(ledger::sequence.eq(sequence))
-            .select(hit!(ledger, false))
-            .distinct();
-        self.add(settled)
+        let settled = hits!(self in ledger, false, ledger::sequence.eq(sequence));
+        self.add(settled.distinct())
     }
 
     /// An id of version 7 leads to the message; another one is looked for everywhere, although a message of it
@@ -238,14 +208,8 @@ impl Search<'_> {
             Some(at) => self.live_around(id, at)?,
             None => false,
         };
-        let settled = self
-            .ledger()
-            .filter(ledger::message_id.eq(id))
-            .select(hit!(ledger, false));
-        let dead = self
-            .dead()
-            .filter(dead::message_id.eq(id))
-            .select(hit!(dead, false));
+        let settled = hits!(self in ledger, false, ledger::message_id.eq(id));
+        let dead = hits!(self in dead, false, dead::message_id.eq(id));
         let is_settled = self.add(settled.union(dead))?;
         is_live = is_live || self.live_beside_settled()?;
         if !is_live && (made_at.is_none() || !is_settled) {
@@ -300,13 +264,9 @@ impl Search<'_> {
     }
 
     fn live_between(&mut self, id: Uuid, first: i64, last: i64) -> QueryResult<bool> {
-        let between = self
-            .outbox()
-            .filter(outbox::sequence.ge(first))
-            .filter(outbox::sequence.le(last))
-            .filter(outbox::message_id.eq(id))
-            .select(hit!(outbox, true));
-        self.add(between)
+        let is_between = outbox::sequence.between(first, last);
+        let is_one = is_between.and(outbox::message_id.eq(id));
+        self.add(hits!(self in outbox, true, is_one))
     }
 
     fn bounds(&mut self) -> QueryResult<Option<(i64, i64)>> {
@@ -339,11 +299,7 @@ impl Search<'_> {
     }
 
     fn live_anywhere(&mut self, id: Uuid) -> QueryResult<bool> {
-        let live = self
-            .outbox()
-            .filter(outbox::message_id.eq(id))
-            .select(hit!(outbox, true));
-        self.add(live)
+        self.add(hits!(self in outbox, true, outbox::message_id.eq(id)))
     }
 }
 

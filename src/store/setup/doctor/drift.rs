@@ -7,9 +7,7 @@ use diesel::connection::SimpleConnection;
 use diesel::dsl::not;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, Text};
-use diesel::{
-    BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, select, sql_query,
-};
+use diesel::{BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, select};
 
 use super::suffixes;
 use crate::name::OutboxName;
@@ -19,7 +17,7 @@ use crate::store::sql::{
     current_database, current_setting, has_database_privilege, outbox_create, pg_is_in_recovery,
     to_regclass,
 };
-use crate::store::statement::{planned_anew, statement};
+use crate::store::statement::{planned_anew, statement, statement_anew};
 
 /// Indexes that a relay needs, by their suffixes, and those for looking things up.
 const INDEXES: [&str; 14] = [
@@ -40,17 +38,13 @@ const INDEXES: [&str; 14] = [
 ];
 
 /// A part of an outbox as the server describes it, without the schema's name.
-#[derive(Debug, Clone, PartialEq, Eq, diesel::QueryableByName)]
+#[derive(Debug, Clone, PartialEq, Eq, diesel::Queryable)]
 pub(crate) struct Part {
     /// `table`, `column`, `index`, `constraint`, `trigger`, `option` or `view`.
-    #[diesel(sql_type = Text)]
     pub(crate) kind: String,
     /// The table that it belongs to.
-    #[diesel(sql_type = Text)]
     pub(crate) table_name: String,
-    #[diesel(sql_type = Text)]
     pub(crate) name: String,
-    #[diesel(sql_type = Text)]
     pub(crate) definition: String,
 }
 
@@ -98,7 +92,7 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>
         .chain(["_messages".to_owned()])
         .map(|suffix| name.suffixed(&suffix))
         .collect();
-    sql_query(
+    statement_anew(
         "WITH t AS (
             SELECT c.*, c.relnamespace::regnamespace::text || '.' AS q
               FROM unnest($1::text[]) AS wanted(name) JOIN pg_class c ON c.oid = to_regclass(wanted.name)
@@ -141,6 +135,7 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>
           FROM part ORDER BY kind, relname, name",
     )
     .bind::<Array<Text>, _>(tables)
+    .giving::<(Text, Text, Text, Text)>()
     .load(conn)
 }
 
@@ -149,19 +144,17 @@ pub(crate) fn other_functions(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
-    let functions: Vec<(String, String)> = looking(conn, None, |conn| {
-        statement(
-            "SELECT proname::text, prosrc FROM pg_proc
-              WHERE proname IN ('outbox_create', 'outbox_drop', 'outbox_message_id', 'outbox_name_parts',
-                              'outbox_wake')
-                AND pronamespace = (SELECT f.pronamespace FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
-                                     WHERE t.tgrelid = to_regclass($1) AND t.tgname = 'outbox_wake')
-              ORDER BY 1",
-        )
-        .bind::<Text, _>(name.outbox())
-        .giving::<(Text, Text)>()
-        .load(conn)
-    })?;
+    let functions: Vec<(String, String)> = statement(
+        "SELECT proname::text, prosrc FROM pg_proc
+          WHERE proname IN ('outbox_create', 'outbox_drop', 'outbox_message_id', 'outbox_name_parts',
+                          'outbox_wake')
+            AND pronamespace = (SELECT f.pronamespace FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+                                 WHERE t.tgrelid = to_regclass($1) AND t.tgname = 'outbox_wake')
+          ORDER BY 1",
+    )
+    .bind::<Text, _>(name.outbox())
+    .giving::<(Text, Text)>()
+    .load(conn)?;
     let is_ours = |source: &str| {
         let written = format!("$function${source}$function$");
         STEPS.iter().any(|step| step.up.contains(&written))

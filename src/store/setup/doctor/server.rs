@@ -8,14 +8,14 @@ use diesel::connection::SimpleConnection;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Double, Nullable, Text};
-use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select, sql_query};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
 
 use crate::name::OutboxName;
 use crate::store::catalogue::pg_settings;
-use crate::store::looking::looking;
 use crate::store::pinned;
 use crate::store::place::{as_micros, to_micros};
 use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
+use crate::store::statement::statement_anew;
 
 /// How far the server's clock is ahead of this machine's, and how far that may be wrong, in seconds: the
 /// shortest of some round trips tells the most.
@@ -39,93 +39,83 @@ pub(crate) fn clock_offset(conn: &mut PgConnection) -> QueryResult<(f64, f64)> {
 }
 
 /// How much of the transaction ids is used before the server stops: 0 to 1.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct WraparoundRow {
-    #[diesel(sql_type = Double)]
     pub(crate) transactions: f64,
-    #[diesel(sql_type = Double)]
     pub(crate) multixacts: f64,
 }
 
 pub(crate) fn wraparound(conn: &mut PgConnection) -> QueryResult<WraparoundRow> {
-    sql_query(
+    statement_anew(
         "SELECT max(age(datfrozenxid)) / 2147483647.0::float8 AS transactions,
                 max(mxid_age(datminmxid)) / 2147483647.0::float8 AS multixacts
            FROM pg_database WHERE datallowconn",
     )
+    .giving::<(Double, Double)>()
     .get_result(conn)
 }
 
 /// Connections that are free for this role.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct ConnectionsRow {
     /// Of those that ordinary roles may take.
-    #[diesel(sql_type = BigInt)]
     pub(crate) of_server: i64,
-    #[diesel(sql_type = Nullable<BigInt>)]
     pub(crate) of_role: Option<i64>,
-    #[diesel(sql_type = Nullable<BigInt>)]
     pub(crate) of_database: Option<i64>,
-    #[diesel(sql_type = Text)]
     pub(crate) role: String,
-    #[diesel(sql_type = Text)]
     pub(crate) database: String,
 }
 
 pub(crate) fn connections(conn: &mut PgConnection) -> QueryResult<ConnectionsRow> {
-    looking(conn, None, |conn| {
-        sql_query(
-            "WITH open AS (
-                SELECT usesysid, datid FROM pg_stat_activity
-                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
-            )
-            SELECT current_setting('max_connections')::bigint
-                   - current_setting('superuser_reserved_connections')::bigint
-                   - coalesce(current_setting('reserved_connections', true)::bigint, 0)
-                   - (SELECT count(*) FROM open) AS of_server,
-                   CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
-                        - (SELECT count(*) FROM open WHERE usesysid = r.oid) END AS of_role,
-                   CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit
-                        - (SELECT count(*) FROM open WHERE datid = d.oid) END AS of_database,
-                   quote_ident(r.rolname) AS role, quote_ident(d.datname) AS database
-              FROM pg_roles r, pg_database d
-             WHERE r.rolname = session_user AND d.datname = current_database()",
+    statement_anew(
+        "WITH open AS (
+            SELECT usesysid, datid FROM pg_stat_activity
+             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
         )
-        .get_result(conn)
-    })
+        SELECT current_setting('max_connections')::bigint
+               - current_setting('superuser_reserved_connections')::bigint
+               - coalesce(current_setting('reserved_connections', true)::bigint, 0)
+               - (SELECT count(*) FROM open) AS of_server,
+               CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
+                    - (SELECT count(*) FROM open WHERE usesysid = r.oid) END AS of_role,
+               CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit
+                    - (SELECT count(*) FROM open WHERE datid = d.oid) END AS of_database,
+               quote_ident(r.rolname) AS role, quote_ident(d.datname) AS database
+          FROM pg_roles r, pg_database d
+         WHERE r.rolname = session_user AND d.datname = current_database()",
+    )
+    .giving::<(BigInt, Nullable<BigInt>, Nullable<BigInt>, Text, Text)>()
+    .get_result(conn)
 }
 
 /// A schema of the search path in which a role can create what others then call.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct CreatorRow {
-    #[diesel(sql_type = Text)]
     pub(crate) schema: String,
     /// Quoted; `PUBLIC`: every role.
-    #[diesel(sql_type = Text)]
     pub(crate) role: String,
 }
 
 /// Who can create in the schemas of a new session's search path, beside their owners, the outbox's,
 /// this role and superusers.
 pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<CreatorRow>> {
-    looking(conn, None, |conn| {
-        conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
-        let schemas: Vec<String> = select(current_schemas(false)).get_result(conn)?;
-        conn.batch_execute(&format!("SET LOCAL search_path = {}", pinned::PATH))?;
-        sql_query(
-            "SELECT quote_ident(n.nspname) AS schema, coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
-               FROM pg_namespace n
-              CROSS JOIN aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
-               LEFT JOIN pg_roles r ON r.oid = a.grantee
-              WHERE n.nspname = ANY($1::text[]::name[]) AND a.privilege_type = 'CREATE'
-                AND a.grantee <> n.nspowner
-                AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass($2)) AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
-              ORDER BY 1, 2",
-        )
-        .bind::<Array<Text>, _>(schemas)
-        .bind::<Text, _>(name.outbox())
-        .load(conn)
-    })
+    conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
+    let schemas: Vec<String> = select(current_schemas(false)).get_result(conn)?;
+    conn.batch_execute(&format!("SET LOCAL search_path = {}", pinned::PATH))?;
+    statement_anew(
+        "SELECT quote_ident(n.nspname) AS schema, coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
+           FROM pg_namespace n
+          CROSS JOIN aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+           LEFT JOIN pg_roles r ON r.oid = a.grantee
+          WHERE n.nspname = ANY($1::text[]::name[]) AND a.privilege_type = 'CREATE'
+            AND a.grantee <> n.nspowner
+            AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass($2)) AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
+          ORDER BY 1, 2",
+    )
+    .bind::<Array<Text>, _>(schemas)
+    .bind::<Text, _>(name.outbox())
+    .giving::<(Text, Text)>()
+    .load(conn)
 }
 
 /// A setting of the server, or one that this role or database has of its own.

@@ -6,30 +6,25 @@ use std::time::Duration;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Double, Text};
-use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, sql_query};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 
 use crate::store::catalogue::pg_stat_activity;
-use crate::store::looking::looking;
 use crate::store::millis;
 use crate::store::sql::pg_backend_pid;
+use crate::store::statement::statement_anew;
 
 /// Somebody or something that holds a snapshot or a transaction.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct SnapshotRow {
     /// `session`, `prepared`, `slot` or `standby`.
-    #[diesel(sql_type = Text)]
     pub(crate) kind: String,
     /// The process, the transaction's or the slot's name, or the standby's.
-    #[diesel(sql_type = Text)]
     pub(crate) name: String,
     /// User, application and state, as far as there are any.
-    #[diesel(sql_type = Text)]
     pub(crate) who: String,
     /// How old it is; of slots and standbys 0: the server does not say.
-    #[diesel(sql_type = Double)]
     pub(crate) seconds: f64,
     /// Transactions that have begun since.
-    #[diesel(sql_type = BigInt)]
     pub(crate) transactions: i64,
 }
 
@@ -40,40 +35,39 @@ pub(crate) fn held(
     age: Duration,
     transactions: i64,
 ) -> QueryResult<Vec<SnapshotRow>> {
-    looking(conn, None, |conn| {
-        sql_query(
-            "SELECT * FROM (
-                SELECT 'session' AS kind, pid::text AS name,
-                       concat_ws(', ', 'user ' || usename, 'database ' || datname,
-                           'application ' || nullif(application_name, ''),
-                           'from ' || client_addr::text, state) AS who,
-                       extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
-                       greatest(age(backend_xmin), age(backend_xid), 0)::bigint AS transactions
-                  FROM pg_stat_activity
-                 WHERE pid <> pg_backend_pid() AND coalesce(backend_xmin, backend_xid) IS NOT NULL
-                   AND backend_type <> 'walsender'
-                   AND xact_start < clock_timestamp() - $1 * interval '1 millisecond'
-                UNION ALL
-                SELECT 'prepared', gid, concat_ws(', ', 'user ' || owner, 'database ' || database),
-                       extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)::bigint
-                  FROM pg_prepared_xacts
-                 WHERE prepared < clock_timestamp() - $1 * interval '1 millisecond'
-                UNION ALL
-                SELECT 'slot', slot_name,
-                       concat_ws(', ', slot_type, CASE WHEN active THEN 'in use' ELSE 'not in use' END),
-                       0, age(xmin)::bigint
-                  FROM pg_replication_slots WHERE age(xmin) > $2
-                UNION ALL
-                SELECT 'standby', coalesce(nullif(application_name, ''), pid::text),
-                       concat_ws(', ', 'user ' || usename, 'from ' || client_addr::text), 0,
-                       age(backend_xmin)::bigint
-                  FROM pg_stat_replication WHERE age(backend_xmin) > $2
-             ) h ORDER BY seconds DESC, transactions DESC LIMIT 20",
-        )
-        .bind::<BigInt, _>(millis(age))
-        .bind::<BigInt, _>(transactions)
-        .load(conn)
-    })
+    statement_anew(
+        "SELECT * FROM (
+            SELECT 'session' AS kind, pid::text AS name,
+                   concat_ws(', ', 'user ' || usename, 'database ' || datname,
+                       'application ' || nullif(application_name, ''),
+                       'from ' || client_addr::text, state) AS who,
+                   extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
+                   greatest(age(backend_xmin), age(backend_xid), 0)::bigint AS transactions
+              FROM pg_stat_activity
+             WHERE pid <> pg_backend_pid() AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+               AND backend_type <> 'walsender'
+               AND xact_start < clock_timestamp() - $1 * interval '1 millisecond'
+            UNION ALL
+            SELECT 'prepared', gid, concat_ws(', ', 'user ' || owner, 'database ' || database),
+                   extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)::bigint
+              FROM pg_prepared_xacts
+             WHERE prepared < clock_timestamp() - $1 * interval '1 millisecond'
+            UNION ALL
+            SELECT 'slot', slot_name,
+                   concat_ws(', ', slot_type, CASE WHEN active THEN 'in use' ELSE 'not in use' END),
+                   0, age(xmin)::bigint
+              FROM pg_replication_slots WHERE age(xmin) > $2
+            UNION ALL
+            SELECT 'standby', coalesce(nullif(application_name, ''), pid::text),
+                   concat_ws(', ', 'user ' || usename, 'from ' || client_addr::text), 0,
+                   age(backend_xmin)::bigint
+              FROM pg_stat_replication WHERE age(backend_xmin) > $2
+         ) h ORDER BY seconds DESC, transactions DESC LIMIT 20",
+    )
+    .bind::<BigInt, _>(millis(age))
+    .bind::<BigInt, _>(transactions)
+    .giving::<(Text, Text, Text, Double, BigInt)>()
+    .load(conn)
 }
 
 /// Sessions that this role cannot look into.

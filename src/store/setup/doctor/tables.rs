@@ -6,94 +6,81 @@ use std::time::Duration;
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
-use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel::{PgConnection, RunQueryDsl};
 
 use super::suffixes;
 use crate::name::OutboxName;
-use crate::store::looking::looking;
+use crate::store::statement::statement_anew;
 use crate::store::{LONGEST_AGE, millis};
 
 /// A table, as autovacuum sees it.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct VacuumRow {
-    #[diesel(sql_type = Text)]
     pub(crate) table_name: String,
     /// Switched off for this table.
-    #[diesel(sql_type = Bool)]
     pub(crate) is_off: bool,
-    #[diesel(sql_type = BigInt)]
     pub(crate) dead_rows: i64,
     /// Dead rows at which autovacuum begins.
-    #[diesel(sql_type = Double)]
     pub(crate) threshold: f64,
     /// Seconds since the last vacuum.
-    #[diesel(sql_type = Nullable<Double>)]
     pub(crate) vacuumed_ago: Option<f64>,
 }
 
 pub(crate) fn vacuum(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<VacuumRow>> {
     let tables: Vec<String> = suffixes().map(|suffix| name.suffixed(&suffix)).collect();
-    looking(conn, None, |conn| {
-        sql_query(
-            "SELECT t AS table_name,
-                    coalesce((SELECT NOT option_value::boolean FROM pg_options_to_table(c.reloptions)
-                               WHERE option_name = 'autovacuum_enabled'), false) AS is_off,
-                    coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead_rows,
-                    coalesce((SELECT option_value::float8 FROM pg_options_to_table(c.reloptions)
-                               WHERE option_name = 'autovacuum_vacuum_threshold'),
-                             current_setting('autovacuum_vacuum_threshold')::float8)
-                    + greatest(c.reltuples, 0)
-                    * coalesce((SELECT option_value::float8 FROM pg_options_to_table(c.reloptions)
-                                 WHERE option_name = 'autovacuum_vacuum_scale_factor'),
-                               current_setting('autovacuum_vacuum_scale_factor')::float8) AS threshold,
-                    extract(epoch FROM clock_timestamp() - greatest(
-                        pg_stat_get_last_vacuum_time(c.oid),
-                        pg_stat_get_last_autovacuum_time(c.oid)))::float8 AS vacuumed_ago
-               FROM unnest($1::text[]) WITH ORDINALITY AS t(t, n)
-               JOIN pg_class c ON c.oid = to_regclass(t.t) ORDER BY n",
-        )
-        .bind::<Array<Text>, _>(&tables)
-        .load(conn)
-    })
+    statement_anew(
+        "SELECT t AS table_name,
+                coalesce((SELECT NOT option_value::boolean FROM pg_options_to_table(c.reloptions)
+                           WHERE option_name = 'autovacuum_enabled'), false) AS is_off,
+                coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead_rows,
+                coalesce((SELECT option_value::float8 FROM pg_options_to_table(c.reloptions)
+                           WHERE option_name = 'autovacuum_vacuum_threshold'),
+                         current_setting('autovacuum_vacuum_threshold')::float8)
+                + greatest(c.reltuples, 0)
+                * coalesce((SELECT option_value::float8 FROM pg_options_to_table(c.reloptions)
+                             WHERE option_name = 'autovacuum_vacuum_scale_factor'),
+                           current_setting('autovacuum_vacuum_scale_factor')::float8) AS threshold,
+                extract(epoch FROM clock_timestamp() - greatest(
+                    pg_stat_get_last_vacuum_time(c.oid),
+                    pg_stat_get_last_autovacuum_time(c.oid)))::float8 AS vacuumed_ago
+           FROM unnest($1::text[]) WITH ORDINALITY AS t(t, n)
+           JOIN pg_class c ON c.oid = to_regclass(t.t) ORDER BY n",
+    )
+    .bind::<Array<Text>, _>(&tables)
+    .giving::<(Text, Bool, BigInt, Double, Nullable<Double>)>()
+    .load(conn)
 }
 
 /// The identity of an outbox: how much of it is used.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct SequenceRow {
-    #[diesel(sql_type = Nullable<Text>)]
     pub(crate) sequence_name: Option<String>,
-    #[diesel(sql_type = Nullable<Double>)]
-    pub(crate) used: Option<f64>,
     /// It begins anew at its end: sequences would be given twice.
-    #[diesel(sql_type = Bool)]
     pub(crate) cycles: bool,
+    pub(crate) used: Option<f64>,
 }
 
 pub(crate) fn sequence(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<SequenceRow> {
-    looking(conn, None, |conn| {
-        sql_query(format!(
-            "SELECT s.name AS sequence_name, coalesce(q.seqcycle, false) AS cycles,
-                    greatest(CASE WHEN has_sequence_privilege(s.name::regclass, 'SELECT, USAGE')
-                                  THEN pg_sequence_last_value(s.name::regclass) END,
-                             m.highest)::float8 / q.seqmax AS used
-               FROM (SELECT pg_get_serial_sequence($1, 'sequence') AS name) s
-               CROSS JOIN (SELECT max(sequence) AS highest FROM {}) m
-               LEFT JOIN pg_sequence q ON q.seqrelid = s.name::regclass",
-            name.outbox()
-        ))
-        .bind::<Text, _>(name.outbox())
-        .get_result(conn)
-    })
+    statement_anew(format!(
+        "SELECT s.name AS sequence_name, coalesce(q.seqcycle, false) AS cycles,
+                greatest(CASE WHEN has_sequence_privilege(s.name::regclass, 'SELECT, USAGE')
+                              THEN pg_sequence_last_value(s.name::regclass) END,
+                         m.highest)::float8 / q.seqmax AS used
+           FROM (SELECT pg_get_serial_sequence($1, 'sequence') AS name) s
+           CROSS JOIN (SELECT max(sequence) AS highest FROM {}) m
+           LEFT JOIN pg_sequence q ON q.seqrelid = s.name::regclass",
+        name.outbox()
+    ))
+    .bind::<Text, _>(name.outbox())
+    .giving::<(Nullable<Text>, Bool, Nullable<Double>)>()
+    .get_result(conn)
 }
 
 /// What is kept for a time.
-#[derive(Debug, diesel::QueryableByName)]
+#[derive(Debug, diesel::Queryable)]
 pub(crate) struct KeptRow {
-    #[diesel(sql_type = Bool)]
     pub(crate) has_older: bool,
-    #[diesel(sql_type = Text)]
     pub(crate) size: String,
-    #[diesel(sql_type = BigInt)]
     pub(crate) bytes: i64,
 }
 
@@ -105,23 +92,22 @@ pub(crate) fn kept(
     column: &str,
     age: Duration,
 ) -> QueryResult<Option<KeptRow>> {
-    looking(conn, None, |conn| {
-        let is_there = crate::store::setup::inspect::has_column(conn, table, column)?;
-        if !is_there {
-            return Ok(None);
-        }
-        sql_query(format!(
-            "SELECT EXISTS (SELECT FROM {table}
-                             WHERE {column} < now() - $2 * interval '1 millisecond') AS has_older,
-                    pg_size_pretty(s.bytes) AS size, s.bytes
-               FROM (SELECT coalesce(
-                        (SELECT sum(pg_total_relation_size(relid))::bigint
-                           FROM pg_partition_tree(to_regclass($1))),
-                        pg_total_relation_size(to_regclass($1))) AS bytes) s"
-        ))
-        .bind::<Text, _>(table)
-        .bind::<BigInt, _>(millis(age.min(LONGEST_AGE)))
-        .get_result(conn)
-        .map(Some)
-    })
+    let is_there = crate::store::setup::inspect::has_column(conn, table, column)?;
+    if !is_there {
+        return Ok(None);
+    }
+    statement_anew(format!(
+        "SELECT EXISTS (SELECT FROM {table}
+                         WHERE {column} < now() - $2 * interval '1 millisecond') AS has_older,
+                pg_size_pretty(s.bytes) AS size, s.bytes
+           FROM (SELECT coalesce(
+                    (SELECT sum(pg_total_relation_size(relid))::bigint
+                       FROM pg_partition_tree(to_regclass($1))),
+                    pg_total_relation_size(to_regclass($1))) AS bytes) s"
+    ))
+    .bind::<Text, _>(table)
+    .bind::<BigInt, _>(millis(age.min(LONGEST_AGE)))
+    .giving::<(Bool, Text, BigInt)>()
+    .get_result(conn)
+    .map(Some)
 }

@@ -163,11 +163,9 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. An outbox in a schema that the role does not search has a name of two parts, such as shop.outbox (OUTBOX_TABLE), and the role needs USAGE on that schema"
         )));
     }
-    let encoding = setting(conn, "server_encoding")?;
-    if encoding == "SQL_ASCII" {
-        return Err(DatabaseError::Schema(
-            "the database has the encoding SQL_ASCII, in which text can be anything: UTF8 is needed".to_owned(),
-        ));
+    if setting(conn, "server_encoding")? == "SQL_ASCII" {
+        let wrong = "the database has the encoding SQL_ASCII, in which text can be anything: UTF8 is needed";
+        return Err(DatabaseError::Schema(wrong.to_owned()));
     }
     for (suffix, columns) in COLUMNS {
         let table = name.suffixed(suffix);
@@ -176,19 +174,16 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             return Err(DatabaseError::Schema(damaged(name, suffix)));
         }
         for (column, kind) in *columns {
-            match found.iter().find(|(name, _)| name == column) {
-                Some((_, found)) if found == kind => {}
-                Some((_, found)) => {
-                    return Err(DatabaseError::Schema(format!(
-                        "the column {column} of {table} is {found}, and {kind} is needed: the table is of another version, or somebody else's"
-                    )));
-                }
-                None => {
-                    return Err(DatabaseError::Schema(format!(
-                        "{table} has no column {column}: the table is of an older version, or somebody else's; run `diesel-outbox migrate` of the version that runs"
-                    )));
-                }
-            }
+            let wrong = match found.iter().find(|(name, _)| name == column) {
+                Some((_, found)) if found == kind => continue,
+                Some((_, found)) => format!(
+                    "the column {column} of {table} is {found}, and {kind} is needed: the table is of another version, or somebody else's"
+                ),
+                None => format!(
+                    "{table} has no column {column}: the table is of an older version, or somebody else's; run `diesel-outbox migrate` of the version that runs"
+                ),
+            };
+            return Err(DatabaseError::Schema(wrong));
         }
     }
     check_ring(conn, name)?;

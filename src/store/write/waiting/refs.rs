@@ -13,7 +13,6 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::operate::messages::{Hit, MessageKey, live_ones, seek};
-use crate::store::searched::Searched;
 use crate::store::statement::planned_anew;
 use crate::store::table::{dead, ledger, outbox};
 
@@ -156,23 +155,21 @@ impl Changed {
     /// # }
     /// ```
     pub fn answer(&self) -> Answer {
-        let has = |state: PartState| self.parts.iter().any(|part| part.state == state);
         let all_done = self.parts.iter().all(|part| part.state == PartState::Done);
-        if self.parts.is_empty() {
-            Answer::Unknown
-        } else if all_done {
-            Answer::Done
-        } else if has(PartState::Done) {
-            Answer::Partly
-        } else if has(PartState::UnderWay) {
-            Answer::UnderWay
-        } else if has(PartState::Delivered) {
-            Answer::Delivered
-        } else if has(PartState::Dead) {
-            Answer::Dead
-        } else {
-            Answer::Cancelled
+        if all_done && !self.parts.is_empty() {
+            return Answer::Done;
         }
+        let has =
+            |(state, _): &(PartState, Answer)| self.parts.iter().any(|one| one.state == *state);
+        let answers = [
+            (PartState::Done, Answer::Partly),
+            (PartState::UnderWay, Answer::UnderWay),
+            (PartState::Delivered, Answer::Delivered),
+            (PartState::Dead, Answer::Dead),
+            (PartState::Cancelled, Answer::Cancelled),
+        ];
+        let first = answers.into_iter().find(has);
+        first.map_or(Answer::Unknown, |(_, answer)| answer)
     }
 }
 
@@ -283,10 +280,8 @@ pub(super) fn find(
     which: &MessageRef,
     reach: Reach,
 ) -> QueryResult<Found> {
-    let Searched {
-        rows: hits,
-        is_complete,
-    } = seek(conn, name, &which.key)?;
+    let found = seek(conn, name, &which.key)?;
+    let (hits, is_complete) = (found.rows, found.is_complete);
     let mut rows = of_hits(conn, name, &hits)?;
     if rows.is_empty() || reach == Reach::Everything {
         let dead = dead_of_hits(conn, name, &hits)?.into_iter();
