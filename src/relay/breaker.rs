@@ -26,6 +26,10 @@ impl Window {
         }
     }
 
+    pub(super) fn settings(&self) -> &Breaker {
+        &self.settings
+    }
+
     /// Counts a send that has failed. `true`: too many have.
     pub(super) fn count_failure(&mut self, now: Instant) -> bool {
         self.count(0, 1, now);

@@ -14,8 +14,6 @@ use super::to::To;
 use super::verdict::Retries;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
 use crate::dispatch::Dispatcher;
-#[cfg(test)]
-use crate::dispatch::{Outcome, Response};
 use crate::handlers::Group;
 use crate::message::Message;
 
@@ -239,26 +237,6 @@ impl Bulkhead {
     /// may give beyond the batch that they share.
     pub(crate) fn queue(&self) -> usize {
         2 * self.batch + self.batch / 4 + MOST_LANES
-    }
-}
-
-#[cfg(test)]
-impl Dispatchers {
-    /// To destinations to which nothing is sent, and to one for the rest where there are none.
-    pub(super) fn idle(config: &Config) -> Self {
-        struct Idle;
-        impl Dispatcher for Idle {
-            fn dispatch(&self, _: &Message) -> Outcome {
-                Outcome::Delivered(Response::default())
-            }
-        }
-        let idle = || -> Arc<dyn Dispatcher> { Arc::new(Idle) };
-        let urls: Vec<_> = config.all_destinations().iter().map(|_| idle()).collect();
-        Self {
-            rest: urls.is_empty().then(idle),
-            urls,
-            groups: Vec::new(),
-        }
     }
 }
 

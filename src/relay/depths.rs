@@ -9,11 +9,10 @@ pub use self::gauges::DepthGauges;
 use super::monitor;
 use super::session::Session;
 use super::shared::Shared;
-use super::unrouted::{Told, Unrouted};
+use super::unrouted::{Told, Unrouted, topic_of};
 use crate::error::DatabaseError;
 use crate::routes::Way;
 use crate::store::operate::depths::{self, Depths, LaneDepth};
-use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 
 /// How often messages are counted.
@@ -102,16 +101,10 @@ impl<'a> Counting<'a> {
         let due_for = monitor::patience(shared).saturating_add(shared.config.poll_interval);
         let is_late = |lane: &&LaneDepth| {
             let age = lane.oldest_due_seconds.unwrap_or(0.0);
-            let topic = Topic {
-                topic: lane.topic.clone(),
-                destination: lane.destination.clone(),
-            };
-            age > due_for.as_secs_f64() && monitor::is_open(shared, &topic)
+            age > due_for.as_secs_f64() && monitor::is_open(shared, &topic_of(lane))
         };
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
-            let LaneDepth {
-                topic, destination, ..
-            } = lane;
+            let (topic, destination) = (&lane.topic, &lane.destination);
             if session.run(|conn, name| is_claimable(conn, name, topic, destination, due_for))? {
                 return Ok(true);
             }

@@ -6,13 +6,10 @@
 
 mod others;
 mod outcomes;
-mod standing;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-pub(crate) use self::standing::Standing;
 
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
@@ -31,7 +28,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The gate of one destination.
 pub(crate) struct Gate {
     name: Arc<str>,
-    breaker: Option<Breaker>,
     /// Nothing limits sends just now: no lock is needed to let one through.
     is_free: AtomicBool,
     /// Good sends that are not in the window yet.
@@ -55,10 +51,11 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Flowing,
-    /// One send goes first. `began`: it is under way. `is_probe`: of a breaker, with no limit of time.
-    Trying {
-        began: Option<Instant>,
-        is_probe: bool,
+    /// One send goes first: it is under way since then.
+    Trying(Option<Instant>),
+    /// The same after a breaker, with no limit of time.
+    Probing {
+        is_under_way: bool,
     },
     /// `then_probe`: what closed it is a breaker.
     Closed {
@@ -89,6 +86,27 @@ pub(crate) enum Room {
     Free,
 }
 
+/// How a gate stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Flowing,
+    /// One send goes first.
+    Trying,
+    Paused,
+    BreakerOpen,
+}
+
+impl Standing {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Flowing => "flowing",
+            Self::Trying => "trying",
+            Self::Paused => "paused",
+            Self::BreakerOpen => "breaker_open",
+        }
+    }
+}
+
 /// What is to be done about a gate whose time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
@@ -114,39 +132,26 @@ pub(super) enum Admission {
 
 impl Gate {
     pub(crate) fn new(destination: &Destination) -> Self {
-        let now = clock::now();
-        let state = State {
-            phase: Phase::Trying {
-                began: None,
-                is_probe: false,
-            },
-            bucket: destination.rate.map(|rate| Bucket::new(rate, now)),
-            window: destination.breaker.map(Window::new),
-            openings: 0,
-            may_probe_until: None,
-            news: None,
-        };
-        Self::with(destination.name.as_str().into(), destination.breaker, state)
+        let Destination { rate, breaker, .. } = destination;
+        Self::with(&destination.name, Phase::Trying(None), *rate, *breaker)
     }
 
     /// One that only an operator closes.
     pub(crate) fn open(name: &str, rate: Option<Rate>) -> Self {
-        let now = clock::now();
+        Self::with(name, Phase::Flowing, rate, None)
+    }
+
+    fn with(name: &str, phase: Phase, rate: Option<Rate>, breaker: Option<Breaker>) -> Self {
         let state = State {
-            phase: Phase::Flowing,
-            bucket: rate.map(|rate| Bucket::new(rate, now)),
-            window: None,
+            phase,
+            bucket: rate.map(|rate| Bucket::new(rate, clock::now())),
+            window: breaker.map(Window::new),
             openings: 0,
             may_probe_until: None,
             news: None,
         };
-        Self::with(name.into(), None, state)
-    }
-
-    fn with(name: Arc<str>, breaker: Option<Breaker>, state: State) -> Self {
         Self {
-            name,
-            breaker,
+            name: name.into(),
             is_free: AtomicBool::new(state.is_free()),
             good: AtomicU32::new(0),
             state: Mutex::new(state),
@@ -190,21 +195,16 @@ impl Gate {
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
         match state.phase {
             Phase::Closed { .. } => return Admission::Closed,
-            Phase::Trying {
-                began: Some(began),
-                is_probe,
-            } => {
+            Phase::Probing { is_under_way: true } => return Admission::Wait(LONGEST_WAIT),
+            Phase::Trying(Some(began)) => {
                 let waited = now.saturating_duration_since(began);
-                if is_probe {
-                    return Admission::Wait(LONGEST_WAIT);
-                }
                 if waited < FIRST_SEND {
                     return Admission::Wait(FIRST_SEND - waited);
                 }
                 state.phase = Phase::Flowing;
                 self.changed(state);
             }
-            Phase::Flowing | Phase::Trying { began: None, .. } => {}
+            Phase::Flowing | Phase::Trying(None) | Phase::Probing { .. } => {}
         }
         match state.bucket.as_mut().map_or(Ok(()), |b| b.take(now)) {
             Ok(()) => Admission::Pass(state.pass(now)),
@@ -212,17 +212,10 @@ impl Gate {
         }
     }
 
-    /// The right to one send, or how long to wait for it, for who must not wait here.
-    #[cfg(test)]
-    pub(super) fn ask(&self) -> Admission {
-        self.try_admit(&mut self.lock(), clock::now())
-    }
-
     /// Nothing was sent.
     pub(crate) fn give_back(&self, pass: &Pass) {
-        let mut state = self.lock();
-        if let (true, Phase::Trying { began, .. }) = (pass.is_first, &mut state.phase) {
-            *began = None;
+        if pass.is_first {
+            self.lock().send_first(None);
             self.changed.notify_all();
         }
     }
@@ -237,15 +230,20 @@ impl Gate {
         let mut state = self.lock();
         self.count_good(&mut state, now);
         let before = state.phase;
-        if let Some((pause, failure)) = pause_of(outcome) {
-            self.pause(&mut state, pause, failure, now);
-        } else {
-            self.count(&mut state, pass, sign(outcome), now);
-        }
+        let news = match pause_of(outcome) {
+            Some((pause, failure)) => state.pause(pause, failure.code, now),
+            None => state.count(pass, sign(outcome), now),
+        };
         if state.phase != before {
             self.changed(&state);
         }
-        state.news.is_some()
+        state.news = news.or(state.news);
+        let has_news = state.news.is_some();
+        drop(state);
+        if let Some(news) = news {
+            self.say(news, sign(outcome), now);
+        }
+        has_news
     }
 
     /// Good sends that needed no lock are counted here, no later than a poll after they were made.
@@ -262,36 +260,39 @@ impl Gate {
     /// How many messages may be claimed for it.
     pub(crate) fn room(&self) -> Room {
         match self.lock().phase {
-            Phase::Flowing
-            | Phase::Trying {
-                is_probe: false, ..
-            } => Room::Free,
-            Phase::Trying {
-                began: None,
-                is_probe: true,
-            } => Room::One,
-            Phase::Trying { .. } | Phase::Closed { .. } => Room::Closed,
+            Phase::Flowing | Phase::Trying(_) => Room::Free,
+            Phase::Probing { is_under_way } if !is_under_way => Room::One,
+            Phase::Probing { .. } | Phase::Closed { .. } => Room::Closed,
+        }
+    }
+
+    /// Whether sends may wait for a rate.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.lock().bucket.is_some()
+    }
+
+    /// How it stands, in a word.
+    pub(crate) fn standing(&self) -> Standing {
+        match self.lock().phase {
+            Phase::Flowing => Standing::Flowing,
+            Phase::Trying(_) | Phase::Probing { .. } => Standing::Trying,
+            Phase::Closed { then_probe, .. } if then_probe => Standing::BreakerOpen,
+            Phase::Closed { .. } => Standing::Paused,
         }
     }
 
     /// Whether this relay has the right to probe and has not used it.
     pub(crate) fn has_unused_probe(&self) -> bool {
-        let unused = Phase::Trying {
-            began: None,
-            is_probe: true,
-        };
         let state = self.lock();
-        let is_ours = state
-            .may_probe_until
-            .is_some_and(|until| clock::now() < until);
-        is_ours && state.phase == unused
+        let until = state.may_probe_until;
+        until.is_some_and(|until| clock::now() < until) && state.phase == UNUSED_PROBE
     }
 
     /// When it opens by itself.
     pub(crate) fn opens_at(&self) -> Option<Instant> {
         match self.lock().phase {
             Phase::Closed { until, .. } => until,
-            Phase::Flowing | Phase::Trying { .. } => None,
+            Phase::Flowing | Phase::Trying(_) | Phase::Probing { .. } => None,
         }
     }
 
@@ -299,14 +300,8 @@ impl Gate {
     pub(crate) fn open_in_time(&self, now: Instant) -> Due {
         let mut state = self.lock();
         self.count_good(&mut state, now);
-        let is_unused = matches!(
-            state.phase,
-            Phase::Trying {
-                began: None,
-                is_probe: true
-            }
-        );
-        if is_unused && state.may_probe_until.is_none_or(|until| now >= until) {
+        let may_probe = |until: Instant| now < until;
+        if state.phase == UNUSED_PROBE && !state.may_probe_until.is_some_and(may_probe) {
             // Nothing was there to be sent. Another relay may have the right by now.
             state.close(Some(now), true);
             self.changed(&state);
@@ -324,8 +319,9 @@ impl Gate {
         if then_probe {
             return Due::Probe;
         }
+        self.turn(&mut state, Phase::Trying(None));
+        drop(state);
         log::info!(event = "destination_resumed", destination:% = self.name; "the time of {}'s pause is over", self.name);
-        self.try_first(&mut state, false);
         Due::Nothing
     }
 
@@ -333,17 +329,19 @@ impl Gate {
     pub(crate) fn begin_probe(&self, hold: Duration) {
         let mut state = self.lock();
         state.may_probe_until = Some(later(clock::now(), hold));
-        self.try_first(&mut state, true);
+        self.turn(&mut state, UNUSED_PROBE);
     }
 
-    fn try_first(&self, state: &mut State, is_probe: bool) {
-        state.phase = Phase::Trying {
-            began: None,
-            is_probe,
-        };
+    fn turn(&self, state: &mut State, phase: Phase) {
+        state.phase = phase;
         self.changed(state);
     }
 }
+
+/// This relay has the right to probe, and nothing was sent yet.
+const UNUSED_PROBE: Phase = Phase::Probing {
+    is_under_way: false,
+};
 
 impl State {
     /// Whether sends need no lock.
@@ -352,22 +350,27 @@ impl State {
     }
 
     fn pass(&mut self, now: Instant) -> Pass {
-        let Phase::Trying { began, .. } = &mut self.phase else {
-            return Pass { is_first: false };
-        };
-        *began = Some(now);
-        Pass { is_first: true }
+        let is_first = self.send_first(Some(now));
+        Pass { is_first }
     }
 
-    fn flow(&mut self) {
-        self.phase = Phase::Flowing;
-        if let Some(window) = &mut self.window {
-            window.clear();
+    /// Where one send goes first: it begins now, or was not made. `false`: none does.
+    fn send_first(&mut self, now: Option<Instant>) -> bool {
+        match &mut self.phase {
+            Phase::Trying(began) => *began = now,
+            Phase::Probing { is_under_way } => *is_under_way = now.is_some(),
+            Phase::Flowing | Phase::Closed { .. } => return false,
         }
+        true
     }
 
     fn close(&mut self, until: Option<Instant>, then_probe: bool) {
         self.phase = Phase::Closed { until, then_probe };
+        self.clear();
+    }
+
+    /// What was sent before counts no more.
+    fn clear(&mut self) {
         if let Some(window) = &mut self.window {
             window.clear();
         }

@@ -6,8 +6,6 @@ mod leases;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
-use diesel::PgConnection;
-use diesel::result::QueryResult;
 
 use self::leases::Leases;
 use super::depths::Counting;
@@ -136,27 +134,18 @@ impl<'a> Janitor<'a> {
 
     fn clean_inbox_in(&mut self, table: &str, retention: Duration) -> Result<(), DatabaseError> {
         let mut old = Forgetting::new(table, retention);
-        let removed = self.remove_all(|conn| old.step(conn, CLEAN_BATCH))?;
+        let mut removed = 0;
+        while !self.shared.is_stopping() {
+            let rows = self.session.run(|conn, _| old.step(conn, CLEAN_BATCH))?;
+            if rows == 0 {
+                break;
+            }
+            removed += rows;
+            self.look()?;
+        }
         if removed > 0 {
             log::info!(event = "inbox_cleaned", rows = removed; "old rows of the inbox were removed");
         }
         Ok(())
-    }
-
-    /// Removes rows until none is left, or the relay stops. Returns how many.
-    fn remove_all(
-        &mut self,
-        mut remove: impl FnMut(&mut PgConnection) -> QueryResult<usize>,
-    ) -> Result<usize, DatabaseError> {
-        let mut removed = 0;
-        while !self.shared.is_stopping() {
-            let rows = self.session.run(|conn, _| remove(conn))?;
-            removed += rows;
-            if rows == 0 {
-                break;
-            }
-            self.look()?;
-        }
-        Ok(removed)
     }
 }

@@ -131,7 +131,7 @@ impl OfDestination {
                 Label::new("destination", Arc::clone(name)),
             ]
         };
-        let settled = |kind: Kind| counter!(names::SETTLED, "outbox" => Arc::clone(outbox), "destination" => Arc::clone(name), "outcome" => kind.as_str());
+        let settled = |(_, kind)| counter!(names::SETTLED, "outbox" => Arc::clone(outbox), "destination" => Arc::clone(name), "outcome" => kind);
         Self {
             settled: Kind::ALL.map(settled),
             breaker_opened: counter!(names::BREAKER_OPENED, labels()),

@@ -307,18 +307,12 @@ impl<'a> Desk<'a> {
 
     /// The send has come to its end.
     fn ended(&self, sent: Sent, outcome: Outcome) -> Result<(), NobodyListens> {
-        let Sent {
-            job,
-            pass,
-            spans,
-            began,
-        } = sent;
-        let took = began.elapsed();
+        let took = sent.began.elapsed();
         self.learn(took);
-        self.tell_sent(&job.message, &outcome, took);
-        spans.end(std::slice::from_ref(&outcome));
-        self.record(&pass, &outcome);
-        self.conclude(job, outcome, took)
+        self.tell_sent(&sent.job.message, &outcome, took);
+        sent.spans.end(std::slice::from_ref(&outcome));
+        self.record(&sent.pass, &outcome);
+        self.conclude(sent.job, outcome, took)
     }
 
     fn learn(&self, took: Duration) {

@@ -41,16 +41,16 @@ pub(crate) enum AfterRefusal {
 pub(crate) struct Session {
     source: Source,
     outbox: OutboxName,
-    threads: Arc<Threads>,
-    post: Post,
+    pub(super) threads: Arc<Threads>,
+    pub(super) post: Post,
     statement_timeout: Duration,
     plans: Plans,
-    conn: Option<Connected>,
+    pub(super) conn: Option<Connected>,
     /// The server's process behind the last connection; behind a pooler it may be any.
-    backend: Option<i32>,
+    pub(super) backend: Option<i32>,
     failures: u32,
     /// The last error came from what is wrong with the outbox.
-    is_missing: bool,
+    pub(super) is_missing: bool,
 }
 
 impl Session {
@@ -140,16 +140,6 @@ impl Session {
         })
     }
 
-    /// Whether something is wrong with the outbox: then everything is refused.
-    pub(crate) fn is_missing(&self) -> bool {
-        self.is_missing
-    }
-
-    /// What has failed was refused for its values: the database is there.
-    pub(crate) fn was_only_refused(&self) {
-        self.threads.set_connected(self.post, self.conn.is_some());
-    }
-
     /// The longest that one statement takes by right.
     fn longest(&self, connected: &Connected) -> Duration {
         let turn = connected.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
@@ -206,11 +196,6 @@ impl Session {
         };
         conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
         Ok(connected)
-    }
-
-    /// The server's process that the last statements ran in.
-    pub(crate) fn backend(&self) -> Option<i32> {
-        self.backend
     }
 
     /// How long to wait before the next try: longer with each failure in a row.

@@ -165,33 +165,28 @@ impl Settlement {
 
     /// Their topics, where it has no ordering key, and when they could first be claimed.
     pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
+        let topic = |destination: &String| Topic {
+            topic: self.message.topic.clone(),
+            destination: destination.clone(),
+        };
         let destinations = match self.message.ordering_key {
             None => self.destinations_before(),
             Some(_) => &[],
         };
-        destinations.iter().map(|destination| {
-            let topic = Topic {
-                topic: self.message.topic.clone(),
-                destination: destination.clone(),
-            };
-            (topic, self.message.available_at)
-        })
+        let since = self.message.available_at;
+        destinations.iter().map(move |one| (topic(one), since))
     }
 
     /// Their keys, where it has one, and that of the message behind it.
     pub(super) fn keys_before(&self) -> impl Iterator<Item = Key> {
-        let own = self.key();
-        let destinations = match own {
-            Some(_) => self.destinations_before(),
-            None => &[],
-        };
-        let of_destinations = destinations.iter().filter_map(|destination| {
+        let key = |destination: &String| {
             Some(Key {
                 ordering_key: self.message.ordering_key.clone()?,
                 destination: destination.clone(),
             })
-        });
-        of_destinations.chain(own)
+        };
+        let of_destinations = self.destinations_before().iter().filter_map(key);
+        of_destinations.chain(self.key())
     }
 
     /// The keys of which messages may have waited for it: its own and, where some name a destination, that
@@ -250,26 +245,18 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// All, in their order.
-    pub(super) const ALL: [Self; 6] = [
-        Self::Delivered,
-        Self::Deduplicated,
-        Self::Retry,
-        Self::Dead,
-        Self::Split,
-        Self::Released,
+    /// All, in their order, with their names.
+    pub(super) const ALL: [(Self, &str); 6] = [
+        (Self::Delivered, "delivered"),
+        (Self::Deduplicated, "deduplicated"),
+        (Self::Retry, "retried"),
+        (Self::Dead, "dead"),
+        (Self::Split, "split"),
+        (Self::Released, "released"),
     ];
 
-    /// The outcome, as metrics name it.
     pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Deduplicated => "deduplicated",
-            Self::Retry => "retried",
-            Self::Dead => "dead",
-            Self::Split => "split",
-            Self::Released => "released",
-        }
+        Self::ALL[self as usize].1
     }
 }
 

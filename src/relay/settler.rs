@@ -1,6 +1,5 @@
 //! The settle threads: they write down what became of messages, many at a time.
 
-mod conflicts;
 mod next;
 mod refused;
 mod written;
@@ -19,7 +18,7 @@ use self::refused::Refused;
 use super::database::Database;
 use super::pauses;
 use super::session::{AfterRefusal, Session};
-use super::settlement::{Kind, Settlement, log_settled};
+use super::settlement::{Kind, Settlement, log_conflict, log_settled};
 use super::shared::Shared;
 use super::threads::Post;
 use super::told::{Returned, Told};
@@ -29,6 +28,7 @@ use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Trace;
+use crate::store::relay::whereabouts::Whereabouts;
 
 /// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
 /// whether the senders have run out of work.
@@ -272,27 +272,37 @@ impl<'a, D: Database> Settler<'a, D> {
 
     /// Of messages that a repeated settle did not find: those that the first one had settled.
     fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
-        let traces: Vec<Trace> = missed
+        let (traced, untraced): (Vec<&Settlement>, Vec<_>) = missed
             .iter()
-            .filter(|s| s.repeated && matches!(s.kind(), Kind::Delivered | Kind::Dead))
-            .map(|s| s.trace())
-            .collect();
+            .filter(|one| one.repeated)
+            .partition(|one| matches!(one.kind(), Kind::Delivered | Kind::Dead));
         // A retry or a release that worked before leaves nothing to be told by; nor does it matter.
-        let mut before: HashSet<i64> = missed
-            .iter()
-            .filter(|s| {
-                let leaves_nothing = matches!(
-                    s.kind(),
-                    Kind::Retry | Kind::Split | Kind::Released | Kind::Deduplicated
-                );
-                s.repeated && leaves_nothing
-            })
-            .map(|s| s.sequence())
-            .collect();
-        if !traces.is_empty() {
+        let mut before: HashSet<i64> = untraced.iter().map(|one| one.sequence()).collect();
+        if !traced.is_empty() {
+            let traces: Vec<Trace> = traced.iter().map(|one| one.trace()).collect();
             before.extend(self.db.settled(self.after_refusal, &traces)?);
         }
         Ok(before)
+    }
+
+    /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
+    /// the outage's to tell; the outcome is lost to this relay either way.
+    fn tell_conflicts(&mut self, conflicts: &[&Settlement]) {
+        if conflicts.is_empty() {
+            return;
+        }
+        let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
+        let found = self.db.whereabouts(&missed).ok();
+        for settlement in conflicts {
+            let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
+            let found = found.as_ref().map(|found| found.iter().find(is_it));
+            log_conflict(
+                settlement,
+                &self.shared.config,
+                &self.shared.bulkheads,
+                found,
+            );
+        }
     }
 }
 
@@ -300,22 +310,16 @@ impl<'a, D: Database> Settler<'a, D> {
 /// gives some of them out again.
 fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
     group.sort_unstable_by_key(Settlement::claim);
-    let mut again = Vec::new();
-    let mut last = None;
-    let first = group.into_iter().filter_map(|one| {
-        let is_new = last.replace(one.sequence()) != Some(one.sequence());
-        if is_new {
-            return Some(one);
+    let mut groups: Vec<Vec<Settlement>> = Vec::new();
+    for one in group {
+        let last = |group: &Vec<Settlement>| group.last().map(Settlement::sequence);
+        let is_new = |group: &&mut Vec<Settlement>| last(group) != Some(one.sequence());
+        match groups.iter_mut().find(is_new) {
+            Some(group) => group.push(one),
+            None => groups.push(vec![one]),
         }
-        again.push(one);
-        None
-    });
-    let first = first.collect();
-    let again = match again.is_empty() {
-        true => Vec::new(),
-        false => each_once(again),
-    };
-    std::iter::once(first).chain(again).collect()
+    }
+    groups
 }
 
 /// The first outcome and those that wait behind it, up to a batch.

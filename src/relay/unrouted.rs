@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::store::operate::depths::Depths;
+use crate::store::operate::depths::{Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 
 /// How often the log says so again.
@@ -24,10 +24,7 @@ impl Unrouted {
         let mut all: Vec<Self> = depths
             .unrouted()
             .map(|lane| Self {
-                topic: Topic {
-                    topic: lane.topic.clone(),
-                    destination: lane.destination.clone(),
-                },
+                topic: topic_of(lane),
                 waiting: lane.pending + lane.retrying,
             })
             .collect();
@@ -47,6 +44,13 @@ impl Unrouted {
             count => format!("{count} messages wait"),
         };
         format!("no relay serves the topic {topic:?}{to}: {messages}")
+    }
+}
+
+pub(super) fn topic_of(lane: &LaneDepth) -> Topic {
+    Topic {
+        topic: lane.topic.clone(),
+        destination: lane.destination.clone(),
     }
 }
 

@@ -7,25 +7,29 @@ use metrics::{Gauge, gauge};
 
 use crate::metrics::{MESSAGES, OLDEST_DUE_SECONDS, OTHER, describe, topic_label};
 use crate::name::OutboxName;
+use crate::status::Status;
 use crate::store::operate::depths::Depths;
 
 type Labels = (Arc<str>, Arc<str>);
 
+/// The states that are counted.
+const STATES: [Status; 4] = [
+    Status::Pending,
+    Status::Sending,
+    Status::Retrying,
+    Status::Dead,
+];
+
 struct LaneGauges {
-    pending: Gauge,
-    sending: Gauge,
-    retrying: Gauge,
-    dead: Gauge,
+    /// In the order of [`STATES`].
+    messages: [Gauge; STATES.len()],
     oldest_due_seconds: Gauge,
 }
 
 /// What the gauges of a lane show. Of lanes that share labels: all together.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Shown {
-    pending: i64,
-    sending: i64,
-    retrying: i64,
-    dead: i64,
+    messages: [i64; STATES.len()],
     oldest_due_seconds: f64,
 }
 
@@ -103,36 +107,32 @@ impl std::fmt::Debug for DepthGauges {
 
 fn summed(depths: &Depths, labels: impl Fn(&str, &str) -> Labels) -> BTreeMap<Labels, Shown> {
     let mut all: BTreeMap<Labels, Shown> = BTreeMap::new();
+    let mut add = |topic: &str, destination: &str, messages: [i64; 4], oldest: Option<f64>| {
+        let shown = all.entry(labels(topic, destination)).or_default();
+        for (shown, count) in shown.messages.iter_mut().zip(messages) {
+            *shown += count;
+        }
+        shown.oldest_due_seconds = shown.oldest_due_seconds.max(oldest.unwrap_or(0.0));
+    };
     for lane in &depths.lanes {
-        let shown = all
-            .entry(labels(&lane.topic, &lane.destination))
-            .or_default();
-        shown.pending += lane.pending;
-        shown.sending += lane.sending;
-        shown.retrying += lane.retrying;
-        let age = lane.oldest_due_seconds.unwrap_or(0.0);
-        shown.oldest_due_seconds = shown.oldest_due_seconds.max(age);
+        let messages = [lane.pending, lane.sending, lane.retrying, 0];
+        let oldest = lane.oldest_due_seconds;
+        add(&lane.topic, &lane.destination, messages, oldest);
     }
     for lane in &depths.dead {
-        let shown = all
-            .entry(labels(&lane.topic, &lane.destination))
-            .or_default();
-        shown.dead += lane.count;
+        add(&lane.topic, &lane.destination, [0, 0, 0, lane.count], None);
     }
     all
 }
 
 impl LaneGauges {
     fn new(outbox: &Arc<str>, (topic, destination): &Labels) -> Self {
-        let messages = |status: &'static str| {
+        let messages = |status: Status| {
             gauge!(MESSAGES, "outbox" => Arc::clone(outbox), "topic" => Arc::clone(topic),
-                "destination" => Arc::clone(destination), "status" => status)
+                "destination" => Arc::clone(destination), "status" => status.as_str())
         };
         Self {
-            pending: messages("pending"),
-            sending: messages("sending"),
-            retrying: messages("retrying"),
-            dead: messages("dead"),
+            messages: STATES.map(messages),
             oldest_due_seconds: gauge!(OLDEST_DUE_SECONDS, "outbox" => Arc::clone(outbox),
                 "topic" => Arc::clone(topic), "destination" => Arc::clone(destination)),
         }
@@ -140,10 +140,9 @@ impl LaneGauges {
 
     #[allow(clippy::cast_precision_loss, reason = "gauges are floating")]
     fn show(&self, shown: &Shown) {
-        self.pending.set(shown.pending as f64);
-        self.sending.set(shown.sending as f64);
-        self.retrying.set(shown.retrying as f64);
-        self.dead.set(shown.dead as f64);
+        for (gauge, count) in self.messages.iter().zip(shown.messages) {
+            gauge.set(count as f64);
+        }
         self.oldest_due_seconds.set(shown.oldest_due_seconds);
     }
 }

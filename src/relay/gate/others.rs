@@ -12,10 +12,11 @@ impl Gate {
         if state.news.is_some() {
             return;
         }
-        let is_probing = matches!(state.phase, Phase::Trying { is_probe: true, .. });
+        let is_probing = matches!(state.phase, Phase::Probing { .. });
         let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
         // That of a relay with other settings: it has taken the place of what closed this gate.
-        let is_of_others = is_breaker && self.breaker.is_none();
+        let is_of_others = is_breaker && state.window.is_none();
+        let was_closed = matches!(state.phase, Phase::Closed { .. });
         let has_own_end = matches!(state.phase, Phase::Closed { until: Some(_), .. });
         if is_of_others && has_own_end {
             return;
@@ -24,25 +25,25 @@ impl Gate {
             !is_of_others && (is_breaker || row.left.is_none_or(|left| !left.is_zero()))
         };
         let Some(row) = row.filter(is_on) else {
-            if matches!(state.phase, Phase::Closed { .. }) || is_probing {
-                log::info!(event = "destination_resumed", destination:% = self.name; "{} is not paused any more", self.name);
+            if was_closed || is_probing {
                 state.openings = 0;
-                self.try_first(&mut state, false);
+                self.turn(&mut state, Phase::Trying(None));
+                drop(state);
+                log::info!(event = "destination_resumed", destination:% = self.name; "{} is not paused any more", self.name);
             }
             return;
         };
         state.openings = state.openings.max(row.openings);
-        let until = match row.left {
-            // The time of a probe is its relay's own.
-            _ if is_probing && is_breaker => return,
-            None => None,
-            Some(left) => Some(later(now, left)),
-        };
-        if !matches!(state.phase, Phase::Closed { .. }) {
+        // The time of a probe is its relay's own.
+        if is_probing && is_breaker {
+            return;
+        }
+        state.close(row.left.map(|left| later(now, left)), is_breaker);
+        self.changed(&state);
+        drop(state);
+        if !was_closed {
             log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "{} is paused: its messages wait, at no cost", self.name);
         }
-        state.close(until, is_breaker);
-        self.changed(&state);
     }
 
     /// What the table has to be told, once.

@@ -2,94 +2,99 @@
 
 use std::time::Instant;
 
-use super::{Gate, News, Pass, Phase, State, later};
-use crate::dispatch::{Failure, Pause};
+use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE, later};
+use crate::dispatch::Pause;
 use crate::relay::breaker::{Sign, open_time};
+use crate::status::ReasonCode;
 
-impl Gate {
-    pub(super) fn pause(&self, state: &mut State, pause: Pause, failure: &Failure, now: Instant) {
-        let code = failure.code;
+impl State {
+    pub(super) fn pause(&mut self, pause: Pause, code: ReasonCode, now: Instant) -> Option<News> {
         let until = match pause {
             Pause::UntilResumed => None,
             Pause::For(duration) => Some(later(now, duration)),
         };
         // A longer pause stays; the answers of many senders come at once.
-        if let Phase::Closed { until: before, .. } = state.phase
+        if let Phase::Closed { until: before, .. } = self.phase
             && (before.is_none() || until.is_some_and(|until| before >= Some(until)))
         {
-            return;
+            return None;
         }
-        state.close(until, false);
-        let duration = until.map(|until| until.saturating_duration_since(now));
-        state.news = Some(News::Paused(code, until));
-        match duration {
-            Some(duration) => {
-                log::warn!(event = "destination_parked", destination:% = self.name, reason = code.as_str(), seconds = duration.as_secs_f64(); "{} wants to be left alone: its messages wait, at no cost", self.name);
-            }
-            None => {
-                log::error!(event = "destination_paused", destination:% = self.name, reason = code.as_str(); "{0} is paused until an operator resumes it (diesel-outbox resume destination {0}): its messages wait, at no cost", self.name);
-            }
-        }
+        self.close(until, false);
+        Some(News::Paused(code, until))
     }
 
-    pub(super) fn count(&self, state: &mut State, pass: &Pass, sign: Sign, now: Instant) {
-        match (state.phase, sign) {
+    pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<News> {
+        match (self.phase, sign) {
             // A send that began before.
-            (Phase::Closed { .. }, _) => {}
-            (Phase::Trying { is_probe: true, .. }, Sign::Good) => {
-                state.flow();
-                state.openings = 0;
-                state.news = Some(News::Recovered);
-                log::info!(event = "breaker_closed", destination:% = self.name; "{} works again", self.name);
+            (Phase::Closed { .. }, _) => None,
+            (Phase::Probing { .. }, Sign::Good) => {
+                self.phase = Phase::Flowing;
+                self.openings = 0;
+                self.clear();
+                Some(News::Recovered)
             }
-            (Phase::Trying { is_probe: true, .. }, Sign::None) => {
-                state.phase = Phase::Trying {
-                    began: None,
-                    is_probe: true,
-                };
+            (Phase::Probing { .. }, Sign::None) => {
+                self.phase = UNUSED_PROBE;
+                None
             }
-            (Phase::Trying { is_probe: true, .. }, Sign::Bad | Sign::NoWay) => {
+            (Phase::Probing { .. }, Sign::Bad | Sign::NoWay) => {
+                pass.is_first.then(|| self.trip(now)).flatten()
+            }
+            (Phase::Trying(_) | Phase::Flowing, sign) => {
                 if pass.is_first {
-                    self.trip(state, sign, now);
+                    self.phase = Phase::Flowing;
                 }
-            }
-            (Phase::Trying { .. } | Phase::Flowing, sign) => {
-                if pass.is_first {
-                    state.phase = Phase::Flowing;
-                }
-                let is_over = match (sign, &mut state.window) {
+                let is_over = match (sign, &mut self.window) {
                     (Sign::None, _) | (_, None) => false,
                     (Sign::Good, Some(window)) => {
                         window.count_good(1, now);
-                        state.openings = 0;
+                        self.openings = 0;
                         false
                     }
                     (Sign::Bad, Some(window)) => window.count_failure(now),
                     (Sign::NoWay, Some(_)) => true,
                 };
-                if is_over {
-                    self.trip(state, sign, now);
-                }
+                is_over.then(|| self.trip(now)).flatten()
             }
         }
     }
 
     /// The breaker opens.
-    fn trip(&self, state: &mut State, sign: Sign, now: Instant) {
-        let Some(settings) = &self.breaker else {
-            state.phase = Phase::Flowing;
-            return;
+    fn trip(&mut self, now: Instant) -> Option<News> {
+        let Some(window) = &self.window else {
+            self.phase = Phase::Flowing;
+            return None;
         };
-        state.openings = state.openings.saturating_add(1);
-        let duration = open_time(settings, state.openings);
-        let until = later(now, duration);
-        let why = if sign == Sign::NoWay {
-            "there is no way to"
-        } else {
-            "too many sends fail to"
-        };
-        state.close(Some(until), true);
-        state.news = Some(News::Opened(until, state.openings));
-        log::warn!(event = "breaker_opened", destination:% = self.name, seconds = duration.as_secs_f64(), in_a_row = state.openings; "{why} {}: its messages wait, at no cost, then one is tried", self.name);
+        self.openings = self.openings.saturating_add(1);
+        let until = later(now, open_time(window.settings(), self.openings));
+        self.close(Some(until), true);
+        Some(News::Opened(until, self.openings))
+    }
+}
+
+impl Gate {
+    /// Tells the log what a send has changed.
+    pub(super) fn say(&self, news: News, sign: Sign, now: Instant) {
+        let (name, seconds) = (&self.name, |until: Instant| {
+            until.saturating_duration_since(now).as_secs_f64()
+        });
+        match news {
+            News::Paused(code, Some(until)) => {
+                log::warn!(event = "destination_parked", destination:% = name, reason = code.as_str(), seconds = seconds(until); "{name} wants to be left alone: its messages wait, at no cost");
+            }
+            News::Paused(code, None) => {
+                log::error!(event = "destination_paused", destination:% = name, reason = code.as_str(); "{name} is paused until an operator resumes it (diesel-outbox resume destination {name}): its messages wait, at no cost");
+            }
+            News::Opened(until, openings) => {
+                let why = match sign {
+                    Sign::NoWay => "there is no way to",
+                    _ => "too many sends fail to",
+                };
+                log::warn!(event = "breaker_opened", destination:% = name, seconds = seconds(until), in_a_row = openings; "{why} {name}: its messages wait, at no cost, then one is tried");
+            }
+            News::Recovered => {
+                log::info!(event = "breaker_closed", destination:% = name; "{name} works again");
+            }
+        }
     }
 }

@@ -5,6 +5,13 @@ use crate::config::Rate;
 use crate::dispatch::Response;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
+impl Gate {
+    /// The right to one send, or how long to wait for it, for who must not wait here.
+    pub(in crate::relay) fn ask(&self) -> Admission {
+        self.try_admit(&mut self.lock(), clock::now())
+    }
+}
+
 fn gate(change: impl FnOnce(&mut Destination)) -> Gate {
     let mut destination = Destination::new("a", "http://a").expect("a URL");
     change(&mut destination);

@@ -14,7 +14,7 @@ use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
 use crate::relay::told::{Returned, Told};
 use crate::relay::wanted::Want;
-use crate::store::relay::claim::{Batch, Claimed};
+use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::Claim;
@@ -87,10 +87,7 @@ impl<D: Database> Settler<'_, D> {
             shared.ring();
         }
         let (written, next) = result?;
-        let Batch {
-            claimed: mut next,
-            is_cut,
-        } = next;
+        let (mut next, is_cut) = (next.claimed, next.is_cut);
         for one in &mut next {
             let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
             one.message.in_a_row = key.map_or(0, |count| count + 1);

@@ -25,12 +25,7 @@ const SUSPICION: Duration = Duration::from_secs(120);
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
 /// What one statement settles here.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Class {
-    topic: Topic,
-    lease: LeaseId,
-    kind: Kind,
-}
+type Class = (Topic, LeaseId, Kind);
 
 /// Messages of one class, to be settled by one statement.
 #[derive(Debug)]
@@ -39,6 +34,21 @@ struct Try {
     group: Vec<Settlement>,
     /// How often it was refused, where it is one message.
     refusals: u32,
+}
+
+impl Try {
+    fn new(class: Class, group: Vec<Settlement>) -> Self {
+        let refusals = 0;
+        Self {
+            class,
+            group,
+            refusals,
+        }
+    }
+
+    fn topic(&self) -> &Topic {
+        &self.class.0
+    }
 }
 
 /// Messages that were refused, or others of whose topics were refused lately.
@@ -97,11 +107,7 @@ impl Refused {
         let has_room = |one: &&mut Try| one.class == class && one.group.len() < most;
         match self.fresh.iter_mut().find(has_room) {
             Some(one) => one.group.extend(group),
-            None => self.fresh.push_back(Try {
-                class,
-                group,
-                refusals: 0,
-            }),
+            None => self.fresh.push_back(Try::new(class, group)),
         }
     }
 
@@ -115,7 +121,7 @@ impl Refused {
     fn bring_forward(&mut self, topic: &Topic, most: usize) {
         let waiting = std::mem::take(&mut self.waiting);
         for (at, one) in waiting {
-            if one.class.topic == *topic {
+            if one.topic() == topic {
                 self.add_fresh(one.class, one.group, most);
             } else {
                 self.waiting.insert(at, one);
@@ -131,66 +137,69 @@ impl<D: Database> Settler<'_, D> {
         batch: Vec<Settlement>,
     ) -> Vec<Settlement> {
         let (suspects, others) = self.refused.take_suspects(batch);
-        for (class, group) in by_class(suspects) {
-            self.put_apart(class, group);
+        let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
+        for one in suspects {
+            let class = (one.topic(), one.lease, one.kind());
+            classes.entry(class).or_default().push(one);
+        }
+        for (class, group) in classes {
+            self.put_aside(&class.0, &group);
+            self.refused.add_fresh(class, group, self.shared.batch());
         }
         others
     }
 
-    fn put_apart(&mut self, class: Class, group: Vec<Settlement>) {
+    fn put_aside(&self, topic: &Topic, group: &[Settlement]) {
         let claims = group.iter().map(Settlement::claim);
-        self.shared.put_aside(&class.topic, claims);
-        self.refused.add_fresh(class, group, self.shared.batch());
+        self.shared.put_aside(topic, claims);
     }
 
     /// Finds out of which topics of this refused group it was, by halves, and settles the others. Returns what
     /// could not be tried, for want of a server.
-    pub(super) fn isolate(&mut self, group: Vec<Settlement>) -> Vec<Settlement> {
-        self.after_refusal = AfterRefusal::Keep;
-        // One topic: once more, by a new connection, which may know better.
-        let mut parts = match by_class(group) {
-            topics if topics.len() == 1 => vec![topics],
-            topics => halves(topics),
+    pub(super) fn isolate(&mut self, mut group: Vec<Settlement>) -> Vec<Settlement> {
+        group.sort_by_cached_key(Settlement::topic);
+        let mut parts = match halves_by_topic(&mut group) {
+            Some(second) => vec![group, second],
+            // One topic: once more, by a new connection, which may know better.
+            None => vec![group],
         };
         let mut untried = Vec::new();
         while let Some(mut part) = parts.pop() {
-            let began = clock::now();
-            let result = if untried.is_empty() && !self.shared.is_abandoned() {
-                let mut group: Vec<Settlement> = part.drain(..).flat_map(|(_, one)| one).collect();
-                group.sort_unstable_by_key(Settlement::sequence);
-                let result = self.settle_group(&group);
-                if result.is_err() {
-                    part = by_class(group);
-                }
-                result.map_err(Some)
-            } else {
-                Err(None)
-            };
-            match result {
+            if !untried.is_empty() || self.shared.is_abandoned() {
+                untried.extend(part);
+                continue;
+            }
+            match self.settle_apart(&part, None) {
                 Ok(()) => {}
-                Err(Some(error)) if error.is_refusal() => match part.len() {
-                    1 => {
-                        for (class, group) in part {
-                            let claims = group.iter().map(Settlement::claim);
-                            self.shared.put_aside(&class.topic, claims);
-                            let one = Try {
-                                class,
-                                group,
-                                refusals: 0,
-                            };
-                            self.was_refused(one, &error, clock::since(began));
-                        }
+                Err((error, took)) if error.is_refusal() => match halves_by_topic(&mut part) {
+                    Some(second) => parts.extend([part, second]),
+                    None => {
+                        let class = (part[0].topic(), part[0].lease, part[0].kind());
+                        self.put_aside(&class.0, &part);
+                        self.was_refused(Try::new(class, part), &error, took);
                     }
-                    _ => parts.extend(halves(part)),
                 },
-                Err(_) => untried.extend(part.into_iter().flat_map(|(_, one)| one)),
+                Err(_) => untried.extend(part),
             }
         }
-        self.after_refusal = AfterRefusal::Reconnect;
         if untried.is_empty() {
             self.db.was_only_refused();
         }
         untried
+    }
+
+    /// Settles a group, whose refusal is to be expected; `aside`: its topic, where it was put aside. With an error:
+    /// how long it took.
+    fn settle_apart(
+        &mut self,
+        group: &[Settlement],
+        aside: Option<Topic>,
+    ) -> Result<(), (DatabaseError, Duration)> {
+        (self.after_refusal, self.topic_aside) = (AfterRefusal::Keep, aside);
+        let began = clock::now();
+        let settled = self.settle_group(group);
+        (self.after_refusal, self.topic_aside) = (AfterRefusal::Reconnect, None);
+        settled.map_err(|error| (error, clock::since(began)))
     }
 
     /// One try of what is kept apart, where it is time for one.
@@ -241,36 +250,25 @@ impl<D: Database> Settler<'_, D> {
         let mut groups = each_once(one.group).into_iter();
         one.group = groups.next().unwrap_or_default();
         for group in groups {
-            let again = Try {
-                class: one.class.clone(),
-                group,
-                refusals: one.refusals,
-            };
+            let again = Try::new(one.class.clone(), group);
             self.refused.wait(again, Duration::ZERO);
         }
         let was_refused = one.group.iter().any(|message| message.repeated);
-        self.after_refusal = AfterRefusal::Keep;
-        self.topic_aside = Some(one.class.topic.clone());
-        let began = clock::now();
-        let result = self.settle_group(&one.group);
-        self.topic_aside = None;
-        self.after_refusal = AfterRefusal::Reconnect;
-        match result {
+        match self.settle_apart(&one.group, Some(one.topic().clone())) {
             Ok(()) => {
                 if was_refused {
                     let most = self.shared.batch();
-                    self.refused.bring_forward(&one.class.topic, most);
+                    self.refused.bring_forward(one.topic(), most);
                 }
                 Ok(())
             }
-            Err(error) if error.is_refusal() => {
-                self.was_refused(one, &error, clock::since(began));
+            Err((error, took)) if error.is_refusal() => {
+                self.was_refused(one, &error, took);
                 Ok(())
             }
-            Err(error) => {
-                one.group
-                    .iter_mut()
-                    .for_each(|message| message.repeated = true);
+            Err((error, _)) => {
+                let repeated = |message: &mut Settlement| message.repeated = true;
+                one.group.iter_mut().for_each(repeated);
                 self.refused.wait(one, self.db.wait());
                 Err(error)
             }
@@ -280,33 +278,26 @@ impl<D: Database> Settler<'_, D> {
     /// This was refused, and is put aside: it is tried again in halves, or later.
     fn was_refused(&mut self, mut one: Try, error: &DatabaseError, took: Duration) {
         let now = clock::now();
-        let is_news = self.refused.suspects.insert(one.class.topic.clone(), now);
+        let is_news = self.refused.suspects.insert(one.topic().clone(), now);
         let rest = if self.is_busy { REST } else { IDLE_REST };
         self.refused.rests_until = Some(now + rest * took);
         if is_news.is_none() {
-            let Topic { topic, destination } = &one.class.topic;
+            let Topic { topic, destination } = one.topic();
             log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record what became of messages of {topic}: they are put aside and tried again");
         }
-        one.group
-            .iter_mut()
-            .for_each(|message| message.repeated = true);
-        // Each encoding can store these.
-        if one
-            .group
-            .iter_mut()
-            .fold(false, |any, message| message.make_ascii() | any)
-        {
+        let mut was_changed = false;
+        for message in &mut one.group {
+            message.repeated = true;
+            // Each encoding can store these.
+            was_changed |= message.make_ascii();
+        }
+        if was_changed {
             return self.refused.wait(one, Duration::ZERO);
         }
         if one.group.len() > 1 {
             let second = one.group.split_off(one.group.len() / 2);
-            for group in [one.group, second] {
-                let class = one.class.clone();
-                let half = Try {
-                    class,
-                    group,
-                    refusals: 0,
-                };
+            for half in [one.group, second] {
+                let half = Try::new(one.class.clone(), half);
                 self.refused.wait(half, Duration::ZERO);
             }
             return;
@@ -321,21 +312,12 @@ impl<D: Database> Settler<'_, D> {
     }
 }
 
-/// By what one statement settles here.
-fn by_class(settlements: Vec<Settlement>) -> Vec<(Class, Vec<Settlement>)> {
-    let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
-    for settlement in settlements {
-        let class = Class {
-            topic: settlement.topic(),
-            lease: settlement.lease,
-            kind: settlement.kind(),
-        };
-        classes.entry(class).or_default().push(settlement);
-    }
-    classes.into_iter().collect()
-}
-
-fn halves<T>(mut all: Vec<T>) -> Vec<Vec<T>> {
-    let second = all.split_off(all.len() / 2);
-    vec![all, second]
+/// Cuts messages, which are in the order of their topics, where a topic begins: about in the middle. Returns those
+/// behind; `None`: all are of one topic.
+fn halves_by_topic(group: &mut Vec<Settlement>) -> Option<Vec<Settlement>> {
+    let middle = group.len() / 2;
+    let begins = |at: &usize| group[*at].topic() != group[*at - 1].topic();
+    let behind = (middle.max(1)..group.len()).find(begins);
+    let at = behind.or_else(|| (1..middle).rev().find(begins))?;
+    Some(group.split_off(at))
 }

@@ -41,15 +41,8 @@ pub(in crate::relay) fn write_down(
     conn: &mut PgConnection,
     settle: &Settle<'_>,
 ) -> QueryResult<Written> {
-    let Settle {
-        config,
-        bulkheads,
-        lease,
-        kind,
-        group,
-        ..
-    } = *settle;
-    let name = &config.table;
+    let (config, bulkheads) = (settle.config, settle.bulkheads);
+    let (name, lease, group) = (&config.table, settle.lease, settle.group);
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
     let dead = |settlement: &Settlement, blocks_key| {
         let failed = failed(settlement, bulkheads);
@@ -59,7 +52,7 @@ pub(in crate::relay) fn write_down(
         })
     };
     let blocks = |settlement| blocks_key(config, bulkheads, settlement);
-    let changed = match kind {
+    let changed = match settle.kind {
         Kind::Delivered => {
             let delivered: Vec<Delivered> = group
                 .iter()

@@ -137,6 +137,14 @@ impl Aside {
     }
 }
 
+/// Claims of a topic have ended, or begun again.
+struct Judged {
+    topic: Topic,
+    is_held: bool,
+    messages: usize,
+    all: usize,
+}
+
 impl Shared {
     fn in_flight(&self) -> MutexGuard<'_, InFlight> {
         lock(&self.in_flight)
@@ -191,9 +199,10 @@ impl Shared {
         let mut in_flight = self.in_flight();
         let count = in_flight.aside.put(topic, claims);
         in_flight.count = in_flight.count.saturating_sub(count);
-        self.judge(&mut in_flight.aside, topic);
+        let judged = self.judge(&mut in_flight.aside, topic);
         let is_asked = in_flight.is_asked();
         drop(in_flight);
+        tell(judged);
         let is_wanted = |what| self.wanted.is(what);
         if is_asked || is_wanted(Want::Settled) || is_wanted(Want::Room) {
             self.ring();
@@ -213,11 +222,13 @@ impl Shared {
         in_flight.forget_ways(settled.iter().map(|one| one.to));
         let aside = &mut in_flight.aside;
         let count = aside.take(topic, settled.iter().map(Settlement::claim));
-        for held in aside.held.clone() {
-            self.judge(aside, &held);
-        }
+        let held = aside.held.clone();
+        let judge = |held: &Topic| self.judge(aside, held);
+        let judged: Vec<Judged> = held.iter().filter_map(judge).collect();
         in_flight.forget(lease, count);
         self.ring_when_sure(&in_flight);
+        drop(in_flight);
+        tell(judged);
     }
 
     /// What waits for the answer whether anything is on its way has waited for these, too.
@@ -228,26 +239,35 @@ impl Shared {
     }
 
     /// Claims of a topic end and begin again with the number of its messages that are put aside: what cannot
-    /// be written down is not to be sent.
-    fn judge(&self, aside: &mut Aside, topic: &Topic) {
-        let (count, all) = (aside.of_topic(topic), aside.all());
+    /// be written down is not to be sent. Returns what the log is to be told when the lock is given back.
+    fn judge(&self, aside: &mut Aside, topic: &Topic) -> Option<Judged> {
+        let (messages, all) = (aside.of_topic(topic), aside.all());
         let most = 2 * self.batch();
-        let is_held = aside.held.contains(topic);
-        if !is_held && count > 0 && (count >= most || all >= 2 * most) {
-            aside.held.insert(topic.clone());
-            self.ring();
-            if aside
-                .told
-                .is_none_or(|told| clock::since(told) >= TELL_INTERVAL)
-            {
-                aside.told = Some(clock::now());
-                log::error!(event = "claims_held", topic = topic.topic, destination = topic.destination, messages = count, all = all; "the database refuses to record {count} messages of {}: this relay claims no more of them until it does", topic.topic);
-            }
-        } else if is_held && (count == 0 || (count <= most / 2 && all <= most)) {
-            aside.held.remove(topic);
-            self.ring();
-            log::info!(event = "claims_resumed", topic = topic.topic, destination = topic.destination, messages = count; "claiming messages of {} again", topic.topic);
+        let was_held = aside.held.contains(topic);
+        let is_held = match was_held {
+            false => messages > 0 && (messages >= most || all >= 2 * most),
+            true => messages > 0 && (messages > most / 2 || all > most),
+        };
+        if is_held == was_held {
+            return None;
         }
+        self.ring();
+        if is_held {
+            aside.held.insert(topic.clone());
+            if (aside.told).is_some_and(|told| clock::since(told) < TELL_INTERVAL) {
+                return None;
+            }
+            aside.told = Some(clock::now());
+        } else {
+            aside.held.remove(topic);
+        }
+        let topic = topic.clone();
+        Some(Judged {
+            topic,
+            is_held,
+            messages,
+            all,
+        })
     }
 
     /// What the claimer sees of it, at one moment.
@@ -286,11 +306,6 @@ impl Shared {
         let is_open = |in_flight: &mut InFlight| in_flight.answered < question;
         let waited = (self.answered).wait_timeout_while(self.in_flight(), timeout, is_open);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
-    }
-
-    #[cfg(test)]
-    pub(in crate::relay) fn is_answered(&self, question: u64) -> bool {
-        self.in_flight().answered >= question
     }
 
     /// The topics of which nothing is claimed, because the database refuses to write down what became of their
@@ -402,6 +417,18 @@ impl Shared {
     }
 }
 
+fn tell(judged: impl IntoIterator<Item = Judged>) {
+    for judged in judged {
+        let (messages, all) = (judged.messages, judged.all);
+        let Topic { topic, destination } = judged.topic;
+        if judged.is_held {
+            log::error!(event = "claims_held", topic = topic, destination = destination, messages = messages, all = all; "the database refuses to record {messages} messages of {topic}: this relay claims no more of them until it does");
+        } else {
+            log::info!(event = "claims_resumed", topic = topic, destination = destination, messages = messages; "claiming messages of {topic} again");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::relay::monitor::tests::shared_and_doorbell;
@@ -410,6 +437,12 @@ mod tests {
     use crate::store::relay::claim::Topic;
     use crate::store::relay::lease::LeaseId;
     use crate::store::relay::settle::Claim;
+
+    impl crate::relay::shared::Shared {
+        pub(in crate::relay) fn is_answered(&self, question: u64) -> bool {
+            self.in_flight().answered >= question
+        }
+    }
 
     const LEASE: LeaseId = LeaseId(1);
 
