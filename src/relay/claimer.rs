@@ -197,6 +197,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Again => {}
             Step::Wait(wait) => return Ok(Some(wait)),
             Step::LookAgain => return self.look_again(),
+            Step::LookForLate(look) => self.look_for_late(look)?,
             Step::Resolve(doubt) => return self.resolve(doubt),
             Step::EndDoubt { lease, given_back } => self.end_doubt(lease, given_back),
             Step::Undo(part) => self.undo(&part)?,

@@ -9,7 +9,7 @@ use diesel::Connection;
 
 use super::doubt::Doubt;
 use super::gate::News;
-use super::planner::{PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
+use super::planner::{LATE_STEP, PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
 use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
@@ -17,6 +17,7 @@ use crate::store::brief::briefly;
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
+use crate::store::relay::late::{Late, LookForLate, late};
 use crate::store::relay::lease::{self, LeaseId, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
 use crate::store::relay::patrol::{self, Free};
@@ -88,6 +89,14 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<Option<Vec<Free>>>;
 
+    /// What was committed late. `None`: it took too long.
+    fn late(
+        &mut self,
+        expired: &[i64],
+        look: LookForLate,
+        moment: Duration,
+    ) -> Answer<Option<Late>>;
+
     /// These messages, which have no keys.
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch>;
 
@@ -139,7 +148,7 @@ pub(super) trait Database {
 
 impl Database for Session {
     fn backend(&self) -> Option<i32> {
-        self.backend()
+        self.backend
     }
 
     fn wait(&self) -> Duration {
@@ -147,11 +156,11 @@ impl Database for Session {
     }
 
     fn is_missing(&self) -> bool {
-        self.is_missing()
+        self.is_missing
     }
 
     fn was_only_refused(&self) {
-        self.was_only_refused();
+        self.threads.set_connected(self.post, self.conn.is_some());
     }
 
     fn survey(
@@ -243,6 +252,19 @@ impl Database for Session {
         })
     }
 
+    fn late(
+        &mut self,
+        expired: &[i64],
+        look: LookForLate,
+        moment: Duration,
+    ) -> Answer<Option<Late>> {
+        self.run(|conn, name| {
+            briefly(conn, moment, |conn| {
+                late(conn, name, expired, look, LATE_STEP)
+            })
+        })
+    }
+
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
         self.run(|conn, name| claim::claim_chosen(conn, name, by, sequences))
     }
@@ -273,31 +295,27 @@ impl Database for Session {
     }
 
     fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
-        let Settle {
-            lease,
-            keys,
-            closed,
-            bytes,
-            ..
-        } = *settle;
-        if keys.is_empty() {
+        if settle.keys.is_empty() {
             let written = self.run_with(after, |conn, _| write_down(conn, settle))?;
             return Ok((written, Batch::default()));
         }
         let claimant = Claimant {
-            lease,
+            lease: settle.lease,
             expired: &[],
             max_attempts: settle.config.max_attempts,
-            bytes,
+            bytes: settle.bytes,
         };
         self.run_with(after, |conn, name| {
             conn.transaction(|conn| {
                 let written = write_down(conn, settle)?;
-                let of_changed = written.changed.iter().filter_map(|one| keys.get(one));
+                let of_changed = written
+                    .changed
+                    .iter()
+                    .filter_map(|one| settle.keys.get(one));
                 let keys: Vec<Key> = of_changed.cloned().collect();
                 let next = match keys.is_empty() {
                     true => Batch::default(),
-                    false => ordered::claim_next(conn, name, claimant, &keys, closed)?,
+                    false => ordered::claim_next(conn, name, claimant, &keys, settle.closed)?,
                 };
                 Ok((written, next))
             })
@@ -353,7 +371,7 @@ impl Database for Session {
 
     fn look(&mut self, id: LeaseId) -> Answer<Option<Seen>> {
         // Known of a connection that was made. Behind a pooler a session is everybody's, and outlives the relay.
-        let locks = self.backend().is_some();
+        let locks = self.backend.is_some();
         self.run(|conn, name| lease::look(conn, name, id, locks))
     }
 

@@ -24,22 +24,18 @@ impl Doubt {
 
     /// The claimer and the settlers can lose their answers at once: then two processes may be at work.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
-        match before {
-            // A statement that hung for long: its lease is over, and what it held is taken over.
-            Some(before) if before.lease > self.lease => before,
-            // It may be at work in the server that was just found to be another one.
-            Some(before) if before.lease == self.lease && self.backend == Some(NOBODY) => before,
-            Some(before)
-                if before.lease == self.lease
-                    && before.backend != self.backend
-                    && before.backend != Some(NOBODY) =>
-            {
-                Self {
-                    backend: None,
-                    ..self
-                }
-            }
-            _ => self,
+        let Some(before) = before.filter(|before| before.lease >= self.lease) else {
+            return self;
+        };
+        // A statement that hung for long: its lease is over, and what it held is taken over. Or it may be at work in
+        // the server that was just found to be another one.
+        if before.lease > self.lease || self.backend == Some(NOBODY) {
+            return before;
+        }
+        let is_one = [self.backend, Some(NOBODY)].contains(&before.backend);
+        Self {
+            backend: self.backend.filter(|_| is_one),
+            ..self
         }
     }
 }

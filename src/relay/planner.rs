@@ -9,6 +9,7 @@ mod database_clock;
 mod expiry;
 mod kept_back;
 mod lanes;
+mod late;
 mod patrol;
 mod picks;
 mod ranges;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::kept_back::KeptBack;
 pub(super) use self::lanes::MOST_LANES;
+pub(super) use self::late::STEP as LATE_STEP;
 pub(super) use self::patrol::STEP as PATROL_STEP;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::told::Brought;
@@ -37,6 +39,7 @@ use self::contention::Contention;
 use self::database_clock::DatabaseClock;
 use self::expiry::Expiry;
 use self::lanes::{Lanes, Now};
+use self::late::Late;
 use self::patrol::Patrol;
 use self::surveys::{Look, Looks};
 use self::undoing::Undoing;
@@ -46,11 +49,13 @@ use super::to::To;
 use crate::routes::Routes;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Lane, Position, Stream};
+use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 
-/// How often, at least, topics and expired leases are looked for.
+/// How often, at least, topics and expired leases are looked for; as often as the outbox is polled, between these.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+const SHORTEST_SURVEY_INTERVAL: Duration = Duration::from_millis(100);
 /// How often, at least, lanes are asked while a walk over many keys goes on: nobody rings a relay that is
 /// awake.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -90,6 +95,8 @@ pub(super) enum Step {
         stream: Stream,
         after: Position,
     },
+    /// What was committed after claims had passed its place.
+    LookForLate(LookForLate),
     /// Messages of these lanes, `room` of them at most.
     Claim {
         plain: Vec<Lane>,
@@ -183,6 +190,7 @@ pub(super) struct Planner<'a> {
     walk: Walk,
     /// How keyed claims of other relays keep this one's waiting.
     contention: Contention,
+    late: Late,
     patrol: Patrol,
     expiry: Expiry,
     /// What a claim without an answer took is given back.
@@ -204,6 +212,8 @@ pub(super) struct Planner<'a> {
     vanished: Vec<i64>,
     /// When the last survey was made. `None`: there is to be one.
     surveyed: Option<Instant>,
+    /// How soon the next one may be.
+    survey_interval: Duration,
     looks: Looks,
     look: Look,
     /// Topics of keyed messages that the settlers have claimed and that had no place, and where they go.
@@ -229,6 +239,7 @@ impl<'a> Planner<'a> {
             lanes: Lanes::default(),
             walk: Walk::default(),
             contention: Contention::default(),
+            late: Late::default(),
             patrol: Patrol::default(),
             expiry: Expiry::default(),
             undoing: None,
@@ -241,6 +252,7 @@ impl<'a> Planner<'a> {
             expired: Vec::new(),
             vanished: Vec::new(),
             surveyed: None,
+            survey_interval: SURVEY_INTERVAL,
             looks: Looks::default(),
             look: Look {
                 question: 0,
@@ -335,7 +347,7 @@ impl<'a> Planner<'a> {
             return None;
         }
         self.stage = Stage::Claim;
-        let is_recent = |at: Instant| now.saturating_duration_since(at) < SURVEY_INTERVAL;
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < self.survey_interval;
         if self.surveyed.is_some_and(is_recent) {
             return None;
         }
@@ -383,18 +395,19 @@ impl<'a> Planner<'a> {
             return Step::ExpireUnserved { stream, after };
         }
         let since_glance = now.saturating_duration_since(self.glanced);
-        if self.walk.is_under_way() && since_glance >= GLANCE {
+        if self.walk.is_under_way(|to| view.is_open(to)) && since_glance >= GLANCE {
             self.lanes.ask_again();
             self.glanced = now;
         }
-        // Those of a closed one wait no longer: a round finds them when it opens.
-        self.walk
-            .wait_is_over(|to| view.room_of(to) > 0 || !view.is_open(to));
+        self.walk.wait_is_over(|to| view.room_of(to) > 0);
         self.open_full(view);
         self.claim_where_room_is(now, view)
     }
 
     fn claim_where_room_is(&mut self, now: Instant, view: &View) -> Step {
+        if let Some(look) = self.late.next(now, self.lanes.passed()) {
+            return Step::LookForLate(look);
+        }
         let is_asked = self.is_asked(view);
         let mut asked = self.lanes.allot(now, |to| view.room_of(to), is_asked);
         let mut has_keyed = self.lanes.has_keyed(|to| view.room_of(to) > 0);
@@ -447,7 +460,7 @@ impl<'a> Planner<'a> {
         let has_keyed = self.lanes.has_keyed(is_open);
         let waits_for_room = view.is_queue_full
             || self.lanes.is_anything_left(is_open)
-            || (self.walk.is_under_way() && has_keyed);
+            || (self.walk.is_under_way(is_open) && has_keyed);
         if waits_for_room {
             return self.wait_for(now, Awaited::Room, view, None);
         }
@@ -488,6 +501,7 @@ impl<'a> Planner<'a> {
         let claims = self.is_active && view.left_to_claim != Some(0);
         let owed = walk
             .chain(self.lanes.owed_at(self.look.began, is_open))
+            .chain(self.late.owed_at(self.look.began, self.lanes.passed()))
             .chain(self.patrol.next_at(now))
             .filter(|_| claims);
         let expiry = self.expiry.goes_on_at();

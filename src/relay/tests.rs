@@ -1,13 +1,18 @@
-//! Relays beside outboxes that are too large, or too full of what is dead, for their statements: here the
+//! What unit tests send with; and relays beside outboxes that are too large, or too full of what is dead, for their statements: here the
 //! limit of a statement is small, and not the outbox huge.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
+use super::bulkhead::Dispatchers;
 use super::doubt::Doubt;
 use super::{Relay, RelayHandle};
+use crate::config::Config;
+use crate::dispatch::{Dispatcher, Outcome, Response};
+use crate::message::Message;
 use crate::store::tests::Outbox;
 use crate::testing::RecordingDispatcher;
 
@@ -17,6 +22,25 @@ const LIMIT: Duration = Duration::from_millis(60);
 const MANY: usize = 80_000;
 const WIDE: &str = "to_json(repeat('x', 1500))";
 const PATIENCE: Duration = Duration::from_secs(120);
+
+impl Dispatchers {
+    /// To destinations to which nothing is sent, and to one for the rest where there are none.
+    pub(super) fn idle(config: &Config) -> Self {
+        struct Idle;
+        impl Dispatcher for Idle {
+            fn dispatch(&self, _: &Message) -> Outcome {
+                Outcome::Delivered(Response::default())
+            }
+        }
+        let idle = || -> Arc<dyn Dispatcher> { Arc::new(Idle) };
+        let urls: Vec<_> = config.all_destinations().iter().map(|_| idle()).collect();
+        Self {
+            rest: urls.is_empty().then(idle),
+            urls,
+            groups: Vec::new(),
+        }
+    }
+}
 
 struct Ground {
     outbox: Outbox,

@@ -40,6 +40,19 @@ pub struct Place {
     pub(crate) sequence: i64,
 }
 
+impl Place {
+    /// Before all rows of this time.
+    pub(super) fn before(micros: i64) -> Self {
+        let sequence = i64::MIN;
+        Self { micros, sequence }
+    }
+
+    /// As rows have it.
+    pub(super) fn of_row(self) -> (PgTimestamp, i64) {
+        (from_micros(self.micros), self.sequence)
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.micros, self.sequence)

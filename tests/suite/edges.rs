@@ -60,7 +60,7 @@ fn a_look_at_many_topics_that_takes_longer_than_a_survey_is_good_for_comes_to_it
     );
     database.execute("ANALYZE {o}");
     database.enqueue("order.paid", json!(1));
-    let relay = Relay::builder(far_away(&database.url, Duration::from_millis(20)))
+    let relay = Relay::builder(far_away(&database.url, Duration::from_millis(8)))
         .outbox(&database.name())
         .url(&receiver.url())
         .start()

@@ -14,6 +14,7 @@ use crate::relay::planner::{Brought, PATROL_STEP, View};
 use crate::store::brief::is_over_time;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};
+use crate::store::relay::late::LookForLate;
 use crate::store::relay::ordered::{Candidate, Key};
 
 impl<D: Database> Claimer<'_, D> {
@@ -131,6 +132,18 @@ impl<D: Database> Claimer<'_, D> {
                 Err(error)
             }
         }
+    }
+
+    /// A look for what was committed late. What it finds is claimed as what was given back is.
+    pub(super) fn look_for_late(&mut self, look: LookForLate) -> Answer<()> {
+        let (began, moment) = (clock::now(), self.shared.moment());
+        let found = self.db.late(self.planner.expired(), look, moment)?;
+        let took = clock::since(began);
+        match found {
+            Some(found) => self.planner.found_late(clock::now(), found, took),
+            None => self.planner.late_was_too_slow(clock::now(), took),
+        }
+        Ok(())
     }
 
     /// A step of the patrol: claims what is free in a range.

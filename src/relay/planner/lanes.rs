@@ -16,11 +16,9 @@ use crate::store::relay::streams::Found;
 /// Lanes in one claim. With more of them than this they take turns.
 pub(in crate::relay) const MOST_LANES: usize = 64;
 /// What is older than this, by its time of availability, was most likely committed when it was
-/// passed. What was not is found by a sweep.
-const OVERLAP: Duration = Duration::from_secs(1);
-/// The same for keyed messages, of which many may wait.
-const KEYED_OVERLAP: Duration = Duration::from_millis(50);
-/// A lane that always has more is swept no more often than this, nor one of keyed messages.
+/// passed. What was not is [`Late`](super::late::Late).
+const OVERLAP: Duration = Duration::from_millis(50);
+/// A lane is swept no more often than this.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Sweeps take a twentieth of the time at most: where an old snapshot keeps a million dead entries in
 /// the index, a sweep reads them all.
@@ -60,13 +58,12 @@ struct Known {
 
 #[derive(Debug, Clone, Copy)]
 struct State {
+    /// Its last claim did not get all it asked for.
     is_quiet: bool,
     /// It had nothing more in this look.
     is_done: bool,
     /// Claims go on behind this.
     floor: Position,
-    /// The last claim from the floor did not get all it asked for.
-    is_short: bool,
     /// When the last sweep ended, and how long it took.
     swept: Option<(Instant, Duration)>,
     is_swept_in_look: bool,
@@ -114,7 +111,7 @@ impl State {
     /// A stream that was just found. Keyed messages that are there already are the walk's.
     fn new(found: &Found, now: Now, slow: Option<Duration>) -> Self {
         let floor = match (found.stream.is_keyed, slow) {
-            (true, _) => now.recently(KEYED_OVERLAP),
+            (true, _) => now.recently(OVERLAP),
             (false, None) => Position::START,
             // The message we found may be due later than others committed since.
             (false, Some(_)) => {
@@ -125,7 +122,6 @@ impl State {
             is_quiet: false,
             is_done: false,
             floor,
-            is_short: false,
             swept: slow.map(|took| (now.here, took)),
             is_swept_in_look: false,
         }
@@ -137,12 +133,9 @@ impl State {
         let Some((at, took)) = self.swept else {
             return true;
         };
-        if !is_keyed && self.is_short && is_asked && !self.is_swept_in_look {
-            return true;
-        }
+        let is_wanted = is_asked && !is_keyed && self.is_quiet && !self.is_swept_in_look;
         let age = now.saturating_duration_since(at);
-        let is_soon = self.is_short && !is_keyed;
-        (is_soon || age >= SWEEP_INTERVAL) && age >= SWEEP_SHARE * took
+        is_wanted || age >= SWEEP_INTERVAL.max(SWEEP_SHARE * took)
     }
 
     /// When a sweep may be made that this look has left out: nobody else tells of what only a sweep finds.
@@ -174,15 +167,12 @@ impl State {
         }
         if is_full {
             self.floor = last.unwrap_or(self.floor);
-            self.is_short = false;
             self.is_quiet = false;
             return;
         }
-        let overlap = if is_keyed { KEYED_OVERLAP } else { OVERLAP };
         // Since the claim began: what was committed after that it has not seen.
-        let recent = harvest.now.recently(overlap + harvest.took);
+        let recent = harvest.now.recently(OVERLAP + harvest.took);
         self.is_quiet = true;
-        self.is_short = true;
         self.floor = recent;
         self.is_swept_in_look |= is_sweep;
         // Behind the last place is nothing. Right before it something may have been committed late.
@@ -241,19 +231,34 @@ impl Lanes {
         nowhere.map(|lane| lane.stream.topic.topic.clone())
     }
 
+    /// The furthest place that claims go on behind.
+    pub(super) fn passed(&self) -> Option<Position> {
+        self.lanes.iter().map(|lane| lane.state.floor).max()
+    }
+
+    /// Whether claims go on behind this place.
+    pub(super) fn has_passed(&self, place: &Found) -> bool {
+        let lane = (self.lanes.iter()).find(|lane| lane.stream == place.stream);
+        lane.is_some_and(|lane| lane.state.floor > place.first)
+    }
+
     pub(super) fn streams(&self) -> Vec<Stream> {
         self.lanes.iter().map(|lane| lane.stream.clone()).collect()
     }
 
-    /// What nobody is to be asked for, beside what is held.
-    pub(super) fn keep_back(&mut self, kept_back: KeptBack) {
+    /// What nobody is to be asked for, beside what is held. `true`: it does not have all that was kept back before.
+    pub(super) fn keep_back(&mut self, kept_back: KeptBack) -> bool {
+        let before = &self.kept_back;
+        let is_freed = !before.topics.is_subset(&kept_back.topics)
+            || !before.destinations.is_subset(&kept_back.destinations);
         let held = std::mem::take(&mut self.kept_back.held);
         self.kept_back = KeptBack { held, ..kept_back };
+        is_freed
     }
 
     /// The topics whose settles the database refuses. `true`: some are not among them any more.
     pub(super) fn hold(&mut self, held: HashSet<Topic>) -> bool {
-        let is_freed = self.kept_back.held.iter().any(|one| !held.contains(one));
+        let is_freed = !self.kept_back.held.is_subset(&held);
         self.kept_back.held = held;
         is_freed
     }
@@ -298,11 +303,7 @@ impl Lanes {
             state.swept = Some((now.here, took));
             state.is_swept_in_look = true;
             if lane.after > Position::START {
-                let overlap = match known.stream.is_keyed {
-                    true => KEYED_OVERLAP,
-                    false => OVERLAP,
-                };
-                state.floor = state.floor.max(now.recently(overlap));
+                state.floor = state.floor.max(now.recently(OVERLAP));
             }
         }
     }

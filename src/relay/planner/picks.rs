@@ -15,8 +15,9 @@ pub(in crate::relay) struct Picked {
     pub(in crate::relay) candidates: Vec<Candidate>,
     /// Their keys.
     pub(super) keys: Vec<Key>,
-    /// Passed over: their destinations have no room.
+    /// Passed over: their destinations have no room, or are closed.
     pub(super) without_room: Vec<(To, Key)>,
+    pub(super) closed: Vec<(To, Key)>,
     /// Not looked at any more.
     pub(super) beyond: Vec<Key>,
 }
@@ -45,9 +46,11 @@ impl<'a> Planner<'a> {
             let room = view.room_of(to);
             let count = taken.entry(to).or_default();
             if room == 0 {
-                if view.is_open(to) {
-                    picked.without_room.push((to, head.key));
-                }
+                let passed_over = match view.is_open(to) {
+                    true => &mut picked.without_room,
+                    false => &mut picked.closed,
+                };
+                passed_over.push((to, head.key));
             } else if *count >= room || picked.candidates.len() >= most {
                 picked.beyond.push(head.key);
                 picked.beyond.extend(heads.map(|head| head.key));

@@ -8,11 +8,14 @@ use super::lanes::{Harvest, News, Seen};
 use super::picks::Picked;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
-use super::{Awaited, Planner, Policy, Stage, walk};
+use super::{
+    Awaited, LATE_STEP, Planner, Policy, SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL, Stage, walk,
+};
 use crate::relay::to::To;
 use crate::relay::told::Returned;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Lane, Position, Stream, Topic};
+use crate::store::relay::late::Late;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
@@ -29,9 +32,6 @@ pub(in crate::relay) struct Brought<'a> {
     pub(in crate::relay) reached: &'a HashMap<Stream, Position>,
     pub(in crate::relay) took: Duration,
 }
-
-/// Claims and steps take milliseconds, but for what is dead.
-const LONG: Duration = Duration::from_secs(1);
 
 impl Planner<'_> {
     /// A wait is over. `is_rung`: before its time.
@@ -107,6 +107,7 @@ impl Planner<'_> {
             server: _,
             kept_back,
         } = found;
+        let began = survey.look.began;
         let is_cut = survey.streams != Streams::None && streams.is_none();
         let seen = self.looks.learn(now, &survey.streams, streams, took);
         if is_cut {
@@ -116,6 +117,7 @@ impl Planner<'_> {
         self.clock = DatabaseClock::new(time, now);
         if is_active && !self.is_active {
             self.lanes.forget_places();
+            self.late.restart();
         }
         self.is_active = is_active;
         let is_first = self.ended.is_none();
@@ -144,12 +146,19 @@ impl Planner<'_> {
             full: std::mem::take(&mut self.policy.full),
         };
         self.is_policy_new = true;
-        self.lanes.keep_back(kept_back);
+        if self.lanes.keep_back(kept_back) {
+            // The walk has passed over their keys.
+            self.walk.restart();
+        }
         if is_new_look {
             self.lanes.begin_look();
             self.look = survey.look;
         }
         self.surveyed = Some(now);
+        // Where each statement takes long, surveys do not take half of the time.
+        let took = now.saturating_duration_since(began);
+        let poll = (self.settings.poll_interval).clamp(SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL);
+        self.survey_interval = poll.max(3 * took).min(SURVEY_INTERVAL);
         news == News::Nowhere
     }
 
@@ -166,7 +175,11 @@ impl Planner<'_> {
     /// primary may lack the last settles: then the lease holds messages that nobody here knows of any more.
     pub(in crate::relay) fn is_other_server(&mut self, server: i64) -> bool {
         let before = self.server.replace(server);
-        before.is_some_and(|before| before != server)
+        let is_other = before.is_some_and(|before| before != server);
+        if is_other {
+            self.late.restart();
+        }
+        is_other
     }
 
     /// A survey has failed, and what it found is lost: it is looked for anew, however long that takes.
@@ -202,15 +215,6 @@ impl Planner<'_> {
             took,
             now: self.now(now),
         });
-        self.may_have_missed(now, took);
-    }
-
-    /// After a claim or a step that took so long the next one waits for many times as long: for what is committed late
-    /// meanwhile the patrol looks. It may have been this process that stood still.
-    fn may_have_missed(&mut self, now: Instant, took: Duration) {
-        if took >= LONG {
-            self.patrol.want(now);
-        }
     }
 
     /// A claim of these lanes took too long: they go on where fewer dead entries are, and the patrol looks
@@ -254,6 +258,7 @@ impl Planner<'_> {
 
     /// This was claimed under a lease, here or by a settler.
     pub(in crate::relay) fn knows(&mut self, lease: LeaseId, claim: Claim) {
+        self.late.saw(claim.sequence);
         if let Some(undoing) = &mut self.undoing {
             undoing.knows(lease, claim);
         }
@@ -281,7 +286,6 @@ impl Planner<'_> {
         let last = picked.beyond.into_iter().next().or(last);
         let step = last.map_or(walk::Step::End, walk::Step::At);
         self.walk.learn(now, step, took, has_left);
-        self.may_have_missed(now, took);
     }
 
     /// A step of the walk took too long, and would take as long again: the next round begins when it may.
@@ -293,7 +297,8 @@ impl Planner<'_> {
     /// Keys that were freed were looked at, and the claim has brought this.
     pub(in crate::relay) fn looked_at_keys(&mut self, picked: Picked, batch: &Batch) {
         self.look_at_cut(&picked, batch);
-        self.walk.wait_with(picked.without_room);
+        self.walk
+            .wait_with(picked.without_room.into_iter().chain(picked.closed));
         self.walk.freed(picked.beyond);
     }
 
@@ -316,6 +321,40 @@ impl Planner<'_> {
             let left = picked.filter(|(one, _)| !claimed.contains(&one.sequence));
             self.walk.freed(left.map(|(_, key)| key.clone()));
         }
+    }
+
+    /// A look for what was committed late has found this.
+    pub(in crate::relay) fn found_late(&mut self, now: Instant, found: Late, took: Duration) {
+        if let Some(newest) = found.newest {
+            self.late.saw(newest);
+        }
+        let last = found.free.get(LATE_STEP - 1);
+        let upto = last.map(|last| last.sequence);
+        // What took longer was this process, which stood still.
+        let took = took.min(self.settings.moment);
+        if self.late.learn(now, upto, found.writers, took) {
+            // Sweeps find the others.
+            self.walk.restart();
+        }
+        self.found_free(now, &found.free);
+        let passed = found
+            .free
+            .iter()
+            .filter(|one| self.lanes.has_passed(&one.found()));
+        let (keyed, plain): (Vec<&Free>, Vec<&Free>) =
+            passed.partition(|one| one.ordering_key.is_some());
+        self.returned(Returned::new(
+            plain
+                .into_iter()
+                .map(|one| (one.topic(), one.available_at.0)),
+            keyed.into_iter().filter_map(Free::key),
+        ));
+    }
+
+    /// A look for what was committed late took too long.
+    pub(in crate::relay) fn late_was_too_slow(&mut self, now: Instant, took: Duration) {
+        self.late.was_too_slow(now, took);
+        self.patrol.want(now);
     }
 
     /// The patrol has found these: streams that no look has found in its time may be among them.

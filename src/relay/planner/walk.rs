@@ -1,6 +1,6 @@
 //! The walk over all ordering keys, which finds the messages that come first.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::lanes::SWEEP_SHARE;
@@ -31,8 +31,8 @@ pub(super) struct Walk {
     rounds: Rounds<Key>,
     /// To be looked at.
     freed: VecDeque<Key>,
-    /// Freed, too, but there was no room for them.
-    waiting: Vec<(To, Key)>,
+    /// Freed, too, but there was no room for them, or the destination is closed.
+    waiting: HashMap<Key, To>,
     /// The freed ones had the last turn.
     was_at_freed: bool,
 }
@@ -100,14 +100,15 @@ impl Walk {
     }
 
     /// There was no room for these freed ones.
-    pub(super) fn wait_with(&mut self, keys: Vec<(To, Key)>) {
-        self.waiting.extend(keys);
+    pub(super) fn wait_with(&mut self, keys: impl IntoIterator<Item = (To, Key)>) {
+        self.waiting
+            .extend(keys.into_iter().map(|(to, key)| (key, to)));
     }
 
     /// Freed ones come again where there is room now.
     pub(super) fn wait_is_over(&mut self, is_room: impl Fn(To) -> bool) {
-        let come = self.waiting.extract_if(.., |(to, _)| is_room(*to));
-        self.freed.extend(come.map(|(_, key)| key));
+        let come = self.waiting.extract_if(|_, to| is_room(*to));
+        self.freed.extend(come.map(|(key, _)| key));
     }
 
     /// Freed keys to be looked at, every other time. No key twice: its message would be claimed twice.
@@ -122,7 +123,7 @@ impl Walk {
 
     /// Whether some of these keys can be looked at.
     pub(super) fn has_freed(&self, is_room: impl Fn(To) -> bool) -> bool {
-        !self.freed.is_empty() || self.waiting.iter().any(|(to, _)| is_room(*to))
+        !self.freed.is_empty() || self.waiting.values().any(|to| is_room(*to))
     }
 
     /// Another round begins as soon as it may.
@@ -132,9 +133,10 @@ impl Walk {
         }
     }
 
-    /// Whether a round is under way that has not seen all keys, or there are freed ones.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.rounds.place().is_some() || !self.freed.is_empty() || !self.waiting.is_empty()
+    /// Whether a round is under way that has not seen all keys, or there are freed ones whose destination is open.
+    pub(super) fn is_under_way(&self, is_open: impl Fn(To) -> bool) -> bool {
+        let mut waiting = self.waiting.values();
+        self.rounds.place().is_some() || !self.freed.is_empty() || waiting.any(|to| is_open(*to))
     }
 
     /// Whether a round that began after `since` has seen all keys and passed over nothing.

@@ -41,6 +41,8 @@ pub(super) enum Broken {
     LosesHandOvers,
     /// The relay does not look once more when it has fallen asleep.
     SleepsAtOnce,
+    /// A look for late commits finds none.
+    OverlooksWhatIsLate,
     /// A key goes on after the settle's transaction, and not in it.
     ContinuesLater,
     /// What a transaction has enqueued that is rolled back stays.
@@ -73,10 +75,15 @@ pub(super) enum Broken {
 
 impl Broken {
     /// Each that the simulation has to find, and the promises that do not hold.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 19] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 20] = [
         (
             Self::SettlesUnfenced,
-            &[Promise::Lost, Promise::Fence, Promise::Doubled],
+            &[
+                Promise::Lost,
+                Promise::Fence,
+                Promise::Doubled,
+                Promise::Attempts,
+            ],
         ),
         (Self::ClaimsAnyOfKey, &[Promise::Order]),
         (
@@ -101,6 +108,7 @@ impl Broken {
         (Self::LosesNews, &[Promise::Late]),
         (Self::LosesHandOvers, &[Promise::Lost]),
         (Self::SleepsAtOnce, &[Promise::Late]),
+        (Self::OverlooksWhatIsLate, &[Promise::Late]),
         (Self::ContinuesLater, &[Promise::Order]),
     ];
 

@@ -29,6 +29,9 @@ pub(super) struct History {
     pub(super) slow_claims: bool,
     /// How long a walk over all keys takes, and a look for streams that an old snapshot makes slow.
     pub(super) has_dead_entries: bool,
+    /// There are so many keys that a walk over them takes long, and so many messages that wait for others of their
+    /// keys that a claim looks at no others.
+    pub(super) is_crowded: bool,
     pub(super) lease: Duration,
 }
 
@@ -134,6 +137,8 @@ impl History {
             troubles: [0, 0, 200, 40, 20][rng.usize(..5)],
             slow: [0, 0, 100, 20][rng.usize(..4)],
             has_dead_entries: rng.u8(..6) == 0,
+            // Of dice of its own: the others stay as they were.
+            is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
         };
         if is_calm {
@@ -351,14 +356,15 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}",
             self.seed,
             self.relays,
             self.single_active,
             self.lease,
             self.troubles,
             self.slow,
-            self.has_dead_entries
+            self.has_dead_entries,
+            self.is_crowded
         )?;
         for item in &self.items {
             writeln!(

@@ -19,6 +19,7 @@ use crate::relay::settler::Settle;
 use crate::relay::settler::Written;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::late::{Late, LookForLate};
 use crate::store::relay::lease::{LeaseId, Seen};
 use crate::store::relay::ordered::{Candidate, Key, Page};
 use crate::store::relay::patrol::Free;
@@ -301,17 +302,36 @@ impl Database for Link<'_> {
         if self.is_too_long(moment, self.stage.dice(1, 300)) {
             return Ok(None);
         }
+        if self.stage.history.is_crowded {
+            self.stage.pass(self.process, self.stage.dice(50, 90));
+        }
         self.ask(|tables, now, _, _| Some(tables.walk(expired, from, now.micros)))
     }
 
     fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page> {
-        self.ask(|tables, now, _, _| tables.first_of(expired, keys, now.micros))
+        let found = self.ask(|tables, now, _, _| tables.first_of(expired, keys, now.micros))?;
+        let (stage, process) = (self.stage, self.process);
+        stage.tell(|| format!("process {process}: first of keys: {:?}", found.heads));
+        Ok(found)
     }
 
     fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
-        self.ask(|tables, now, broken, changes| {
+        let batch = self.ask(|tables, now, broken, changes| {
             tables.claim_keyed(by, candidates, now, broken, changes)
-        })
+        })?;
+        let (stage, process) = (self.stage, self.process);
+        let taken = |batch: &Batch| -> Vec<i64> {
+            (batch.claimed.iter())
+                .map(|one| one.message.sequence.0)
+                .collect()
+        };
+        stage.tell(|| {
+            format!(
+                "process {process}: keyed claim of {candidates:?}: {:?}",
+                batch.as_ref().map(taken)
+            )
+        });
+        Ok(batch)
     }
 
     fn free(
@@ -325,6 +345,27 @@ impl Database for Link<'_> {
         }
         let Range { after, upto } = range;
         self.ask(|tables, now, _, _| Some(tables.free(expired, after, upto, now.micros)))
+    }
+
+    fn late(
+        &mut self,
+        expired: &[i64],
+        look: LookForLate,
+        moment: Duration,
+    ) -> Answer<Option<Late>> {
+        if self.is_too_long(moment, self.stage.dice(1, 300)) {
+            return Ok(None);
+        }
+        let found = self.ask(|tables, now, broken, _| {
+            let mut found = tables.late(expired, look, now.micros);
+            if broken == Some(Broken::OverlooksWhatIsLate) {
+                found.free.clear();
+            }
+            found
+        })?;
+        let (stage, process) = (self.stage, self.process);
+        stage.tell(|| format!("process {process}: {look:?}: {found:?}"));
+        Ok(Some(found))
     }
 
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {

@@ -316,6 +316,7 @@ fn compare(seed: u64, broken: Option<Broken>) -> Result<(), String> {
         troubles: 0,
         slow: 0,
         has_dead_entries: false,
+        is_crowded: false,
         ..History::of(seed)
     };
     let slots = [OnceCell::new()];

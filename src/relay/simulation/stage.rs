@@ -40,12 +40,15 @@ pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(3);
 /// Processes of one history.
 pub(super) const MOST_PROCESSES: usize = 40;
 /// What is due and has room is claimed within this, where nothing holds it up and somebody hears of it.
-const LATE: Duration = Duration::from_millis(2500);
+const LATE: Duration = Duration::from_millis(1100);
 /// The same where it was committed as soon as this after it was inserted.
 const SOON: Duration = Duration::from_millis(600);
 const PROMPT: Duration = Duration::from_millis(40);
 /// Statements of one process in a second.
 const MOST_STATEMENTS: u32 = 4000;
+/// The same while nothing has been there for two seconds.
+const MOST_IDLE_STATEMENTS: u32 = 100;
+const IDLE: Duration = Duration::from_secs(2);
 /// Turns of a claimer in which no time passes.
 pub(super) const MOST_TURNS: u32 = 2000;
 
@@ -113,6 +116,8 @@ impl Ord for Queued {
 
 /// A producer's transaction.
 struct Transaction {
+    /// Its number at the server.
+    writer: i64,
     server: u64,
     rows: Vec<Row>,
     commits: bool,
@@ -172,6 +177,8 @@ pub(super) struct Stage<'w> {
     pub(super) sends: RefCell<BTreeMap<u64, Send>>,
     send_count: Cell<u64>,
     waits_since: RefCell<BTreeMap<i64, Duration>>,
+    /// When messages were last there, or about to be.
+    busy_at: Cell<Duration>,
     is_over: Cell<bool>,
     pub(super) fall: RefCell<Option<Fall>>,
     pub(super) story: RefCell<Option<Vec<String>>>,
@@ -194,6 +201,7 @@ impl<'w> Stage<'w> {
             origin: Instant::now(),
             now: Cell::new(BEGIN),
             tables: RefCell::new(Tables {
+                looked_at: history.is_crowded.then_some(1),
                 broken,
                 ..Tables::default()
             }),
@@ -217,6 +225,7 @@ impl<'w> Stage<'w> {
             sends: RefCell::default(),
             send_count: Cell::new(0),
             waits_since: RefCell::default(),
+            busy_at: Cell::new(BEGIN),
             is_over: Cell::new(false),
             fall: RefCell::default(),
             story: RefCell::new(tells.then(Vec::new)),
@@ -414,7 +423,12 @@ impl<'w> Stage<'w> {
         process.statements.1 += 1;
         let count = process.statements.1;
         drop(processes);
-        if count > MOST_STATEMENTS {
+        let is_idle = self.now.get() >= self.busy_at.get() + IDLE + Duration::from_secs(1);
+        let most = match is_idle && self.history.is_calm() {
+            true => MOST_IDLE_STATEMENTS,
+            false => MOST_STATEMENTS,
+        };
+        if count > most {
             self.fall(Promise::Busy, || format!("{count} statements in a second"));
         }
     }
@@ -842,6 +856,7 @@ impl<'w> Stage<'w> {
         let mut tables = self.tables.borrow_mut();
         tables.locked.clear();
         tables.keyed_claims = 0;
+        tables.writers.clear();
         tables.unlock_leases(|_| true);
         drop(tables);
         self.unflushed.borrow_mut().clear();
@@ -887,8 +902,12 @@ impl<'w> Stage<'w> {
         if !notifies {
             self.inserting.set(self.inserting.get() + 1);
         }
+        let writer = tables.next_writer;
+        tables.next_writer += 1;
+        tables.writers.insert(writer);
         let mut transactions = self.transactions.borrow_mut();
         transactions.push(Transaction {
+            writer,
             server: self.server.get(),
             rows,
             commits,
@@ -906,6 +925,7 @@ impl<'w> Stage<'w> {
         if !transaction.notifies {
             self.inserting.set(self.inserting.get().saturating_sub(1));
         }
+        self.tables.borrow_mut().writers.remove(&transaction.writer);
         if !transaction.commits {
             return;
         }
@@ -998,6 +1018,9 @@ impl<'w> Stage<'w> {
         if self.is_calm_now() && self.process_of(0).is_none() {
             self.start(0);
         }
+        if self.inserting.get() > 0 || !self.tables.borrow().rows.is_empty() {
+            self.busy_at.set(now);
+        }
         self.check_answers();
         if self.history.is_calm() {
             self.check_lateness();
@@ -1062,7 +1085,7 @@ impl<'w> Stage<'w> {
                 && messages[row.id].delay.is_zero();
             let most = match (is_told, messages[row.id].is_late) {
                 (true, false) => SOON,
-                (true, true) => LATE,
+                (true, true) => SOON,
                 (false, _) => LATE + self.poll,
             };
             if now - began > most {

@@ -20,6 +20,7 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
+use crate::store::relay::late::{Late, LookForLate, Writers};
 use crate::store::relay::lease::{LeaseId, Seen};
 use crate::store::relay::ordered::{Candidate, Head, Key, Page};
 use crate::store::relay::patrol::Free;
@@ -106,6 +107,11 @@ pub(super) struct Tables {
     /// Rows that an open transaction has changed.
     pub(super) locked: BTreeSet<i64>,
     pub(super) keyed_claims: usize,
+    /// A claim looks at no more keyed messages of a lane; `None`: at all.
+    pub(super) looked_at: Option<usize>,
+    /// Numbers of producers' transactions that are open, and of the next one.
+    pub(super) writers: BTreeSet<i64>,
+    pub(super) next_writer: i64,
     pub(super) broken: Option<Broken>,
 }
 
@@ -521,7 +527,7 @@ impl Tables {
         let (mut due, mut reached) = (Vec::new(), HashMap::new());
         for (lane, goes_to) in lanes.iter().zip(goes_to) {
             let mut count = 0;
-            for row in self.in_lane(lane, now) {
+            for (place, row) in (1..).zip(self.in_lane(lane, now)) {
                 if row.is_free(by.expired) && self.is_first(row, Some(goes_to)) {
                     count += 1;
                     due.push(Candidate {
@@ -529,7 +535,7 @@ impl Tables {
                         goes_to: (*goes_to).to_owned(),
                     });
                 }
-                if count >= lane.room {
+                if count >= lane.room || self.looked_at == Some(place) {
                     reached.insert(lane.stream.clone(), row.position());
                     break;
                 }
@@ -634,6 +640,27 @@ impl Tables {
             available_at: diesel::pg::data_types::PgTimestamp(row.available_at),
         });
         free.take(PATROL_STEP).collect()
+    }
+
+    /// What was committed late.
+    pub(super) fn late(&self, expired: &[i64], look: LookForLate, now: i64) -> Late {
+        let behind = look.behind.unwrap_or(i64::MAX);
+        let mut free = self.free(expired, behind, i64::MAX, now);
+        free.retain(|one| {
+            let row = &self.rows[&one.sequence];
+            let has_its_turn = row.ordering_key.is_none() || self.is_first(row, Some(""));
+            row.available_at < look.due_before && has_its_turn
+        });
+        let newest = self.rows.keys().next_back().copied();
+        let first = self.writers.first().copied();
+        Late {
+            free,
+            newest: newest.filter(|newest| *newest > look.known),
+            writers: Writers {
+                oldest: first.unwrap_or(self.next_writer),
+                next: self.next_writer,
+            },
+        }
     }
 
     pub(super) fn expired(&self, stream: &Stream, after: Position, now: i64) -> unserved::Part {

@@ -6,6 +6,7 @@ use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Querya
 use diesel::result::QueryResult;
 
 use super::claim::{Position, Stream, Topic, as_bigint};
+use super::ordered::Key;
 use super::streams::Found;
 use crate::name::OutboxName;
 use crate::store::range::Range;
@@ -23,20 +24,46 @@ pub(crate) struct Free {
 }
 
 impl Free {
+    pub(crate) fn topic(&self) -> Topic {
+        Topic {
+            topic: self.topic.clone(),
+            destination: self.destination.clone(),
+        }
+    }
+
+    pub(crate) fn key(&self) -> Option<Key> {
+        Some(Key {
+            ordering_key: self.ordering_key.clone()?,
+            destination: self.destination.clone(),
+        })
+    }
+
     /// Where it stands in its stream.
     pub(crate) fn found(&self) -> Found {
         Found {
             stream: Stream {
-                topic: Topic {
-                    topic: self.topic.clone(),
-                    destination: self.destination.clone(),
-                },
+                topic: self.topic(),
                 is_keyed: self.ordering_key.is_some(),
             },
             first: Position {
                 available_at: self.available_at.0,
                 sequence: self.sequence,
             },
+        }
+    }
+}
+
+/// Its columns, as one value of a record.
+pub(super) type Columns = (i64, String, String, Option<String>, PgTimestamp);
+
+impl From<Columns> for Free {
+    fn from((sequence, topic, destination, ordering_key, available_at): Columns) -> Self {
+        Self {
+            sequence,
+            topic,
+            destination,
+            ordering_key,
+            available_at,
         }
     }
 }

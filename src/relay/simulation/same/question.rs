@@ -88,6 +88,7 @@ pub(super) enum Ask {
     Walk(Key),
     FirstOf(Vec<Key>),
     Free(Range),
+    Late(Range),
     Expired(Stream, Option<i64>),
     ReleaseUnknown(Range),
     Release,
@@ -332,10 +333,11 @@ impl<'a> Dice<'a> {
     }
 
     fn look(&mut self) -> Ask {
-        match self.rng.u8(..4) {
+        match self.rng.u8(..5) {
             0 => Ask::Walk(self.keys().pop().unwrap_or_default()),
             1 => Ask::FirstOf(self.keys()),
             2 => Ask::Free(self.range()),
+            3 => Ask::Late(self.range()),
             _ => match self.streams().pop() {
                 Some(stream) => Ask::Expired(stream, self.message_or_none()),
                 None => Ask::Survey(None),

@@ -20,9 +20,12 @@ use crate::relay::settler::Settle;
 use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
 use crate::status::ReasonCode;
+use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::{Key, Page};
+use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::Paused;
 use crate::store::relay::settle::{Claim, Trace};
 use crate::store::relay::streams::Found;
@@ -250,6 +253,17 @@ impl<'a, D: Database> Side<'a, D> {
                 let free = db.free(&expired, *range, LONG)?.expect("it is fast");
                 let free: Vec<Found> = free.iter().map(|one| one.found()).collect();
                 told(self.told_streams(Some(free)))
+            }
+            Ask::Late(Range { after, upto }) => {
+                let look = LookForLate {
+                    behind: Some(*after),
+                    due_before: i64::MAX,
+                    known: *upto,
+                };
+                // Other tests write at the same server: their transactions have no part in it.
+                let late = db.late(&expired, look, LONG)?.expect("it is fast");
+                let free: Vec<Found> = late.free.iter().map(Free::found).collect();
+                told((self.told_streams(Some(free)), late.newest))
             }
             Ask::Expired(stream, after) => {
                 let after = self.behind(*after);

@@ -262,7 +262,7 @@ fn each_file_with_sql_as_text_says_why() {
                 .split("#[cfg(test)]\nmod tests {")
                 .next()
                 .unwrap_or_default();
-            if ["sql_query(", " statement("]
+            if ["sql_query(", " statement(", "statement_anew("]
                 .iter()
                 .any(|call| text.contains(call))
             {

@@ -1,0 +1,148 @@
+//! What is committed late: found by its sequence, which the place of its claim does not tell.
+
+use diesel::PgConnection;
+use diesel::dsl::{array, sql};
+use diesel::expression::SqlLiteral;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, IntoSql, QueryDsl, RunQueryDsl};
+use diesel::result::QueryResult;
+use diesel::select;
+use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz};
+
+use super::claim::{as_bigint, is_due, is_free};
+use super::ordered::is_first;
+use super::patrol::{Columns, Free};
+use crate::name::OutboxName;
+use crate::store::table::{candidate, other};
+
+/// What one look has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Late {
+    pub(crate) free: Vec<Free>,
+    /// The last sequence that is there; `None`: none is newer.
+    pub(crate) newest: Option<i64>,
+    pub(crate) writers: Writers,
+}
+
+/// The server's transactions that write, by their numbers, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Writers {
+    /// All before this one have ended.
+    pub(crate) oldest: i64,
+    /// This one, and all behind it, have not begun.
+    pub(crate) next: i64,
+}
+
+/// Where a look begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LookForLate {
+    /// Behind this sequence; `None`: it only asks for the writers.
+    pub(crate) behind: Option<i64>,
+    /// What is due since then, in microseconds, is found otherwise.
+    pub(crate) due_before: i64,
+    /// The last sequence that was known before.
+    pub(crate) known: i64,
+}
+
+/// The first `count` messages behind a sequence that are due for long, and that neither a relay nor one before
+/// them in their key keeps back. Numbers and messages are of one moment.
+pub(crate) fn late(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    look: LookForLate,
+    count: usize,
+) -> QueryResult<Late> {
+    let has_its_turn = is_first(name, Some(""));
+    let facts = (
+        candidate::sequence,
+        candidate::topic,
+        candidate::destination,
+        candidate::ordering_key,
+        candidate::available_at,
+    );
+    let free = candidate::table(name.outbox())
+        .filter(candidate::sequence.gt(look.behind.unwrap_or(i64::MAX)))
+        .filter(candidate::available_at.lt(PgTimestamp(look.due_before)))
+        .filter(is_due())
+        .filter(is_free(expired))
+        .filter(candidate::ordering_key.is_null().or(has_its_turn))
+        .order(candidate::sequence)
+        .limit(as_bigint(count))
+        .select(facts.into_sql::<Record<(BigInt, Text, Text, Nullable<Text>, Timestamptz)>>());
+    let newest = other::table(name.outbox())
+        .filter(other::sequence.gt(look.known))
+        .order(other::sequence.desc())
+        .limit(1)
+        .select(other::sequence)
+        .single_value();
+    let (oldest, next, newest, free) = select((
+        number_of("pg_snapshot_xmin"),
+        number_of("pg_snapshot_xmax"),
+        newest,
+        array(free),
+    ))
+    .get_result::<(i64, i64, Option<i64>, Vec<Columns>)>(conn)?;
+    Ok(Late {
+        free: free.into_iter().map(Free::from).collect(),
+        newest,
+        writers: Writers { oldest, next },
+    })
+}
+
+/// Text: Diesel has no type for the numbers of transactions.
+fn number_of(bound: &str) -> SqlLiteral<BigInt> {
+    sql(&format!(
+        "pg_catalog.{bound}(pg_catalog.pg_current_snapshot())::pg_catalog.text::pg_catalog.int8"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::connection::SimpleConnection;
+
+    use super::*;
+    use crate::store::tests::Outbox;
+
+    /// R8: what a transaction has inserted that is open is found when it has ended, behind what others have
+    /// inserted since, and the numbers tell when that is.
+    #[test]
+    fn what_is_committed_late_is_found_behind_the_last_sequence_that_has_come() {
+        let outbox = Outbox::new();
+        let name = &outbox.name;
+        let (mut relay, mut late_one, mut other) =
+            (outbox.connect(), outbox.connect(), outbox.connect());
+        let insert = |of: &str| {
+            let outbox = name.outbox();
+            format!("INSERT INTO {outbox} (topic, payload, ordering_key) VALUES ('t', '1', '{of}')")
+        };
+        let mut look = |behind, known| {
+            let look = LookForLate {
+                behind,
+                due_before: i64::MAX,
+                known,
+            };
+            late(&mut relay, name, &[], look, 10).expect("an answer")
+        };
+        let keys = |found: &Late| -> Vec<String> {
+            let keys = found.free.iter().filter_map(|one| one.ordering_key.clone());
+            keys.collect()
+        };
+        late_one.batch_execute("BEGIN").expect("it begins");
+        late_one.batch_execute(&insert("late")).expect("inserted");
+        let open = select(sql::<BigInt>("pg_current_xact_id()::text::bigint"));
+        let open: i64 = open.get_result(&mut late_one).expect("a number");
+        other.batch_execute(&insert("other")).expect("inserted");
+        let found = look(Some(0), 0);
+        assert_eq!(
+            (keys(&found), found.newest),
+            (vec!["other".to_owned()], Some(2))
+        );
+        assert!(found.writers.oldest <= open && open < found.writers.next);
+        assert_eq!(look(None, 2).newest, None);
+        late_one.batch_execute("COMMIT").expect("it ends");
+        let found = look(Some(0), 2);
+        assert_eq!(keys(&found), ["late", "other"]);
+        assert_eq!(keys(&look(Some(1), 2)), ["other"]);
+    }
+}
