@@ -123,6 +123,8 @@ impl Step {
 pub(super) struct Wait {
     pub(super) what: Awaited,
     pub(super) until: Instant,
+    /// Until the poll interval is over, and not only until something is owed.
+    pub(super) is_poll: bool,
     /// Nothing is due: the answer to this question.
     pub(super) answers: Option<u64>,
 }
@@ -488,7 +490,13 @@ impl<'a> Planner<'a> {
         if self.surveyed.is_none() {
             return Step::Again;
         }
-        wait(what, self.next_look(now, view), answers)
+        let until = self.next_look(now, view);
+        Step::Wait(Wait {
+            what,
+            until,
+            is_poll: until == self.next_poll(now),
+            answers,
+        })
     }
 
     /// When the poll interval is over, a destination opens, or something is due that this look has left out.
@@ -520,6 +528,7 @@ impl<'a> Planner<'a> {
         Wait {
             what: Awaited::Settles,
             until: self.next_poll(now),
+            is_poll: true,
             answers: None,
         }
     }
@@ -570,6 +579,7 @@ fn wait(what: Awaited, until: Instant, answers: Option<u64>) -> Step {
     Step::Wait(Wait {
         what,
         until,
+        is_poll: false,
         answers,
     })
 }

@@ -29,7 +29,7 @@ impl<D: Database> Claimer<'_, D> {
         } else {
             self.wait_until(until)
         };
-        self.end_wait(wait.what, is_rung);
+        self.end_wait(&wait, is_rung);
     }
 
     pub(in crate::relay) fn begin_wait(&self, wait: &Wait) {
@@ -41,11 +41,12 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    pub(in crate::relay) fn end_wait(&mut self, what: Awaited, is_rung: bool) {
+    pub(in crate::relay) fn end_wait(&mut self, wait: &Wait, is_rung: bool) {
+        let what = wait.what;
         if what == Awaited::Room {
             self.shared.wanted.no_more(Want::Room);
         }
-        if matches!(what, Awaited::Work | Awaited::Turn) && !is_rung {
+        if matches!(what, Awaited::Work | Awaited::Turn) && wait.is_poll && !is_rung {
             self.shared.metrics.polled.increment(1);
         }
         let is_nothing_in_flight = self.shared.is_nothing_in_flight();

@@ -842,6 +842,7 @@ fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
     for _ in 0..2 {
         let wait = ground.wait();
         assert_eq!((wait.what, wait.until), (Awaited::Work, ground.now + POLL));
+        assert!(wait.is_poll);
         ground.now += POLL;
         ground
             .planner
@@ -860,7 +861,9 @@ fn a_process_that_stood_still_looks_for_late_commits_soon() {
     ground
         .planner
         .waited(ground.now + SECOND, Awaited::Work, true, true);
-    assert!(ground.wait().until <= ground.now + 6 * SECOND);
+    let wait = ground.wait();
+    assert!(wait.until <= ground.now + 6 * SECOND);
+    assert!(!wait.is_poll, "something is owed before");
 }
 
 /// R6

@@ -449,7 +449,7 @@ impl<'w> Stage<'w> {
                 }
             }
             Claiming::Waits { wait, until, .. } => {
-                claimer.end_wait(wait.what, now < until);
+                claimer.end_wait(&wait, now < until);
                 Claiming::GoesOn
             }
             Claiming::GoesOn | Claiming::Pauses(_) => match claimer.turn() {
