@@ -11,8 +11,8 @@ POSTGRES_VERSIONS := 13 14 15 16 17 18
 SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/run
 # What `make semver` compares with: a revision.
 BASE ?= origin/main
-# Projects of their own, for what they bring is not for this one's tree: examples, and applications that only tests need.
-PROJECTS := examples/shop examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider
+# Projects of their own, for what they bring is not for this one's tree: examples, and what only tests need.
+PROJECTS := examples/shop examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
 # Tests wait more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency

@@ -1,0 +1,6 @@
+//! The relay's types use loom's atomics here.
+
+fn main() {
+    println!("cargo::rustc-check-cfg=cfg(loom)");
+    println!("cargo::rustc-cfg=loom");
+}

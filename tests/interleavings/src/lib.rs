@@ -1,0 +1,59 @@
+//! The relay's wake-ups, in every order that two threads and their memory may take.
+//!
+//! Here they use the atomics of [loom](https://docs.rs/loom).
+
+#![cfg(test)]
+
+#[path = "../../../src/relay/wanted.rs"]
+mod wanted;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+
+use self::wanted::{Want, Wanted};
+
+/// Of a claimer that looks for room, and a sender that makes some, one sees the other.
+#[test]
+fn no_wake_up_is_lost_between_a_look_and_a_wait() {
+    loom::model(|| {
+        let (wanted, has_room) = (
+            Arc::new(Wanted::default()),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let sender = {
+            let (wanted, has_room) = (Arc::clone(&wanted), Arc::clone(&has_room));
+            thread::spawn(move || {
+                has_room.store(true, Ordering::Relaxed);
+                wanted.is(Want::Room)
+            })
+        };
+        wanted.want(Want::Room);
+        let is_seen = has_room.load(Ordering::Relaxed);
+        let rings = sender.join().expect("no panic");
+        assert!(is_seen || rings);
+        wanted.no_more(Want::Room);
+        assert!(!wanted.is(Want::Room));
+    });
+}
+
+/// Two senders, and a claimer that waits for both: whoever comes last rings.
+#[test]
+fn the_last_of_several_rings() {
+    loom::model(|| {
+        let wanted = Arc::new(Wanted::default());
+        let in_flight = Arc::new(loom::sync::atomic::AtomicUsize::new(2));
+        let settles = |_| {
+            let (wanted, in_flight) = (Arc::clone(&wanted), Arc::clone(&in_flight));
+            thread::spawn(move || {
+                in_flight.fetch_sub(1, Ordering::Relaxed);
+                wanted.is(Want::Settled)
+            })
+        };
+        let settlers = [0, 1].map(settles);
+        wanted.want(Want::Settled);
+        let is_seen = in_flight.load(Ordering::Relaxed) == 0;
+        let rings = settlers.map(|settler| settler.join().expect("no panic"));
+        assert!(is_seen || rings.contains(&true));
+    });
+}
