@@ -26,11 +26,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 pub(super) use self::kept_back::KeptBack;
-pub(super) use self::lanes::MOST_LANES;
+pub(super) use self::lanes::{Brought, MOST_LANES};
 pub(super) use self::late::STEP as LATE_STEP;
 pub(super) use self::patrol::STEP as PATROL_STEP;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
-pub(super) use self::told::Brought;
 pub(super) use self::undoing::Part;
 pub(super) use self::view::{Door, Settings, View};
 pub(super) use self::walk::STEP as WALK_STEP;

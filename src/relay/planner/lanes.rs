@@ -10,7 +10,7 @@ use super::database_clock::DatabaseClock;
 use super::kept_back::KeptBack;
 use crate::relay::to::To;
 use crate::routes::Routes;
-use crate::store::relay::claim::{Claimed, Lane, Position, Stream, Topic};
+use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
 
 /// Lanes in one claim. With more of them than this they take turns.
@@ -80,23 +80,23 @@ pub(super) struct Seen {
     pub(super) slow: Option<Duration>,
 }
 
-/// Whether some stream was found for the first time that this relay does not take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum News {
-    Nowhere,
-    No,
+/// What a claim of some lanes has brought.
+#[derive(Clone, Copy)]
+pub(in crate::relay) struct Brought<'a> {
+    pub(in crate::relay) asked: &'a [Lane],
+    /// Messages that it could bring.
+    pub(in crate::relay) room: usize,
+    pub(in crate::relay) batch: &'a Batch,
+    /// Where the look at lanes of keyed messages ended that have more.
+    pub(in crate::relay) reached: &'a HashMap<Stream, Position>,
+    pub(in crate::relay) took: Duration,
 }
 
-/// What a claim of some lanes has brought.
-pub(super) struct Harvest<'a> {
-    pub(super) asked: &'a [Lane],
-    pub(super) claimed: &'a [Claimed],
-    /// Where the look at lanes of keyed messages ended that have more.
-    pub(super) reached: &'a HashMap<Stream, Position>,
+impl Brought<'_> {
     /// The claim had a limit of its own, so that the last lanes may not have been heard.
-    pub(super) is_cut: bool,
-    pub(super) took: Duration,
-    pub(super) now: Now,
+    fn is_cut(&self) -> bool {
+        self.batch.is_cut || self.batch.claimed.len() >= self.room
+    }
 }
 
 /// The time by both clocks.
@@ -151,14 +151,15 @@ impl State {
         after: Position,
         is_full: bool,
         last: Option<Position>,
-        harvest: &Harvest,
+        brought: &Brought<'_>,
+        now: Now,
     ) {
-        if harvest.is_cut && !is_full {
+        if brought.is_cut() && !is_full {
             return;
         }
         let is_sweep = after == Position::START;
         if is_sweep {
-            self.swept = Some((harvest.now.here, harvest.took));
+            self.swept = Some((now.here, brought.took));
         }
         if is_sweep && is_keyed && is_full {
             // Much waits there behind others of its key, or more than there is room for: the walk's.
@@ -171,7 +172,7 @@ impl State {
             return;
         }
         // Since the claim began: what was committed after that it has not seen.
-        let recent = harvest.now.recently(OVERLAP + harvest.took);
+        let recent = now.recently(OVERLAP + brought.took);
         self.is_quiet = true;
         self.floor = recent;
         self.is_swept_in_look |= is_sweep;
@@ -193,7 +194,9 @@ impl Lanes {
     ///
     /// Where the look was slow, those that have nothing any more are kept: the next look beside the known
     /// ones would else read what is dead of them, and be slow, too.
-    pub(super) fn take_over(&mut self, seen: Seen, routes: &Routes, now: Now) -> News {
+    ///
+    /// `true`: some were found for the first time that this relay does not take.
+    pub(super) fn take_over(&mut self, seen: Seen, routes: &Routes, now: Now) -> bool {
         let Seen {
             found,
             is_all,
@@ -214,13 +217,7 @@ impl Lanes {
             state: State::new(&found, now, slow),
             stream: found.stream,
         }));
-        match self.lanes[before..]
-            .iter()
-            .any(|lane| lane.to == To::Nowhere)
-        {
-            true => News::Nowhere,
-            false => News::No,
-        }
+        (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
     }
 
     /// The topics of messages that name no destination and that this relay does not take.
@@ -423,11 +420,11 @@ impl Lanes {
     }
 
     /// Learns from a claim which of the lanes that it asked have more, and where they go on.
-    pub(super) fn learn(&mut self, harvest: &Harvest<'_>) {
+    pub(super) fn learn(&mut self, brought: &Brought<'_>, now: Now) {
         type Found = (usize, Option<Position>);
         let mut found: HashMap<(&str, &str), Found> = HashMap::new();
         let is_plain = |one: &&Claimed| one.message.ordering_key.is_none();
-        for one in harvest.claimed.iter().filter(is_plain) {
+        for one in brought.batch.claimed.iter().filter(is_plain) {
             let message = &one.message;
             let of_lane = found
                 .entry((&message.topic, &message.destination))
@@ -435,11 +432,8 @@ impl Lanes {
             of_lane.0 += 1;
             of_lane.1 = of_lane.1.max(Some(one.position));
         }
-        let asked: HashMap<&Stream, &Lane> = harvest
-            .asked
-            .iter()
-            .map(|lane| (&lane.stream, lane))
-            .collect();
+        let asked = brought.asked.iter().map(|lane| (&lane.stream, lane));
+        let asked: HashMap<&Stream, &Lane> = asked.collect();
         for known in &mut self.lanes {
             let Some(lane) = asked.get(&known.stream) else {
                 continue;
@@ -447,7 +441,9 @@ impl Lanes {
             let Topic { topic, destination } = &known.stream.topic;
             let is_keyed = known.stream.is_keyed;
             let (is_full, last) = if is_keyed {
-                let reached = harvest.reached.get(&known.stream).copied();
+                let reached = brought.reached.get(&known.stream).copied();
+                // What was left of a cut batch stands before that place.
+                let reached = reached.filter(|_| !brought.batch.is_cut);
                 (reached.is_some(), reached)
             } else {
                 let of_lane = found.get(&(topic.as_str(), destination.as_str()));
@@ -455,7 +451,7 @@ impl Lanes {
                 (count >= lane.room, last)
             };
             let state = &mut known.state;
-            state.learn(is_keyed, lane.after, is_full, last, harvest);
+            state.learn(is_keyed, lane.after, is_full, last, brought, now);
         }
     }
 

@@ -16,8 +16,9 @@ pub(in crate::relay) struct Picked {
     /// Their keys.
     pub(super) keys: Vec<Key>,
     /// Passed over: their destinations have no room, or are closed.
-    pub(super) without_room: Vec<(To, Key)>,
-    pub(super) closed: Vec<(To, Key)>,
+    pub(super) waiting: Vec<(To, Key)>,
+    /// There was no room for some of these.
+    pub(super) has_left: bool,
     /// Not looked at any more.
     pub(super) beyond: Vec<Key>,
 }
@@ -46,11 +47,8 @@ impl<'a> Planner<'a> {
             let room = view.room_of(to);
             let count = taken.entry(to).or_default();
             if room == 0 {
-                let passed_over = match view.is_open(to) {
-                    true => &mut picked.without_room,
-                    false => &mut picked.closed,
-                };
-                passed_over.push((to, head.key));
+                picked.has_left |= view.is_open(to);
+                picked.waiting.push((to, head.key));
             } else if *count >= room || picked.candidates.len() >= most {
                 picked.beyond.push(head.key);
                 picked.beyond.extend(heads.map(|head| head.key));

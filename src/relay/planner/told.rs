@@ -1,10 +1,10 @@
 //! What the planner is told: what its steps have found, and what others have done.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
-use super::lanes::{Harvest, News, Seen};
+use super::lanes::{Brought, Seen};
 use super::picks::Picked;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
@@ -14,24 +14,12 @@ use super::{
 use crate::relay::to::To;
 use crate::relay::told::Returned;
 use crate::store::range::Range;
-use crate::store::relay::claim::{Batch, Lane, Position, Stream, Topic};
+use crate::store::relay::claim::{Batch, Lane, Position, Topic};
 use crate::store::relay::late::Late;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
 use crate::store::relay::settle::Claim;
-
-/// What a claim of lanes has brought.
-#[derive(Clone, Copy)]
-pub(in crate::relay) struct Brought<'a> {
-    pub(in crate::relay) asked: &'a [Lane],
-    /// Messages that it could bring.
-    pub(in crate::relay) room: usize,
-    pub(in crate::relay) batch: &'a Batch,
-    /// Where the look at lanes of keyed messages ended that have more.
-    pub(in crate::relay) reached: &'a HashMap<Stream, Position>,
-    pub(in crate::relay) took: Duration,
-}
 
 impl Planner<'_> {
     /// A wait is over. `is_rung`: before its time.
@@ -138,7 +126,7 @@ impl Planner<'_> {
         }
         self.expire(&ended, &held);
         self.ended = Some(ended);
-        let news = self.lanes.take_over(seen, self.routes, self.now(now));
+        let has_new_nowhere = self.lanes.take_over(seen, self.routes, self.now(now));
         self.policy = Policy {
             paused: kept_back.topics.iter().cloned().collect(),
             not_taken: self.lanes.nowhere().collect(),
@@ -159,7 +147,7 @@ impl Planner<'_> {
         let took = now.saturating_duration_since(began);
         let poll = (self.settings.poll_interval).clamp(SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL);
         self.survey_interval = poll.max(3 * took).min(SURVEY_INTERVAL);
-        news == News::Nowhere
+        has_new_nowhere
     }
 
     /// What this process itself still has to write down, under a lease that it has lost, is not taken from
@@ -194,27 +182,8 @@ impl Planner<'_> {
 
     /// A claim of lanes has brought this.
     pub(in crate::relay) fn claimed(&mut self, now: Instant, brought: &Brought<'_>) {
-        let Brought {
-            asked,
-            room,
-            batch,
-            reached,
-            took,
-        } = *brought;
-        let nowhere = HashMap::new();
-        self.look.found_nothing &= batch.claimed.is_empty();
-        self.lanes.learn(&Harvest {
-            asked,
-            claimed: &batch.claimed,
-            reached: match batch.is_cut {
-                // What was left stands before that place.
-                true => &nowhere,
-                false => reached,
-            },
-            is_cut: batch.is_cut || batch.claimed.len() >= room,
-            took,
-            now: self.now(now),
-        });
+        self.look.found_nothing &= brought.batch.claimed.is_empty();
+        self.lanes.learn(brought, self.now(now));
     }
 
     /// A claim of these lanes took too long: they go on where fewer dead entries are, and the patrol looks
@@ -281,11 +250,10 @@ impl Planner<'_> {
         took: Duration,
     ) {
         self.look_at_cut(&picked, batch);
-        let has_left = !picked.without_room.is_empty();
         // Ends where the first of a destination has no room left.
         let last = picked.beyond.into_iter().next().or(last);
         let step = last.map_or(walk::Step::End, walk::Step::At);
-        self.walk.learn(now, step, took, has_left);
+        self.walk.learn(now, step, took, picked.has_left);
     }
 
     /// A step of the walk took too long, and would take as long again: the next round begins when it may.
@@ -297,8 +265,7 @@ impl Planner<'_> {
     /// Keys that were freed were looked at, and the claim has brought this.
     pub(in crate::relay) fn looked_at_keys(&mut self, picked: Picked, batch: &Batch) {
         self.look_at_cut(&picked, batch);
-        self.walk
-            .wait_with(picked.without_room.into_iter().chain(picked.closed));
+        self.walk.wait_with(picked.waiting);
         self.walk.freed(picked.beyond);
     }
 

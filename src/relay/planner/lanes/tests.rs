@@ -1,6 +1,7 @@
 //! Whose turn it is.
 
 use std::collections::HashSet;
+use std::sync::LazyLock;
 
 use super::*;
 use crate::config::{Config, Destination, Route};
@@ -67,16 +68,14 @@ fn lane(name: &str, room: usize) -> Lane {
     }
 }
 
-fn harvest(asked: &[Lane], now: Now) -> Harvest<'_> {
-    static NOTHING: std::sync::LazyLock<HashMap<Stream, Position>> =
-        std::sync::LazyLock::new(HashMap::new);
-    Harvest {
+fn brought(asked: &[Lane], took: Duration) -> Brought<'_> {
+    static NOTHING: LazyLock<(Batch, HashMap<Stream, Position>)> = LazyLock::new(Default::default);
+    Brought {
         asked,
-        claimed: &[],
-        reached: &NOTHING,
-        is_cut: false,
-        took: Duration::ZERO,
-        now,
+        room: usize::MAX,
+        batch: &NOTHING.0,
+        reached: &NOTHING.1,
+        took,
     }
 }
 
@@ -105,7 +104,7 @@ fn every_one_of_many_topics_is_asked() {
             break;
         }
         assert!(asked.len() <= MOST_LANES);
-        lanes.learn(&harvest(&asked, unknown()));
+        lanes.learn(&brought(&asked, Duration::ZERO), unknown());
         seen.extend(asked.into_iter().map(|lane| lane.stream));
     }
     assert_eq!(seen.len(), names.len());
@@ -152,16 +151,13 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         available_at: 1_000_000_000,
         sequence: 7,
     };
-    let brought = |took: Duration| Harvest {
-        took,
-        ..harvest(&[], now)
-    };
     state.learn(
         false,
         Position::START,
         true,
         Some(last),
-        &brought(Duration::from_millis(1)),
+        &brought(&[], Duration::from_millis(1)),
+        now,
     );
     assert_eq!((state.floor, state.is_done), (last, false));
     assert!(
@@ -169,10 +165,17 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         "it has more behind its place"
     );
     // Nothing more there: once again from a little before, for what was committed meanwhile.
-    state.learn(false, last, false, None, &brought(Duration::ZERO));
+    state.learn(false, last, false, None, &brought(&[], Duration::ZERO), now);
     assert!(state.floor < last && !state.is_done && state.is_quiet);
     let floor = state.floor;
-    state.learn(false, floor, false, None, &brought(Duration::ZERO));
+    state.learn(
+        false,
+        floor,
+        false,
+        None,
+        &brought(&[], Duration::ZERO),
+        now,
+    );
     assert!(state.is_done && !state.is_swept_in_look);
     assert!(state.is_sweep_due(now.here, false, true), "somebody asks");
     // A sweep that took long is not repeated soon, however much somebody asks.
@@ -181,7 +184,8 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         Position::START,
         false,
         None,
-        &brought(Duration::from_secs(3600)),
+        &brought(&[], Duration::from_secs(3600)),
+        now,
     );
     assert!(state.is_done && state.is_swept_in_look);
     let an_hour = Duration::from_secs(3600);
@@ -197,10 +201,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     let mut lanes = lanes(&["a"], &[]);
     let now = at(100_000_000);
     let sweep = lanes.allot(now.here, |_| 10, false);
-    lanes.learn(&Harvest {
-        took: Duration::from_secs(1),
-        ..harvest(&sweep, now)
-    });
+    lanes.learn(&brought(&sweep, Duration::from_secs(1)), now);
     lanes.begin_look();
     let asked = lanes.allot(now.here, |_| 10, false);
     let took = Duration::from_secs(5);
@@ -208,10 +209,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
         here: now.here + took,
         ..now
     };
-    lanes.learn(&Harvest {
-        took,
-        ..harvest(&asked, later)
-    });
+    lanes.learn(&brought(&asked, took), later);
     lanes.begin_look();
     let next = lanes.allot(now.here, |_| 10, false);
     assert_eq!(next[0].after, now.recently(OVERLAP));
@@ -305,7 +303,7 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     assert!(asked[0].after < Position::of_time(10_000_000));
 }
 
-/// G5: what was committed late is found by a sweep, and the relay must not sleep through its time.
+/// G5: what another relay gave back is found by a sweep, and the relay must not sleep through its time.
 #[test]
 fn a_sweep_that_a_look_has_left_out_is_owed() {
     let mut lanes = lanes(&["a"], &[]);
@@ -313,10 +311,7 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     let now = at(0);
     let sweep = lanes.allot(now.here, |_| 10, false);
     assert_eq!(sweep, [lane("a", 10)]);
-    lanes.learn(&Harvest {
-        took,
-        ..harvest(&sweep, now)
-    });
+    lanes.learn(&brought(&sweep, took), now);
     let look = now.here;
     assert_eq!(lanes.owed_at(look, |_| true), None, "it was made");
     lanes.begin_look();
@@ -325,7 +320,7 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
         asked[0].after > Position::START,
         "it is too soon for another"
     );
-    lanes.learn(&harvest(&asked, now));
+    lanes.learn(&brought(&asked, Duration::ZERO), now);
     let owed = lanes.owed_at(look, |_| true).expect("it is owed");
     assert_eq!(owed, now.here + SWEEP_SHARE * took);
     let none = lanes.owed_at(look, |_| false);
@@ -335,7 +330,7 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     assert_eq!(none, None, "a look that began later had no room for it");
 }
 
-/// G5: a keyed message that was committed late stands before the place of its lane, and beside a hundred thousand
+/// G5: a keyed message that another relay gave back stands before the place of its lane, and beside a hundred thousand
 /// keys that are not due a walk takes many seconds.
 #[test]
 fn keyed_lanes_are_swept_each_second() {
@@ -351,14 +346,15 @@ fn keyed_lanes_are_swept_each_second() {
     // It has come to the end of what it looks at: what is behind that is the walk's.
     let floor = lanes.lanes[0].state.floor;
     let reached = HashMap::from([(keyed, Position::of_time(1))]);
-    lanes.learn(&Harvest {
+    let full = Brought {
         reached: &reached,
-        ..harvest(&sweep, now)
-    });
+        ..brought(&sweep, Duration::ZERO)
+    };
+    lanes.learn(&full, now);
     assert_eq!(lanes.lanes[0].state.floor, floor, "it goes on where it was");
     let next = lanes.allot(now.here, |_| 10, false);
     assert_eq!(next[0].after, floor, "it was swept just now");
-    lanes.learn(&harvest(&next, now));
+    lanes.learn(&brought(&next, Duration::ZERO), now);
     lanes.begin_look();
     let next = lanes.allot(now.here + SWEEP_INTERVAL, |_| 10, false);
     assert_eq!(next[0].after, Position::START);
