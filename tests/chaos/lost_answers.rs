@@ -249,6 +249,8 @@ fn a_claim_whose_answer_was_lost_strands_no_message() {
     enqueue(&database, 1, 20);
     eventually("an answer is lost", || proxy.lost() == 1);
     eventually("all are settled", || database.count("delivered") == 20);
+    // Until then it leaves its lease behind.
+    relay.wait_for_log("event=claim_undone");
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
     all_are_delivered(&database, 20);
