@@ -50,7 +50,7 @@ mod wanted;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended};
@@ -66,9 +66,8 @@ use self::ending::held;
 use self::job::Job;
 use self::lease_clock::{BootTime, LeaseClock};
 use self::observer::Observers;
-use self::running::{Ears, Running};
+use self::running::Running;
 use self::shared::{Shared, Signals};
-use self::sleep::Sleep;
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::routes::Serves;
@@ -157,12 +156,6 @@ impl RelayHandle {
 
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
-        let (doorbell, ring) = bounded(1);
-        let (news, new) = bounded(1);
-        // No more than was claimed: what is in flight is bounded.
-        let (to_claimer, inbox) = unbounded();
-        let (pulse, beat) = bounded(1);
-        let (count, count_now) = bounded(1);
         let mut shared = Shared::new(
             config,
             source,
@@ -170,16 +163,7 @@ impl RelayHandle {
             observers,
             limit,
             clock,
-            Signals {
-                stop: stop_signal,
-                abandon: abandon_signal,
-                doorbell,
-                news,
-                to_claimer,
-                pulse,
-                count,
-                sleep: Sleep::new()?,
-            },
+            Signals::new(stop_signal, abandon_signal)?,
         );
         shared.claim_limit = claim_limit;
         let shared = Arc::new(shared);
@@ -190,13 +174,8 @@ impl RelayHandle {
             ending,
             threads: Vec::new(),
         };
-        let ears = Ears {
-            ending: ending_signal,
-            of_claimer: claimer::Ears { ring, new, inbox },
-            pulse: beat,
-            count: count_now,
-        };
-        if let Err(error) = running.spawn_all(&shared, queues, &relay_name, lease_id, ears) {
+        if let Err(error) = running.spawn_all(&shared, queues, &relay_name, lease_id, ending_signal)
+        {
             let handle = Self {
                 shared,
                 running: held(running),
@@ -216,7 +195,7 @@ impl RelayHandle {
     /// a commit where the relay does not listen.
     pub fn wake(&self) {
         self.shared.metrics.called.increment(1);
-        self.shared.look();
+        self.shared.signals.news.ring();
     }
 
     /// How the relay is, and why: for probes. It never waits, and asks no database.

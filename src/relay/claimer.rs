@@ -38,16 +38,7 @@ pub(crate) struct Claimer<'a, D> {
     /// Of messages for several destinations.
     split_payloads: Payloads,
     outcomes: Outcomes,
-    ears: Ears,
-}
-
-/// What the claimer waits for.
-pub(super) struct Ears {
-    /// It is to look again; nothing more.
-    pub(super) ring: Receiver<()>,
-    /// Something new may be there.
-    pub(super) new: Receiver<()>,
-    pub(super) inbox: Receiver<Told>,
+    inbox: Receiver<Told>,
 }
 
 /// What the claimer does next.
@@ -63,7 +54,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         shared: &'a Shared,
         queues: Vec<Sender<Job>>,
         outcomes: Outcomes,
-        ears: Ears,
+        inbox: Receiver<Told>,
         db: D,
     ) -> Self {
         let settings = Settings {
@@ -79,7 +70,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,
-            ears,
+            inbox,
         }
     }
 
@@ -128,10 +119,10 @@ impl<'a, D: Database> Claimer<'a, D> {
     /// Takes what others have told, and tells the planner.
     fn hear(&mut self) {
         self.fill_queues();
-        while let Ok(told) = self.ears.inbox.try_recv() {
+        while let Ok(told) = self.inbox.try_recv() {
             self.hear_of(told);
         }
-        if self.ears.new.try_recv().is_ok() {
+        if self.shared.signals.news.ear.try_recv().is_ok() {
             self.planner.has_news();
         }
         let shared = self.shared;
@@ -207,7 +198,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Survey(survey) => self.survey(survey)?,
             Step::LoseLease(lease) => {
                 self.shared.lose_lease(lease);
-                self.shared.beat_now();
+                self.shared.signals.pulse.ring();
             }
             Step::ExpireUnserved { stream, after } => self.expire(&stream, after)?,
             Step::Claim { plain, keyed, room } => self.claim(&plain, &keyed, room)?,

@@ -29,13 +29,7 @@ const LOOK: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// Beats until it is told how to end. A relay that dies otherwise leaves its lease to expire.
-pub(crate) fn run(
-    shared: &Shared,
-    relay_name: &str,
-    first: LeaseId,
-    ending: &Receiver<Ending>,
-    pulse: &Receiver<()>,
-) {
+pub(crate) fn run(shared: &Shared, relay_name: &str, first: LeaseId, ending: &Receiver<Ending>) {
     let beat = shared.config.lease / 3;
     let session = shared.session(Post::Heartbeat, beat, Plans::Any);
     let mut heartbeat = Heartbeat::new(shared, relay_name, Some(first), session);
@@ -43,7 +37,7 @@ pub(crate) fn run(
     loop {
         let told = select! {
             recv(ending) -> told => told.map_err(|_| RecvTimeoutError::Disconnected),
-            recv(pulse) -> _ => Err(RecvTimeoutError::Timeout),
+            recv(shared.signals.pulse.ear) -> _ => Err(RecvTimeoutError::Timeout),
             default(wait) => Err(RecvTimeoutError::Timeout),
         };
         match told {

@@ -5,7 +5,7 @@ mod leases;
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, select};
+use crossbeam_channel::select;
 
 use self::leases::Leases;
 use super::depths::Counting;
@@ -23,8 +23,8 @@ const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 const CLEAN_BATCH: i64 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Keeps house until the relay stops. `count`: what waits is to be counted soon.
-pub(crate) fn run(shared: &Shared, count: &Receiver<()>) {
+/// Keeps house until the relay stops.
+pub(crate) fn run(shared: &Shared) {
     let mut janitor = Janitor::new(shared);
     loop {
         let wait = match janitor.work() {
@@ -32,8 +32,8 @@ pub(crate) fn run(shared: &Shared, count: &Receiver<()>) {
             Err(_) => janitor.session.wait(),
         };
         select! {
-            recv(shared.stop_signal()) -> _ => return,
-            recv(count) -> _ => janitor.depths.hurry(),
+            recv(shared.signals.stop) -> _ => return,
+            recv(shared.signals.count.ear) -> _ => janitor.depths.hurry(),
             default(wait) => {}
         }
     }

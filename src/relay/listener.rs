@@ -28,7 +28,7 @@ pub(crate) fn run(shared: &Shared) {
     let Some(url) = shared.listener_url() else {
         log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager, and none of them can listen: new messages are found by polling. Set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false");
         // This thread's end would be taken for a defect.
-        let _ = shared.stop_signal().recv();
+        let _ = shared.signals.stop.recv();
         return;
     };
     while !shared.is_stopping() {
@@ -47,18 +47,18 @@ pub(crate) fn run(shared: &Shared) {
             Ok(None) => {
                 log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
                 // This thread's end would be taken for a defect.
-                let _ = shared.stop_signal().recv();
+                let _ = shared.signals.stop.recv();
                 return;
             }
             Err(error) => Err(error),
         };
-        shared.sleep().interrupt();
+        shared.signals.sleep.interrupt();
         match end {
             Ok(()) => return shared.threads.set_connected(Post::Listener, false),
             Err(error) => {
                 shared.threads.failed(Post::Listener, &error, Cause::Other);
                 // What is committed from now on is not heard.
-                shared.look();
+                shared.signals.news.ring();
                 shared.pause(RECONNECT);
             }
         }
@@ -68,8 +68,8 @@ pub(crate) fn run(shared: &Shared) {
 fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> {
     shared.threads.set_connected(Post::Listener, true);
     // Whatever was committed before was heard by nobody.
-    shared.look();
-    let sleep = shared.sleep();
+    shared.signals.news.ring();
+    let sleep = &shared.signals.sleep;
     let mut has_lock = false;
     let mut next_try: Option<Duration> = None;
     let mut looked = Instant::now();
@@ -80,7 +80,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
         if is_news {
             sleep.interrupt();
             shared.metrics.notified.increment(1);
-            shared.ring();
+            shared.signals.doorbell.ring();
         }
         if has_lock && (is_news || sleep.is_awake()) {
             asking(shared, || listener.unlock())?;
@@ -97,10 +97,10 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                     // It may be committed by now, and others with it.
                     if looked.elapsed() >= LOOK_WHILE_INSERTING {
                         // Also where there was nothing before.
-                        shared.look();
+                        shared.signals.news.ring();
                         looked = Instant::now();
                     } else {
-                        shared.ring();
+                        shared.signals.doorbell.ring();
                     }
                     let wait = next_try.map_or(FIRST_TRY, |wait| wait * 2);
                     Some(wait.min(LONGEST_TRY))
@@ -113,7 +113,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                     has_lock = true;
                     fall_asleep(shared);
                     // Also where it slept before: whoever had the lock may be gone for a while.
-                    shared.look();
+                    shared.signals.news.ring();
                     None
                 }
             },
@@ -133,7 +133,7 @@ fn asking<T>(shared: &Shared, ask: impl FnOnce() -> T) -> T {
 
 /// From now on whoever commits rings. The claimer looks once more: before, nobody did.
 fn fall_asleep(shared: &Shared) {
-    if shared.sleep().begin() {
-        shared.look();
+    if shared.signals.sleep.begin() {
+        shared.signals.news.ring();
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn run(shared: &Shared) {
     loop {
         look(shared);
         record(shared);
-        match shared.stop_signal().recv_timeout(INTERVAL) {
+        match shared.signals.stop.recv_timeout(INTERVAL) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
         }

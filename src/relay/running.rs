@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::claimer::{self, Claimer};
+use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
 use super::job::Job;
 use super::settlement::Outcomes;
@@ -17,17 +17,6 @@ use crate::store::relay::lease::LeaseId;
 
 /// The thread that ends last, told how.
 pub(super) const HEARTBEAT: &str = "relay-heartbeat";
-
-/// Where single threads are told something.
-pub(super) struct Ears {
-    /// The heartbeat, how to end.
-    pub(super) ending: Receiver<Ending>,
-    pub(super) of_claimer: claimer::Ears,
-    /// The heartbeat, to beat.
-    pub(super) pulse: Receiver<()>,
-    /// What waits is to be counted.
-    pub(super) count: Receiver<()>,
-}
 
 /// What is needed to end the relay, given up bit by bit.
 pub(super) struct Running {
@@ -47,7 +36,7 @@ impl Running {
         queues: Vec<Sender<Job>>,
         relay_name: &str,
         lease_id: LeaseId,
-        ears: Ears,
+        ending: Receiver<Ending>,
     ) -> Result<(), StartError> {
         // Claimed messages are bounded, so a send into one of them never waits for long.
         let most = 2 * shared.batch() + shared.senders();
@@ -57,12 +46,12 @@ impl Running {
 
         let name = relay_name.to_owned();
         self.spawn(shared, Post::Heartbeat.name(), move |shared| {
-            heartbeat::run(shared, &name, lease_id, &ears.ending, &ears.pulse);
+            heartbeat::run(shared, &name, lease_id, &ending);
         })?;
         for post in Post::KEYED_SETTLERS {
-            let (outcomes, left) = (keyed_queue.clone(), ears.of_claimer.inbox.clone());
+            let outcomes = keyed_queue.clone();
             self.spawn(shared, post.name(), move |shared| {
-                settler::run_keyed(shared, post, &outcomes, &left);
+                settler::run_keyed(shared, post, &outcomes);
             })?;
         }
         drop(keyed_queue);
@@ -81,9 +70,7 @@ impl Running {
                 })?;
             }
         }
-        self.spawn(shared, Post::Janitor.name(), move |shared| {
-            janitor::run(shared, &ears.count);
-        })?;
+        self.spawn(shared, Post::Janitor.name(), |shared| janitor::run(shared))?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {
             self.spawn(shared, Post::Listener.name(), |shared| {
@@ -92,7 +79,8 @@ impl Running {
         }
         self.spawn(shared, Post::Claimer.name(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
-            Claimer::new(shared, queues, outcomes, ears.of_claimer, session).run();
+            let inbox = shared.signals.told.1.clone();
+            Claimer::new(shared, queues, outcomes, inbox, session).run();
         })
     }
 

@@ -135,7 +135,7 @@ impl SenderThread<'_> {
     fn ring_for_room(&self) {
         let Bulkhead { jobs, .. } = self.desk.bulkhead;
         if self.shared.wanted.is(Want::Room) && jobs.len() <= self.desk.bulkhead.prefetch() {
-            self.shared.ring();
+            self.shared.signals.doorbell.ring();
         }
     }
 
@@ -333,7 +333,7 @@ impl<'a> Desk<'a> {
     fn record(&self, pass: &Pass, outcome: &Outcome) {
         if self.bulkhead.gate.record(pass, outcome) {
             // The claimer tells the table.
-            self.shared.ring();
+            self.shared.signals.doorbell.ring();
         }
     }
 

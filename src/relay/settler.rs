@@ -59,16 +59,12 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
 /// sends meanwhile.
 ///
 /// Where the first message of an ordering key is done, the next one is claimed in the transaction
-/// that says so, and goes to the claimer. `left` is its inbox, for what it left there.
-pub(crate) fn run_keyed(
-    shared: &Shared,
-    post: Post,
-    outcomes: &Receiver<Settlement>,
-    left: &Receiver<Told>,
-) {
+/// that says so, and goes to the claimer.
+pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlement>) {
     let mut settler = Settler::new(shared, session(shared, post), Keys::GoOn);
     if settler.run(outcomes).is_ok() {
-        for told in left.try_iter() {
+        // What the claimer has left in its inbox.
+        for told in shared.signals.told.1.try_iter() {
             if let Told::Continued(jobs) = told {
                 settler.release(&jobs);
             }
@@ -177,7 +173,7 @@ impl<'a, D: Database> Settler<'a, D> {
             waiting < enough && unsent > shared.senders().max(least) && clock::now() < until
         };
         while is_worth_it() && !shared.is_stopping() {
-            let _ = shared.stop_signal().recv_timeout(GLANCE);
+            let _ = shared.signals.stop.recv_timeout(GLANCE);
         }
     }
 
@@ -261,7 +257,7 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         if kind == Kind::Split {
             // What it became is to be claimed.
-            shared.look();
+            shared.signals.news.ring();
         }
         match &self.topic_aside {
             None => shared.finished(lease, group.iter().map(|one| one.to)),

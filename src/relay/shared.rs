@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use secrecy::SecretString;
 
 use self::in_flight::InFlight;
@@ -77,28 +77,65 @@ pub(crate) struct Shared {
     pub(super) wanted: Wanted,
     /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
     stopping: AtomicBool,
-    signals: Signals,
+    pub(super) signals: Signals,
 }
 
 /// How threads are told something.
 pub(crate) struct Signals {
     /// Disconnected at shutdown: whoever waits on it wakes.
-    pub(crate) stop: Receiver<()>,
+    pub(super) stop: Receiver<()>,
     /// Disconnected at the deadline of a shutdown.
-    pub(crate) abandon: Receiver<()>,
-    /// Rings the claimer.
-    pub(crate) doorbell: Sender<()>,
-    /// Tells the claimer that something new may be there. Not by its inbox: applications may call as often as they
-    /// like, and one such message says as much as many.
-    pub(crate) news: Sender<()>,
-    /// Tells the claimer what others have done.
-    pub(crate) to_claimer: Sender<Told>,
-    /// Makes the heartbeat beat now.
-    pub(crate) pulse: Sender<()>,
-    /// Makes the janitor count what waits.
-    pub(crate) count: Sender<()>,
+    pub(super) abandon: Receiver<()>,
+    /// Rings the claimer. It looks again; nothing more.
+    pub(super) doorbell: Bell,
+    /// Tells the claimer that something new may be there: it looks from the start. Not by its inbox: applications may
+    /// call as often as they like.
+    pub(super) news: Bell,
+    /// The claimer's inbox: what others have done. It hears of that whatever it does just now; where it has ended, the
+    /// settlers of keys see to what is left there.
+    pub(super) told: (Sender<Told>, Receiver<Told>),
+    /// The heartbeat looks at its lease now.
+    pub(super) pulse: Bell,
+    /// The janitor counts what waits, as soon as it may.
+    pub(super) count: Bell,
     /// Between the claimer and the listener.
-    pub(crate) sleep: Sleep,
+    pub(super) sleep: Sleep,
+}
+
+impl Signals {
+    /// # Errors
+    /// When the system has no more descriptors.
+    pub(super) fn new(stop: Receiver<()>, abandon: Receiver<()>) -> std::io::Result<Self> {
+        Ok(Self {
+            stop,
+            abandon,
+            doorbell: Bell::new(),
+            news: Bell::new(),
+            // No more than was claimed: what is in flight is bounded.
+            told: unbounded(),
+            pulse: Bell::new(),
+            count: Bell::new(),
+            sleep: Sleep::new()?,
+        })
+    }
+}
+
+/// Wakes a thread. Rung many times, it says as much as once.
+pub(crate) struct Bell {
+    rope: Sender<()>,
+    pub(super) ear: Receiver<()>,
+}
+
+impl Bell {
+    fn new() -> Self {
+        let (rope, ear) = bounded(1);
+        Self { rope, ear }
+    }
+
+    pub(super) fn ring(&self) {
+        // Full: it rings already.
+        let _ = self.rope.try_send(());
+    }
 }
 
 impl Shared {
@@ -149,7 +186,7 @@ impl Shared {
 
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.ring();
+        self.signals.doorbell.ring();
         self.signals.sleep.tell_listener();
         self.bulkheads
             .iter()
@@ -196,32 +233,9 @@ impl Shared {
         let _ = signal.recv_timeout(duration);
     }
 
-    /// The channel that is disconnected at shutdown.
-    pub(crate) fn stop_signal(&self) -> &Receiver<()> {
-        &self.signals.stop
-    }
-
-    /// Wakes the claimer. It looks again; nothing more.
-    pub(crate) fn ring(&self) {
-        // A full doorbell rings already.
-        let _ = self.signals.doorbell.try_send(());
-    }
-
-    /// Tells the claimer. It hears whatever it does just now; where it has ended, the settlers of keys see to
-    /// what is left in its inbox.
-    pub(crate) fn tell_claimer(&self, told: Told) {
-        // The claimer and the settlers of keys have its other end.
-        let _ = self.signals.to_claimer.send(told);
-    }
-
-    /// Wakes the claimer because something was enqueued: it looks from the start.
-    pub(crate) fn look(&self) {
-        // Full: it has not looked since it was told so.
-        let _ = self.signals.news.try_send(());
-    }
-
-    pub(crate) fn sleep(&self) -> &Sleep {
-        &self.signals.sleep
+    pub(super) fn tell_claimer(&self, told: Told) {
+        // Its other end is here.
+        let _ = self.signals.told.0.send(told);
     }
 
     /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.
@@ -284,17 +298,5 @@ impl Shared {
             self.metrics.leases_lost.increment(1);
             log::error!(event = "lease_lost", lease = lease.0; "the lease was over before it was renewed: nothing is sent under it any more");
         }
-    }
-
-    /// The heartbeat looks at its lease now.
-    pub(crate) fn beat_now(&self) {
-        // Full: it is about to.
-        let _ = self.signals.pulse.try_send(());
-    }
-
-    /// The janitor counts what waits, as soon as it may.
-    pub(crate) fn count_now(&self) {
-        // Full: it is about to.
-        let _ = self.signals.count.try_send(());
     }
 }

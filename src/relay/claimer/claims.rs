@@ -258,7 +258,7 @@ impl<D: Database> Claimer<'_, D> {
             return;
         }
         let (shared, lease) = (self.shared, self.planner.lease());
-        shared.sleep().end();
+        shared.signals.sleep.end();
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         shared.count(|stats| {
             stats.claim_micros = stats.claim_micros.saturating_add(micros);

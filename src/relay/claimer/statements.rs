@@ -32,7 +32,7 @@ impl<D: Database> Claimer<'_, D> {
         }
         let was_active = self.planner.is_active();
         if self.planner.surveyed(clock::now(), survey, found) {
-            shared.count_now();
+            shared.signals.count.ring();
         }
         if was_active != self.planner.is_active() {
             self.tell_standing();
@@ -47,7 +47,7 @@ impl<D: Database> Claimer<'_, D> {
         if is_active {
             log::info!(event = "active", outbox:% = shared.config.table; "this relay does the work now");
         } else {
-            shared.sleep().end();
+            shared.signals.sleep.end();
             log::info!(event = "standby", outbox:% = shared.config.table; "another relay does the work: standing by");
         }
     }
@@ -67,7 +67,7 @@ impl<D: Database> Claimer<'_, D> {
         if is_at_work {
             shared.end_doubt(lease);
             shared.lease.lost(lease);
-            shared.beat_now();
+            shared.signals.pulse.ring();
         }
         Ok(None)
     }

@@ -23,7 +23,7 @@ impl<D: Database> Claimer<'_, D> {
         let soon = until.min(clock::now() + SOON);
         let is_rung = if wait.what == Awaited::Room && soon < until {
             self.wait_until(soon) || {
-                self.shared.sleep().ask();
+                self.shared.signals.sleep.ask();
                 self.wait_until(until)
             }
         } else {
@@ -37,7 +37,7 @@ impl<D: Database> Claimer<'_, D> {
             self.shared.answer(question);
         }
         if wait.what == Awaited::Work {
-            self.shared.sleep().ask();
+            self.shared.signals.sleep.ask();
         }
     }
 
@@ -61,9 +61,9 @@ impl<D: Database> Claimer<'_, D> {
                 return true;
             }
             let mut any = Select::new();
-            any.recv(&self.ears.ring);
-            any.recv(&self.ears.new);
-            any.recv(&self.ears.inbox);
+            any.recv(&self.shared.signals.doorbell.ear);
+            any.recv(&self.shared.signals.news.ear);
+            any.recv(&self.inbox);
             if any.ready_deadline(until).is_err() {
                 return false;
             }
@@ -72,14 +72,14 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Hears what there is to hear. `true`: the claimer waits no longer.
     pub(in crate::relay) fn is_woken(&mut self) -> bool {
-        if self.ears.ring.try_recv().is_ok() {
+        if self.shared.signals.doorbell.ear.try_recv().is_ok() {
             return true;
         }
-        if self.ears.new.try_recv().is_ok() {
+        if self.shared.signals.news.ear.try_recv().is_ok() {
             self.planner.has_news();
             return true;
         }
-        while let Ok(told) = self.ears.inbox.try_recv() {
+        while let Ok(told) = self.inbox.try_recv() {
             let wakes = told.wakes();
             self.hear_of(told);
             if wakes {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded};
 use secrecy::SecretString;
 
 use super::{health, is_free_to_claim, look};
@@ -11,7 +11,6 @@ use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::{BootTime, LeaseClock};
 use crate::relay::observer::Observers;
 use crate::relay::shared::{Shared, Signals};
-use crate::relay::sleep::Sleep;
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
 use crate::store::relay::connection::Source;
@@ -31,17 +30,8 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
     let clock = LeaseClock::of(&config);
     clock.registered(LeaseId(1), BootTime::now());
-    let (doorbell, rings) = bounded(1);
-    let signals = Signals {
-        stop: bounded(0).1,
-        abandon: bounded(0).1,
-        doorbell,
-        news: bounded(1).0,
-        to_claimer: unbounded().0,
-        pulse: bounded(1).0,
-        count: bounded(1).0,
-        sleep: Sleep::new().expect("a pair of sockets"),
-    };
+    let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
+    let rings = signals.doorbell.ear.clone();
     let source = Source::Url(SecretString::from(""));
     let observers = Observers::default();
     let shared = Shared::new(config, source, bulkheads, observers, None, clock, signals);

@@ -84,7 +84,7 @@ impl<D: Database> Settler<'_, D> {
             // It may have worked: then the lease holds messages that nobody here knows of.
             let backend = self.db.backend();
             shared.begin_doubt(Doubt { lease, backend });
-            shared.ring();
+            shared.signals.doorbell.ring();
         }
         let (written, next) = result?;
         let (mut next, is_cut) = (next.claimed, next.is_cut);

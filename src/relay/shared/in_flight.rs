@@ -205,7 +205,7 @@ impl Shared {
         tell(judged);
         let is_wanted = |what| self.wanted.is(what);
         if is_asked || is_wanted(Want::Settled) || is_wanted(Want::Room) {
-            self.ring();
+            self.signals.doorbell.ring();
         }
     }
 
@@ -234,7 +234,7 @@ impl Shared {
     /// What waits for the answer whether anything is on its way has waited for these, too.
     fn ring_when_sure(&self, in_flight: &InFlight) {
         if in_flight.aside.untried.is_empty() && in_flight.is_asked() {
-            self.ring();
+            self.signals.doorbell.ring();
         }
     }
 
@@ -251,7 +251,7 @@ impl Shared {
         if is_held == was_held {
             return None;
         }
-        self.ring();
+        self.signals.doorbell.ring();
         if is_held {
             aside.held.insert(topic.clone());
             if (aside.told).is_some_and(|told| clock::since(told) < TELL_INTERVAL) {
@@ -296,7 +296,7 @@ impl Shared {
         in_flight.asked += 1;
         let question = in_flight.asked;
         drop(in_flight);
-        self.look();
+        self.signals.news.ring();
         question
     }
 
@@ -346,7 +346,7 @@ impl Shared {
         let is_rest_settled = in_flight.is_rest_settled();
         drop(in_flight);
         if is_rest_settled && self.wanted.is(Want::Settled) {
-            self.ring();
+            self.signals.doorbell.ring();
         }
     }
 
@@ -396,7 +396,7 @@ impl Shared {
         drop(in_flight);
         let is_waited_for = || is_asked || self.wanted.is(Want::Settled);
         if (is_rest_settled && is_waited_for()) || self.wanted.is(Want::Room) {
-            self.ring();
+            self.signals.doorbell.ring();
         }
     }
 

@@ -20,7 +20,7 @@ use crate::config::{Breaker, Config, Destination, Route};
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::message::Message;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
-use crate::relay::claimer::{Claimer, Ears, SOON, Turn};
+use crate::relay::claimer::{Claimer, SOON, Turn};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
@@ -31,7 +31,6 @@ use crate::relay::planner::{Awaited, Wait};
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
-use crate::relay::sleep::Sleep;
 use crate::relay::told::Told;
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
@@ -127,13 +126,9 @@ pub(super) struct Process<'w> {
     sending: Vec<Sending>,
     outcomes: Outcomes,
     listening: Listening,
-    ring: Receiver<()>,
-    new: Receiver<()>,
-    told: Receiver<Told>,
     inbox: (Sender<Told>, Receiver<Told>),
-    pulse: Receiver<()>,
     /// Kept for its other ends.
-    _channels: (Sender<()>, Sender<()>, Receiver<()>),
+    _channels: (Sender<()>, Sender<()>),
 }
 
 fn config(stage: &Stage<'_>) -> Config {
@@ -172,24 +167,10 @@ impl<'w> Process<'w> {
         relay: usize,
         slot: &'w OnceCell<Shared>,
     ) -> Self {
-        let (doorbell, ring) = bounded(1);
-        let (news, new) = bounded(1);
-        let (to_claimer, told) = unbounded();
         let inbox = unbounded();
-        let (pulser, pulse) = bounded(1);
-        let (counter, count) = bounded(1);
         let (stopper, stop) = bounded(0);
         let (abandoner, abandon) = bounded(0);
-        let signals = Signals {
-            stop,
-            abandon,
-            doorbell,
-            news,
-            to_claimer,
-            pulse: pulser,
-            count: counter,
-            sleep: Sleep::new().expect("a pair of sockets"),
-        };
+        let signals = Signals::new(stop, abandon).expect("a pair of sockets");
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
             let config = config(stage);
@@ -218,11 +199,6 @@ impl<'w> Process<'w> {
         let (plain, plain_queue) = unbounded();
         let (keyed, keyed_queue) = unbounded();
         let outcomes = Outcomes { plain, keyed };
-        let ears = Ears {
-            ring: ring.clone(),
-            new: new.clone(),
-            inbox: inbox.1.clone(),
-        };
         let link = |thread| Link::new(stage, number, thread);
         let settling = |keys, outcomes| Settling {
             settler: Some(Settler::new(shared, link(Actor::Settler(0)), keys)),
@@ -230,7 +206,7 @@ impl<'w> Process<'w> {
             left: Vec::new(),
             next: Duration::ZERO,
         };
-        shared.look();
+        shared.signals.news.ring();
         Self {
             relay,
             shared,
@@ -248,7 +224,7 @@ impl<'w> Process<'w> {
                 shared,
                 queues,
                 outcomes.clone(),
-                ears,
+                inbox.1.clone(),
                 link(Actor::Claimer),
             )),
             has_ended: false,
@@ -271,12 +247,8 @@ impl<'w> Process<'w> {
             queues: receivers,
             outcomes,
             listening: Listening::default(),
-            ring,
-            new,
-            told,
             inbox,
-            pulse,
-            _channels: (stopper, abandoner, count),
+            _channels: (stopper, abandoner),
         }
     }
 
@@ -314,7 +286,7 @@ impl<'w> Process<'w> {
     }
 
     pub(super) fn pass_on_what_is_told(&self, broken: Option<Broken>) {
-        while let Ok(told) = self.told.try_recv() {
+        while let Ok(told) = self.shared.signals.told.1.try_recv() {
             let is_lost =
                 broken == Some(Broken::LosesHandOvers) && matches!(told, Told::Continued(_));
             if !is_lost {
@@ -323,7 +295,7 @@ impl<'w> Process<'w> {
             }
         }
         if broken == Some(Broken::LosesRings) {
-            while self.ring.try_recv().is_ok() {}
+            while self.shared.signals.doorbell.ear.try_recv().is_ok() {}
         }
     }
 
@@ -346,8 +318,11 @@ impl<'w> Process<'w> {
         match actor {
             Actor::Claimer => {
                 self.claimer.as_ref()?;
-                let is_told =
-                    || !self.ring.is_empty() || !self.new.is_empty() || !self.inbox.1.is_empty();
+                let is_told = || {
+                    !self.shared.signals.doorbell.ear.is_empty()
+                        || !self.shared.signals.news.ear.is_empty()
+                        || !self.inbox.1.is_empty()
+                };
                 match &self.claiming {
                     _ if self.shared.is_stopping() => Some(now),
                     Claiming::GoesOn => Some(now),
@@ -373,7 +348,7 @@ impl<'w> Process<'w> {
             }
             Actor::Heartbeat => {
                 self.heartbeat.as_ref()?;
-                match self.pulse.is_empty() {
+                match self.shared.signals.pulse.ear.is_empty() {
                     true => Some(self.next_beat),
                     false => Some(now),
                 }
@@ -389,7 +364,7 @@ impl<'w> Process<'w> {
                 if self.deaf_until > now || self.shared.is_stopping() {
                     return None;
                 }
-                let is_awake = self.shared.sleep().is_awake();
+                let is_awake = self.shared.signals.sleep.is_awake();
                 match self.listening.has_lock {
                     _ if self.notified.get() => Some(now),
                     true => is_awake.then_some(now),
@@ -439,7 +414,7 @@ impl<'w> Stage<'w> {
             } if !claimer.is_woken() && now < until => {
                 let is_nap = naps_at.is_some_and(|at| now >= at);
                 if is_nap {
-                    shared.sleep().ask();
+                    shared.signals.sleep.ask();
                 }
                 let naps_at = naps_at.filter(|_| !is_nap);
                 Claiming::Waits {
@@ -554,7 +529,7 @@ impl<'w> Stage<'w> {
         let heartbeat = {
             let mut processes = self.processes.borrow_mut();
             let process = &mut processes[number];
-            while process.pulse.try_recv().is_ok() {}
+            while process.shared.signals.pulse.ear.try_recv().is_ok() {}
             process.heartbeat.take()
         };
         let Some(mut heartbeat) = heartbeat else {
@@ -572,13 +547,13 @@ impl<'w> Stage<'w> {
     fn run_listener(&self, number: usize) {
         let mut processes = self.processes.borrow_mut();
         let process = &mut processes[number];
-        let (shared, sleep) = (process.shared, process.shared.sleep());
+        let (shared, sleep) = (process.shared, &process.shared.signals.sleep);
         let listening = &mut process.listening;
         let is_news = process.notified.replace(false);
         sleep.drain();
         if is_news {
             sleep.interrupt();
-            shared.ring();
+            shared.signals.doorbell.ring();
         }
         // Others may have it by now.
         listening.has_lock &= self.listener.get() == Some(number);
@@ -588,7 +563,7 @@ impl<'w> Stage<'w> {
         }
         let fall_asleep = || {
             if sleep.begin() && self.broken != Some(Broken::SleepsAtOnce) {
-                shared.look();
+                shared.signals.news.ring();
             }
         };
         let now = self.now();
@@ -599,7 +574,7 @@ impl<'w> Stage<'w> {
                 None
             }
             (false, false) if self.inserting.get() > 0 => {
-                shared.look();
+                shared.signals.news.ring();
                 Some(now + WHILE_INSERTING)
             }
             (false, false) if self.listener.get().is_some() => {
@@ -611,7 +586,7 @@ impl<'w> Stage<'w> {
                 listening.has_lock = true;
                 fall_asleep();
                 if self.broken != Some(Broken::SleepsAtOnce) {
-                    shared.look();
+                    shared.signals.news.ring();
                 }
                 None
             }
@@ -636,7 +611,7 @@ impl<'w> Stage<'w> {
             let processes = self.processes.borrow();
             let is_low = processes[number].queues[which].len() <= bulkhead.prefetch();
             if shared.wanted.is(Want::Room) && is_low {
-                shared.ring();
+                shared.signals.doorbell.ring();
             }
         }
         let settle = |job, verdict| {
@@ -842,7 +817,7 @@ impl<'w> Stage<'w> {
         let took = clock::since(began);
         bulkhead.learn(took);
         if bulkhead.gate.record(&pass, &outcome) {
-            shared.ring();
+            shared.signals.doorbell.ring();
         }
         let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
         let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);

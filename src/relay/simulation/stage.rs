@@ -675,8 +675,8 @@ impl<'w> Stage<'w> {
                 let processes = self.processes.borrow();
                 let process = &processes[process];
                 if !process.is_dead {
-                    process.shared.sleep().interrupt();
-                    process.shared.look();
+                    process.shared.signals.sleep.interrupt();
+                    process.shared.signals.news.ring();
                 }
             }
             Happens::Start(relay) => {
