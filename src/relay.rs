@@ -61,19 +61,18 @@ pub use self::observer::{Observer, Settled};
 pub(crate) use self::spans::Span;
 pub use self::stats::Stats;
 
+use self::builder::Assembled;
 use self::bulkhead::Bulkhead;
 use self::ending::held;
-use self::job::Job;
 use self::lease_clock::{BootTime, LeaseClock};
-use self::observer::Observers;
 use self::running::Running;
 use self::shared::{Shared, Signals};
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::routes::Serves;
 use crate::store::pinned::{located, pinned};
-use crate::store::relay::connection::{Limits, Manager, Plans, Source};
-use crate::store::relay::lease;
+use crate::store::relay::connection::{Limits, Plans, Source};
+use crate::store::relay::lease::{self, Registration};
 use crate::store::setup::rights;
 
 /// The limit of each statement at the start.
@@ -114,14 +113,16 @@ pub struct RelayHandle {
 }
 
 impl RelayHandle {
-    fn start(
-        mut config: Config,
-        manager: Option<Arc<dyn Manager>>,
-        (bulkheads, queues): (Vec<Bulkhead>, Vec<Sender<Job>>),
-        observers: Observers,
-        limit: Option<u64>,
-        claim_limit: Duration,
-    ) -> Result<Self, StartError> {
+    fn start(assembled: Assembled) -> Result<Self, StartError> {
+        let Assembled {
+            mut config,
+            manager,
+            dispatchers,
+            observers,
+            limit,
+            claim_limit,
+        } = assembled;
+        let (bulkheads, queues) = Bulkhead::all(&config, dispatchers);
         let source = match manager {
             Some(manager) => Source::Manager(manager),
             None => Source::Url(config.database_url()?.clone()),
@@ -138,17 +139,9 @@ impl RelayHandle {
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::of(&config);
         let asked = BootTime::now();
-        let serves = serves(&config);
+        let registration = registration(&config, &relay_name);
         let lease_id = pinned(&mut conn, &config.table, |conn, name| {
-            let (lease, single_active) = (config.lease, config.single_active);
-            lease::register(
-                conn,
-                name,
-                &relay_name,
-                lease,
-                single_active,
-                serves.as_deref(),
-            )
+            lease::register(conn, name, &registration)
         })
         .map_err(DatabaseError::from)?;
         clock.registered(lease_id, asked);
@@ -156,15 +149,9 @@ impl RelayHandle {
 
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
-        let mut shared = Shared::new(
-            config,
-            source,
-            bulkheads,
-            observers,
-            limit,
-            clock,
-            Signals::new(stop_signal, abandon_signal)?,
-        );
+        let signals = Signals::new(stop_signal, abandon_signal)?;
+        let mut shared = Shared::new(config, source, bulkheads, clock, signals);
+        (shared.observers, shared.limit) = (observers, limit);
         shared.claim_limit = claim_limit;
         let shared = Arc::new(shared);
         let (ending, ending_signal) = bounded(1);
@@ -174,7 +161,8 @@ impl RelayHandle {
             ending,
             threads: Vec::new(),
         };
-        if let Err(error) = running.spawn_all(&shared, queues, &relay_name, lease_id, ending_signal)
+        if let Err(error) =
+            running.spawn_all(&shared, queues, registration, lease_id, ending_signal)
         {
             let handle = Self {
                 shared,
@@ -303,9 +291,14 @@ impl std::fmt::Debug for RelayHandle {
     }
 }
 
-/// What a relay of these settings takes, for its lease.
-fn serves(config: &Config) -> Option<String> {
-    config.enabled.then(|| Serves::new(config).to_json())
+/// The lease that a relay of these settings wants.
+fn registration(config: &Config, relay: &str) -> Registration {
+    Registration {
+        relay: relay.to_owned(),
+        lease: config.lease,
+        is_single_active: config.single_active,
+        serves: config.enabled.then(|| Serves::new(config).to_json()),
+    }
 }
 
 /// For people who look at leases; not used to tell relays apart.

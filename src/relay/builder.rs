@@ -14,7 +14,6 @@ use serde::de::DeserializeOwned;
 
 pub(super) use self::assembly::Assembled;
 use self::in_code::InCode;
-use super::bulkhead::Bulkhead;
 use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
 use super::shared::CLAIM_LIMIT;
@@ -535,15 +534,6 @@ impl RelayBuilder {
             )
             .into());
         }
-        let Assembled {
-            config,
-            manager,
-            dispatchers,
-            observers,
-            limit,
-            claim_limit,
-        } = self.assemble()?;
-        let bulkheads = Bulkhead::all(&config, dispatchers);
-        RelayHandle::start(config, manager, bulkheads, observers, limit, claim_limit)
+        RelayHandle::start(self.assemble()?)
     }
 }

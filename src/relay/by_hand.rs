@@ -24,7 +24,7 @@ use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
 use crate::store::range::Range;
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::{lease, ordered, settle};
 use crate::store::testing;
 
@@ -106,7 +106,13 @@ impl ByHand {
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
         testing::without_jit(conn, |conn| {
             let name = &self.config.table;
-            let lease = lease::register(conn, name, "test", LEASE, false, None)?;
+            let registration = Registration {
+                relay: "test".to_owned(),
+                lease: LEASE,
+                is_single_active: false,
+                serves: None,
+            };
+            let lease = lease::register(conn, name, &registration)?;
             let ended = self.take_each(conn, lease);
             if ended.is_err() {
                 // In a test's transaction this fails as well, and nothing of it stays.

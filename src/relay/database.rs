@@ -18,7 +18,7 @@ use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
 use crate::store::relay::late::{Late, LookForLate, late};
-use crate::store::relay::lease::{self, LeaseId, Seen};
+use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
 use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
@@ -29,14 +29,6 @@ use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
 /// What came back, or why nothing did.
 pub(super) type Answer<T> = Result<T, DatabaseError>;
-
-/// A lease that is to be had.
-pub(super) struct Registration<'a> {
-    pub(super) relay: &'a str,
-    pub(super) lease: Duration,
-    pub(super) is_single_active: bool,
-    pub(super) serves: Option<&'a str>,
-}
 
 pub(super) trait Database {
     /// The server's process that the last statements ran in.
@@ -130,7 +122,7 @@ pub(super) trait Database {
 
     fn give_back_probe(&mut self, destination: &str) -> Answer<()>;
 
-    fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId>;
+    fn register(&mut self, registration: &Registration) -> Answer<LeaseId>;
 
     /// Looks at the lease, and takes its lock, where the connection keeps one. `None`: the lease is over.
     fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>>;
@@ -359,14 +351,8 @@ impl Database for Session {
         self.run(|conn, name| pause::give_back_probe(conn, name, which).map(drop))
     }
 
-    fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId> {
-        let Registration {
-            relay,
-            lease,
-            is_single_active,
-            serves,
-        } = *registration;
-        self.run(|conn, name| lease::register(conn, name, relay, lease, is_single_active, serves))
+    fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {
+        self.run(|conn, name| lease::register(conn, name, registration))
     }
 
     fn look(&mut self, id: LeaseId) -> Answer<Option<Seen>> {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
-use super::database::{Database, Registration};
+use super::database::Database;
 use super::lease_clock::BootTime;
 use super::shared::Shared;
 use super::threads::Post;
 use crate::store::relay::connection::Plans;
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Registration};
 
 /// What the last message to the heartbeat says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +29,15 @@ const LOOK: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// Beats until it is told how to end. A relay that dies otherwise leaves its lease to expire.
-pub(crate) fn run(shared: &Shared, relay_name: &str, first: LeaseId, ending: &Receiver<Ending>) {
+pub(crate) fn run(
+    shared: &Shared,
+    registration: Registration,
+    first: LeaseId,
+    ending: &Receiver<Ending>,
+) {
     let beat = shared.config.lease / 3;
     let session = shared.session(Post::Heartbeat, beat, Plans::Any);
-    let mut heartbeat = Heartbeat::new(shared, relay_name, Some(first), session);
+    let mut heartbeat = Heartbeat::new(shared, registration, Some(first), session);
     let mut wait = LOOK.min(beat);
     loop {
         let told = select! {
@@ -53,8 +58,8 @@ pub(crate) fn run(shared: &Shared, relay_name: &str, first: LeaseId, ending: &Re
 pub(super) struct Heartbeat<'a, D> {
     shared: &'a Shared,
     db: D,
-    relay_name: String,
-    serves: Option<String>,
+    /// For when the lease was lost.
+    registration: Registration,
     /// How often the lease is renewed.
     every: Duration,
     current: Option<LeaseId>,
@@ -67,7 +72,7 @@ pub(super) struct Heartbeat<'a, D> {
 impl<'a, D: Database> Heartbeat<'a, D> {
     pub(super) fn new(
         shared: &'a Shared,
-        relay_name: &str,
+        registration: Registration,
         current: Option<LeaseId>,
         db: D,
     ) -> Self {
@@ -75,8 +80,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         Self {
             shared,
             db,
-            relay_name: relay_name.to_owned(),
-            serves: super::serves(&shared.config),
+            registration,
             every,
             current,
             is_locked: false,
@@ -116,13 +120,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             }
             None => {
                 self.is_locked = false;
-                let registration = Registration {
-                    relay: &self.relay_name,
-                    lease,
-                    is_single_active: shared.config.single_active,
-                    serves: self.serves.as_deref(),
-                };
-                self.db.register(&registration).map(Some)
+                self.db.register(&self.registration).map(Some)
             }
         };
         match result {

@@ -13,7 +13,7 @@ use super::shared::Shared;
 use super::threads::{Life, Post, State};
 use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::relay::connection::Plans;
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Registration};
 
 /// The thread that ends last, told how.
 pub(super) const HEARTBEAT: &str = "relay-heartbeat";
@@ -34,7 +34,7 @@ impl Running {
         &mut self,
         shared: &Arc<Shared>,
         queues: Vec<Sender<Job>>,
-        relay_name: &str,
+        registration: Registration,
         lease_id: LeaseId,
         ending: Receiver<Ending>,
     ) -> Result<(), StartError> {
@@ -44,9 +44,8 @@ impl Running {
         let (keyed, keyed_queue) = bounded(most);
         let outcomes = Outcomes { plain, keyed };
 
-        let name = relay_name.to_owned();
         self.spawn(shared, Post::Heartbeat.name(), move |shared| {
-            heartbeat::run(shared, &name, lease_id, &ending);
+            heartbeat::run(shared, registration, lease_id, &ending);
         })?;
         for post in Post::KEYED_SETTLERS {
             let outcomes = keyed_queue.clone();

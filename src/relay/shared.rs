@@ -143,21 +143,19 @@ impl Shared {
         config: Config,
         source: Source,
         bulkheads: Vec<Bulkhead>,
-        observers: Observers,
-        limit: Option<u64>,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
         let metrics = Metrics::new(&config.table, &bulkheads);
         Self {
-            observers,
+            observers: Observers::default(),
             routes: Routes::new(&config),
             threads: Arc::new(Threads::new(&metrics, &bulkheads)),
             metrics,
             bulkheads,
             config,
             source,
-            limit,
+            limit: None,
             claim_limit: CLAIM_LIMIT,
             lease,
             stats: Mutex::default(),

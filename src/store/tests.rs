@@ -7,6 +7,7 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
 
 use super::relay::connection::{self, Limits, Plans};
+use super::relay::lease::{self, LeaseId, Registration};
 use super::setup::migrate;
 use crate::name::OutboxName;
 
@@ -43,6 +44,26 @@ impl Outbox {
         let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
         conn.batch_execute(SESSION).expect("settings");
         conn
+    }
+
+    /// A lease for a minute.
+    pub(in crate::store) fn lease(&self, conn: &mut PgConnection) -> LeaseId {
+        self.lease_for(conn, Duration::from_secs(60), false)
+    }
+
+    pub(in crate::store) fn lease_for(
+        &self,
+        conn: &mut PgConnection,
+        lease: Duration,
+        is_single_active: bool,
+    ) -> LeaseId {
+        let registration = Registration {
+            relay: "test".to_owned(),
+            lease,
+            is_single_active,
+            serves: None,
+        };
+        lease::register(conn, &self.name, &registration).expect("a lease")
     }
 
     /// With the limits of a relay.

@@ -9,7 +9,6 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::{BootTime, LeaseClock};
-use crate::relay::observer::Observers;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
@@ -33,8 +32,7 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let rings = signals.doorbell.ear.clone();
     let source = Source::Url(SecretString::from(""));
-    let observers = Observers::default();
-    let shared = Shared::new(config, source, bulkheads, observers, None, clock, signals);
+    let shared = Shared::new(config, source, bulkheads, clock, signals);
     (shared, rings)
 }
 

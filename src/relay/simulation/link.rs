@@ -10,7 +10,7 @@ use super::process::Actor;
 use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
 use crate::error::DatabaseError;
-use crate::relay::database::{Answer, Database, Registration};
+use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
@@ -20,7 +20,7 @@ use crate::relay::settler::Written;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::{Late, LookForLate};
-use crate::store::relay::lease::{LeaseId, Seen};
+use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
@@ -490,7 +490,7 @@ impl Database for Link<'_> {
         self.ask(|tables, now, _, _| tables.give_back_probe(which, now.micros))
     }
 
-    fn register(&mut self, registration: &Registration<'_>) -> Answer<LeaseId> {
+    fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {
         self.ask(|tables, now, _, _| tables.register(registration, now.micros))
     }
 

@@ -25,9 +25,9 @@ use crate::relay::gate::{Admission, Pass};
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
-use crate::relay::observer::Observers;
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{Awaited, Wait};
+use crate::relay::registration;
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
@@ -185,9 +185,7 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&config),
             };
             let source = Source::Url(SecretString::from(""));
-            let observers = Observers::default();
-            let mut shared =
-                Shared::new(config, source, bulkheads, observers, None, clock, signals);
+            let mut shared = Shared::new(config, source, bulkheads, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;
             shared
         });
@@ -236,7 +234,7 @@ impl<'w> Process<'w> {
             ],
             heartbeat: Some(Heartbeat::new(
                 shared,
-                "relay",
+                registration(&shared.config, "relay"),
                 None,
                 link(Actor::Heartbeat),
             )),

@@ -11,7 +11,6 @@ use uuid::Uuid;
 
 use super::broken::Broken;
 use crate::message::{Message, Sequence};
-use crate::relay::database::Registration;
 use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
 use crate::relay::settlement::{Kind, Settlement, failed};
 use crate::relay::settler::Settle;
@@ -21,7 +20,7 @@ use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
 use crate::store::relay::late::{Late, LookForLate, Writers};
-use crate::store::relay::lease::{LeaseId, Seen};
+use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Head, Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
@@ -257,7 +256,7 @@ impl Tables {
         shortened
     }
 
-    pub(super) fn register(&mut self, registration: &Registration<'_>, now: i64) -> LeaseId {
+    pub(super) fn register(&mut self, registration: &Registration, now: i64) -> LeaseId {
         let last = self.leases.keys().next_back();
         let id = last.map_or(now, |last| now.max(last + 1));
         let lease = Lease {

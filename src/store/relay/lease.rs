@@ -75,20 +75,32 @@ pub(in crate::store) fn leases(name: &OutboxName) -> lease::table {
     lease::table(name.lease())
 }
 
-/// Registers a relay: a new lease, valid for `lease` from now. `single_active`: it is to work only
-/// while no older lease of that kind is alive. `serves`: what it takes, as JSON.
+/// A lease that is to be had.
+pub(crate) struct Registration {
+    /// For people who look at leases; not used to tell relays apart.
+    pub(crate) relay: String,
+    /// How long it is good for.
+    pub(crate) lease: Duration,
+    /// Its relay is to work only while no older lease of that kind is alive.
+    pub(crate) is_single_active: bool,
+    /// What its relay takes, as JSON.
+    pub(crate) serves: Option<String>,
+}
+
+/// Registers a relay: a new lease, valid from now.
 ///
 /// Text: Diesel has no LOCK TABLE.
 pub(crate) fn register(
     conn: &mut PgConnection,
     name: &OutboxName,
-    relay: &str,
-    lease: Duration,
-    single_active: bool,
-    serves: Option<&str>,
+    registration: &Registration,
 ) -> QueryResult<LeaseId> {
+    let Registration {
+        is_single_active, ..
+    } = *registration;
+    let serves = registration.serves.as_deref();
     conn.transaction(|conn| {
-        if single_active {
+        if is_single_active {
             // Ids become visible in their order: a lower one that appears later would put two to work.
             // So would a clock that was set back: hence not below the ids that are there.
             statement_anew(format!(
@@ -101,9 +113,9 @@ pub(crate) fn register(
         other_lease::table(name.lease())
             .select((
                 greatest(micros, max(other_lease::id) + 1),
-                relay.into_sql::<Text>(),
-                clock_timestamp() + interval(lease),
-                single_active.into_sql::<Bool>(),
+                registration.relay.as_str().into_sql::<Text>(),
+                clock_timestamp() + interval(registration.lease),
+                is_single_active.into_sql::<Bool>(),
                 serves.map(Json).into_sql::<Nullable<SqlJson>>(),
             ))
             .insert_into(leases(name))
@@ -375,8 +387,8 @@ mod tests {
     fn whoever_holds_the_row_of_an_expired_lease_keeps_no_other_lease_from_ending() {
         let outbox = Outbox::new();
         let (mut conn, mut other, name) = (outbox.connect(), outbox.connect(), &outbox.name);
-        let [held, over] = [Duration::ZERO; 2]
-            .map(|lease| register(&mut conn, name, "test", lease, false, None).expect("a lease"));
+        let [held, over] =
+            [Duration::ZERO; 2].map(|lease| outbox.lease_for(&mut conn, lease, false));
         hold(&mut other, name, held, "relay = 'an operator'");
         assert_eq!(ended(&mut conn, name).expect("no wait"), [over.0]);
         other.batch_execute("COMMIT").expect("an end");
@@ -390,8 +402,7 @@ mod tests {
     fn a_lease_that_has_ended_is_never_renewed() {
         let outbox = Outbox::new();
         let (mut conn, name) = (outbox.connect(), &outbox.name);
-        let lease =
-            register(&mut conn, name, "test", Duration::ZERO, false, None).expect("a lease");
+        let lease = outbox.lease_for(&mut conn, Duration::ZERO, false);
         assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
         hold(&mut conn, name, lease, "expires_at = 'infinity'");
         conn.batch_execute("COMMIT")
@@ -406,8 +417,7 @@ mod tests {
     fn another_single_active_relay_waits_for_the_end_of_a_renewal_that_is_under_way() {
         let outbox = Outbox::new();
         let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
-        let [first, second] = [MINUTE; 2]
-            .map(|lease| register(&mut conn, name, "test", lease, true, None).expect("a lease"));
+        let [first, second] = [MINUTE; 2].map(|lease| outbox.lease_for(&mut conn, lease, true));
         let expired = "expires_at = clock_timestamp() + interval '1 h'";
         let_expire(&mut conn, name, first);
         hold(&mut slow, name, first, expired);
@@ -429,7 +439,7 @@ mod tests {
     fn a_lease_whose_session_is_gone_ends_soon_unless_it_is_renewed() {
         let outbox = Outbox::new();
         let (mut conn, mut heartbeat, name) = (outbox.connect(), outbox.connect(), &outbox.name);
-        let id = register(&mut conn, name, "test", MINUTE, false, None).expect("a lease");
+        let id = outbox.lease(&mut conn);
         let look = |conn: &mut PgConnection, locks| {
             look(conn, name, id, locks)
                 .expect("an answer")
@@ -477,7 +487,7 @@ mod tests {
     fn a_lease_that_is_being_renewed_is_not_shortened() {
         let outbox = Outbox::new();
         let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
-        let id = register(&mut conn, name, "test", MINUTE, false, None).expect("a lease");
+        let id = outbox.lease(&mut conn);
         let soon = Some(Duration::from_secs(7));
         assert!(renew(&mut conn, name, id, MINUTE, soon).expect("an answer"));
         hold(
@@ -503,9 +513,7 @@ mod tests {
     fn no_id_is_given_twice_and_none_below_those_that_are_there() {
         let outbox = Outbox::new();
         let (mut conn, name) = (outbox.connect(), &outbox.name);
-        let one = |conn: &mut PgConnection| {
-            register(conn, name, "test", MINUTE, true, None).expect("a lease")
-        };
+        let one = |conn: &mut PgConnection| outbox.lease_for(conn, MINUTE, true);
         let first = one(&mut conn);
         conn.batch_execute(&format!("TRUNCATE {} RESTART IDENTITY", name.lease()))
             .expect("emptied");
@@ -520,8 +528,7 @@ mod tests {
     fn holders_are_found_part_by_part_and_forgotten_when_they_hold_nothing() {
         let outbox = Outbox::new();
         let (mut conn, name) = (outbox.connect(), &outbox.name);
-        let mut register =
-            |lease| register(&mut conn, name, "test", lease, false, None).expect("a lease");
+        let mut register = |lease| outbox.lease_for(&mut conn, lease, false);
         let [over, idle] = [Duration::ZERO, Duration::ZERO].map(&mut register);
         let live = register(Duration::from_secs(600));
         // A lease that nobody has registered holds every fifth one.

@@ -9,7 +9,7 @@ use super::{LONG, Row, TURN, turns};
 use crate::config::Config;
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
-use crate::relay::database::{Answer, Database, Registration};
+use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
 use crate::relay::job::Job;
@@ -23,7 +23,7 @@ use crate::status::ReasonCode;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::LookForLate;
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::ordered::{Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::Paused;
@@ -162,7 +162,7 @@ impl<'a, D: Database> Side<'a, D> {
 
     pub(super) fn register(&mut self, lasts: u32, is_single_active: bool) -> Answer<String> {
         let id = self.db.register(&Registration {
-            relay: "relay",
+            relay: "relay".to_owned(),
             lease: turns(lasts),
             is_single_active,
             serves: None,

@@ -1,11 +1,8 @@
 //! How large a claim is.
 
-use std::time::Duration;
-
 use diesel::connection::SimpleConnection;
 
 use super::*;
-use crate::store::relay::lease;
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::tests::Outbox;
 
@@ -106,8 +103,7 @@ fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_ro
         name.outbox()
     ))
     .expect("enqueued");
-    let minute = Duration::from_secs(60);
-    let lease = lease::register(&mut conn, name, "test", minute, false, None).expect("a lease");
+    let lease = outbox.lease(&mut conn);
     let claimant = Claimant {
         lease,
         expired: &[],
@@ -167,9 +163,7 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
         let name = &outbox.name;
         let mut conn = outbox.connect();
         enqueue(&mut conn, name, key);
-        let minute = Duration::from_secs(60);
-        let lease = lease::register(&mut conn, name, "test", minute, false, None);
-        let lease = lease.expect("a lease");
+        let lease = outbox.lease(&mut conn);
         let claimant = |bytes| Claimant {
             lease,
             expired: &[],
@@ -204,9 +198,8 @@ fn a_claim_skips_what_another_one_has_locked() {
     let name = &outbox.name;
     let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
     enqueue(conn, name, "NULL");
-    let minute = Duration::from_secs(60);
     let lane = |conn: &mut PgConnection, room| {
-        let lease = lease::register(conn, name, "test", minute, false, None).expect("a lease");
+        let lease = outbox.lease(conn);
         let topic = Topic {
             topic: "topic".to_owned(),
             destination: String::new(),

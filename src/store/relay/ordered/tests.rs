@@ -6,7 +6,7 @@ use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionMa
 use diesel::result::Error;
 
 use super::*;
-use crate::store::relay::{lease, settle};
+use crate::store::relay::settle;
 use crate::store::tests::Outbox;
 
 #[test]
@@ -22,15 +22,7 @@ fn a_key_goes_on_with_what_was_enqueued_while_its_first_message_was_settled() {
         application.batch_execute(&insert).expect("enqueued");
     };
     enqueue();
-    let lease = lease::register(
-        &mut relay,
-        name,
-        "test",
-        Duration::from_secs(60),
-        false,
-        None,
-    );
-    let lease = lease.expect("a lease");
+    let lease = outbox.lease(&mut relay);
     let claimant = Claimant {
         lease,
         expired: &[],
