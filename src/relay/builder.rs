@@ -45,9 +45,7 @@ pub struct Relay;
 impl Relay {
     /// A relay for the outbox `outbox` in this database, with default settings.
     pub fn builder(database_url: impl Into<String>) -> RelayBuilder {
-        let mut builder = Self::in_test();
-        builder.set("DATABASE_URL", &database_url.into());
-        builder
+        Self::in_test().set("DATABASE_URL", &database_url.into())
     }
 
     /// A relay for the outbox `outbox` in the database that this manager connects to, with default settings: see
@@ -167,25 +165,31 @@ impl RelayBuilder {
         self
     }
 
-    fn set(&mut self, variable: &'static str, value: &str) {
+    fn set(mut self, variable: &'static str, value: &str) -> Self {
         self.in_code.add(variable);
         if let Err(error) = self.config.set(variable, value) {
             self.error.get_or_insert(error);
         }
+        self
+    }
+
+    /// The same, for a value that needs no reading.
+    fn with(mut self, variable: &'static str, set: impl FnOnce(&mut Config)) -> Self {
+        self.in_code.add(variable);
+        set(&mut self.config);
+        self
     }
 
     /// The outbox to work on: `name` or `schema.name`. Defaults to `outbox`.
     #[must_use]
-    pub fn outbox(mut self, name: &str) -> Self {
-        self.set("OUTBOX_TABLE", name);
-        self
+    pub fn outbox(self, name: &str) -> Self {
+        self.set("OUTBOX_TABLE", name)
     }
 
     /// Where messages go that no route serves. By default such messages wait for another relay.
     #[must_use]
-    pub fn url(mut self, url: &str) -> Self {
-        self.set("OUTBOX_URL", url);
-        self
+    pub fn url(self, url: &str) -> Self {
+        self.set("OUTBOX_URL", url)
     }
 
     /// Adds a named destination: for routes, and for messages that name it
@@ -460,9 +464,8 @@ impl RelayBuilder {
     /// # let _ = builder;
     /// ```
     #[must_use]
-    pub fn listener_url(mut self, url: &str) -> Self {
-        self.set("OUTBOX_LISTENER_URL", url);
-        self
+    pub fn listener_url(self, url: &str) -> Self {
+        self.set("OUTBOX_LISTENER_URL", url)
     }
 
     /// Tells this observer what happens to messages. There can be several.

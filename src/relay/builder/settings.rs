@@ -8,71 +8,61 @@ use crate::backoff::Backoff;
 impl RelayBuilder {
     /// Threads that send, 1 to 1024, for each destination that has no number of its own. Defaults to 16.
     #[must_use]
-    pub fn concurrency(mut self, threads: usize) -> Self {
-        self.in_code.add("OUTBOX_CONCURRENCY");
-        self.config.concurrency = threads;
-        self
+    pub fn concurrency(self, threads: usize) -> Self {
+        self.with("OUTBOX_CONCURRENCY", |config| config.concurrency = threads)
     }
 
     /// Messages claimed, and settled, at once at most: 1 to 10,000. Defaults to 500.
     #[must_use]
-    pub fn batch(mut self, messages: usize) -> Self {
-        self.in_code.add("OUTBOX_BATCH");
-        self.config.batch = messages;
-        self
+    pub fn batch(self, messages: usize) -> Self {
+        self.with("OUTBOX_BATCH", |config| config.batch = messages)
     }
 
     /// How long an idle relay waits before it looks again. Defaults to 500 ms.
     #[must_use]
-    pub fn poll_interval(mut self, interval: Duration) -> Self {
-        self.in_code.add("OUTBOX_POLL_INTERVAL");
-        self.config.poll_interval = interval;
-        self
+    pub fn poll_interval(self, interval: Duration) -> Self {
+        self.with("OUTBOX_POLL_INTERVAL", |config| {
+            config.poll_interval = interval
+        })
     }
 
     /// How long a silent relay keeps its messages: then others take them over. More than twice the
     /// longest send. Defaults to 60 s.
     #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.in_code.add("OUTBOX_LEASE");
-        self.config.lease = lease;
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with("OUTBOX_LEASE", |config| config.lease = lease)
     }
 
     /// The limit for one send, for each destination that has none of its own. Handlers have
     /// [another](crate::Handlers::timeout). Defaults to 2.5 s.
     #[must_use]
-    pub fn send_timeout(mut self, timeout: Duration) -> Self {
-        self.in_code.add("OUTBOX_SEND_TIMEOUT");
-        self.config.send_timeout = timeout;
-        self
+    pub fn send_timeout(self, timeout: Duration) -> Self {
+        self.with("OUTBOX_SEND_TIMEOUT", |config| {
+            config.send_timeout = timeout
+        })
     }
 
     /// Failed attempts after which a message is dead: 1 to 1,000,000. Defaults to 20.
     #[must_use]
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.in_code.add("OUTBOX_MAX_ATTEMPTS");
-        self.config.max_attempts = attempts;
-        self
+    pub fn max_attempts(self, attempts: u32) -> Self {
+        self.with("OUTBOX_MAX_ATTEMPTS", |config| {
+            config.max_attempts = attempts
+        })
     }
 
     /// The delay between attempts. Defaults to `exponential(5s, 1h)`.
     #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.in_code.add("OUTBOX_BACKOFF");
-        self.config.backoff = backoff;
-        self
+    pub fn backoff(self, backoff: Backoff) -> Self {
+        self.with("OUTBOX_BACKOFF", |config| config.backoff = backoff)
     }
 
     /// How long the ledger keeps settled messages; `None`: for ever. Defaults to a week.
     #[must_use]
-    pub fn retention(mut self, retention: Option<Duration>) -> Self {
-        self.in_code.add("OUTBOX_RETENTION");
-        self.config.cleaner = retention.is_some();
-        if let Some(retention) = retention {
-            self.config.retention = retention;
-        }
-        self
+    pub fn retention(self, retention: Option<Duration>) -> Self {
+        self.with("OUTBOX_RETENTION", |config| {
+            config.cleaner = retention.is_some();
+            config.retention = retention.unwrap_or(config.retention);
+        })
     }
 
     /// How long the [inbox](crate::inbox) of this database remembers what was handled. Defaults to
@@ -86,10 +76,10 @@ impl RelayBuilder {
     ///     .inbox_retention(Duration::from_secs(30 * 24 * 3600));
     /// ```
     #[must_use]
-    pub fn inbox_retention(mut self, retention: Duration) -> Self {
-        self.in_code.add("OUTBOX_INBOX_RETENTION");
-        self.config.inbox_retention = Some(retention);
-        self
+    pub fn inbox_retention(self, retention: Duration) -> Self {
+        self.with("OUTBOX_INBOX_RETENTION", |config| {
+            config.inbox_retention = Some(retention)
+        })
     }
 
     /// Whether messages are claimed and sent; without, the relay stands by. Defaults to true.
@@ -102,10 +92,8 @@ impl RelayBuilder {
     /// let relay = Relay::builder("postgres://localhost/shop").enabled(is_production);
     /// ```
     #[must_use]
-    pub fn enabled(mut self, enabled: bool) -> Self {
-        self.in_code.add("OUTBOX_ENABLED");
-        self.config.enabled = enabled;
-        self
+    pub fn enabled(self, enabled: bool) -> Self {
+        self.with("OUTBOX_ENABLED", |config| config.enabled = enabled)
     }
 
     /// Claims this many messages and then no more: for jobs that do a bounded amount of work.
