@@ -283,7 +283,12 @@ pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
     })
 }
 
-pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Failed> {
+/// `blocks_key`: where it dies, its death keeps its key back.
+pub(super) fn failed(
+    settlement: &Settlement,
+    bulkheads: &[Bulkhead],
+    blocks_key: bool,
+) -> Option<Failed> {
     let (failure, delay, counted) = match &settlement.verdict {
         Verdict::Retry(failure, delay, counted) => (failure, *delay, *counted),
         Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
@@ -301,7 +306,7 @@ pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<
         took: settlement.latency,
         delay: delay.min(LONGEST_DELAY),
         counted,
-        blocks_key: false,
+        blocks_key,
     })
 }
 

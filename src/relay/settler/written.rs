@@ -44,13 +44,6 @@ pub(in crate::relay) fn write_down(
     let (config, bulkheads) = (settle.config, settle.bulkheads);
     let (name, lease, group) = (&config.table, settle.lease, settle.group);
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
-    let dead = |settlement: &Settlement, blocks_key| {
-        let failed = failed(settlement, bulkheads);
-        failed.map(|failed| Failed {
-            blocks_key,
-            ..failed
-        })
-    };
     let blocks = |settlement| blocks_key(config, bulkheads, settlement);
     let changed = match settle.kind {
         Kind::Delivered => {
@@ -64,13 +57,15 @@ pub(in crate::relay) fn write_down(
         Kind::Retry => {
             let failed: Vec<Failed> = group
                 .iter()
-                .filter_map(|one| failed(one, bulkheads))
+                .filter_map(|one| failed(one, bulkheads, false))
                 .collect();
             settle::retry(conn, name, lease, &failed)
         }
         Kind::Dead => {
-            let dead = group.iter().filter_map(|one| dead(one, blocks(one)));
-            let dead: Vec<Failed> = dead.collect();
+            let dead: Vec<Failed> = group
+                .iter()
+                .filter_map(|one| failed(one, bulkheads, blocks(one)))
+                .collect();
             settle::dead(conn, name, lease, &dead, config.ledger_payload)
         }
         Kind::Split => {
@@ -85,7 +80,7 @@ pub(in crate::relay) fn write_down(
             // operator's to judge.
             let in_conflict = |one: &&Settlement| done.in_conflict.contains(&one.sequence());
             let died = group.iter().filter(in_conflict);
-            let died = died.filter_map(|one| dead(&one.in_conflict(), blocks(one)));
+            let died = died.filter_map(|one| failed(&one.in_conflict(), bulkheads, blocks(one)));
             let died: Vec<Failed> = died.collect();
             if !died.is_empty() {
                 written.in_conflict =

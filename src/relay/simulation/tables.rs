@@ -816,7 +816,7 @@ impl Tables {
                     ..freed(&row)
                 }),
                 Kind::Retry => {
-                    let Some(failed) = failed(one, settle.bulkheads) else {
+                    let Some(failed) = failed(one, settle.bulkheads, false) else {
                         continue;
                     };
                     // The clock goes on from row to row.
@@ -832,14 +832,14 @@ impl Tables {
                     })
                 }
                 Kind::Dead => {
-                    let Some(failed) = failed(dying.as_ref().unwrap_or(one), settle.bulkheads)
-                    else {
+                    let blocks_key = blocks_key(settle.config, settle.bulkheads, one);
+                    let dying = dying.as_ref().unwrap_or(one);
+                    let Some(failed) = failed(dying, settle.bulkheads, blocks_key) else {
                         continue;
                     };
-                    let blocks_key = blocks_key(settle.config, settle.bulkheads, one);
                     changes.ledger.push(entry(failed.counted, false));
                     changes.dead.push(Dead {
-                        blocks_key: blocks_key && row.ordering_key.is_some(),
+                        blocks_key: failed.blocks_key && row.ordering_key.is_some(),
                         row: Row {
                             attempts: row.attempts + failed.counted,
                             ..freed(&row)
