@@ -9,10 +9,11 @@ pub use self::gauges::DepthGauges;
 use super::monitor;
 use super::session::Session;
 use super::shared::Shared;
-use super::unrouted::{Told, Unrouted, topic_of};
+use super::unrouted::{Told, Unrouted};
 use crate::error::DatabaseError;
 use crate::routes::Way;
 use crate::store::operate::depths::{self, Depths, LaneDepth};
+use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 
 /// How often messages are counted.
@@ -101,7 +102,8 @@ impl<'a> Counting<'a> {
         let due_for = monitor::patience(shared).saturating_add(shared.config.poll_interval);
         let is_late = |lane: &&LaneDepth| {
             let age = lane.oldest_due_seconds.unwrap_or(0.0);
-            age > due_for.as_secs_f64() && monitor::is_open(shared, &topic_of(lane))
+            age > due_for.as_secs_f64()
+                && monitor::is_open(shared, &Topic::new(&lane.topic, &lane.destination))
         };
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
             let (topic, destination) = (&lane.topic, &lane.destination);

@@ -165,10 +165,7 @@ impl Settlement {
 
     /// Their topics, where it has no ordering key, and when they could first be claimed.
     pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
-        let topic = |destination: &String| Topic {
-            topic: self.message.topic.clone(),
-            destination: destination.clone(),
-        };
+        let topic = |destination: &String| Topic::new(&self.message.topic, destination);
         let destinations = match self.message.ordering_key {
             None => self.destinations_before(),
             Some(_) => &[],
@@ -214,10 +211,7 @@ impl Settlement {
 
     /// Its topic, and the destination that it names, as claims tell messages apart.
     pub(super) fn topic(&self) -> Topic {
-        Topic {
-            topic: self.message.topic.clone(),
-            destination: self.message.destination.clone(),
-        }
+        Topic::new(&self.message.topic, &self.message.destination)
     }
 
     /// Leaves only ASCII in its texts, which every encoding can store. `true`: there was something else.

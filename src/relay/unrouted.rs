@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::store::operate::depths::{Depths, LaneDepth};
+use crate::store::operate::depths::Depths;
 use crate::store::relay::claim::Topic;
 
 /// How often the log says so again.
@@ -24,7 +24,7 @@ impl Unrouted {
         let mut all: Vec<Self> = depths
             .unrouted()
             .map(|lane| Self {
-                topic: topic_of(lane),
+                topic: Topic::new(&lane.topic, &lane.destination),
                 waiting: lane.pending + lane.retrying,
             })
             .collect();
@@ -44,13 +44,6 @@ impl Unrouted {
             count => format!("{count} messages wait"),
         };
         format!("no relay serves the topic {topic:?}{to}: {messages}")
-    }
-}
-
-pub(super) fn topic_of(lane: &LaneDepth) -> Topic {
-    Topic {
-        topic: lane.topic.clone(),
-        destination: lane.destination.clone(),
     }
 }
 

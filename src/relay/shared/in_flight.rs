@@ -470,10 +470,7 @@ mod tests {
     fn the_claimer_is_rung_for_when_what_it_waits_for_is_put_aside() {
         let (shared, rings) = shared_and_doorbell();
         shared.began(LEASE, [To::Nowhere; 2].into_iter());
-        let topic = Topic {
-            topic: "a".to_owned(),
-            destination: String::new(),
-        };
+        let topic = Topic::new("a", "");
         let claim = |sequence| Claim { sequence, at: 0 };
         shared.put_aside(&topic, [claim(1)].into_iter());
         assert!(rings.is_empty());

@@ -39,6 +39,15 @@ pub(crate) struct Topic {
     pub(crate) destination: String,
 }
 
+impl Topic {
+    pub(crate) fn new(topic: &str, destination: &str) -> Self {
+        Self {
+            topic: topic.to_owned(),
+            destination: destination.to_owned(),
+        }
+    }
+}
+
 /// The messages of a topic, those with an ordering key apart from those without.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Stream {

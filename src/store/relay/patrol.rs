@@ -25,10 +25,7 @@ pub(crate) struct Free {
 
 impl Free {
     pub(crate) fn topic(&self) -> Topic {
-        Topic {
-            topic: self.topic.clone(),
-            destination: self.destination.clone(),
-        }
+        Topic::new(&self.topic, &self.destination)
     }
 
     pub(crate) fn key(&self) -> Option<Key> {

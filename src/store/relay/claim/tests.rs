@@ -82,10 +82,7 @@ fn what_a_dead_relay_held_is_sent_once_more_and_then_counts_as_failed() {
 fn lane(topic: &str, room: usize) -> Lane {
     Lane {
         stream: Stream {
-            topic: Topic {
-                topic: topic.to_owned(),
-                destination: String::new(),
-            },
+            topic: Topic::new(topic, ""),
             is_keyed: false,
         },
         room,
@@ -200,10 +197,7 @@ fn a_claim_skips_what_another_one_has_locked() {
     enqueue(conn, name, "NULL");
     let lane = |conn: &mut PgConnection, room| {
         let lease = outbox.lease(conn);
-        let topic = Topic {
-            topic: "topic".to_owned(),
-            destination: String::new(),
-        };
+        let topic = Topic::new("topic", "");
         let lanes = [Lane {
             stream: Stream {
                 topic,
