@@ -5,6 +5,7 @@
 -- are there already.
 CREATE ROLE outbox_enqueuer;
 CREATE ROLE outbox_canceller;
+CREATE ROLE outbox_registrar;
 CREATE ROLE outbox_relay;
 CREATE ROLE outbox_reader;
 CREATE ROLE outbox_receiver;
@@ -26,6 +27,10 @@ GRANT SELECT ON "outbox_part" TO outbox_canceller;
 GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_key, reason,
     split_from) ON "outbox_dead" TO outbox_canceller;
 
+-- Registers destinations (Outbox::destinations, and plain SQL), with their secrets: GRANT it beside
+-- outbox_enqueuer to an application whose customers register webhooks.
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
+
 -- Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
 -- and what is requeued; UPDATE on a column of the dead letters lets it lock them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
@@ -38,11 +43,12 @@ GRANT SELECT ON "outbox_part" TO outbox_relay;
 GRANT SELECT, INSERT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
 
--- Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
--- of receivers, in dead letters).
+-- Looks: status, dead list, pause list, the view. It sees no payloads, no headers and no secrets (but
+-- answers of receivers, in dead letters).
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
     last_attempt_at, last_error_code, last_error, split_from) ON "outbox" TO outbox_reader;
@@ -52,6 +58,8 @@ GRANT SELECT (sequence, message_id, topic, destination, named_destination, order
     outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
+GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
+    description, disabled_reason, created_at, updated_at) ON "outbox_destination" TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
 
 -- Handles each message once (inbox::once). The inbox is one for the database.

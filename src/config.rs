@@ -36,6 +36,7 @@ pub use self::route::Route;
 pub use self::secret::{SigningSecret, parse_secrets};
 pub use self::settings::{SETTINGS, Setting};
 pub use self::text::parse_duration;
+pub(crate) use self::text::url as parse_url;
 
 use self::settings::{Place, unknown};
 use self::text::{by_word, content, shown_database, shown_url, written};

@@ -73,6 +73,8 @@ mod message;
 mod metrics;
 mod name;
 #[cfg(feature = "relay")]
+mod registered;
+#[cfg(feature = "relay")]
 mod routes;
 mod status;
 
@@ -93,6 +95,8 @@ mod relay;
 // tests.
 #[cfg(feature = "relay")]
 pub mod admin;
+#[cfg(feature = "relay")]
+pub mod destinations;
 #[cfg(feature = "http")]
 pub mod guide;
 #[cfg(feature = "relay")]

@@ -62,6 +62,10 @@ impl OutboxName {
         self.suffixed("_pause")
     }
 
+    pub(crate) fn destination(&self) -> String {
+        self.suffixed("_destination")
+    }
+
     pub(crate) fn messages(&self) -> String {
         self.quoted("_messages")
     }

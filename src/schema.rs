@@ -80,6 +80,8 @@
 mod tables;
 pub(crate) mod values;
 
+pub use self::values::Jsonpath;
+
 /// Declares the tables of an outbox and its view, as `diesel::table!` does, in the module where it
 /// stands. The crate needs `diesel`.
 ///
@@ -93,16 +95,16 @@ pub(crate) mod values;
 ///     pub mod hrm {
 ///         diesel_outbox::outbox_tables!(hrm.outbox);
 ///     }
-///     // Another name: macros cannot put names together, so all seven are given, in this order.
+///     // Another name: macros cannot put names together, so all eight are given, in this order.
 ///     diesel_outbox::outbox_tables!(
 ///         org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease,
-///         org_outbox_pause, org_outbox_messages
+///         org_outbox_pause, org_outbox_destination, org_outbox_messages
 ///     );
 ///     // … in another schema
 ///     pub mod billing {
 ///         diesel_outbox::outbox_tables!(
 ///             billing.events: events_ledger, events_attempt, events_dead, events_lease, events_pause,
-///             events_messages
+///             events_destination, events_messages
 ///         );
 ///     }
 /// }
@@ -114,7 +116,7 @@ pub(crate) mod values;
 /// ```compile_fail
 /// diesel_outbox::outbox_tables!(
 ///     org_outbox: org_outbox_ledger, org_outbox_attempt, hrm_outbox_dead, org_outbox_lease,
-///     org_outbox_pause, org_outbox_messages
+///     org_outbox_pause, org_outbox_destination, org_outbox_messages
 /// );
 /// ```
 #[macro_export]
@@ -122,34 +124,38 @@ macro_rules! outbox_tables {
     (outbox) => {
         $crate::__outbox_tables!(
             (outbox) (outbox_ledger) (outbox_attempt) (outbox_dead) (outbox_lease) (outbox_pause)
-            (outbox_messages)
-            outbox outbox_ledger outbox_attempt outbox_dead outbox_lease outbox_pause outbox_messages
+            (outbox_destination) (outbox_messages)
+            outbox outbox_ledger outbox_attempt outbox_dead outbox_lease outbox_pause outbox_destination
+            outbox_messages
         );
     };
     ($schema:ident . outbox) => {
         $crate::outbox_tables!(
             $schema.outbox:
                 outbox_ledger, outbox_attempt, outbox_dead, outbox_lease, outbox_pause,
-                outbox_messages
+                outbox_destination, outbox_messages
         );
     };
     (
         $outbox:ident :
-        $ledger:ident, $attempt:ident, $dead:ident, $lease:ident, $pause:ident, $messages:ident $(,)?
+        $ledger:ident, $attempt:ident, $dead:ident, $lease:ident, $pause:ident,
+        $destination:ident, $messages:ident $(,)?
     ) => {
         $crate::__outbox_tables!(
-            ($outbox) ($ledger) ($attempt) ($dead) ($lease) ($pause) ($messages)
-            $outbox $ledger $attempt $dead $lease $pause $messages
+            ($outbox) ($ledger) ($attempt) ($dead) ($lease) ($pause)
+            ($destination) ($messages)
+            $outbox $ledger $attempt $dead $lease $pause $destination $messages
         );
     };
     (
         $schema:ident . $outbox:ident :
-        $ledger:ident, $attempt:ident, $dead:ident, $lease:ident, $pause:ident, $messages:ident $(,)?
+        $ledger:ident, $attempt:ident, $dead:ident, $lease:ident, $pause:ident,
+        $destination:ident, $messages:ident $(,)?
     ) => {
         $crate::__outbox_tables!(
             ($schema.$outbox) ($schema.$ledger) ($schema.$attempt) ($schema.$dead)
-            ($schema.$lease) ($schema.$pause) ($schema.$messages)
-            $outbox $ledger $attempt $dead $lease $pause $messages
+            ($schema.$lease) ($schema.$pause) ($schema.$destination) ($schema.$messages)
+            $outbox $ledger $attempt $dead $lease $pause $destination $messages
         );
     };
 }
@@ -189,7 +195,7 @@ pub const fn check_names(outbox: &str, names: &[(&str, &str)]) {
         let (name, suffix) = names[n];
         assert!(
             is_joined(name.as_bytes(), outbox.as_bytes(), suffix.as_bytes()),
-            "outbox_tables!: after NAME: come NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause and NAME_messages"
+            "outbox_tables!: after NAME: come NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause, NAME_destination and NAME_messages"
         );
         n += 1;
     }

@@ -19,6 +19,8 @@ pub(crate) mod sql;
 pub(crate) mod statement;
 pub(crate) mod table;
 
+#[cfg(feature = "relay")]
+pub(crate) mod destinations;
 pub(crate) mod operate;
 #[cfg(feature = "relay")]
 pub(crate) mod relay;

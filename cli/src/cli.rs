@@ -5,7 +5,9 @@ use clap::{Parser, Subcommand};
 use crate::settings::SettingFlags;
 #[cfg(feature = "laboratory")]
 use crate::{bench, demo, receiver};
-use crate::{check, dead, drain, keys, leases, message, migrate, pause, replay, resume, status};
+use crate::{
+    check, dead, destination, drain, keys, leases, message, migrate, pause, replay, resume, status,
+};
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
 #[derive(Debug, Parser)]
@@ -50,6 +52,8 @@ pub(crate) enum Command {
     Pause(pause::Options),
     /// End a pause: an operator's, a receiver's or a circuit breaker's
     Resume(resume::Options),
+    /// Registered destinations: webhooks of an application's customers (relays do not deliver to them yet)
+    Destination(destination::Options),
     /// Check settings, database and routes, and say what `run` would do
     Check(check::Options),
     /// Answer requests with 200 (for `bench`)

@@ -9,6 +9,7 @@ mod confirm;
 mod dead;
 #[cfg(feature = "laboratory")]
 mod demo;
+mod destination;
 mod drain;
 mod keys;
 mod leases;
@@ -71,6 +72,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Leases(options) => leases::run(&options, settings),
         Command::Replay(options) => replay::run(&options, settings),
         Command::Pause(options) => pause::run(&options, settings),
+        Command::Destination(options) => destination::run(&options, settings),
         Command::Resume(options) => resume::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),
         #[cfg(feature = "laboratory")]

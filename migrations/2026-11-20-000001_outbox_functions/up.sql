@@ -1,4 +1,4 @@
--- outbox_create(name) makes one outbox: seven tables, a function and a view. It is a function, and not
+-- outbox_create(name) makes one outbox: eight tables, a function and a view. It is a function, and not
 -- a list of CREATE statements, so that each module of an application can have an outbox of
 -- its own from its own migration: SELECT outbox_create('org_outbox').
 --
@@ -48,6 +48,29 @@ BEGIN
 END
 $function$;
 
+-- Before each UPDATE of a registered destination, by whomever: relays see by updated_at what has changed.
+CREATE FUNCTION outbox_destination_changes() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+BEGIN
+    NEW.updated_at := clock_timestamp();
+    RETURN NEW;
+END
+$function$;
+
+-- After each change of registered destinations: wakes relays that sleep, as outbox_wake() does. The name of
+-- the table is that of the outbox and '_destination'.
+CREATE FUNCTION outbox_destination_wake() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+DECLARE
+    outbox oid := to_regclass(format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12)));
+BEGIN
+    IF outbox IS NOT NULL AND NOT pg_try_advisory_xact_lock_shared(outbox::bigint::bit(32)::integer, 1) THEN
+        PERFORM pg_notify('outbox_' || outbox::text, '');
+    END IF;
+    RETURN NULL;
+END
+$function$;
+
 -- An id for a message whose insert gives none: a UUID of version 7 (RFC 9562), whose first 48 bits are the
 -- milliseconds since 1970, so ids that are made together lie together in an index.
 CREATE FUNCTION outbox_message_id() RETURNS uuid
@@ -70,6 +93,8 @@ DECLARE
     t pg_catalog.text := parts[2];
     wake pg_catalog.regproc := pg_catalog.to_regproc('outbox_wake');
     message_id pg_catalog.regproc := pg_catalog.to_regproc('outbox_message_id');
+    changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_changes');
+    changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_wake');
     part pg_catalog.int4;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
@@ -357,6 +382,51 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
+    -- Registered destinations: webhooks of an application's own customers. A row is used within a second, and may
+    -- be written by plain SQL. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the
+    -- default. secret: one or several, the newest first; the older ones sign until old_secrets_until.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            name              text COLLATE "C" NOT NULL,
+            url               text NOT NULL,
+            topics            text[] NOT NULL DEFAULT '{*}',
+            tenant_id         uuid,
+            filter            jsonpath,
+            enabled           boolean NOT NULL DEFAULT true,
+            secret            text,
+            old_secrets_until timestamptz,
+            headers           json,
+            mode              text,
+            concurrency       integer,
+            rate              text,
+            timeout           interval,
+            description       text,
+            disabled_reason   text,
+            created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            CONSTRAINT %3$I PRIMARY KEY (name),
+            CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
+            CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
+            CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (
+                cardinality(topics) BETWEEN 1 AND 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
+                AND octet_length(topics::text) <= 32768),
+            CONSTRAINT outbox_destination_filter_is_at_most_4_kib CHECK (octet_length(filter::text) <= 4096),
+            CONSTRAINT outbox_destination_secret_is_at_most_4_kib CHECK (octet_length(secret) <= 4096),
+            CONSTRAINT outbox_destination_headers_are_an_object CHECK (json_typeof(headers) = 'object'),
+            CONSTRAINT outbox_destination_headers_are_at_most_8_kib CHECK (octet_length(headers::text) <= 8192),
+            CONSTRAINT outbox_destination_mode_is_known CHECK (mode IN ('binary', 'structured', 'batched')),
+            CONSTRAINT outbox_destination_concurrency_is_1_to_64 CHECK (concurrency BETWEEN 1 AND 64),
+            CONSTRAINT outbox_destination_timeout_is_1_ms_to_1_h CHECK (timeout BETWEEN interval '1 ms' AND interval '1 h'),
+            CONSTRAINT outbox_destination_description_is_at_most_1_kib CHECK (octet_length(description) <= 1024),
+            CONSTRAINT outbox_destination_disabled_reason_is_at_most_1_kib CHECK (octet_length(disabled_reason) <= 1024)
+        )$sql$, s, t || '_destination', t || '_dest_pkey');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id, name)',
+        s, t || '_destination', t || '_dest_tenant');
+    EXECUTE format('CREATE TRIGGER outbox_destination_changes BEFORE UPDATE ON %1$I.%2$I FOR EACH ROW EXECUTE FUNCTION %3$s()',
+        s, t || '_destination', changes);
+    EXECUTE format('CREATE TRIGGER outbox_destination_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_destination', changed);
+
     -- Every message with its status, and those that were cancelled as dead. idempotency_key is the message id
     -- where the caller gave no key: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
     EXECUTE format($sql$
@@ -399,7 +469,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
-    FOREACH suffix IN ARRAY ARRAY['_pause', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_destination', '_pause', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     PERFORM set_config('search_path', path, true);

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use secrecy::{ExposeSecret, SecretSlice};
+use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
 use super::error::ConfigError;
 use super::text::words;
@@ -29,6 +29,30 @@ pub struct SigningSecret {
 }
 
 impl SigningSecret {
+    /// A new one, of 32 random bytes.
+    ///
+    /// # Panics
+    /// When the system has no random numbers.
+    pub(crate) fn random() -> Self {
+        let mut key = vec![0; 32];
+        getrandom::fill(&mut key).expect("the system has random numbers");
+        Self { key: key.into() }
+    }
+
+    /// As it is given to receivers: `whsec_` and base64. Keep it secret.
+    ///
+    /// ```
+    /// use diesel_outbox::config::SigningSecret;
+    /// use secrecy::ExposeSecret;
+    ///
+    /// let secret: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// assert_eq!(secret.written().expose_secret(), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    pub fn written(&self) -> SecretString {
+        format!("{PREFIX}{}", BASE64.encode(self.key())).into()
+    }
+
     /// The bytes of the key.
     pub(crate) fn key(&self) -> &[u8] {
         self.key.expose_secret()

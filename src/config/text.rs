@@ -161,7 +161,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-pub(super) fn url(text: &str) -> Result<Url, String> {
+pub(crate) fn url(text: &str) -> Result<Url, String> {
     let url = Url::parse(text.trim()).map_err(|error| {
         let why = match error {
             url::ParseError::RelativeUrlWithoutBase => String::new(),

@@ -105,7 +105,7 @@ fn find(
     )
 }
 
-/// G1 to G6 hold, and nothing waits that need not, whatever happens to the relays.
+/// R49: G1 to G6 hold, and nothing waits that need not, whatever happens to the relays.
 #[test]
 fn the_promises_hold_in_each_history() {
     let from = setting("SEED").unwrap_or(1);
@@ -136,7 +136,7 @@ fn rate(played: u64, began: Instant) -> f64 {
     played as f64 / began.elapsed().as_secs_f64()
 }
 
-/// What is broken is found out: otherwise the simulation would prove nothing.
+/// R49: what is broken is found out: otherwise the simulation would prove nothing.
 #[test]
 fn each_broken_variant_is_found_out() {
     let mut missed = Vec::new();
@@ -157,7 +157,7 @@ fn each_broken_variant_is_found_out() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// A seed is a history, to the last microsecond.
+/// R49: a seed is a history, to the last microsecond.
 #[test]
 fn the_same_seed_gives_the_same_history() {
     for seed in 1..=SAME {

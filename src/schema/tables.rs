@@ -6,8 +6,9 @@
 macro_rules! __outbox_tables {
     (
         ($($of_outbox:tt)+) ($($of_ledger:tt)+) ($($of_attempt:tt)+) ($($of_dead:tt)+)
-        ($($of_lease:tt)+) ($($of_pause:tt)+) ($($of_messages:tt)+)
-        $outbox:ident $ledger:ident $attempt:ident $dead:ident $lease:ident $pause:ident $messages:ident
+        ($($of_lease:tt)+) ($($of_pause:tt)+) ($($of_destination:tt)+) ($($of_messages:tt)+)
+        $outbox:ident $ledger:ident $attempt:ident $dead:ident $lease:ident $pause:ident $destination:ident
+        $messages:ident
     ) => {
         const _: () = $crate::schema::check_names(
             stringify!($outbox),
@@ -17,6 +18,7 @@ macro_rules! __outbox_tables {
                 (stringify!($dead), "_dead"),
                 (stringify!($lease), "_lease"),
                 (stringify!($pause), "_pause"),
+                (stringify!($destination), "_destination"),
                 (stringify!($messages), "_messages"),
             ],
         );
@@ -249,6 +251,46 @@ macro_rules! __outbox_tables {
         }
 
         diesel::table! {
+            /// Registered destinations: those that are rows, and not in the relay's settings.
+            $($of_destination)+ (name) {
+                /// Its name.
+                name -> diesel::sql_types::Text,
+                /// Where messages are posted.
+                url -> diesel::sql_types::Text,
+                /// Patterns of topics, as in routes.
+                topics -> diesel::sql_types::Array<diesel::sql_types::Text>,
+                /// Only messages of this tenant; null: of any.
+                tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+                /// Only messages whose payload meets it; null: all.
+                filter -> diesel::sql_types::Nullable<$crate::schema::Jsonpath>,
+                /// `false`: nothing is sent there, and its messages wait.
+                enabled -> diesel::sql_types::Bool,
+                /// What signs requests: one or several, the newest first.
+                secret -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// All but the newest sign no longer than this.
+                old_secrets_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// A JSON object of headers for every request.
+                headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// How requests look; null: as the relay's settings say.
+                mode -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Sends at the same time; null: 4.
+                concurrency -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// Requests in a time, of all relays together, such as `10/s`; null: no limit.
+                rate -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The limit for one send; null: as the relay's settings say.
+                timeout -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
+                /// For people.
+                description -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// Why it is disabled.
+                disabled_reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// When it was registered.
+                created_at -> diesel::sql_types::Timestamptz,
+                /// When it was last changed; kept by the database.
+                updated_at -> diesel::sql_types::Timestamptz,
+            }
+        }
+
+        diesel::table! {
             /// The view of all messages with their status.
             $($of_messages)+ (sequence) {
                 /// Given by the database, in the order of the inserts.
@@ -298,7 +340,7 @@ macro_rules! __outbox_tables {
         $crate::__outbox_rows!($messages $dead $ledger);
 
         diesel::allow_tables_to_appear_in_same_query!(
-            $outbox, $ledger, $attempt, $dead, $lease, $pause, $messages,
+            $outbox, $ledger, $attempt, $dead, $lease, $pause, $destination, $messages,
         );
     };
 }

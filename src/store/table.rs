@@ -80,6 +80,14 @@ named! {
     Timestamptz = "timestamp with time zone"
 }
 
+impl Named for crate::schema::Jsonpath {
+    const NAME: &'static str = "jsonpath";
+}
+
+impl Named for sql_types::Array<sql_types::Text> {
+    const NAME: &'static str = "text[]";
+}
+
 impl<T: Named + SqlType<IsNull = sql_types::is_nullable::NotNull>> Named
     for sql_types::Nullable<T>
 {
@@ -303,6 +311,10 @@ tables! {
     }
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
+    destination = outbox_destination {
+        name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, mode, concurrency, rate,
+        timeout, description, disabled_reason, created_at, updated_at
+    }
     inbox = outbox_inbox { source, message_id }
 }
 

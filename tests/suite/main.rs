@@ -19,6 +19,7 @@ mod commands;
 mod dead_letters;
 mod deploy;
 mod depths;
+mod destinations;
 mod doctor;
 mod edges;
 mod egress;

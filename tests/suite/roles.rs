@@ -4,18 +4,27 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
-use diesel_outbox::config::Mode;
+use diesel_outbox::config::{Mode, SigningSecret};
+use diesel_outbox::destinations::{DestinationFilter, RegisteredDestination};
 use diesel_outbox::{
     Answer, Backoff, Destination, Due, EnqueueError, MessageRef, NewMessage, Outbox, Relay,
     RelayBuilder, Sequence, StartError, admin, inbox,
 };
+use secrecy::ExposeSecret;
 use serde_json::json;
 use url::Url;
 
 use crate::fresh::FreshDatabase;
 use crate::support::{Finished, Receiver, binary, end, eventually, finish};
 
-const KINDS: [&str; 5] = ["enqueuer", "canceller", "relay", "reader", "receiver"];
+const KINDS: [&str; 6] = [
+    "enqueuer",
+    "canceller",
+    "registrar",
+    "relay",
+    "reader",
+    "receiver",
+];
 const NEVER: Duration = Duration::from_secs(600);
 
 /// A database with an outbox, a table of the application's, and a login for each of the roles.
@@ -442,6 +451,30 @@ fn a_receiver_handles_each_message_once_and_a_relay_cleans_the_inbox() {
     assert_eq!(removed, 1);
 }
 
+#[test]
+fn a_registrar_registers_destinations_in_every_way() {
+    let ground = Ground::new();
+    let outbox = Outbox::new("outbox").expect("a name");
+    let (destinations, conn) = (outbox.destinations(), &mut ground.connect("registrar"));
+    let one = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    destinations.put(conn, &one).expect("registered");
+    destinations.put(conn, &one).expect("replaced");
+    let day = Duration::from_secs(24 * 3600);
+    let new = destinations.rotate(conn, "acme", day).expect("rotated");
+    let secret = destinations.secret(conn, "acme").expect("an answer");
+    let written =
+        |secret: Option<SigningSecret>| secret.map(|one| one.written().expose_secret().to_owned());
+    assert_eq!(written(new), written(secret));
+    let all = DestinationFilter::default();
+    assert_eq!(destinations.list(conn, &all, 10).expect("a list").len(), 1);
+    assert!(destinations.disable(conn, "acme", "why").expect("disabled"));
+    assert!(destinations.remove(conn, "acme").expect("removed"));
+    conn.batch_execute(
+        "INSERT INTO outbox_destination (name, url) VALUES ('b', 'https://b.example')",
+    )
+    .expect("inserted");
+}
+
 // --- No more --------------------------------------------------------------------------------
 
 #[test]
@@ -458,6 +491,10 @@ fn what_a_role_does_not_need_is_refused() {
         ("enqueuer", "SELECT FROM {o}_dead"),
         ("reader", "SELECT payload FROM {o}_dead"),
         ("reader", "SELECT headers FROM {o}_dead"),
+        ("enqueuer canceller", "SELECT FROM {o}_destination"),
+        ("reader", "SELECT secret FROM {o}_destination"),
+        ("reader", "SELECT headers FROM {o}_destination"),
+        ("registrar", "SELECT FROM {o}"),
         ("enqueuer canceller", "SELECT FROM {o}_lease"),
         ("enqueuer canceller", "SELECT FROM {o}_pause"),
         ("canceller", "UPDATE {o} SET payload = '1'"),

@@ -1,6 +1,10 @@
 //! How much a destination gets: batches, rates, and the circuit breaker.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
+
+use crate::config::ConfigError;
 
 /// The limits of a request in batched mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +66,40 @@ impl Rate {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             burst: tenth as u32,
         })
+    }
+}
+
+/// As it is written: `10/s`, `600/min`, `100/h`.
+///
+/// ```
+/// use diesel_outbox::config::Rate;
+///
+/// let rate: Rate = "90/min".parse()?;
+/// assert_eq!(rate.per_second, 1.5);
+/// assert_eq!(rate.to_string(), "1.5/s");
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+impl FromStr for Rate {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = |reason: &str| ConfigError::new("rate", reason);
+        let form = "it is no rate: 10/s, 600/min and 100/h are some";
+        let (count, time) = text.trim().split_once('/').ok_or_else(|| wrong(form))?;
+        let seconds = match time.trim() {
+            "s" => 1.0,
+            "min" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(wrong(form)),
+        };
+        let count: f64 = count.trim().parse().map_err(|_| wrong(form))?;
+        Self::checked(count / seconds).ok_or_else(|| wrong(Self::BOUNDS))
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/s", self.per_second)
     }
 }
 

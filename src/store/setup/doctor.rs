@@ -11,7 +11,14 @@ use super::inspect::parts;
 /// The suffixes of the tables of an outbox, with those of the parts of its ring.
 pub(crate) fn suffixes() -> impl Iterator<Item = String> {
     let tables = [
-        "", "_part", "_ledger", "_attempt", "_dead", "_lease", "_pause",
+        "",
+        "_part",
+        "_ledger",
+        "_attempt",
+        "_dead",
+        "_lease",
+        "_pause",
+        "_destination",
     ];
     let parts = parts().map(|(table, part)| format!("{table}_{part}"));
     tables.into_iter().map(str::to_owned).chain(parts)

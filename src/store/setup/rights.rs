@@ -61,6 +61,13 @@ const CANCELLER: Role = Role {
     ],
 };
 
+const REGISTRAR: Role = Role {
+    name: "outbox_registrar",
+    what: "Registers destinations (Outbox::destinations, and plain SQL), with their secrets: GRANT it beside
+-- outbox_enqueuer to an application whose customers register webhooks.",
+    rights: &[("_destination", "SELECT, INSERT, UPDATE, DELETE", "")],
+};
+
 const RELAY: Role = Role {
     name: "outbox_relay",
     what: "Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
@@ -79,14 +86,15 @@ const RELAY: Role = Role {
         ("_dead", "UPDATE", "blocks_key"),
         ("_lease", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_messages", "SELECT", ""),
     ],
 };
 
 const READER: Role = Role {
     name: "outbox_reader",
-    what: "Looks: status, dead list, pause list, the view. It sees no payloads and no headers (but answers
--- of receivers, in dead letters).",
+    what: "Looks: status, dead list, pause list, the view. It sees no payloads, no headers and no secrets (but
+-- answers of receivers, in dead letters).",
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
@@ -96,6 +104,8 @@ const READER: Role = Role {
             attempts, reason, last_error, http_status, response, died_at, split_from, blocks_key"),
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
+        ("_destination", "SELECT", "name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
+            timeout, description, disabled_reason, created_at, updated_at"),
         ("_messages", "SELECT", ""),
     ],
 };
@@ -110,6 +120,7 @@ pub(crate) fn printed(name: &OutboxName) -> String {
 -- are there already.
 CREATE ROLE outbox_enqueuer;
 CREATE ROLE outbox_canceller;
+CREATE ROLE outbox_registrar;
 CREATE ROLE outbox_relay;
 CREATE ROLE outbox_reader;
 CREATE ROLE outbox_receiver;
@@ -119,10 +130,10 @@ CREATE ROLE outbox_receiver;
     if let Some(schema) = name.schema() {
         let _ = writeln!(
             sql,
-            "\nGRANT USAGE ON SCHEMA {schema} TO outbox_enqueuer, outbox_canceller, outbox_relay, outbox_reader;"
+            "\nGRANT USAGE ON SCHEMA {schema} TO outbox_enqueuer, outbox_canceller, outbox_registrar, outbox_relay, outbox_reader;"
         );
     }
-    for role in [&ENQUEUER, &CANCELLER, &RELAY, &READER] {
+    for role in [&ENQUEUER, &CANCELLER, &REGISTRAR, &RELAY, &READER] {
         let _ = writeln!(sql, "\n-- {}", role.what);
         for of_table in role.rights.chunk_by(|(a, ..), (b, ..)| a == b) {
             let rights = of_table.iter().map(|(_, what, columns)| on(what, columns));

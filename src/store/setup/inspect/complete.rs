@@ -15,7 +15,9 @@ use crate::name::OutboxName;
 use crate::store::catalogue::{pg_attribute, pg_class, pg_inherits};
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
-use crate::store::table::{attempt, dead, lease, ledger, messages, outbox, part, pause};
+use crate::store::table::{
+    attempt, dead, destination, lease, ledger, messages, outbox, part, pause,
+};
 
 /// The tables of an outbox by their suffix, and the view, with the columns that are used.
 const COLUMNS: &[(&str, &[(&str, &str)])] = &[
@@ -26,6 +28,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("_dead", dead::COLUMNS),
     ("_lease", lease::COLUMNS),
     ("_pause", pause::COLUMNS),
+    ("_destination", destination::COLUMNS),
     ("_messages", messages::COLUMNS),
 ];
 
@@ -46,7 +49,7 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
             "the outbox {name} is damaged: the view {part} is missing. Nothing is lost: make it again with the CREATE VIEW that `diesel-outbox migrate --print` shows"
         );
     }
-    if matches!(suffix, "_part" | "_ledger" | "_attempt") {
+    if matches!(suffix, "_part" | "_ledger" | "_attempt" | "_destination") {
         return format!(
             "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one with the statements that `diesel-outbox migrate --print` shows"
         );

@@ -1,0 +1,317 @@
+//! Registered destinations: rows of `outbox_destination`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use diesel::data_types::PgInterval;
+use diesel::prelude::{
+    BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
+    OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::upsert::excluded;
+use diesel::{PgConnection, delete, insert_into, update};
+use secrecy::ExposeSecret;
+use uuid::Uuid;
+
+use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
+use super::table::destination;
+use crate::name::OutboxName;
+use crate::registered::RegisteredDestination;
+use crate::schema::values::{Filter, Time};
+
+/// Secrets of one destination that sign at the same time.
+const MOST_SECRETS: usize = 5;
+
+/// Which registered destinations. Everything given has to hold.
+#[derive(Debug, Clone, Default)]
+pub struct DestinationFilter {
+    /// Those of this tenant only.
+    pub tenant_id: Option<Uuid>,
+    /// `true`: the enabled ones; `false`: the disabled ones.
+    pub enabled: Option<bool>,
+    /// Only those whose names come behind this one: what a page of the list goes on behind.
+    pub after: Option<String>,
+}
+
+#[derive(Queryable)]
+struct Row {
+    name: String,
+    url: String,
+    topics: Vec<String>,
+    tenant_id: Option<Uuid>,
+    filter: Option<String>,
+    enabled: bool,
+    #[diesel(deserialize_as = MaybeJson)]
+    headers: Option<String>,
+    mode: Option<String>,
+    concurrency: Option<i32>,
+    rate: Option<String>,
+    timeout: Option<PgInterval>,
+    description: Option<String>,
+    disabled_reason: Option<String>,
+    #[diesel(deserialize_as = Time)]
+    created_at: SystemTime,
+    #[diesel(deserialize_as = Time)]
+    updated_at: SystemTime,
+}
+
+/// Its columns.
+macro_rules! row {
+    () => {
+        (
+            destination::name,
+            destination::url,
+            destination::topics,
+            destination::tenant_id,
+            destination::filter,
+            destination::enabled,
+            destination::headers,
+            destination::mode,
+            destination::concurrency,
+            destination::rate,
+            destination::timeout,
+            destination::description,
+            destination::disabled_reason,
+            destination::created_at,
+            destination::updated_at,
+        )
+    };
+}
+
+impl From<Row> for RegisteredDestination {
+    fn from(row: Row) -> Self {
+        let mut problem = None;
+        let (headers, mode, rate) = (
+            row.headers
+                .and_then(|json| read("headers", headers(&json), &mut problem)),
+            row.mode
+                .and_then(|word| read("mode", word.parse(), &mut problem)),
+            row.rate
+                .and_then(|text| read("rate", text.parse(), &mut problem)),
+        );
+        let mut found = Self {
+            topics: row.topics,
+            tenant_id: row.tenant_id,
+            filter: row.filter,
+            enabled: row.enabled,
+            headers: headers.unwrap_or_default(),
+            mode,
+            concurrency: row
+                .concurrency
+                .and_then(|sends| usize::try_from(sends).ok()),
+            rate,
+            timeout: row.timeout.map(length),
+            description: row.description,
+            disabled_reason: row.disabled_reason,
+            created_at: Some(row.created_at),
+            updated_at: Some(row.updated_at),
+            ..Self::new(row.name, row.url)
+        };
+        found.problem = problem.or_else(|| found.check().err().map(|error| error.to_string()));
+        found
+    }
+}
+
+/// What was read; where that is not to be had, why.
+fn read<T, E: std::fmt::Display>(
+    column: &str,
+    value: Result<T, E>,
+    problem: &mut Option<String>,
+) -> Option<T> {
+    let failed = |error: E| *problem = Some(format!("{column}: {error}"));
+    value.map_err(failed).ok()
+}
+
+type Headers = Vec<(String, secrecy::SecretString)>;
+
+fn headers(json: &str) -> Result<Headers, &'static str> {
+    // The parser's own error would show a part of a value.
+    let found: BTreeMap<String, String> =
+        serde_json::from_str(json).map_err(|_| "it is no JSON object of texts")?;
+    Ok(found
+        .into_iter()
+        .map(|(name, value)| (name, value.into()))
+        .collect())
+}
+
+/// Of an interval without months, as the table allows no other.
+fn length(interval: PgInterval) -> Duration {
+    const DAY: i64 = 24 * 3600 * 1_000_000;
+    let micros = i64::from(interval.days) * DAY + interval.microseconds;
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn registered(name: &OutboxName) -> destination::table {
+    destination::table(name.destination())
+}
+
+/// Inserts it with this secret, or replaces all but the secrets of the one that has its name.
+pub(crate) fn put(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    one: &RegisteredDestination,
+    secret: &str,
+) -> QueryResult<()> {
+    let headers: BTreeMap<&str, &str> = (one.headers.iter())
+        .map(|(name, value)| (name.as_str(), value.expose_secret()))
+        .collect();
+    let headers = (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
+    let concurrency = one
+        .concurrency
+        .map(|sends| i32::try_from(sends).unwrap_or(i32::MAX));
+    insert_into(registered(name))
+        .values((
+            destination::name.eq(&one.name),
+            destination::url.eq(&one.url),
+            destination::topics.eq(&one.topics),
+            destination::tenant_id.eq(one.tenant_id),
+            destination::filter.eq(one.filter.clone().map(Filter)),
+            destination::enabled.eq(one.enabled),
+            destination::secret.eq(secret),
+            destination::headers.eq(headers.as_deref().map(Json)),
+            destination::mode.eq(one.mode.map(|mode| mode.to_string())),
+            destination::concurrency.eq(concurrency),
+            destination::rate.eq(one.rate.map(|rate| rate.to_string())),
+            destination::timeout.eq(one.timeout.map(interval)),
+            destination::description.eq(&one.description),
+            destination::disabled_reason.eq(&one.disabled_reason),
+        ))
+        .on_conflict(destination::name)
+        .do_update()
+        .set((
+            destination::url.eq(excluded(destination::url)),
+            destination::topics.eq(excluded(destination::topics)),
+            destination::tenant_id.eq(excluded(destination::tenant_id)),
+            destination::filter.eq(excluded(destination::filter)),
+            destination::enabled.eq(excluded(destination::enabled)),
+            destination::headers.eq(excluded(destination::headers)),
+            destination::mode.eq(excluded(destination::mode)),
+            destination::concurrency.eq(excluded(destination::concurrency)),
+            destination::rate.eq(excluded(destination::rate)),
+            destination::timeout.eq(excluded(destination::timeout)),
+            destination::description.eq(excluded(destination::description)),
+            destination::disabled_reason.eq(excluded(destination::disabled_reason)),
+        ))
+        .execute(conn)
+        .map(drop)
+}
+
+pub(crate) fn get(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+) -> QueryResult<Option<RegisteredDestination>> {
+    let found = registered(name)
+        .filter(destination::name.eq(which))
+        .select(row!())
+        .get_result::<Row>(conn)
+        .optional()?;
+    Ok(found.map(RegisteredDestination::from))
+}
+
+/// In the order of their names.
+pub(crate) fn list(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &DestinationFilter,
+    limit: usize,
+) -> QueryResult<Vec<RegisteredDestination>> {
+    let which: On<'_, destination::table> = all_of([
+        given(filter.tenant_id, |tenant| {
+            destination::tenant_id.assume_not_null().eq(tenant)
+        }),
+        given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
+        given(filter.after.as_deref(), |after| destination::name.gt(after)),
+    ]);
+    let found = registered(name)
+        .filter(which)
+        .order(destination::name)
+        .limit(i64::try_from(limit).unwrap_or(i64::MAX))
+        .select(row!())
+        .load::<Row>(conn)?;
+    Ok(found.into_iter().map(RegisteredDestination::from).collect())
+}
+
+/// Enables it, or disables it for this reason. `false`: it is not there.
+pub(crate) fn set_enabled(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+    disabled_reason: Option<&str>,
+) -> QueryResult<bool> {
+    update(registered(name))
+        .filter(destination::name.eq(which))
+        .set((
+            destination::enabled.eq(disabled_reason.is_none()),
+            destination::disabled_reason.eq(disabled_reason),
+        ))
+        .execute(conn)
+        .map(|count| count > 0)
+}
+
+/// `false`: it is not there.
+pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
+    delete(registered(name))
+        .filter(destination::name.eq(which))
+        .execute(conn)
+        .map(|count| count > 0)
+}
+
+/// Its secrets, the newest first.
+pub(crate) fn secret(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+) -> QueryResult<Option<String>> {
+    let found = registered(name)
+        .filter(destination::name.eq(which))
+        .select(destination::secret)
+        .get_result(conn)
+        .optional()?;
+    Ok(found.flatten())
+}
+
+/// Puts a secret before those that it has, which sign for so long still. `false`: it is not there.
+pub(crate) fn rotate(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+    new: &str,
+    keep: Duration,
+) -> QueryResult<bool> {
+    conn.transaction(|conn| {
+        let signs_still =
+            destination::old_secrets_until
+                .is_null()
+                .or(destination::old_secrets_until
+                    .assume_not_null()
+                    .gt(clock_timestamp()));
+        let found: Option<(Option<String>, bool)> = registered(name)
+            .filter(destination::name.eq(which))
+            .for_update()
+            .select((destination::secret, signs_still))
+            .get_result(conn)
+            .optional()?;
+        let Some((before, all_sign)) = found else {
+            return Ok(false);
+        };
+        let before = before.unwrap_or_default();
+        let old = match all_sign {
+            true => MOST_SECRETS - 1,
+            false => 1,
+        };
+        let secrets: Vec<&str> = [new]
+            .into_iter()
+            .chain(before.split_whitespace().take(old))
+            .collect();
+        update(registered(name))
+            .filter(destination::name.eq(which))
+            .set((
+                destination::secret.eq(secrets.join(" ")),
+                destination::old_secrets_until.eq((clock_timestamp() + interval(keep)).nullable()),
+            ))
+            .execute(conn)?;
+        Ok(true)
+    })
+}

@@ -1,0 +1,400 @@
+//! Registered destinations: what an application's customers register.
+
+use std::time::{Duration, SystemTime};
+
+use diesel::Connection;
+use diesel_outbox::config::{Mode, Rate};
+use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
+use secrecy::ExposeSecret;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::{Database, finish};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn hook(name: &str) -> RegisteredDestination {
+    RegisteredDestination::new(name, "https://acme.example/hooks")
+}
+
+/// R46, as far as it is built.
+#[test]
+fn what_is_put_is_there_as_it_was_put() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let destinations = outbox.destinations();
+    let tenant = Uuid::now_v7();
+    let put = hook("acme")
+        .topics(["order.*", "member.joined"])
+        .tenant(tenant)
+        .filter("$.total ? (@ > 100)")
+        .header("x-team", "billing")
+        .mode(Mode::Structured)
+        .concurrency(2)
+        .rate(Rate::per_second(1.5))
+        .timeout(Duration::from_millis(2_500))
+        .description("their shop");
+    destinations.put(&mut conn, &put).expect("put");
+    let found = destinations.get(&mut conn, "acme").expect("an answer");
+    let found = found.expect("it is there");
+    assert_eq!(found.topics, ["order.*", "member.joined"]);
+    assert_eq!(
+        (found.url.as_str(), found.tenant_id, found.enabled),
+        ("https://acme.example/hooks", Some(tenant), true)
+    );
+    // PostgreSQL writes it in its own way.
+    assert_eq!(found.filter.as_deref(), Some("$.\"total\"?(@ > 100)"));
+    let (header, value) = &found.headers[0];
+    assert_eq!(
+        (header.as_str(), value.expose_secret()),
+        ("x-team", "billing")
+    );
+    assert_eq!(
+        (found.mode, found.concurrency),
+        (Some(Mode::Structured), Some(2))
+    );
+    assert_eq!((found.rate, found.timeout), (put.rate, put.timeout));
+    assert_eq!(found.description.as_deref(), Some("their shop"));
+    assert_eq!(found.problem, None);
+    assert!(found.created_at.expect("a time") <= SystemTime::now() + HOUR);
+    assert!(!format!("{found:?}").contains("billing"), "{found:?}");
+
+    // Replaced: all but its secret.
+    let secret = |conn: &mut _| {
+        let secret = destinations.secret(conn, "acme").expect("an answer");
+        secret.expect("a new one gets a secret").written()
+    };
+    let before = secret(&mut conn);
+    destinations.put(&mut conn, &hook("acme")).expect("put");
+    let after = destinations.get(&mut conn, "acme").expect("an answer");
+    let after = after.expect("it is there");
+    assert_eq!((after.topics, after.filter), (vec!["*".to_owned()], None));
+    assert_eq!((after.headers.len(), after.timeout), (0, None));
+    assert_eq!(after.created_at, found.created_at);
+    assert!(after.updated_at > found.updated_at);
+    assert_eq!(secret(&mut conn).expose_secret(), before.expose_secret());
+    assert_eq!(
+        destinations
+            .get(&mut conn, "other")
+            .expect("an answer")
+            .map(|one| one.name),
+        None
+    );
+}
+
+#[test]
+fn what_is_put_goes_with_the_callers_transaction() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let undone = conn.transaction(|conn| {
+        outbox.destinations().put(conn, &hook("acme"))?;
+        Err::<(), DestinationError>(diesel::result::Error::RollbackTransaction.into())
+    });
+    assert!(undone.is_err());
+    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
+}
+
+#[test]
+fn they_are_listed_by_pages_enabled_disabled_and_removed() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let destinations = outbox.destinations();
+    let tenant = Uuid::now_v7();
+    for name in ["c", "a", "b"] {
+        destinations.put(&mut conn, &hook(name)).expect("put");
+    }
+    destinations
+        .put(&mut conn, &hook("d").tenant(tenant))
+        .expect("put");
+    let mut names = |filter: &DestinationFilter| -> String {
+        let found = destinations.list(&mut conn, filter, 3).expect("a list");
+        found.into_iter().map(|one| one.name).collect()
+    };
+    let all = DestinationFilter::default();
+    assert_eq!(names(&all), "abc");
+    let after = Some("b".to_owned());
+    assert_eq!(
+        names(&DestinationFilter {
+            after,
+            ..all.clone()
+        }),
+        "cd"
+    );
+    let tenant_id = Some(tenant);
+    assert_eq!(
+        names(&DestinationFilter {
+            tenant_id,
+            ..all.clone()
+        }),
+        "d"
+    );
+
+    let mut conn = database.connect();
+    assert!(
+        destinations
+            .disable(&mut conn, "b", "they asked for it")
+            .expect("an answer")
+    );
+    let enabled = Some(false);
+    assert_eq!(
+        names(&DestinationFilter {
+            enabled,
+            ..all.clone()
+        }),
+        "b"
+    );
+    let found = destinations
+        .get(&mut conn, "b")
+        .expect("an answer")
+        .expect("it is there");
+    assert_eq!(found.disabled_reason.as_deref(), Some("they asked for it"));
+    assert!(destinations.enable(&mut conn, "b").expect("an answer"));
+    let found = destinations
+        .get(&mut conn, "b")
+        .expect("an answer")
+        .expect("it is there");
+    assert_eq!((found.enabled, found.disabled_reason), (true, None));
+    assert!(destinations.remove(&mut conn, "b").expect("an answer"));
+    for gone in [
+        destinations.remove(&mut conn, "b"),
+        destinations.enable(&mut conn, "b"),
+        destinations.disable(&mut conn, "b", "why"),
+    ] {
+        assert!(!gone.expect("an answer"));
+    }
+}
+
+#[test]
+fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let destinations = outbox.destinations();
+    let stored = || {
+        database
+            .text("SELECT secret FROM {o}_destination")
+            .expect("a secret")
+    };
+    destinations.put(&mut conn, &hook("acme")).expect("put");
+    let first = stored();
+    let mut rotate = || {
+        let new = destinations
+            .rotate(&mut conn, "acme", HOUR)
+            .expect("an answer");
+        new.expect("it is there")
+            .written()
+            .expose_secret()
+            .to_owned()
+    };
+    let second = rotate();
+    assert_eq!(stored(), format!("{second} {first}"));
+    let left = "SELECT extract(epoch FROM old_secrets_until - clock_timestamp())::bigint FROM {o}_destination";
+    assert!((3590..=3600).contains(&database.number(left)));
+    let third = rotate();
+    assert_eq!(
+        stored(),
+        format!("{third} {second} {first}"),
+        "all of them sign still"
+    );
+    database.execute("UPDATE {o}_destination SET old_secrets_until = now() - interval '1 s'");
+    let fourth = rotate();
+    assert_eq!(
+        stored(),
+        format!("{fourth} {third}"),
+        "the others do not sign any more"
+    );
+    let none = destinations
+        .rotate(&mut conn, "other", HOUR)
+        .expect("an answer");
+    assert!(none.is_none());
+    assert!(
+        destinations
+            .secret(&mut conn, "other")
+            .expect("an answer")
+            .is_none()
+    );
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_before_anything_is_written() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let one = |url: &str| RegisteredDestination::new("acme", url);
+    for (bad, key) in [
+        (
+            RegisteredDestination::new("a b", "https://a.example"),
+            "name",
+        ),
+        (one("acme.example"), "url"),
+        (one("ftp://acme.example"), "url"),
+        (hook("acme").topics::<String>([]), "topics"),
+        (hook("acme").topics(["order paid"]), "topics"),
+        (hook("acme").header("webhook-id", "1"), "headers.webhook-id"),
+        (hook("acme").header("x-a", "1\r\nx-b: 2"), "headers.x-a"),
+        (hook("acme").concurrency(65), "concurrency"),
+        (hook("acme").timeout(2 * HOUR), "timeout"),
+    ] {
+        let error = outbox.destinations().put(&mut conn, &bad).expect_err(key);
+        let DestinationError::Invalid(error) = error else {
+            panic!("{key}: {error}");
+        };
+        assert!(error.key().ends_with(key), "{error}");
+    }
+    let bad = hook("acme").filter("$.total ? (");
+    let error = outbox
+        .destinations()
+        .put(&mut conn, &bad)
+        .expect_err("no path");
+    assert!(error.to_string().contains("jsonpath"), "{error}");
+    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
+}
+
+/// Rows may be written by anybody: the table says what it refuses, and what it cannot know is shown.
+#[test]
+fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
+    let database = Database::new();
+    let insert = |columns: &str, values: &str| {
+        format!(
+            "INSERT INTO {{o}}_destination (name, url, {columns}) VALUES ('a', 'https://a.example', {values})"
+        )
+    };
+    for (columns, values, constraint) in [
+        ("topics", "'{}'", "topics_are_1_to_100_patterns"),
+        ("topics", "ARRAY['a', NULL]", "topics_are_1_to_100_patterns"),
+        ("mode", "'soap'", "mode_is_known"),
+        ("concurrency", "0", "concurrency_is_1_to_64"),
+        ("timeout", "'2 h'", "timeout_is_1_ms_to_1_h"),
+        ("headers", "'[]'", "headers_are_an_object"),
+        (
+            "description",
+            "repeat('a', 1025)",
+            "description_is_at_most_1_kib",
+        ),
+    ] {
+        let refused = database.refused(&insert(columns, values));
+        assert!(
+            refused.contains(&format!("outbox_destination_{constraint}")),
+            "{refused}"
+        );
+    }
+    let refused =
+        database.refused("INSERT INTO {o}_destination (name, url) VALUES ('a', 'mailto:a')");
+    assert!(
+        refused.contains("outbox_destination_url_is_http_or_https"),
+        "{refused}"
+    );
+
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    for (columns, values, problem) in [
+        ("rate", "'fast'", "rate"),
+        ("headers", "'{\"x-a\": 1}'", "headers"),
+        ("headers", "'{\"host\": \"b\"}'", "headers.host"),
+        ("topics", "ARRAY['a b']", "topics"),
+    ] {
+        database.execute("DELETE FROM {o}_destination");
+        database.execute(&insert(columns, values));
+        let found = outbox
+            .destinations()
+            .get(&mut conn, "a")
+            .expect("an answer");
+        let found = found.expect("it is there").problem.expect(problem);
+        assert!(found.contains(problem), "{found}");
+    }
+}
+
+#[test]
+fn the_commands_register_show_change_and_remove_a_destination() {
+    let database = Database::new();
+    let run = |arguments: &[&str]| {
+        let arguments = [&["destination"], arguments].concat();
+        finish(database.binary(&arguments))
+    };
+    let put = [
+        "put",
+        "acme",
+        "https://acme.example/hooks",
+        "--topic",
+        "order.*",
+        "--header",
+        "x-key: hidden",
+        "--rate",
+        "10/s",
+        "--timeout",
+        "3s",
+        "--filter",
+        "$.total ? (@ > 100)",
+        "--json",
+    ];
+    let one = run(&put).code(0).json();
+    assert_eq!(one["url"], "https://acme.example/hooks");
+    assert_eq!(one["topics"], json!(["order.*"]));
+    assert_eq!(
+        one["headers"],
+        json!(["x-key"]),
+        "values of headers are not shown"
+    );
+    assert_eq!(
+        (&one["rate"], &one["timeout_seconds"]),
+        (&json!("10/s"), &json!(3.0))
+    );
+    // Only what is given is changed.
+    run(&["put", "acme", "--description", "their shop"]).code(0);
+    let shown = run(&["show", "acme"]).code(0).stdout;
+    for part in ["enabled", "order.*", "10/s", "3s", "their shop", "x-key"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(
+        !shown.contains("hidden") && !shown.contains("whsec_"),
+        "{shown}"
+    );
+    let secret = run(&["show", "acme", "--reveal"]).code(0).stdout;
+    let new = run(&["rotate", "acme", "--keep", "1h"]).code(0).stdout;
+    assert!(secret.starts_with("whsec_") && new.starts_with("whsec_") && secret != new);
+    assert_eq!(run(&["show", "acme", "--reveal"]).code(0).stdout, new);
+
+    run(&["disable", "acme", "--reason", "they asked for it"]).code(0);
+    let listed = run(&["list"]).code(0).stdout;
+    assert!(listed.contains("disabled: they asked for it"), "{listed}");
+    run(&["enable", "acme"]).code(0);
+    let listed = run(&["list", "--json", "--limit", "1"]).code(0).json();
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["enabled"]),
+        (&json!("acme"), &json!(true))
+    );
+    run(&["remove", "acme"]).code(0);
+    assert_eq!(
+        run(&["list"]).code(0).stdout,
+        "no destination is registered\n"
+    );
+    for arguments in [
+        &["show", "acme"][..],
+        &["enable", "acme"],
+        &["disable", "acme"],
+        &["rotate", "acme"],
+        &["remove", "acme"],
+    ] {
+        let error = run(arguments).code(1).stderr;
+        assert!(
+            error.contains("no registered destination \"acme\""),
+            "{error}"
+        );
+    }
+    for (arguments, flag) in [
+        (&["put", "b"][..], "URL"),
+        (&["put", "b", "ftp://b.example"], "destinations.b.url"),
+        (
+            &["put", "b", "https://b.example", "--rate", "fast"],
+            "--rate",
+        ),
+        (&["put", "b", "https://b.example", "--as", "soap"], "--as"),
+        (
+            &["put", "b", "https://b.example", "--header", "secret"],
+            "--header",
+        ),
+    ] {
+        let error = run(arguments).code(2).stderr;
+        assert!(
+            error.contains(flag) && !error.contains("secret:"),
+            "{error}"
+        );
+    }
+}
