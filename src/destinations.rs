@@ -74,6 +74,16 @@ pub struct Destinations<'a> {
 
 impl Outbox {
     /// Its registered destinations.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let acme = outbox.destinations().get(&mut conn, "acme")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn destinations(&self) -> Destinations<'_> {
         Destinations { name: self.name() }
     }
