@@ -3,7 +3,7 @@
 //!
 //! Text: a sample (TABLESAMPLE), `unnest` and a subquery for each row (LATERAL).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text};
@@ -14,7 +14,7 @@ use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::catalogue::{self, pages_of, pg_class, pg_inherits};
 use crate::store::looking::{looking, looking_briefly};
-use crate::store::relay::streams::streams;
+use crate::store::relay::streams::{Found, streams};
 use crate::store::sql::{pg_relation_size, to_regclass};
 use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::messages;
@@ -208,9 +208,11 @@ fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Troub
     ));
     let found = looking_briefly(conn, PATIENCE, |conn| {
         let found = streams(conn, name)?.into_iter();
-        let lanes = found.map(|found| found.stream.topic);
-        let (topics, destinations): (Vec<String>, Vec<String>) =
-            lanes.map(|lane| (lane.topic, lane.destination)).unzip();
+        // Each once, where it has messages with keys and others.
+        let lanes: BTreeSet<(String, String)> = found
+            .map(|Found { stream, .. }| (stream.topic.topic, stream.topic.destination))
+            .collect();
+        let (topics, destinations): (Vec<String>, Vec<String>) = lanes.into_iter().unzip();
         let limit = rows_of_each(topics.len());
         statement_anew(&sql)
             .bind::<Array<Text>, _>(topics)
