@@ -23,6 +23,8 @@ STATIC_MEGABYTES ?= 10
 STATIC_PROGRAM = $(TARGET_DIR)/$(HOST)/static/diesel-outbox
 # Relocations in a tenth of the space. A static program reads them so from glibc 2.36 on, and does not start before.
 PACKED = $(shell printf '2.36\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV && echo -C link-arg=-Wl,-z,pack-relative-relocs)
+# No panic goes through C: it needs no tables to be unwound by.
+C_OF_STATIC = -fno-asynchronous-unwind-tables
 # Of `make simulate`: the first seed, and how many histories, or for how long.
 SEED ?= 1
 HISTORIES ?=
@@ -120,7 +122,7 @@ bench-nginx: bootstrap ## The same with nginx as the receiver, which costs the m
 
 static: ## Build one small static executable, libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
-	OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(PACKED)" \
+	CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(PACKED)" \
 		$(CARGO) build --profile static --package diesel-outbox-cli --no-default-features --features $(STATIC_FEATURES) --target $(HOST)
 	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES)
 

@@ -1,6 +1,7 @@
 //! Log lines, as text or JSON, with their key-values.
 
 use std::io::Write;
+use std::time::SystemTime;
 
 use diesel_outbox::Config;
 use diesel_outbox::config::LogFormat;
@@ -33,6 +34,11 @@ pub(crate) fn start(config: &Config) {
     }
 }
 
+/// The time, RFC 3339.
+fn now() -> String {
+    humantime::format_rfc3339_millis(SystemTime::now()).to_string()
+}
+
 /// At these levels the HTTP library writes down URLs and what goes over the wire, secrets and all.
 fn shows_the_wire(record: &Record<'_>) -> bool {
     record.level() >= log::Level::Debug && record.target().starts_with("ureq")
@@ -42,7 +48,7 @@ fn text(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
     if shows_the_wire(record) {
         return Ok(());
     }
-    let line = text_line(&out.timestamp_millis().to_string(), record);
+    let line = text_line(&now(), record);
     writeln!(out, "{line}")
 }
 
@@ -50,7 +56,7 @@ fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
     if shows_the_wire(record) {
         return Ok(());
     }
-    let line = json_line(&out.timestamp_millis().to_string(), record);
+    let line = json_line(&now(), record);
     writeln!(out, "{line}")
 }
 

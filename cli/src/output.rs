@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
+use terminal_size::{Width, terminal_size_of};
 
 /// Columns of a table, at least.
 const LEAST_WIDTH: u16 = 60;
@@ -31,9 +32,9 @@ pub(crate) fn table(headings: &[&str]) -> Table {
         .load_preset(UTF8_FULL_CONDENSED)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(headings);
-    // A terminal of no size, as some tools make them, would get a letter in each line.
-    if table.width().is_some_and(|width| width < LEAST_WIDTH) {
-        table.set_width(LEAST_WIDTH);
+    if let Some((Width(width), _)) = terminal_size_of(std::io::stdout()) {
+        // A terminal of no size, as some tools make them, would get a letter in each line.
+        table.set_width(width.max(LEAST_WIDTH));
     }
     table
 }
