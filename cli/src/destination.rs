@@ -201,6 +201,13 @@ impl Put {
                 return Err(ConfigError::new("URL", reason).into());
             }
         };
+        // What could not be read would be replaced by nothing. The rest is checked when it is put.
+        let is_unread = |problem: &&String| !problem.starts_with("destinations.");
+        if let Some(problem) = one.problem.as_ref().filter(is_unread) {
+            bail!(
+                "nothing was changed: the row has a value that cannot be read, {problem}. Mend it by SQL, or remove the destination"
+            );
+        }
         if let Some(url) = &self.url {
             one.url.clone_from(url);
         }

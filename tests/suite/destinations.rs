@@ -360,6 +360,14 @@ fn the_commands_register_show_change_and_remove_a_destination() {
         (&listed[0]["name"], &listed[0]["enabled"]),
         (&json!("acme"), &json!(true))
     );
+    // A change of something else does not lose what cannot be read.
+    database.execute("UPDATE {o}_destination SET rate = 'fast'");
+    let error = run(&["put", "acme", "--description", "a shop"])
+        .code(1)
+        .stderr;
+    assert!(error.contains("rate"), "{error}");
+    database.execute("UPDATE {o}_destination SET rate = '5/s', url = 'http://['");
+    run(&["put", "acme", "https://acme.example"]).code(0);
     run(&["remove", "acme"]).code(0);
     assert_eq!(
         run(&["list"]).code(0).stdout,
