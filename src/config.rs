@@ -11,6 +11,7 @@ mod error;
 #[cfg(feature = "file")]
 mod file;
 mod no_proxy;
+mod public_key;
 mod route;
 mod secret;
 mod settings;
@@ -32,8 +33,11 @@ pub use self::destination::{
 };
 pub use self::environment::{from_env, relevant_variables};
 pub use self::error::ConfigError;
+pub use self::public_key::PublicKey;
 pub use self::route::Route;
 pub use self::secret::{SigningSecret, parse_secrets};
+#[cfg(feature = "http")]
+pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::settings::{SETTINGS, Setting};
 pub use self::text::parse_duration;
 pub(crate) use self::text::url as parse_url;

@@ -180,7 +180,7 @@ impl Destinations<'_> {
         Ok(secrets.into_iter().next())
     }
 
-    /// Makes a new secret. The one before it signs beside it for `keep`. `None`: there is none of this name.
+    /// Makes a new symmetric secret. The one before it signs beside it for `keep`. `None`: there is none of this name.
     ///
     /// # Errors
     /// When the database fails.
@@ -191,13 +191,45 @@ impl Destinations<'_> {
         keep: Duration,
     ) -> Result<Option<SigningSecret>, DestinationError> {
         let secret = SigningSecret::random();
-        let is_there = store::rotate(
+        let is_there = self.rotate_to(conn, name, &secret, keep)?;
+        Ok(is_there.then_some(secret))
+    }
+
+    /// [`rotate`](Self::rotate) to a secret of your own: an asymmetric one, or the one that another system has signed with.
+    /// `false`: there is none of this name.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use diesel_outbox::config::SigningSecret;
+    /// use std::time::Duration;
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let secret = SigningSecret::random_asymmetric()?;
+    /// let day = Duration::from_secs(24 * 3600);
+    /// outbox.destinations().rotate_to(&mut conn, "acme", &secret, day)?;
+    /// // What the customer verifies requests with.
+    /// let key = secret.public_key()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub fn rotate_to(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        secret: &SigningSecret,
+        keep: Duration,
+    ) -> Result<bool, DestinationError> {
+        let written = secret.written();
+        Ok(store::rotate(
             conn,
             self.name,
             name,
-            secret.written().expose_secret(),
+            written.expose_secret(),
             keep,
-        )?;
-        Ok(is_there.then_some(secret))
+        )?)
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 #[cfg(feature = "http")]
 pub use self::http::HttpDispatcher;
 #[cfg(feature = "http")]
-pub(crate) use self::http::signature::Signer;
+pub(crate) use self::http::signature::{Signer, signed_content};
 #[cfg(not(feature = "http"))]
 pub(crate) use self::without_http::HttpDispatcher;
 use crate::message::Message;

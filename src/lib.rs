@@ -64,6 +64,8 @@ mod backoff;
 mod clock;
 #[cfg(feature = "relay")]
 pub mod config;
+#[cfg(feature = "http")]
+mod ed25519;
 mod error;
 mod event;
 mod header;
@@ -72,6 +74,8 @@ mod lock;
 mod message;
 mod metrics;
 mod name;
+#[cfg(feature = "http")]
+mod provider;
 #[cfg(feature = "relay")]
 mod registered;
 #[cfg(feature = "relay")]

@@ -6,7 +6,8 @@ use crate::settings::SettingFlags;
 #[cfg(feature = "laboratory")]
 use crate::{bench, demo, receiver};
 use crate::{
-    check, dead, destination, drain, keys, leases, message, migrate, pause, replay, resume, status,
+    check, dead, destination, drain, keys, leases, message, migrate, pause, replay, resume, secret,
+    status,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Resume(resume::Options),
     /// Registered destinations: webhooks of an application's customers (relays do not deliver to them yet)
     Destination(destination::Options),
+    /// Make signing secrets, and show the public keys that receivers get
+    Secret(secret::Options),
     /// Check settings, database and routes, and say what `run` would do
     Check(check::Options),
     /// Answer requests with 200 (for `bench`)

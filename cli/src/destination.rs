@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use diesel::{Connection, PgConnection};
-use diesel_outbox::config::parse_duration;
+use diesel_outbox::config::{SigningSecret, parse_duration};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
@@ -31,7 +31,7 @@ enum Action {
     Show {
         /// Its name
         name: String,
-        /// Show its newest secret instead, and nothing else
+        /// Show what its receiver verifies with instead, and nothing else: its newest secret or, where that is asymmetric, the public key
         #[arg(long)]
         reveal: bool,
         /// Show it as JSON
@@ -58,10 +58,13 @@ enum Action {
         /// Its name
         name: String,
     },
-    /// Make a new secret and show it; the one before it signs beside it for a while
+    /// Make a new secret and show what its receiver verifies with; the secret before it signs beside it for a while
     Rotate {
         /// Its name
         name: String,
+        /// Make an asymmetric one (Ed25519), and show its public key: the receiver cannot sign with it
+        #[arg(long)]
+        asymmetric: bool,
         /// How long the old secret signs still
         #[arg(long, value_name = "DURATION", default_value = "24h")]
         keep: String,
@@ -166,11 +169,19 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             true => output::line(format!("{} is removed", output::shown(name))),
             false => missing(name),
         },
-        Action::Rotate { name, keep } => {
+        Action::Rotate {
+            name,
+            asymmetric,
+            keep,
+        } => {
             let keep = parse_duration("--keep", keep)?;
-            match destinations.rotate(conn, name, keep)? {
-                Some(secret) => output::line(secret.written().expose_secret()),
-                None => missing(name),
+            let secret = match asymmetric {
+                true => SigningSecret::random_asymmetric()?,
+                false => SigningSecret::random(),
+            };
+            match destinations.rotate_to(conn, name, &secret, keep)? {
+                true => output::line(for_receivers(&secret)?),
+                false => missing(name),
             }
         }
     }
@@ -256,12 +267,20 @@ fn header(text: &str) -> Result<(String, secrecy::SecretString), ConfigError> {
 
 fn show_secret(conn: &mut PgConnection, destinations: Destinations<'_>, name: &str) -> Result<()> {
     match destinations.secret(conn, name)? {
-        Some(secret) => output::line(secret.written().expose_secret()),
+        Some(secret) => output::line(for_receivers(&secret)?),
         None if destinations.get(conn, name)?.is_some() => {
             bail!("{name} has no secret: `diesel-outbox destination rotate` makes one")
         }
         None => missing(name),
     }
+}
+
+/// What a receiver verifies with.
+fn for_receivers(secret: &SigningSecret) -> Result<String> {
+    Ok(match secret.public_key()? {
+        Some(key) => key.to_string(),
+        None => secret.written().expose_secret().to_owned(),
+    })
 }
 
 fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> Result<()> {

@@ -25,6 +25,7 @@ mod receiver;
 mod replay;
 mod resume;
 mod run;
+mod secret;
 mod settings;
 mod signals;
 mod signed;
@@ -74,6 +75,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Pause(options) => pause::run(&options, settings),
         Command::Destination(options) => destination::run(&options, settings),
         Command::Resume(options) => resume::run(&options, settings),
+        Command::Secret(options) => secret::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),
         #[cfg(feature = "laboratory")]
         Command::Receive(options) => receiver::run(&options),

@@ -4,42 +4,107 @@ use std::fmt;
 use std::str::FromStr;
 
 use base64::Engine;
-use base64::alphabet;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
 use super::error::ConfigError;
+#[cfg(feature = "http")]
+use super::public_key::PublicKey;
+use super::public_key::{self, BASE64, PRIVATE_PREFIX};
 use super::text::words;
+#[cfg(feature = "http")]
+use crate::ed25519::PrivateKey;
 
-/// Secrets have this many bytes, says Standard Webhooks.
+/// Bytes of a symmetric secret, says Standard Webhooks.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 const PREFIX: &str = "whsec_";
-/// Padding may be there or not.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
+/// Bytes of an asymmetric secret: a seed, or a seed and the public key behind it.
+const PRIVATE_BYTES: [usize; 2] = [32, 64];
 
-/// What requests to a destination are signed with: `whsec_` and the base64 of 24 to 64 bytes.
+/// What requests to a destination are signed with, symmetric or asymmetric.
 ///
-/// `openssl rand -base64 32` makes one.
+/// | secret | signature | receivers verify with |
+/// |---|---|---|
+/// | `whsec_` and the base64 of 24 to 64 bytes | `v1`, HMAC-SHA256 | the same secret, so each of them can sign, too |
+/// | `whsk_` and the base64 of 64 bytes, an Ed25519 seed and its public key, or of the seed alone | `v1a`, Ed25519 | the [`PublicKey`], with which nobody can sign |
+///
+/// `diesel-outbox secret new` makes one. So do [`random`](Self::random) and `random_asymmetric`.
 #[derive(Clone)]
 pub struct SigningSecret {
+    is_asymmetric: bool,
     key: SecretSlice<u8>,
 }
 
 impl SigningSecret {
-    /// A new one, of 32 random bytes.
+    /// A new symmetric one, of 32 random bytes.
     ///
     /// # Panics
     /// When the system has no random numbers.
-    pub(crate) fn random() -> Self {
+    pub fn random() -> Self {
         let mut key = vec![0; 32];
         getrandom::fill(&mut key).expect("the system has random numbers");
-        Self { key: key.into() }
+        Self {
+            is_asymmetric: false,
+            key: key.into(),
+        }
     }
 
-    /// As it is given to receivers: `whsec_` and base64. Keep it secret.
+    /// A new asymmetric one. Receivers get its [public key](Self::public_key).
+    ///
+    /// ```no_run
+    /// use diesel_outbox::config::SigningSecret;
+    ///
+    /// let secret = SigningSecret::random_asymmetric()?;
+    /// println!("{}", secret.public_key()?.expect("it is asymmetric"));
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A [`ConfigError`] where the process has no cryptography: see the features `ring` and `aws-lc-rs`.
+    ///
+    /// # Panics
+    /// When the system has no random numbers.
+    #[cfg(feature = "http")]
+    pub fn random_asymmetric() -> Result<Self, ConfigError> {
+        let mut key = vec![0; 32];
+        getrandom::fill(&mut key).expect("the system has random numbers");
+        let public = PrivateKey::new(&key).and_then(|key| key.public());
+        key.extend(public.map_err(ConfigError::at("secret"))?);
+        Ok(Self {
+            is_asymmetric: true,
+            key: key.into(),
+        })
+    }
+
+    /// Whether receivers verify with a public key, and not with this secret.
+    ///
+    /// ```
+    /// use diesel_outbox::config::SigningSecret;
+    ///
+    /// let secret: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// assert!(!secret.is_asymmetric());
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    pub fn is_asymmetric(&self) -> bool {
+        self.is_asymmetric
+    }
+
+    /// What receivers verify with, where the secret is asymmetric. `None`: it is symmetric.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] where the halves of the key do not belong together, or the process has no cryptography: see
+    /// the features `ring` and `aws-lc-rs`.
+    #[cfg(feature = "http")]
+    pub fn public_key(&self) -> Result<Option<PublicKey>, ConfigError> {
+        if !self.is_asymmetric {
+            return Ok(None);
+        }
+        let public = PrivateKey::new(self.key()).and_then(|key| key.public());
+        let public = public.map_err(ConfigError::at("secret"))?;
+        Ok(Some(PublicKey::of(public)))
+    }
+
+    /// As settings have it: `whsec_` or `whsk_`, and base64. Keep it secret: receivers get a symmetric one, and of an
+    /// asymmetric one its public key alone.
     ///
     /// ```
     /// use diesel_outbox::config::SigningSecret;
@@ -50,7 +115,11 @@ impl SigningSecret {
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
     pub fn written(&self) -> SecretString {
-        format!("{PREFIX}{}", BASE64.encode(self.key())).into()
+        let prefix = match self.is_asymmetric {
+            true => PRIVATE_PREFIX,
+            false => PREFIX,
+        };
+        format!("{prefix}{}", BASE64.encode(self.key())).into()
     }
 
     /// The bytes of the key.
@@ -63,24 +132,42 @@ impl FromStr for SigningSecret {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let encoded = text.strip_prefix(PREFIX).ok_or_else(|| {
-            ConfigError::new(
-                "secret",
-                "it does not begin with whsec_ (whsec_ and the base64 of 24 to 64 random bytes)",
-            )
-        })?;
+        let wrong = |reason: String| ConfigError::new("secret", reason);
+        if text.starts_with(public_key::PREFIX) {
+            return Err(wrong(
+                "it is a public key (whpk_), which receivers verify with: give the private key, whsk_…"
+                    .to_owned(),
+            ));
+        }
+        let (encoded, prefix, is_asymmetric) = match text.strip_prefix(PRIVATE_PREFIX) {
+            Some(encoded) => (encoded, PRIVATE_PREFIX, true),
+            None => {
+                let encoded = text.strip_prefix(PREFIX).ok_or_else(|| {
+                    wrong(
+                        "it does not begin with whsec_ (whsec_ and the base64 of 24 to 64 random bytes) or whsk_ (an Ed25519 private key)"
+                            .to_owned(),
+                    )
+                })?;
+                (encoded, PREFIX, false)
+            }
+        };
         // The decoder's own error would show a part of it.
         let key = BASE64
             .decode(encoded)
-            .map_err(|_| ConfigError::new("secret", "what follows whsec_ is not base64"))?;
-        if !BYTES.contains(&key.len()) {
-            let count = key.len();
-            return Err(ConfigError::new(
-                "secret",
-                format!("it has {count} bytes; 24 to 64 are needed"),
-            ));
+            .map_err(|_| wrong(format!("what follows {prefix} is not base64")))?;
+        let count = key.len();
+        match is_asymmetric {
+            true if !PRIVATE_BYTES.contains(&count) => {
+                Err(wrong(format!("it has {count} bytes; 32 or 64 are needed")))
+            }
+            false if !BYTES.contains(&count) => {
+                Err(wrong(format!("it has {count} bytes; 24 to 64 are needed")))
+            }
+            _ => Ok(Self {
+                is_asymmetric,
+                key: key.into(),
+            }),
         }
-        Ok(Self { key: key.into() })
     }
 }
 
@@ -90,7 +177,8 @@ impl fmt::Debug for SigningSecret {
     }
 }
 
-/// Reads secrets, the newest first, with white space or commas between them, for the setting `key`.
+/// Reads secrets, the newest first, with white space or commas between them, for the setting `key`. Symmetric and
+/// asymmetric ones may stand together: each signs.
 ///
 /// ```
 /// use diesel_outbox::config::parse_secrets;
@@ -107,14 +195,39 @@ pub fn parse_secrets(key: &str, text: &str) -> Result<Vec<SigningSecret>, Config
 }
 
 pub(super) fn secrets(text: &str) -> Result<Vec<SigningSecret>, String> {
-    let secret = |(index, word): (usize, &str)| {
-        let secret = word.parse();
-        secret.map_err(|error: ConfigError| format!("secret {}: {}", index + 1, error.reason()))
+    each(text, |word| word.parse())
+}
+
+/// What each word of the text is, the first word first.
+fn each<T>(text: &str, read: impl Fn(&str) -> Result<T, ConfigError>) -> Result<Vec<T>, String> {
+    let read = |(index, word): (usize, &str)| {
+        let read = read(word);
+        read.map_err(|error| format!("secret {}: {}", index + 1, error.reason()))
     };
     match words(text).next() {
-        Some(_) => words(text).enumerate().map(secret).collect(),
+        Some(_) => words(text).enumerate().map(read).collect(),
         None => Err("it is empty".to_owned()),
     }
+}
+
+/// What a receiver verifies with.
+#[cfg(feature = "http")]
+pub(crate) enum VerifyingKey {
+    Secret(SigningSecret),
+    Public(PublicKey),
+}
+
+/// Reads what a receiver verifies with, as [`parse_secrets`] reads secrets.
+#[cfg(feature = "http")]
+pub(crate) fn parse_verifying_keys(
+    key: &str,
+    text: &str,
+) -> Result<Vec<VerifyingKey>, ConfigError> {
+    let read = |word: &str| match word.starts_with(public_key::PREFIX) {
+        true => word.parse().map(VerifyingKey::Public),
+        false => word.parse().map(VerifyingKey::Secret),
+    };
+    each(text, read).map_err(ConfigError::at(key))
 }
 
 #[cfg(test)]
@@ -130,6 +243,24 @@ mod tests {
     }
 
     #[test]
+    fn symmetric_and_asymmetric_secrets_may_stand_together() {
+        let (symmetric, seed) = (
+            "whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=",
+            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=",
+        );
+        let pair = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+        let text = [symmetric, seed, pair].join(" ");
+        let secrets = parse_secrets("OUTBOX_SECRET", &text).expect("three");
+        let kinds: Vec<bool> = secrets.iter().map(SigningSecret::is_asymmetric).collect();
+        assert_eq!(kinds, [false, true, true]);
+        let written = secrets
+            .iter()
+            .map(|one| one.written().expose_secret().to_owned());
+        assert_eq!(written.collect::<Vec<_>>(), [symmetric, seed, pair]);
+        assert_eq!(format!("{:?}", secrets[1]), "SigningSecret(***)");
+    }
+
+    #[test]
     fn a_bad_secret_is_refused_and_not_shown() {
         for text in [
             "",
@@ -138,6 +269,12 @@ mod tests {
             "whsec_c2hvcnQ=",
             "whsec_!!!!!!!!",
             "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_x",
+            "whsk_c2hvcnQ=",
+            "whsk_!!!!!!!!",
+            // 24 and 63 bytes.
+            "whsk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+            "whsk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYqrTwjUPD8I",
+            "whpk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYo=",
         ] {
             let error = parse_secrets("OUTBOX_SECRET", text).expect_err(text);
             assert_eq!(error.key(), "OUTBOX_SECRET");

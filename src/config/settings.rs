@@ -175,7 +175,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_URL", "", field!(url: Text("URL", url)),
         "The destination of every topic that no route serves; or OUTBOX_URL_FILE").at(OwnFile).by("RelayBuilder::url"),
     setting("OUTBOX_SECRET", "", field!(secrets: Words("SECRET", secrets)),
-        "Signs requests: whsec_…, or several, the newest first; or OUTBOX_SECRET_FILE").at(OwnFile),
+        "Signs requests: whsec_… or whsk_…, or several, the newest first; or OUTBOX_SECRET_FILE").at(OwnFile),
     setting("OUTBOX_MODE", "binary", field!(mode: Text("WORD", Mode::from_str)),
         "How requests look (CloudEvents): binary, structured or batched"),
     setting("OUTBOX_SOURCE", "", field!(source: Text("REFERENCE", source)),

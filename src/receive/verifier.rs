@@ -12,14 +12,20 @@ use super::ReceiveError;
 use super::cloudevent::CloudEvent;
 use super::headers::{Headers, Repeated};
 use super::request::{self, Mode};
-use crate::config::{ConfigError, SigningSecret, parse_secrets};
-use crate::dispatch::Signer;
+use crate::config::{ConfigError, PublicKey, SigningSecret, VerifyingKey, parse_verifying_keys};
+use crate::dispatch::{Signer, signed_content};
+use crate::ed25519::PublicKeys;
 
 const ID: &str = "webhook-id";
 const TIMESTAMP: &str = "webhook-timestamp";
 const SIGNATURE: &str = "webhook-signature";
-/// What stands before the signatures of HMAC-SHA256. There are others, and there will be more.
-const VERSION: &str = "v1,";
+/// What stands before the signatures of HMAC-SHA256. There will be other versions.
+const SYMMETRIC: &str = "v1,";
+/// And of Ed25519.
+const ASYMMETRIC: &str = "v1a,";
+/// More signatures than this are not looked at by public keys: each costs a multiple of one by a secret, and anyone may
+/// send them.
+const MOST_ASYMMETRIC: usize = 16;
 
 /// As the libraries of Standard Webhooks have it.
 const TOLERANCE: Duration = Duration::from_secs(300);
@@ -27,13 +33,17 @@ const TOLERANCE: Duration = Duration::from_secs(300);
 /// Verifies requests that were signed as [Standard Webhooks](https://www.standardwebhooks.com) says,
 /// by this crate's relay or by others.
 ///
-/// A request is verified when any of its signatures is by any of the secrets, so that secrets can be
-/// changed without refusing one. Make one verifier, and share it between threads.
+/// A request is verified when any of its signatures is by any of the secrets or public keys, so that they can be
+/// changed without refusing a request. Make one verifier, and share it between threads.
+///
+/// A secret (`whsec_…`) is known to both sides, so the receiver can sign with it, too. A public key (`whpk_…`) only
+/// verifies. It needs cryptography: the feature `ring` or `aws-lc-rs`, or a `CryptoProvider` of rustls that the
+/// application has installed.
 ///
 /// ```
 /// use diesel_outbox::receive::{Headers, Verifier, VerifyError};
 ///
-/// // One secret, or several with commas or white space between them.
+/// // A secret or a public key, or several with commas or white space between them.
 /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
 ///
 /// let headers = Headers::new([
@@ -48,6 +58,7 @@ const TOLERANCE: Duration = Duration::from_secs(300);
 #[derive(Clone)]
 pub struct Verifier {
     signer: Signer,
+    public_keys: Option<PublicKeys>,
     tolerance: Duration,
     takes_binary: bool,
 }
@@ -76,13 +87,50 @@ impl Verifier {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] when there are none.
+    /// A [`ConfigError`] when there are none, or one is asymmetric: only senders have private keys.
     pub fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
-        if secrets.is_empty() {
-            return Err(ConfigError::new("secrets", "there is none"));
+        Self::of(secrets, &[])
+    }
+
+    /// Verifies asymmetric signatures (`v1a`) with any of these public keys.
+    ///
+    /// For public keys beside secrets, [parse](str::parse) a text with both.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::config::PublicKey;
+    /// use diesel_outbox::receive::Verifier;
+    ///
+    /// let key: PublicKey = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=".parse()?;
+    /// let verifier = Verifier::of_public_keys(&[key])?;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when there are none, or when the process has no cryptography.
+    pub fn of_public_keys(keys: &[PublicKey]) -> Result<Self, ConfigError> {
+        Self::of(&[], keys)
+    }
+
+    fn of(secrets: &[SigningSecret], keys: &[PublicKey]) -> Result<Self, ConfigError> {
+        let wrong = |reason: String| ConfigError::new("secrets", reason);
+        if secrets.is_empty() && keys.is_empty() {
+            return Err(wrong("there is none".to_owned()));
         }
+        if secrets.iter().any(SigningSecret::is_asymmetric) {
+            return Err(wrong(
+                "a private key (whsk_) is for the sender alone: give its public key, whpk_…, which `diesel-outbox secret public` shows".to_owned(),
+            ));
+        }
+        let public_keys = match keys {
+            [] => None,
+            keys => {
+                let keys = keys.iter().map(PublicKey::bytes).collect();
+                Some(PublicKeys::new(keys).map_err(wrong)?)
+            }
+        };
         Ok(Self {
-            signer: Signer::new(secrets)?,
+            signer: Signer::new(secrets).map_err(wrong)?,
+            public_keys,
             tolerance: TOLERANCE,
             takes_binary: true,
         })
@@ -178,22 +226,32 @@ impl Verifier {
         let written = text(headers, TIMESTAMP)?;
         let timestamp = self.timestamp(written, now)?;
         let signatures = text(headers, SIGNATURE)?;
-        let macs: Vec<_> = self
-            .signer
-            .macs(id.as_bytes(), written.as_bytes(), body)
-            .collect();
-        let is_ours = signatures
-            .split_ascii_whitespace()
-            .filter_map(|signature| BASE64.decode(signature.strip_prefix(VERSION)?).ok())
-            // In a time that tells nothing of the right signature.
-            .any(|signature| {
-                let mut macs = macs.iter();
-                macs.any(|mac| mac.clone().verify_slice(&signature).is_ok())
-            });
+        let is_ours = self.is_by_secret(id, written, body, signatures)
+            || self.is_by_public_key(id, written, body, signatures);
         match is_ours {
             true => Ok(Verified { id, timestamp }),
             false => Err(VerifyError::NoMatch),
         }
+    }
+
+    fn is_by_secret(&self, id: &str, timestamp: &str, body: &[u8], signatures: &str) -> bool {
+        let macs = self.signer.macs(id.as_bytes(), timestamp.as_bytes(), body);
+        let macs: Vec<_> = macs.collect();
+        // In a time that tells nothing of the right signature.
+        of_version(SYMMETRIC, signatures).any(|signature| {
+            let mut macs = macs.iter();
+            macs.any(|mac| mac.clone().verify_slice(&signature).is_ok())
+        })
+    }
+
+    fn is_by_public_key(&self, id: &str, timestamp: &str, body: &[u8], signatures: &str) -> bool {
+        let Some(keys) = &self.public_keys else {
+            return false;
+        };
+        let content = signed_content(id.as_bytes(), timestamp.as_bytes(), body);
+        of_version(ASYMMETRIC, signatures)
+            .take(MOST_ASYMMETRIC)
+            .any(|signature| keys.verify(&content, &signature))
     }
 
     /// Verifies a request, and reads its events: [`verify`](Self::verify), then
@@ -279,6 +337,13 @@ impl Verifier {
     }
 }
 
+/// The signatures of a version, decoded.
+fn of_version(version: &str, signatures: &str) -> impl Iterator<Item = Vec<u8>> {
+    signatures
+        .split_ascii_whitespace()
+        .filter_map(move |signature| BASE64.decode(signature.strip_prefix(version)?).ok())
+}
+
 /// A header that has to be there, once, with a value.
 fn text<'a>(headers: &'a Headers, name: &'static str) -> Result<&'a str, VerifyError> {
     let bad = |reason| VerifyError::BadHeader { name, reason };
@@ -292,9 +357,16 @@ fn text<'a>(headers: &'a Headers, name: &'static str) -> Result<&'a str, VerifyE
 impl FromStr for Verifier {
     type Err = ConfigError;
 
-    /// Secrets as `OUTBOX_SECRET` has them: `whsec_…`, with white space or commas between them.
-    fn from_str(secrets: &str) -> Result<Self, ConfigError> {
-        Self::new(&parse_secrets("secrets", secrets)?)
+    /// Secrets (`whsec_…`) and public keys (`whpk_…`), with white space or commas between them.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let (mut secrets, mut keys) = (Vec::new(), Vec::new());
+        for one in parse_verifying_keys("secrets", text)? {
+            match one {
+                VerifyingKey::Secret(secret) => secrets.push(secret),
+                VerifyingKey::Public(key) => keys.push(key),
+            }
+        }
+        Self::of(&secrets, &keys)
     }
 }
 
@@ -303,6 +375,7 @@ impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
             .field("signer", &self.signer)
+            .field("public_keys", &self.public_keys)
             .field("tolerance", &self.tolerance)
             .field("takes_binary", &self.takes_binary)
             .finish()
@@ -343,7 +416,7 @@ pub enum VerifyError {
         /// How far.
         seconds: u64,
     },
-    /// No signature is by one of the secrets.
+    /// No signature is by one of the secrets or public keys.
     #[error("no signature is by a known secret")]
     NoMatch,
 }

@@ -10,7 +10,13 @@ use crate::with_each_library;
 
 with_each_library! {
     a_rotation_fails_no_verification,
+    a_change_to_an_asymmetric_secret_fails_no_verification,
 }
+
+/// Of Svix's server's tests, and its public half.
+const PRIVATE_KEY: &str =
+    "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+const PUBLIC_KEY: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
 
 /// Messages that are delivered with each of the settings.
 const PER_STEP: usize = 30;
@@ -18,7 +24,18 @@ const PER_STEP: usize = 30;
 const BACKLOG: i64 = 20;
 
 fn a_rotation_fails_no_verification(library: Library) {
-    let both = format!("{NEW_SECRET},{OLD_SECRET}");
+    rotate_to(library, NEW_SECRET, NEW_SECRET);
+}
+
+/// Signatures by the cryptography of Python and Node, which know nothing of ours.
+fn a_change_to_an_asymmetric_secret_fails_no_verification(library: Library) {
+    rotate_to(library, PRIVATE_KEY, PUBLIC_KEY);
+}
+
+/// To what the relay signs with, and its receivers verify with.
+fn rotate_to(library: Library, signs: &str, verifies: &str) {
+    let both_sign = format!("{signs},{OLD_SECRET}");
+    let both_verify = format!("{verifies},{OLD_SECRET}");
     let database = Database::new();
     let mut receiver = Example::start(library, OLD_SECRET);
     let url = receiver.url();
@@ -33,15 +50,15 @@ fn a_rotation_fails_no_verification(library: Library) {
         flow(&database);
         // The relay first: it signs with both, and receivers know the old one.
         stop(relay);
-        let relay = start(&both);
+        let relay = start(&both_sign);
         flow(&database);
-        receiver.restart(&both);
+        receiver.restart(&both_verify);
         flow(&database);
         // Now every receiver knows the new one.
-        receiver.restart(NEW_SECRET);
+        receiver.restart(verifies);
         flow(&database);
         stop(relay);
-        let _relay = start(NEW_SECRET);
+        let _relay = start(signs);
         flow(&database);
 
         is_over.store(true, Ordering::Release);

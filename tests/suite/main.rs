@@ -57,6 +57,7 @@ mod replay;
 mod retention;
 mod roles;
 mod schema;
+mod secrets;
 mod settings;
 mod several;
 mod testing;

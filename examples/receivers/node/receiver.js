@@ -1,6 +1,7 @@
 // A receiver of webhooks: verifies, parses, handles each event once, and answers fast.
 //
-//   WEBHOOK_SECRET   whsec_…; several, with white space or commas between, during a rotation
+//   WEBHOOK_SECRET   whsec_…, or a public key, whpk_…; several, with white space or commas between,
+//                    during a rotation
 //   PORT             where to listen on 127.0.0.1; 0 (the default): any free port
 //   INBOX            the file that remembers; default inbox.jsonl
 //   MAX_BODY_BYTES   a longer body is refused; default 8 MiB
@@ -21,7 +22,7 @@ function secretsOrExit() {
   try {
     webhooks = verifiers(process.env.WEBHOOK_SECRET ?? "");
   } catch {
-    console.error("WEBHOOK_SECRET: not a secret of the form whsec_<base64>");
+    console.error("WEBHOOK_SECRET: not of the form whsec_<base64> or whpk_<base64>");
     process.exit(2);
   }
   if (webhooks.length === 0) {

@@ -3,6 +3,7 @@
 
 const { HTTP } = require("cloudevents");
 const { Webhook } = require("standardwebhooks");
+const { PREFIX, PublicKey } = require("./asymmetric");
 
 /** A request that is answered with `status`, for a reason that fits into one line. */
 class Refused extends Error {
@@ -12,12 +13,12 @@ class Refused extends Error {
   }
 }
 
-/** One for each secret. There are several during a rotation: the old one and the new one. */
+/** One for each secret or public key. There are several during a rotation: the old one and the new one. */
 function verifiers(secrets) {
   return secrets
     .split(/[\s,]+/)
     .filter((secret) => secret !== "")
-    .map((secret) => new Webhook(secret));
+    .map((secret) => (secret.startsWith(PREFIX) ? new PublicKey(secret) : new Webhook(secret)));
 }
 
 /**

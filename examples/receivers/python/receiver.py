@@ -1,6 +1,7 @@
 """A receiver of webhooks: verifies, parses, handles each event once, and answers fast.
 
-    WEBHOOK_SECRET   whsec_…; several, with white space or commas between, during a rotation
+    WEBHOOK_SECRET   whsec_…, or a public key, whpk_…; several, with white space or commas between,
+                     during a rotation
     PORT             where to listen on 127.0.0.1; 0 (the default): any free port
     INBOX            the SQLite file; default inbox.sqlite
     MAX_BODY_BYTES   a longer body is refused; default 8 MiB
@@ -140,7 +141,7 @@ def main():
     try:
         webhooks = verifiers(os.environ.get("WEBHOOK_SECRET", ""))
     except Exception:
-        sys.stderr.write("WEBHOOK_SECRET: not a secret of the form whsec_<base64>\n")
+        sys.stderr.write("WEBHOOK_SECRET: not of the form whsec_<base64> or whpk_<base64>\n")
         sys.exit(2)
     if not webhooks:
         sys.stderr.write("WEBHOOK_SECRET is not set: give it the secret that the relay signs with\n")

@@ -3,6 +3,7 @@
 import json
 import re
 
+from asymmetric import PREFIX, PublicKey
 from cloudevents.core.bindings.http import (
     HTTPMessage,
     from_binary_event,
@@ -21,8 +22,12 @@ class Refused(Exception):
 
 
 def verifiers(secrets):
-    """One for each secret. There are several during a rotation: the old one and the new one."""
-    return [Webhook(secret) for secret in re.split(r"[\s,]+", secrets) if secret]
+    """One for each secret or public key. There are several during a rotation: the old one and the new one."""
+    return [
+        PublicKey(secret) if secret.startswith(PREFIX) else Webhook(secret)
+        for secret in re.split(r"[\s,]+", secrets)
+        if secret
+    ]
 
 
 def verify(webhooks, headers, body):

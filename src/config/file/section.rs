@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 
 /// A longer key, and one that begins as secrets do, is not shown.
 const LONGEST_SHOWN: usize = 64;
-const SECRET: &str = "whsec_";
+const SECRETS: [&str; 2] = ["whsec_", "whsk_"];
 
 /// A table, and where in the file it stands. What is read is taken out.
 pub(super) struct Section {
@@ -108,7 +108,7 @@ pub(super) fn unknown_key(at: &str, name: &str, word: &str, known: &[&str]) -> C
 /// A key or a name that the user has chosen, as TOML writes it.
 pub(super) fn shown(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    if name.len() > LONGEST_SHOWN || name.contains(SECRET) {
+    if name.len() > LONGEST_SHOWN || SECRETS.iter().any(|prefix| name.contains(prefix)) {
         format!("(a key of {} bytes)", name.len())
     } else if !name.is_empty() && name.chars().all(is_bare) {
         name.to_owned()

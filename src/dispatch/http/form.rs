@@ -97,9 +97,10 @@ impl Form {
             value.set_sensitive(true);
             fixed.insert(header, value);
         }
-        let secrets = match destination.secrets.as_slice() {
-            [] => &config.secrets,
-            own => own,
+        let signer = match destination.secrets.as_slice() {
+            [] => Signer::new(&config.secrets)
+                .map_err(|reason| ConfigError::new("OUTBOX_SECRET", reason)),
+            own => Signer::new(own).map_err(|reason| bad("secret", reason)),
         };
         Ok(Self {
             destination: name.clone(),
@@ -110,7 +111,7 @@ impl Form {
                 .collect(),
             fixed_names,
             envelope: Envelope::new(source, &attributes),
-            signer: Signer::new(secrets)?,
+            signer: signer?,
             max_payload_bytes: destination.max_payload_bytes,
         })
     }
@@ -159,7 +160,7 @@ impl Form {
         }
         headers.extend(stored.headers);
         headers::add_webhook(&mut headers, message.message_id, now, &self.signer, &body)
-            .map_err(unsendable)?;
+            .map_err(|error| invalid(error.to_string()))?;
         let bytes: usize = headers
             .iter()
             .map(|(name, value)| name.as_str().len() + value.len())

@@ -1,4 +1,4 @@
-//! Signatures of Standard Webhooks, version 1: HMAC-SHA256 of `id.timestamp.body`.
+//! Signatures of Standard Webhooks, of `id.timestamp.body`: version 1 (HMAC-SHA256), and 1a (Ed25519).
 
 use std::fmt;
 
@@ -8,26 +8,50 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::config::{ConfigError, SigningSecret};
+use crate::config::SigningSecret;
+use crate::ed25519::PrivateKey;
 
-/// `v1,`, 44 characters and a space.
-const SIGNATURE_BYTES: usize = 48;
+/// `v1a,`, 88 characters and a space.
+const SIGNATURE_BYTES: usize = 93;
 
-/// Signs with each of its secrets, and knows what they have signed.
+/// Signs with each of its secrets, and knows what the symmetric ones have signed.
 #[derive(Clone)]
 pub(crate) struct Signer {
-    /// Keyed already: what is done with the key is done once, and not for each request.
-    keyed: Vec<Hmac<Sha256>>,
+    keys: Vec<Key>,
+}
+
+/// What is done with a secret is done once, and not for each request.
+#[derive(Clone)]
+enum Key {
+    Symmetric(Hmac<Sha256>),
+    Asymmetric(PrivateKey),
+}
+
+/// Why a request is not signed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SignError {
+    #[error("the installed CryptoProvider of rustls does not sign: {0}")]
+    Ed25519(#[from] rustls::Error),
+    #[error(transparent)]
+    Value(#[from] InvalidHeaderValue),
 }
 
 impl Signer {
-    pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
-        let keyed = secrets
-            .iter()
-            .map(|secret| Hmac::new_from_slice(secret.key()))
-            .collect::<Result<_, _>>()
-            .map_err(|error| ConfigError::new("secrets", error.to_string()))?;
-        Ok(Self { keyed })
+    /// An error is the reason.
+    pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, String> {
+        let key = |(index, secret): (usize, &SigningSecret)| {
+            let key = match secret.is_asymmetric() {
+                true => PrivateKey::new(secret.key()).map(Key::Asymmetric),
+                false => Hmac::new_from_slice(secret.key())
+                    .map(Key::Symmetric)
+                    .map_err(|error| error.to_string()),
+            };
+            key.map_err(|reason| format!("secret {}: {reason}", index + 1))
+        };
+        let keys = secrets.iter().enumerate().map(key);
+        Ok(Self {
+            keys: keys.collect::<Result<_, _>>()?,
+        })
     }
 
     /// The value of `webhook-signature`: a signature by each secret, in their order. `None` when
@@ -37,42 +61,64 @@ impl Signer {
         id: &[u8],
         timestamp: &[u8],
         body: &[u8],
-    ) -> Result<Option<HeaderValue>, InvalidHeaderValue> {
-        if self.keyed.is_empty() {
+    ) -> Result<Option<HeaderValue>, SignError> {
+        if self.keys.is_empty() {
             return Ok(None);
         }
-        let mut signatures = String::with_capacity(self.keyed.len() * SIGNATURE_BYTES);
-        for mac in self.macs(id, timestamp, body) {
+        // Ed25519 takes what it signs in one piece.
+        let mut whole = None;
+        let mut signatures = String::with_capacity(self.keys.len() * SIGNATURE_BYTES);
+        for key in &self.keys {
             if !signatures.is_empty() {
                 signatures.push(' ');
             }
-            signatures.push_str("v1,");
-            BASE64.encode_string(mac.finalize().into_bytes(), &mut signatures);
+            match key {
+                Key::Symmetric(keyed) => {
+                    signatures.push_str("v1,");
+                    let mac = mac(keyed, id, timestamp, body);
+                    BASE64.encode_string(mac.finalize().into_bytes(), &mut signatures);
+                }
+                Key::Asymmetric(private) => {
+                    signatures.push_str("v1a,");
+                    let whole = whole.get_or_insert_with(|| signed_content(id, timestamp, body));
+                    BASE64.encode_string(private.sign(whole)?, &mut signatures);
+                }
+            }
         }
-        HeaderValue::try_from(signatures).map(Some)
+        Ok(Some(HeaderValue::try_from(signatures)?))
     }
 
-    /// What is signed, by each secret, in their order.
+    /// What is signed, by each symmetric secret, in their order.
     pub(crate) fn macs(
         &self,
         id: &[u8],
         timestamp: &[u8],
         body: &[u8],
     ) -> impl Iterator<Item = Hmac<Sha256>> {
-        self.keyed.iter().map(move |keyed| {
-            let mut mac = keyed.clone();
-            for part in [id, b".", timestamp, b".", body] {
-                mac.update(part);
-            }
-            mac
+        self.keys.iter().filter_map(move |key| match key {
+            Key::Symmetric(keyed) => Some(mac(keyed, id, timestamp, body)),
+            Key::Asymmetric(_) => None,
         })
     }
+}
+
+fn mac(keyed: &Hmac<Sha256>, id: &[u8], timestamp: &[u8], body: &[u8]) -> Hmac<Sha256> {
+    let mut mac = keyed.clone();
+    for part in [id, b".", timestamp, b".", body] {
+        mac.update(part);
+    }
+    mac
+}
+
+/// What is signed.
+pub(crate) fn signed_content(id: &[u8], timestamp: &[u8], body: &[u8]) -> Vec<u8> {
+    [id, timestamp, body].join(&b'.')
 }
 
 impl fmt::Debug for Signer {
     /// Without the keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Signer({} secrets)", self.keyed.len())
+        write!(f, "Signer({} secrets)", self.keys.len())
     }
 }
 
@@ -82,6 +128,8 @@ mod tests {
     use sha2::Digest;
 
     use super::*;
+    #[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
+    use crate::config::ConfigError;
     use crate::config::parse_secrets;
 
     const FIRST: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -92,7 +140,7 @@ mod tests {
         let value = Signer::new(&secrets)
             .expect("a signer")
             .sign(id.as_bytes(), timestamp.as_bytes(), body)
-            .expect("a header's value")
+            .expect("a signature")
             .expect("there are secrets");
         value.to_str().expect("ASCII").to_owned()
     }
@@ -118,6 +166,85 @@ mod tests {
         let second = signature(SECOND, "a", "1", b"{}");
         assert_eq!(both, format!("{first} {second}"));
         assert_ne!(first, second);
+    }
+
+    #[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
+    mod asymmetric {
+        use super::*;
+        use crate::config::PublicKey;
+
+        const PAIR: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+        const SEED: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
+
+        fn public(secret: &str) -> Result<PublicKey, ConfigError> {
+            let secret: SigningSecret = secret.parse().expect("a secret");
+            secret.public_key().map(|key| key.expect("asymmetric"))
+        }
+
+        /// The signature stands in the specification of Standard Webhooks, with the key in the tests of Svix's server.
+        /// Ed25519 signs the same content always with the same bytes.
+        #[test]
+        fn a_signature_is_that_of_the_standard() {
+            for secret in [PAIR, SEED] {
+                let id = "msg_p5jXN8AQM9LWM0D4loKWxJek";
+                assert_eq!(
+                    signature(secret, id, "1614265330", br#"{"test": 2432232314}"#),
+                    "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg=="
+                );
+                let public = public(secret).expect("a public key").to_string();
+                assert_eq!(public, "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=");
+            }
+        }
+
+        /// Test 1 of RFC 8032, section 7.1.
+        #[test]
+        fn a_public_key_is_that_of_the_rfc() {
+            let public = public("whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=");
+            let expected = "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
+            assert_eq!(public.expect("a public key").to_string(), expected);
+        }
+
+        #[test]
+        fn secrets_of_both_kinds_sign_in_their_order() {
+            let each = [SEED, FIRST, PAIR, SECOND];
+            let all = signature(&each.join(" "), "a", "1", b"{}");
+            let alone = each.map(|secret| signature(secret, "a", "1", b"{}"));
+            assert_eq!(all, alone.join(" "));
+        }
+
+        #[test]
+        fn halves_that_do_not_belong_together_are_refused() {
+            let other = PAIR.replace("Kvg==", "Kvw==");
+            let secrets = parse_secrets("secrets", &format!("{FIRST} {other}")).expect("two");
+            let error = Signer::new(&secrets).expect_err("another public half");
+            assert_eq!(
+                error,
+                "secret 2: its public half does not belong to its private half"
+            );
+            assert!(public(&other).is_err());
+        }
+
+        #[test]
+        fn a_new_secret_has_its_public_half() {
+            let secret = SigningSecret::random_asymmetric().expect("a provider");
+            assert_eq!(secret.key().len(), 64);
+            let public = secret.public_key().expect("a key").expect("asymmetric");
+            assert_eq!(public.bytes(), secret.key()[32..]);
+        }
+    }
+
+    #[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
+    #[test]
+    fn without_cryptography_an_asymmetric_secret_is_refused_and_the_error_says_what_to_do() {
+        let secrets = parse_secrets(
+            "secrets",
+            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=",
+        );
+        let error = Signer::new(&secrets.expect("one")).expect_err("no provider");
+        assert!(
+            error.contains("give diesel-outbox the feature `ring`"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -22,6 +22,7 @@ use ureq::unversioned::transport::{ConnectionDetails, Connector, RustlsConnector
 use url::Url;
 
 use crate::config::{Config, ConfigError, Destination, Roots, Tls, TlsVersion};
+use crate::provider::{MISSING, provider};
 
 type Certificates = Arc<Vec<Certificate<'static>>>;
 
@@ -46,7 +47,7 @@ impl TlsSettings {
             }
             return Err(ConfigError::new(
                 format!("destinations.{name}.url"),
-                "https needs cryptography, and this build has none: give diesel-outbox the feature `ring` or `aws-lc-rs`, or install a CryptoProvider of rustls before",
+                format!("https needs cryptography, and {MISSING}"),
             ));
         };
         let provider = speaking(tls.min_version, provider);
@@ -91,27 +92,6 @@ impl TlsSettings {
             }
         })
     }
-}
-
-/// The process's cryptography, where the application has chosen one, or ours. It is passed on explicitly: what rustls
-/// chooses by itself depends on the features of all that is built together.
-fn provider() -> Option<Arc<CryptoProvider>> {
-    CryptoProvider::get_default().cloned().or_else(compiled_in)
-}
-
-#[cfg(feature = "ring")]
-fn compiled_in() -> Option<Arc<CryptoProvider>> {
-    Some(Arc::new(rustls::crypto::ring::default_provider()))
-}
-
-#[cfg(all(feature = "aws-lc-rs", not(feature = "ring")))]
-fn compiled_in() -> Option<Arc<CryptoProvider>> {
-    Some(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-}
-
-#[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
-fn compiled_in() -> Option<Arc<CryptoProvider>> {
-    None
 }
 
 /// What the oldest version needs of it. rustls offers only versions that it has cipher suites of.

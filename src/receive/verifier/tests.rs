@@ -2,6 +2,7 @@ use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
 
 use super::*;
+use crate::config::parse_secrets;
 
 const FIRST: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const SECOND: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
@@ -77,6 +78,138 @@ fn any_signature_by_any_secret_is_enough_and_other_versions_are_passed_over() {
     ] {
         headers[2].1 = others;
         assert_eq!(result(&both, &headers, b"{}"), Err(VerifyError::NoMatch));
+    }
+}
+
+/// R33. A receiver that could sign is what asymmetric signatures are against.
+#[test]
+fn a_private_key_is_refused_by_receivers() {
+    let text = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
+    let secret: SigningSecret = text.parse().expect("a private key");
+    let errors = [
+        text.parse::<Verifier>().expect_err("a text"),
+        Verifier::new(&[secret]).expect_err("a secret"),
+    ];
+    for error in errors {
+        let error = error.to_string();
+        assert!(error.contains("give its public key"), "{error}");
+        assert!(!error.contains("6Xb"), "{error}");
+    }
+}
+
+#[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
+#[test]
+fn without_cryptography_a_public_key_is_refused_and_the_error_says_what_to_do() {
+    let key = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=".parse::<Verifier>();
+    let error = key.expect_err("no provider").to_string();
+    assert!(error.contains("feature `ring`"), "{error}");
+}
+
+#[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
+mod asymmetric {
+    use super::*;
+
+    const PRIVATE: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
+    const PUBLIC: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
+    const OTHER: &str = "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
+
+    /// R33. The vector of the specification and of Svix's server.
+    #[test]
+    fn a_request_of_others_is_verified_with_the_public_key() {
+        let request = |signature: &'static str| {
+            Headers::new([
+                ("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+                ("webhook-timestamp", "1614265330"),
+                ("webhook-signature", signature),
+            ])
+        };
+        let headers = request(
+            "v1,AAAA v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==",
+        );
+        let (body, now) = (br#"{"test": 2432232314}"#, at(1_614_265_331));
+        let both = format!("{OTHER},{PUBLIC}");
+        let of_code = Verifier::of_public_keys(&[PUBLIC.parse().expect("a key")]);
+        for verifier in [verifier(PUBLIC), verifier(&both), of_code.expect("a key")] {
+            assert!(verifier.verify_at(&headers, body, now).is_ok());
+            let changed = verifier.verify_at(&headers, b"{}", now);
+            assert_eq!(changed, Err(VerifyError::NoMatch));
+        }
+        let refused = verifier(OTHER).verify_at(&headers, body, now);
+        assert_eq!(refused, Err(VerifyError::NoMatch));
+        // A signature of one kind is none of the other.
+        let headers = request(
+            "v1,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==",
+        );
+        let refused = verifier(PUBLIC).verify_at(&headers, body, now);
+        assert_eq!(refused, Err(VerifyError::NoMatch));
+    }
+
+    /// R33. While senders change from a secret to a key pair, receivers that know either take the request.
+    #[test]
+    fn a_request_with_signatures_of_both_kinds_is_verified_by_either() {
+        let headers = signed(&format!("{FIRST} {PRIVATE}"), "a", &NOW.to_string(), b"{}");
+        for known in [
+            FIRST,
+            PUBLIC,
+            &format!("{SECOND} {PUBLIC}"),
+            &format!("{FIRST} {OTHER}"),
+        ] {
+            assert_eq!(result(known, &headers, b"{}"), Ok(()), "{known}");
+        }
+        for unknown in [SECOND, OTHER, &format!("{SECOND} {OTHER}")] {
+            let refused = result(unknown, &headers, b"{}");
+            assert_eq!(refused, Err(VerifyError::NoMatch), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn who_knows_the_public_key_alone_cannot_sign_with_it() {
+        // HMAC with the public key's bytes as its secret: a receiver that takes any algorithm would be deceived.
+        let as_secret = PUBLIC.replace("whpk_", "whsec_");
+        let mut headers = signed(&as_secret, "a", &NOW.to_string(), b"{}");
+        assert_eq!(result(PUBLIC, &headers, b"{}"), Err(VerifyError::NoMatch));
+        headers[2].1 = headers[2].1.replace("v1,", "v1a,");
+        assert_eq!(result(PUBLIC, &headers, b"{}"), Err(VerifyError::NoMatch));
+    }
+
+    #[test]
+    fn no_more_than_sixteen_signatures_are_looked_at() {
+        let mut headers = signed(PRIVATE, "a", &NOW.to_string(), b"{}");
+        let ours = headers[2].1.clone();
+        let others = format!("v1a,{} ", BASE64.encode([0; 64]));
+        headers[2].1 = format!("{}{ours}", others.repeat(15));
+        assert_eq!(result(PUBLIC, &headers, b"{}"), Ok(()));
+        headers[2].1 = format!("{}{ours}", others.repeat(16));
+        assert_eq!(result(PUBLIC, &headers, b"{}"), Err(VerifyError::NoMatch));
+    }
+
+    proptest! {
+        /// R33.
+        #[test]
+        fn what_is_signed_is_verified_and_anything_changed_is_refused(
+            seed in any::<[u8; 32]>(),
+            body in proptest::collection::vec(any::<u8>(), 0..200),
+            place in any::<Index>(),
+            bit in 0..8_u8,
+        ) {
+            let private: SigningSecret = format!("whsk_{}", BASE64.encode(seed)).parse()?;
+            let public = private.public_key()?.expect("asymmetric").to_string();
+            let request = signed(
+                secrecy::ExposeSecret::expose_secret(&private.written()), "a", &NOW.to_string(), &body,
+            );
+            prop_assert_eq!(result(&public, &request, &body), Ok(()));
+            let mut changed = [&body[..], b" "].concat();
+            let at = place.index(changed.len());
+            changed[at] ^= 1 << bit;
+            prop_assert_eq!(result(&public, &request, &changed), Err(VerifyError::NoMatch));
+
+            let mut signature = BASE64.decode(&request[2].1["v1a,".len()..])?;
+            let at = place.index(signature.len());
+            signature[at] ^= 1 << bit;
+            let mut request = request;
+            request[2].1 = format!("v1a,{}", BASE64.encode(signature));
+            prop_assert_eq!(result(&public, &request, &body), Err(VerifyError::NoMatch));
+        }
     }
 }
 
@@ -166,7 +299,7 @@ fn without_a_secret_there_is_no_verifier_and_none_is_ever_shown() {
     let verifier = verifier(FIRST);
     assert_eq!(
         format!("{verifier:?}"),
-        "Verifier { signer: Signer(1 secrets), tolerance: 300s, takes_binary: true }"
+        "Verifier { signer: Signer(1 secrets), public_keys: None, tolerance: 300s, takes_binary: true }"
     );
     let headers = signed(FIRST, "a", &NOW.to_string(), b"{}");
     let error = result(SECOND, &headers, b"{}").expect_err("another secret");
