@@ -28,15 +28,17 @@ GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_
     split_from) ON "outbox_dead" TO outbox_canceller;
 
 -- Registers destinations (Outbox::destinations, and plain SQL), with their secrets: GRANT it beside
--- outbox_enqueuer to an application whose customers register webhooks.
+-- outbox_enqueuer to an application whose customers register webhooks. What is removed is noted among the pauses.
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 
 -- Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
 -- and what is requeued; UPDATE on a column of the dead letters lets it lock them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
-    occurred_at, split_from), UPDATE (available_at, attempts, locked_by, locked_at, last_attempt_at,
-    last_error_code, last_error) ON "outbox" TO outbox_relay;
+    occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from), UPDATE
+    (available_at, attempts, locked_by, locked_at, last_attempt_at, last_error_code, last_error) ON
+    "outbox" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_relay;
 GRANT SELECT ON "outbox_part" TO outbox_relay;

@@ -112,6 +112,12 @@ pub struct Config {
     pub no_proxy: Vec<String>,
     /// Sender threads of each destination.
     pub concurrency: usize,
+    /// Threads that send to all registered destinations together.
+    pub registered_threads: usize,
+    /// Whether registered destinations without TLS are refused.
+    pub registered_https_only: bool,
+    /// Whether registered destinations may resolve to public addresses only.
+    pub registered_public_only: bool,
     /// Messages per claim and per settle, at most.
     pub batch: usize,
     /// How long an idle relay waits before it looks again.
@@ -152,6 +158,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// Destinations inside the process.
     pub(crate) in_process: Vec<InProcess>,
+    /// Registered destinations are expected: a relay may have no others.
+    pub(crate) expects_registered: bool,
     /// The application's own dispatcher sends whatever no destination serves.
     pub(crate) takes_rest: bool,
     /// The only topics that the relay takes messages of, as patterns; empty: all.
@@ -189,6 +197,9 @@ impl Default for Config {
             proxy: Proxy::Direct,
             no_proxy: Vec::new(),
             concurrency: 0,
+            registered_threads: 0,
+            registered_https_only: true,
+            registered_public_only: true,
             batch: 0,
             poll_interval: Duration::ZERO,
             lease: Duration::ZERO,
@@ -209,6 +220,7 @@ impl Default for Config {
             destinations: Vec::new(),
             routes: Vec::new(),
             in_process: Vec::new(),
+            expects_registered: false,
             takes_rest: false,
             only: Vec::new(),
         };
@@ -219,6 +231,7 @@ impl Default for Config {
                     .expect("the defaults are valid: a test reads them all");
             }
         }
+        config.expects_registered = false;
         config
     }
 }
@@ -280,6 +293,17 @@ impl Config {
     pub(crate) fn longest_send(&self) -> Duration {
         let timeouts = self.destinations.iter().filter_map(|one| one.timeout);
         timeouts.fold(self.send_timeout, Duration::max)
+    }
+
+    /// The same for registered destinations, whose URLs come from strangers. The application's own secrets do not
+    /// sign what these get: who knows a secret can forge for all that trust it.
+    pub(crate) fn for_registered(&self) -> Self {
+        Self {
+            https_only: self.registered_https_only,
+            public_only: self.registered_public_only,
+            secrets: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// How soon a relay's lease may end after its session is gone: for so long it starts sends without having seen

@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
-use crate::config::{ConfigError, Mode, Rate, parse_url};
+use crate::config::{Config, ConfigError, Destination, Mode, Rate, SigningSecret, parse_url};
 use crate::header::check_header;
 
 /// Sends to one registered destination at the same time, at most.
 const MOST_CONCURRENCY: usize = 64;
+/// The same, where the row does not say.
+const CONCURRENCY: usize = 4;
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 const MOST_TOPICS: usize = 100;
 
@@ -59,7 +61,8 @@ pub struct RegisteredDestination {
     pub concurrency: Option<usize>,
     /// How many requests it gets, from all relays together.
     pub rate: Option<Rate>,
-    /// The limit for one send: an hour at most.
+    /// The limit for one send: an hour at most, and no longer than `OUTBOX_SEND_TIMEOUT` of the relay (or the longest
+    /// timeout of its configured destinations).
     pub timeout: Option<Duration>,
     /// For people.
     pub description: Option<String>,
@@ -157,6 +160,35 @@ impl RegisteredDestination {
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = Some(description.into());
         self
+    }
+
+    /// It as a destination of a relay with the settings of [`Config::for_registered`].
+    ///
+    /// # Errors
+    /// A [`ConfigError`] when such a relay does not send to it.
+    #[cfg(feature = "http")]
+    pub(crate) fn destination(
+        &self,
+        config: &Config,
+        secrets: Vec<SigningSecret>,
+    ) -> Result<Destination, ConfigError> {
+        self.check()?;
+        let mut destination = Destination::new(&self.name, &self.url)?;
+        if config.https_only && destination.url.scheme() != "https" {
+            return Err(ConfigError::new(
+                format!("destinations.{}.url", self.name),
+                "it has to be https: OUTBOX_REGISTERED_HTTPS_ONLY is set",
+            ));
+        }
+        destination.mode = self.mode;
+        destination.secrets = secrets;
+        destination.headers = self.headers.clone();
+        destination.concurrency = Some(self.concurrency.unwrap_or(CONCURRENCY));
+        destination.rate = self.rate;
+        // Leases are made for sends of this length.
+        let longest = config.longest_send();
+        destination.timeout = self.timeout.map(|timeout| timeout.min(longest));
+        Ok(destination)
     }
 
     /// Whether a relay can use it. Rows that were written by plain SQL have to pass the same.

@@ -27,6 +27,7 @@ mod monitor;
 mod observer;
 mod pauses;
 mod planner;
+mod registered;
 mod running;
 mod sender;
 mod session;
@@ -43,6 +44,7 @@ mod tests;
 mod threads;
 mod to;
 mod told;
+mod turns;
 mod unrouted;
 mod verdict;
 mod wanted;
@@ -122,7 +124,7 @@ impl RelayHandle {
             limit,
             claim_limit,
         } = assembled;
-        let (bulkheads, queues) = Bulkhead::all(&config, dispatchers);
+        let (bulkheads, queues, registered) = Bulkhead::all(&config, dispatchers);
         let source = match manager {
             Some(manager) => Source::Manager(manager),
             None => Source::Url(config.database_url()?.clone()),
@@ -150,7 +152,7 @@ impl RelayHandle {
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let signals = Signals::new(stop_signal, abandon_signal)?;
-        let mut shared = Shared::new(config, source, bulkheads, clock, signals);
+        let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
         (shared.observers, shared.limit) = (observers, limit);
         shared.claim_limit = claim_limit;
         let shared = Arc::new(shared);

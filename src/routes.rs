@@ -10,7 +10,7 @@ pub(crate) use self::serves::Serves;
 
 /// Patterns and what they lead to, the most particular first: an exact topic, then the longest
 /// text before the first `*`, then the longest pattern.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Routes {
     patterns: Vec<(String, Vec<usize>)>,
     by_name: HashMap<String, usize>,
@@ -102,6 +102,21 @@ impl Routes {
     /// Whether messages of this topic, for the destination that they name, go anywhere.
     pub(crate) fn serve(&self, topic: &str, destination: &str) -> bool {
         matches!(self.find(topic, destination), Way::To(_) | Way::Split(_))
+    }
+
+    /// The destinations of messages of this topic that name none.
+    pub(crate) fn names(&self, topic: &str) -> Option<Vec<&str>> {
+        let numbers = match self.find(topic, "") {
+            Way::To(number) => vec![number],
+            Way::Split(numbers) => numbers.to_vec(),
+            Way::NoRoute | Way::UnknownDestination | Way::NotTaken => return None,
+        };
+        let named = |number: usize| {
+            let mut all = self.by_name.iter();
+            all.find(|(_, one)| **one == number)
+                .map(|(name, _)| name.as_str())
+        };
+        Some(numbers.into_iter().filter_map(named).collect())
     }
 
     /// Only a group of handlers serves some topics and no others.

@@ -146,6 +146,10 @@ reason_codes! {
     NoRoute = "NO_ROUTE",
     /// The message names a destination that is not configured.
     UnknownDestination = "UNKNOWN_DESTINATION",
+    /// The registered destination that the message waited for was removed.
+    DestinationRemoved = "DESTINATION_REMOVED",
+    /// No registered destination matches the message and no route serves it: it is delivered to nobody.
+    NoSubscriber = "NO_SUBSCRIBER",
     /// A stored header cannot be sent.
     InvalidHeader = "INVALID_HEADER",
     /// The payload is larger than its destination takes.

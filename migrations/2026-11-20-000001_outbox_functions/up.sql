@@ -71,6 +71,25 @@ BEGIN
 END
 $function$;
 
+-- After rows of registered destinations are gone: what waits for them is to die, also where no relay runs just now.
+-- A row that comes again takes that back.
+CREATE FUNCTION outbox_destination_gone() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+DECLARE
+    pauses text := format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause');
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''destination'', name, ''DESTINATION_REMOVED'' FROM rows ORDER BY name
+            ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason, openings = 0, paused_at = clock_timestamp(), paused_until = NULL',
+            pauses);
+    ELSE
+        EXECUTE format('DELETE FROM %s WHERE kind = ''destination'' AND reason = ''DESTINATION_REMOVED'' AND name IN (SELECT name FROM rows)',
+            pauses);
+    END IF;
+    RETURN NULL;
+END
+$function$;
+
 -- An id for a message whose insert gives none: a UUID of version 7 (RFC 9562), whose first 48 bits are the
 -- milliseconds since 1970, so ids that are made together lie together in an index.
 CREATE FUNCTION outbox_message_id() RETURNS uuid
@@ -95,6 +114,7 @@ DECLARE
     message_id pg_catalog.regproc := pg_catalog.to_regproc('outbox_message_id');
     changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_changes');
     changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_wake');
+    gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_gone');
     part pg_catalog.int4;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
@@ -426,6 +446,10 @@ BEGIN
         s, t || '_destination', changes);
     EXECUTE format('CREATE TRIGGER outbox_destination_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', changed);
+    EXECUTE format('CREATE TRIGGER outbox_destination_gone AFTER DELETE ON %1$I.%2$I REFERENCING OLD TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_destination', gone);
+    EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_destination', gone);
 
     -- Every message with its status, and those that were cancelled as dead. idempotency_key is the message id
     -- where the caller gave no key: SELECT status, count(*) FROM outbox_messages GROUP BY 1.

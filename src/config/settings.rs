@@ -192,6 +192,15 @@ pub const SETTINGS: &[Setting] = &[
         "Hosts that are reached without the proxy: names, .suffix or networks, with commas"),
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
         "Threads that send to a destination; each has its own").by("RelayBuilder::concurrency"),
+    setting("OUTBOX_REGISTERED_THREADS", "64", Count(MOST_SENDERS, |config| config.registered_threads, |config, count| {
+            config.registered_threads = count as usize;
+            config.expects_registered = true;
+        }),
+        "Threads that send to all registered destinations together; set it where there are no others").by("RelayBuilder::registered_threads"),
+    setting("OUTBOX_REGISTERED_HTTPS_ONLY", "true", field!(registered_https_only: Switch),
+        "true: registered destinations without TLS are refused").by("RelayBuilder::registered_https_only"),
+    setting("OUTBOX_REGISTERED_PUBLIC_ONLY", "true", field!(registered_public_only: Switch),
+        "true: registered destinations may resolve to public addresses only").by("RelayBuilder::registered_public_only"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),
         "Messages claimed, and settled, at once at most; twice as many in batched mode").by("RelayBuilder::batch"),
     setting("OUTBOX_POLL_INTERVAL", "500ms", field!(poll_interval: Time(TICK)),

@@ -19,14 +19,15 @@ mod trace;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use self::form::{Checked, Form, Request};
 use self::lookups::{Lookup, system_lookup};
 use self::target::{Common, Target};
 use super::{Dispatcher, Failure, Outcome};
-use crate::config::{Config, ConfigError, Mode};
+use crate::config::{Config, ConfigError, Destination, Mode};
+use crate::lock::lock;
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
@@ -110,10 +111,7 @@ impl HttpDispatcher {
 
     fn looking_up(config: &Config, lookup: Box<Lookup>) -> Result<Self, ConfigError> {
         let mut common = Common::new(lookup)?;
-        let source = match &config.source {
-            Some(source) => source.clone(),
-            None => format!("diesel-outbox/{}", config.table),
-        };
+        let source = source(config);
         let place = |destination| {
             let form = Form::new(&destination, config, &source)?;
             let target = Target::new(destination, config, &mut common)?;
@@ -186,6 +184,39 @@ impl HttpDispatcher {
             )),
         }
     }
+}
+
+/// Makes dispatchers for registered destinations, which come and go. All of them share their connections.
+pub(crate) struct Customers {
+    common: Mutex<Common>,
+    source: String,
+    config: Config,
+}
+
+impl Customers {
+    /// `config`: as it is for registered destinations.
+    pub(crate) fn new(config: Config) -> Result<Option<Self>, ConfigError> {
+        Ok(Some(Self {
+            common: Mutex::new(Common::shared(Box::new(system_lookup))?),
+            source: source(&config),
+            config,
+        }))
+    }
+
+    /// One that posts to this destination, whatever a message says.
+    pub(crate) fn dispatcher(
+        &self,
+        destination: Destination,
+    ) -> Result<Arc<dyn Dispatcher>, ConfigError> {
+        let form = Form::new(&destination, &self.config, &self.source)?;
+        let target = Target::new(destination, &self.config, &mut lock(&self.common))?;
+        Ok(Arc::new(Place { target, form }))
+    }
+}
+
+fn source(config: &Config) -> String {
+    let own = || format!("diesel-outbox/{}", config.table);
+    config.source.clone().unwrap_or_else(own)
 }
 
 impl Dispatcher for HttpDispatcher {

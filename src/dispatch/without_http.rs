@@ -3,7 +3,23 @@
 use std::sync::Arc;
 
 use super::Dispatcher;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Destination};
+
+/// Makes nothing: a relay of this build delivers to no registered destinations.
+pub(crate) struct Customers;
+
+impl Customers {
+    pub(crate) fn new(_: Config) -> Result<Option<Self>, ConfigError> {
+        Ok(None)
+    }
+
+    pub(crate) fn dispatcher(&self, _: Destination) -> Result<Arc<dyn Dispatcher>, ConfigError> {
+        Err(ConfigError::new(
+            "destinations",
+            "this build speaks no HTTP",
+        ))
+    }
+}
 
 /// Sends nothing: all topics of its relay have handlers.
 pub(crate) struct HttpDispatcher;

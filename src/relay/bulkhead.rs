@@ -10,10 +10,11 @@ use crossbeam_channel::{Receiver, Sender, bounded, never};
 use super::gate::Gate;
 use super::job::Job;
 use super::planner::MOST_LANES;
+use super::registered::{REGISTERED, Registered};
 use super::to::To;
 use super::verdict::Retries;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Customers, Dispatcher};
 use crate::handlers::Group;
 use crate::message::Message;
 
@@ -61,6 +62,8 @@ pub(crate) struct Bulkhead {
 pub(crate) enum Serves {
     Dispatcher(Arc<dyn Dispatcher>),
     Group(Arc<Group>),
+    /// All registered destinations: what takes their messages each of them has.
+    Registered,
 }
 
 /// What messages are sent with.
@@ -71,13 +74,23 @@ pub(super) struct Dispatchers {
     pub(super) groups: Vec<Arc<Group>>,
     /// The application's own that takes what nothing else serves.
     pub(super) rest: Option<Arc<dyn Dispatcher>>,
+    /// To registered destinations.
+    pub(super) customers: Option<Customers>,
 }
 
 impl Bulkhead {
-    /// One for each destination, in their order: those with a URL, those inside the process, and the
-    /// application's own dispatcher. With them: where messages for each of them are put.
-    pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
-        let Dispatchers { urls, groups, rest } = dispatchers;
+    /// One for each destination, in their order: those with a URL, those inside the process, the application's own
+    /// dispatcher, and one for all registered destinations (see [`registered`](super::registered)). With them: where messages for each of them are put.
+    pub(super) fn all(
+        config: &Config,
+        dispatchers: Dispatchers,
+    ) -> (Vec<Self>, Vec<Sender<Job>>, Registered) {
+        let Dispatchers {
+            urls,
+            groups,
+            rest,
+            customers,
+        } = dispatchers;
         let count = urls.len() + groups.len() + usize::from(rest.is_some());
         let most_bytes = MOST_BYTES / count.max(1);
         let destinations = config.all_destinations();
@@ -95,8 +108,17 @@ impl Bulkhead {
             };
             Self::plain(local, config, most_bytes, Serves::Dispatcher(dispatcher))
         });
-        let opened = urls.chain(groups).chain(rest).enumerate();
-        opened
+        let registered = customers.is_some().then(|| {
+            let local = InProcess {
+                name: REGISTERED.to_owned(),
+                concurrency: Some(config.registered_threads),
+                ..InProcess::default()
+            };
+            Self::plain(local, config, most_bytes, Serves::Registered)
+        });
+        let opened = urls.chain(groups).chain(rest).chain(registered).enumerate();
+        let registered_ones = Registered::new(config, customers);
+        let (bulkheads, queues) = opened
             .map(|(number, bulkhead)| {
                 let (queue, jobs) = bounded(bulkhead.queue());
                 let bulkhead = Self {
@@ -106,7 +128,8 @@ impl Bulkhead {
                 };
                 (bulkhead, queue)
             })
-            .unzip()
+            .unzip();
+        (bulkheads, queues, registered_ones)
     }
 
     /// One without a URL.
@@ -166,6 +189,20 @@ impl Bulkhead {
         }
     }
 
+    /// That of one registered destination, beside the one of all. It has no queue and no threads of its own.
+    pub(super) fn of_customer(
+        destination: &Destination,
+        config: &Config,
+        of_all: &Self,
+        dispatcher: Arc<dyn Dispatcher>,
+    ) -> Self {
+        Self {
+            number: of_all.number,
+            request_batch: None,
+            ..Self::of(destination, config, of_all.most_bytes, dispatcher)
+        }
+    }
+
     /// Messages that its senders may hold.
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
@@ -184,7 +221,7 @@ impl Bulkhead {
 
     fn size(&self, message: &Message) -> usize {
         match self.serves {
-            Serves::Dispatcher(_) => message.bytes(),
+            Serves::Dispatcher(_) | Serves::Registered => message.bytes(),
             // A handler works on a copy.
             Serves::Group(_) => 2 * message.bytes(),
         }
@@ -245,6 +282,8 @@ impl To {
     pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
         match self {
             Self::Bulkhead(number) => all.get(number),
+            // Where there are any, the last one is theirs.
+            Self::Registered(_) => all.last(),
             Self::Split | Self::Nowhere => None,
         }
     }

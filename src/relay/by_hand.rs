@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use diesel::connection::{AnsiTransactionManager, TransactionManager};
@@ -12,8 +13,10 @@ use diesel::{Connection, PgConnection};
 use super::StartError;
 use super::builder::{Assembled, RelayBuilder};
 use super::bulkhead::{Bulkhead, Serves};
+use super::fate::Ways;
 use super::job::{Job, is_expired};
 use super::observer::Observers;
+use super::registered::Rooms;
 use super::settlement::Settlement;
 use super::settler::Settle;
 use super::settler::write_down;
@@ -90,10 +93,11 @@ impl ByHand {
     pub(crate) fn new(builder: RelayBuilder) -> Result<Self, StartError> {
         let Assembled {
             config,
-            dispatchers,
+            mut dispatchers,
             observers,
             ..
         } = builder.assemble()?;
+        dispatchers.customers = None;
         Ok(Self {
             routes: Routes::new(&config),
             bulkheads: Bulkhead::all(&config, dispatchers).0,
@@ -129,13 +133,14 @@ impl ByHand {
         let mut seen = Vec::new();
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
             seen.push(claimed.message.sequence.0);
-            let job = Job::new(
-                claimed,
-                lease,
-                &self.routes,
-                &self.bulkheads,
-                Instant::now(),
-            );
+            let mut ways = Ways {
+                routes: &self.routes,
+                bulkheads: &self.bulkheads,
+                registry: Arc::default(),
+                rooms: Rooms::default(),
+                met: None,
+            };
+            let job = ways.job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);
             let unrouted =
                 matches!(verdict, Verdict::Released).then(|| self.unrouted(&job.message));
@@ -215,6 +220,10 @@ impl ByHand {
             Serves::Dispatcher(dispatcher) => {
                 caught(message, || dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
             }
+            Serves::Registered => Outcome::Retry(Failure::new(
+                ReasonCode::UnknownDestination,
+                "registered destinations are served by a running relay only",
+            )),
         };
         let took = began.elapsed();
         self.observers

@@ -2,6 +2,7 @@
 //! the senders.
 
 mod claims;
+mod filters;
 mod hand_over;
 mod statements;
 mod waiting;
@@ -151,11 +152,13 @@ impl<'a, D: Database> Claimer<'a, D> {
         // not in flight any more.
         let in_flight = shared.seen_by_claimer();
         let (doors, room_to_split) = doors(shared, &self.intakes, &self.split_payloads);
+        let registered = shared.rooms();
         let lease = shared.lease.current();
         View {
             lease,
             may_send: lease.is_some_and(|lease| shared.lease.may_send(lease)),
             doors,
+            registered,
             room_to_split,
             is_queue_full: self.intakes.iter().any(Intake::is_full),
             left_to_claim: self.left_to_claim(),

@@ -10,10 +10,12 @@ use diesel::Connection;
 use super::doubt::Doubt;
 use super::gate::News;
 use super::planner::{LATE_STEP, PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
+use super::registered::{Changes, Registry};
 use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::store::brief::briefly;
+use crate::store::destinations;
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
@@ -22,6 +24,7 @@ use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
 use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
+use crate::store::relay::served::served;
 use crate::store::relay::settle::{self, Claim, Trace};
 use crate::store::relay::streams::{streams, streams_beside};
 use crate::store::relay::unserved;
@@ -51,6 +54,16 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)>;
 
+    /// What has changed of registered destinations since then, by what was known of each, and what others serve.
+    fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>>;
+
+    /// Which of these messages meet the filters of these registered destinations, by their places. `None`: it took too
+    /// long.
+    fn meeting(&mut self, pairs: &[(i64, &str)], moment: Duration) -> Answer<Option<Vec<i64>>>;
+
+    /// A registered destination cannot be used as it is.
+    fn disable(&mut self, destination: &str, why: &str) -> Answer<()>;
+
     /// Messages without a key, `room` of them at most.
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch>;
 
@@ -60,7 +73,7 @@ pub(super) trait Database {
         &mut self,
         by: Claimant<'_>,
         lanes: &[Lane],
-        goes_to: &[&str],
+        goes_to: &[String],
         room: usize,
     ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)>;
 
@@ -188,6 +201,56 @@ impl Database for Session {
         })
     }
 
+    fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>> {
+        self.run(|conn, name| {
+            let stamp = destinations::stamp(conn, name)?;
+            if stamp.0 == 0 && !known.is_in_use() {
+                return Ok(None);
+            }
+            let others = served(conn, name)?.into_routes();
+            if stamp == known.stamp {
+                return Ok(Some(Changes {
+                    stamp,
+                    others,
+                    ..Changes::default()
+                }));
+            }
+            let mut gone = known.stamps();
+            let mut changed = HashMap::new();
+            for (destination, stamp) in destinations::stamps(conn, name)? {
+                if gone.remove(&destination) != Some(stamp) {
+                    changed.insert(destination, stamp);
+                }
+            }
+            let names: Vec<String> = changed.keys().cloned().collect();
+            let rows = destinations::registered_as(conn, name, &names)?.into_iter();
+            let rows = rows.filter_map(|one| {
+                let stamp = *changed.get(&one.row.name)?;
+                Some((one, stamp))
+            });
+            Ok(Some(Changes {
+                stamp,
+                others,
+                gone: gone.into_keys().collect(),
+                rows: rows.collect(),
+            }))
+        })
+    }
+
+    fn meeting(&mut self, pairs: &[(i64, &str)], moment: Duration) -> Answer<Option<Vec<i64>>> {
+        self.run(|conn, name| {
+            briefly(conn, moment, |conn| {
+                destinations::meeting(conn, name, pairs)
+            })
+        })
+    }
+
+    fn disable(&mut self, destination: &str, why: &str) -> Answer<()> {
+        self.run(|conn, name| {
+            destinations::set_enabled(conn, name, destination, Some(why)).map(drop)
+        })
+    }
+
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
         self.run(|conn, name| claim::claim(conn, name, by, lanes, room))
     }
@@ -196,11 +259,12 @@ impl Database for Session {
         &mut self,
         by: Claimant<'_>,
         lanes: &[Lane],
-        goes_to: &[&str],
+        goes_to: &[String],
         room: usize,
     ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
         self.run(|conn, name| {
-            let found = ordered::due(conn, name, by, lanes, goes_to)?;
+            let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
+            let found = ordered::due(conn, name, by, lanes, &goes_to)?;
             let (mut due, mut reached) = (Vec::new(), HashMap::new());
             for (lane, found) in lanes.iter().zip(found) {
                 due.extend(found.candidates);

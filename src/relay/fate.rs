@@ -1,9 +1,13 @@
 //! Where a claimed message goes, and what becomes of it without a send: decided once, when it is claimed.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::bulkhead::Bulkhead;
 use super::job::{Job, is_expired};
+use super::registered::{Customer, Registry, Rooms};
+use super::to::To;
 use super::verdict::Verdict;
 use crate::dispatch::Failure;
 use crate::message::Message;
@@ -12,26 +16,137 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::{Claimed, Known, TakenOver};
 use crate::store::relay::lease::LeaseId;
 
-impl Job {
-    pub(super) fn new(
-        claimed: Claimed,
-        lease: LeaseId,
-        routes: &Routes,
-        bulkheads: &[Bulkhead],
-        now: Instant,
-    ) -> Self {
-        let Message {
-            topic, destination, ..
-        } = &claimed.message;
-        let way = routes.find(topic, destination);
-        Self {
-            unsent: unsent(&claimed, way, bulkheads, now),
-            to: way.into(),
+/// What decides where claimed messages go.
+pub(super) struct Ways<'a> {
+    pub(super) routes: &'a Routes,
+    pub(super) bulkheads: &'a [Bulkhead],
+    pub(super) registry: Arc<Registry>,
+    /// What may go to registered destinations right away.
+    pub(super) rooms: Rooms,
+    /// Which messages meet the filters of which registered destinations. `None`: that is not known.
+    pub(super) met: Option<Met>,
+}
+
+/// Messages by their sequences, and registered destinations whose filters they meet.
+pub(super) type Met = HashSet<(i64, u32)>;
+
+/// Where one message goes.
+enum Where<'a> {
+    Bulkhead(usize),
+    Customer(&'a Arc<Customer>),
+    Split(Vec<String>),
+    /// No registered destination wants it, and no route serves it.
+    Nobody,
+    /// To a registered destination that is gone.
+    Removed,
+    /// It is not known whether it meets a filter.
+    Unknown,
+    Nowhere,
+}
+
+impl Ways<'_> {
+    /// Where a message goes that this relay has claimed.
+    pub(super) fn job(&mut self, claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
+        let registry = Arc::clone(&self.registry);
+        let place = self.find(&registry, &claimed.message);
+        let (to, customer) = match &place {
+            Where::Bulkhead(number) => (To::Bulkhead(*number), None),
+            Where::Customer(one) => {
+                let name = one
+                    .bulkhead
+                    .as_ref()
+                    .map(|bulkhead| Arc::clone(&bulkhead.name));
+                (To::Registered(one.id), name)
+            }
+            Where::Removed => (To::Split, Some(claimed.message.destination.as_str().into())),
+            Where::Split(_) | Where::Nobody | Where::Unknown => (To::Split, None),
+            Where::Nowhere => (To::Nowhere, None),
+        };
+        let unsent = unsent(&claimed, place, self.bulkheads, now);
+        if let (To::Registered(id), None) = (to, &unsent) {
+            self.rooms.take(id);
+        }
+        Job {
+            unsent,
+            to,
+            customer,
             lease,
             message: claimed.message,
         }
     }
 
+    fn find<'r>(&self, registry: &'r Registry, message: &'r Message) -> Where<'r> {
+        let Message {
+            topic, destination, ..
+        } = message;
+        let way = self.routes.find(topic, destination);
+        let customers = match (way, destination.is_empty()) {
+            (Way::NotTaken, _) => return Where::Nowhere,
+            (Way::UnknownDestination, false) => {
+                return match registry.named(destination) {
+                    Some(one) if one.bulkhead.is_some() => Where::Customer(one),
+                    None if registry.is_removed(destination) => Where::Removed,
+                    Some(_) | None => Where::Nowhere,
+                };
+            }
+            (_, false) => Vec::new(),
+            (_, true) => match self.customers(registry, message) {
+                Some(customers) => customers,
+                None => return Where::Unknown,
+            },
+        };
+        let name = |number: &usize| self.bulkheads[*number].name.to_string();
+        let mut names: Vec<String> = match (way, customers.as_slice()) {
+            (Way::To(number), []) => return Where::Bulkhead(number),
+            (Way::To(number), _) => vec![name(&number)],
+            (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
+            (Way::NoRoute, []) if registry.is_nobodys(topic) => return Where::Nobody,
+            (_, []) => return Where::Nowhere,
+            (_, [only]) if self.may_go_at_once(registry, message, only) => {
+                return Where::Customer(only);
+            }
+            _ => {
+                let others = registry.others_route(topic).unwrap_or_default();
+                others.into_iter().map(str::to_owned).collect()
+            }
+        };
+        let of_customers = customers.iter().filter_map(|one| one.bulkhead.as_ref());
+        names.extend(of_customers.map(|one| one.name.to_string()));
+        Where::Split(names)
+    }
+
+    /// The registered destinations that a message is for. `None`: not known without its payload.
+    fn customers<'r>(
+        &self,
+        registry: &'r Registry,
+        message: &'r Message,
+    ) -> Option<Vec<&'r Arc<Customer>>> {
+        let meets = |one: &Arc<Customer>| match (one.has_filter, &self.met) {
+            (false, _) => Some(true),
+            (true, met) => met
+                .as_ref()
+                .map(|met| met.contains(&(message.sequence.0, one.id))),
+        };
+        let mut customers = Vec::new();
+        for one in registry.wanting(message) {
+            if meets(one)? {
+                customers.push(one);
+            }
+        }
+        Some(customers)
+    }
+
+    /// A message for one registered destination alone needs no row for it, as long as nothing waits there. One with an
+    /// ordering key does: others of its key may be for others.
+    fn may_go_at_once(&self, registry: &Registry, message: &Message, only: &Customer) -> bool {
+        message.ordering_key.is_none()
+            && message.attempts == 0
+            && registry.others_route(&message.topic).is_none()
+            && self.rooms.of(only.id) > 0
+    }
+}
+
+impl Job {
     /// Frees the payload and the headers of its message.
     pub(super) fn unload(&mut self, bulkheads: &[Bulkhead]) {
         let message = &mut self.message;
@@ -42,10 +157,10 @@ impl Job {
     }
 }
 
-/// What is written down of a message that goes this way, without a send. `None`: its destination gets it.
+/// What is written down of a message that goes there, without a send. `None`: its destination gets it.
 fn unsent(
     claimed: &Claimed,
-    way: Way<'_>,
+    place: Where<'_>,
     bulkheads: &[Bulkhead],
     now: Instant,
 ) -> Option<Verdict> {
@@ -59,14 +174,18 @@ fn unsent(
             return Some(Verdict::Dead(failure, 0));
         }
     }
-    let number = match way {
-        Way::To(number) => number,
-        Way::Split(numbers) => {
-            let name = |number: &usize| bulkheads[*number].name.to_string();
-            return Some(Verdict::Split(numbers.iter().map(name).collect()));
+    let retries = match place {
+        Where::Bulkhead(number) => &bulkheads[number].retries,
+        Where::Customer(one) => &one.bulkhead.as_ref()?.retries,
+        Where::Split(names) => return Some(Verdict::Split(names)),
+        Where::Nobody => return Some(Verdict::Nobody),
+        Where::Removed => {
+            let error = "the registered destination that it waited for was removed";
+            let failure = Failure::new(ReasonCode::DestinationRemoved, error);
+            return Some(Verdict::Dead(failure, 0));
         }
         // It was behind another one of its key, or was claimed because its time is over.
-        Way::NoRoute | Way::UnknownDestination | Way::NotTaken => {
+        Where::Unknown | Where::Nowhere => {
             return Some(match is_expired(message, now) {
                 true => Verdict::expired(),
                 false => Verdict::Released,
@@ -75,7 +194,6 @@ fn unsent(
     };
     let error = "the relay that had claimed it died or lost its lease";
     let abandoned = || Failure::new(ReasonCode::Abandoned, error);
-    let retries = &bulkheads[number].retries;
     match claimed.taken_over {
         TakenOver::Again => Some(Verdict::of_failure(abandoned(), message.attempts, retries)),
         // The takeover was the last attempt that its destination allows.
@@ -108,11 +226,17 @@ mod tests {
         }
         config.routes.push(Route::new("a", "a"));
         config.routes.push(Route::to_each("fan", ["a", "b"]));
-        let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
+        let (bulkheads, ..) = Bulkhead::all(&config, Dispatchers::idle(&config));
         let mut one = claimed(1, topic, None);
         change(&mut one);
-        let routes = Routes::new(&config);
-        Job::new(one, LeaseId(1), &routes, &bulkheads, Instant::now())
+        let mut ways = Ways {
+            routes: &Routes::new(&config),
+            bulkheads: &bulkheads,
+            registry: Arc::default(),
+            rooms: Rooms::default(),
+            met: None,
+        };
+        ways.job(one, LeaseId(1), Instant::now())
     }
 
     fn unsent(topic: &str, change: impl FnOnce(&mut Claimed)) -> Option<Verdict> {

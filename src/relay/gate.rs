@@ -192,6 +192,19 @@ impl Gate {
         }
     }
 
+    /// The right to one send, now or later. Nobody waits here.
+    pub(super) fn try_pass(&self, now: Instant) -> Admission {
+        if self.is_free.load(Ordering::Acquire) {
+            return Admission::Pass(Pass { is_first: false });
+        }
+        self.try_admit(&mut self.lock(), now)
+    }
+
+    /// Whether the table is to be told something.
+    pub(super) fn has_news(&self) -> bool {
+        self.lock().news.is_some()
+    }
+
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
         match state.phase {
             Phase::Closed { .. } => return Admission::Closed,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crossbeam_channel::{Sender, TrySendError};
 
-use super::bulkhead::{Bulkhead, FIRST_BATCH};
+use super::bulkhead::{Bulkhead, FIRST_BATCH, Serves};
 use super::gate::Room;
 use super::job::Job;
 use super::planner::Door;
@@ -66,15 +66,15 @@ impl Intake {
         self.queue.len() + self.waiting.len()
     }
 
-    /// Messages that a claim may bring.
-    fn room(&self, bulkhead: &Bulkhead, room: Room) -> usize {
+    /// Messages that a claim may bring. `taken`: out of the queue, and with no sender yet.
+    fn room(&self, bulkhead: &Bulkhead, room: Room, taken: usize) -> usize {
         match room {
             Room::Closed => 0,
             Room::One => usize::from(self.len() == 0),
             Room::Free => {
                 let (prefetch, bytes) = (bulkhead.prefetch(), bulkhead.free_bytes());
                 let batch = self.payloads.batch(prefetch, bytes);
-                let is_free = bytes > 0 && self.len() <= batch;
+                let is_free = bytes > 0 && self.len() + taken <= batch;
                 if is_free { batch } else { 0 }
             }
         }
@@ -127,7 +127,10 @@ pub(super) fn doors(
 ) -> (Vec<Door>, usize) {
     // What is neither in a queue nor with a sender waits for the settler. The claimer stands
     // still when settles do, and for nothing else: what a destination holds is its own affair.
-    let queued: usize = intakes.iter().map(Intake::len).sum();
+    let turns = shared.registered.turns();
+    let (taken, moving) = (turns.waiting(), turns.waiting_of_proven());
+    drop(turns);
+    let queued: usize = intakes.iter().map(Intake::len).sum::<usize>() + taken;
     let settling = shared
         .in_flight_beside_handlers()
         .saturating_sub(queued + shared.most_sending());
@@ -140,13 +143,18 @@ pub(super) fn doors(
             opens_at: bulkhead.gate.opens_at(),
             room: match room {
                 _ if stands_still => 0,
-                room => intake.room(bulkhead, room),
+                room => match bulkhead.serves {
+                    // What waits for those that hang keeps nothing from the others.
+                    Serves::Registered => intake.room(bulkhead, room, moving),
+                    _ => intake.room(bulkhead, room, 0),
+                },
             },
         }
     });
     // What is to be split has no queue; its payloads come with the claim all the same.
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
-    let to_split = match stands_still {
+    // Some of it may go to registered destinations at once.
+    let to_split = match stands_still || moving > 2 * shared.config.batch {
         true => 0,
         false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
     };
@@ -173,6 +181,7 @@ mod tests {
                 message: claimed(sequence, "a", None).message,
                 lease: LeaseId(1),
                 to: To::Bulkhead(0),
+                customer: None,
                 unsent: None,
             });
         }

@@ -1,5 +1,6 @@
 //! A claimed message on its way through the relay.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::to::To;
@@ -12,6 +13,8 @@ pub(crate) struct Job {
     pub(crate) message: Message,
     pub(crate) lease: LeaseId,
     pub(crate) to: To,
+    /// The name of the registered destination that it goes to.
+    pub(crate) customer: Option<Arc<str>>,
     /// What is written down of it where it is not sent.
     pub(crate) unsent: Option<Verdict>,
 }

@@ -113,6 +113,8 @@ impl Metrics {
     pub(super) fn of(&self, to: To) -> &OfDestination {
         match to {
             To::Bulkhead(number) => &self.destinations[number],
+            // One for all: how many there are nobody knows.
+            To::Registered(_) => self.destinations.last().unwrap_or(&self.nowhere),
             To::Split | To::Nowhere => &self.nowhere,
         }
     }

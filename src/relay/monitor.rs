@@ -64,8 +64,9 @@ pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
     {
         return false;
     }
-    match To::of(&shared.routes, topic) {
+    match To::of(&shared.routes, &shared.registered.registry(), topic) {
         To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
+        To::Registered(id) => shared.rooms().is_open(id),
         To::Split => true,
         To::Nowhere => false,
     }
@@ -80,6 +81,7 @@ fn is_stuck(shared: &Shared) -> bool {
     shared.in_flight_beside_handlers() > 0
         && !shared.threads.is_busy()
         && !shared.bulkheads.iter().any(is_held)
+        && !shared.registered.turns().only_waits()
         && shared.threads.state().troubles().next().is_none()
         && shared.doubt().is_none()
 }
@@ -238,7 +240,7 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
         in_flight: shared.in_flight_of(bulkhead),
         state: bulkhead.gate.standing().as_str(),
     };
-    shared.bulkheads.iter().map(state).collect()
+    shared.in_use().map(state).collect()
 }
 
 /// Sets the gauges of what is in memory: of a relay that is gone to 0.

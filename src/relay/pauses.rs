@@ -1,16 +1,18 @@
 //! Between the gates of this relay and the table that all relays share.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::bulkhead::Bulkhead;
 use super::database::Database;
 use super::gate::{Due, News};
 use super::planner::KeptBack;
+use super::registered::Customer;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
-use crate::store::relay::pause::{Pausable, Paused};
+use crate::store::relay::pause::{Pausable, Paused, REMOVED};
 
 /// Beyond the time of a send, a probe has this long to be claimed and answered.
 const PROBE_TIME: Duration = Duration::from_secs(5);
@@ -22,7 +24,8 @@ pub(super) fn follow_up(
     db: &mut impl Database,
     may_probe: bool,
 ) -> Result<(), DatabaseError> {
-    for bulkhead in &shared.bulkheads {
+    let watched = shared.registered.watched();
+    for bulkhead in with_watched(shared, &watched) {
         if let Some(news) = bulkhead.gate.take_news()
             && let Err(error) = tell(shared, db, bulkhead, news)
         {
@@ -34,6 +37,20 @@ pub(super) fn follow_up(
         }
     }
     Ok(())
+}
+
+/// All bulkheads, and those of registered destinations whose gates are watched.
+fn with_watched<'a>(
+    shared: &'a Shared,
+    watched: &'a [Arc<Customer>],
+) -> impl Iterator<Item = &'a Bulkhead> {
+    let of_watched = watched.iter().filter_map(|one| one.bulkhead.as_ref());
+    shared.bulkheads.iter().chain(of_watched)
+}
+
+/// Whether it says that a registered destination is gone, and nothing of pauses.
+pub(super) fn is_removed(row: &Paused) -> bool {
+    row.kind == Pausable::Destination.as_str() && row.reason == REMOVED
 }
 
 fn tell(
@@ -70,8 +87,9 @@ fn probe(
 /// right to probe where it was not used. A database that is away is asked once: other relays find
 /// out themselves.
 pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
+    let watched = shared.registered.watched();
     let mut tell_all = || {
-        for bulkhead in &shared.bulkheads {
+        for bulkhead in with_watched(shared, &watched) {
             if bulkhead.gate.has_unused_probe() {
                 db.give_back_probe(&bulkhead.name)?;
             }
@@ -89,17 +107,28 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
 /// Teaches the gates what the table says. Returns what has none.
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let now = clock::now();
-    let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
+    let of_kind = |kind: Pausable| {
+        let rows = rows.iter().filter(|row| !is_removed(row));
+        rows.filter(move |row| row.kind == kind.as_str())
+    };
     let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)
         .map(|row| (row.name.as_str(), row))
         .collect();
-    for bulkhead in &shared.bulkheads {
-        bulkhead
-            .gate
-            .learn(destinations.get(&*bulkhead.name).copied(), now);
+    let (registered, registry) = (&shared.registered, shared.registered.registry());
+    for one in destinations.keys().filter_map(|name| registry.named(name)) {
+        registered.watch(one.id);
     }
+    let watched = registered.watched();
+    for bulkhead in with_watched(shared, &watched) {
+        let row = destinations.get(&*bulkhead.name).copied();
+        bulkhead.gate.learn(row, now);
+    }
+    registered.forget_flowing();
     let is_on = |row: &&Paused| row.left.is_none_or(|left| !left.is_zero());
-    let has_gate = |row: &&Paused| shared.bulkheads.iter().any(|b| *b.name == *row.name);
+    let has_gate = |row: &&Paused| {
+        let mut bulkheads = shared.bulkheads.iter();
+        bulkheads.any(|one| *one.name == *row.name) || registry.named(&row.name).is_some()
+    };
     KeptBack {
         topics: of_kind(Pausable::Topic)
             .filter(is_on)

@@ -23,6 +23,7 @@ mod view;
 mod walk;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) use self::kept_back::KeptBack;
@@ -44,6 +45,7 @@ use self::surveys::{Look, Looks};
 use self::undoing::Undoing;
 use self::walk::Walk;
 use super::doubt::Doubt;
+use super::registered::Registry;
 use super::to::To;
 use crate::routes::Routes;
 use crate::store::range::Range;
@@ -180,6 +182,7 @@ impl Policy {
 pub(super) struct Planner<'a> {
     settings: Settings,
     routes: &'a Routes,
+    registry: Arc<Registry>,
     /// The names of the bulkheads.
     destinations: Vec<&'a str>,
     /// Under which the last step is done.
@@ -233,6 +236,7 @@ impl<'a> Planner<'a> {
         Self {
             settings,
             routes,
+            registry: Arc::default(),
             destinations,
             lease: LeaseId(0),
             stage: Stage::Undo,
@@ -513,8 +517,7 @@ impl<'a> Planner<'a> {
             .filter(|_| claims);
         let expiry = self.expiry.goes_on_at();
         let expiry = expiry.filter(|_| claims && view.left_to_claim.is_none());
-        let opens = view.doors.iter().filter_map(|door| door.opens_at);
-        opens
+        view.opens_at()
             .filter(|_| claims)
             .chain(self.looks.owed_at())
             .chain(owed)

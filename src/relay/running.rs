@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::bulkhead::Serves;
 use super::claimer::Claimer;
 use super::heartbeat::{self, Ending};
 use super::job::Job;
@@ -59,6 +60,13 @@ impl Running {
         })?;
         let mut number = 0;
         for bulkhead in &shared.bulkheads {
+            if matches!(bulkhead.serves, Serves::Registered) {
+                let (outcomes, number) = (outcomes.clone(), bulkhead.number);
+                self.spawn(shared, "registered", move |shared| {
+                    sender::run_registered(shared, &shared.bulkheads[number], &outcomes);
+                })?;
+                continue;
+            }
             let gathering = Arc::new(Mutex::new(()));
             for sender in 0..bulkhead.concurrency {
                 number += 1;

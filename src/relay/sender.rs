@@ -1,5 +1,9 @@
 //! A sender thread: sends to one destination, never touches the database.
 
+mod registered;
+
+pub(super) use self::registered::run as run_registered;
+
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,8 +46,8 @@ pub(crate) fn run(
 ) {
     let (bulkhead, number) = place;
     let sending = &shared.threads.senders[bulkhead][number];
+    let bulkhead = &shared.bulkheads[bulkhead];
     let desk = Desk::new(shared, bulkhead, outcomes);
-    let bulkhead = desk.bulkhead;
     let sender = SenderThread {
         shared,
         desk,
@@ -140,38 +144,50 @@ impl SenderThread<'_> {
     }
 
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
+        let gate = &self.desk.bulkhead.gate;
+        match gate.admit(|| self.may_send(job.lease)) {
+            Some(pass) => self.send(job, pass).map(drop),
+            None => (self.desk).settle(job, Verdict::Released, Duration::ZERO),
+        }
+    }
+
+    /// Returns whether it went well. `None`: nothing was sent, or a handler has it.
+    fn send(&self, job: Job, pass: Pass) -> Result<Option<bool>, NobodyListens> {
         let desk = &self.desk;
-        let Some(pass) = self.desk.bulkhead.gate.admit(|| self.may_send(job.lease)) else {
-            return desk.settle(job, Verdict::Released, Duration::ZERO);
-        };
         let sending = self.begin(1);
         self.tell_sending(&job.message);
         let began = Instant::now();
         // An observer may have taken its time.
         if let Some(verdict) = self.unsent(&job, began) {
-            self.desk.bulkhead.gate.give_back(&pass);
-            return desk.settle(job, verdict, Duration::ZERO);
+            desk.bulkhead.gate.give_back(&pass);
+            desk.settle(job, verdict, Duration::ZERO)?;
+            return Ok(None);
         }
         desk.metrics.waited(job.message.claimed, began);
-        let spans = Spans::of(std::slice::from_ref(&job.message), &self.desk.bulkhead.name);
+        let spans = Spans::of(std::slice::from_ref(&job.message), &desk.bulkhead.name);
         let sent = Sent {
             job,
             pass,
             spans,
             began,
         };
-        match &self.desk.bulkhead.serves {
+        match &desk.bulkhead.serves {
             Serves::Dispatcher(dispatcher) => {
                 let message = &sent.job.message;
                 let dispatch = || dispatcher.dispatch(message);
                 let outcome = sent.spans.within(|| caught(message, dispatch));
                 drop(sending);
-                desk.ended(sent, outcome.unwrap_or_else(Outcome::Retry))
+                let outcome = outcome.unwrap_or_else(Outcome::Retry);
+                let went_well = matches!(outcome, Outcome::Delivered(_));
+                desk.ended(sent, outcome)?;
+                Ok(Some(went_well))
             }
             Serves::Group(group) => {
                 self.hand_to(group, sent);
-                Ok(())
+                Ok(None)
             }
+            // Each of them has a dispatcher of its own.
+            Serves::Registered => Ok(None),
         }
     }
 
@@ -185,7 +201,7 @@ impl SenderThread<'_> {
         let span = sent.spans.within(Span::current);
         let conclude = move |outcome| {
             shared.end_handling(lease, claim);
-            let desk = Desk::new(&shared, number, &outcomes);
+            let desk = Desk::new(&shared, &shared.bulkheads[number], &outcomes);
             if desk.ended(sent, outcome).is_err() {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "nobody takes outcomes any more: the message is left to the lease");
             }
@@ -244,6 +260,7 @@ impl SenderThread<'_> {
                 message,
                 lease,
                 to: To::Bulkhead(self.desk.bulkhead.number),
+                customer: None,
                 unsent: None,
             };
             if is_batch && is_refusal(&outcome) {
@@ -295,11 +312,11 @@ struct Sent {
 }
 
 impl<'a> Desk<'a> {
-    fn new(shared: &'a Shared, bulkhead: usize, outcomes: &'a Outcomes) -> Self {
+    fn new(shared: &'a Shared, bulkhead: &'a Bulkhead, outcomes: &'a Outcomes) -> Self {
         Self {
             shared,
-            bulkhead: &shared.bulkheads[bulkhead],
-            metrics: &shared.metrics.destinations[bulkhead],
+            bulkhead,
+            metrics: &shared.metrics.destinations[bulkhead.number],
             dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
             outcomes,
         }

@@ -55,6 +55,7 @@ pub(crate) struct Settlement {
     pub(super) message: Message,
     pub(super) lease: LeaseId,
     pub(super) to: To,
+    customer: Option<Arc<str>>,
     verdict: Verdict,
     latency: Duration,
     /// A settle of it was tried whose answer did not come.
@@ -73,6 +74,7 @@ impl Settlement {
             message: job.message,
             lease: job.lease,
             to: job.to,
+            customer: job.customer,
             verdict,
             latency,
             repeated: false,
@@ -101,7 +103,7 @@ impl Settlement {
 
     pub(super) fn kind(&self) -> Kind {
         match self.verdict {
-            Verdict::Delivered(_) => Kind::Delivered,
+            Verdict::Delivered(_) | Verdict::Nobody => Kind::Delivered,
             Verdict::Deduplicated => Kind::Deduplicated,
             Verdict::Retry(..) => Kind::Retry,
             Verdict::Dead(..) => Kind::Dead,
@@ -143,6 +145,7 @@ impl Settlement {
         let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
         Self {
             message: self.message.clone(),
+            customer: self.customer.clone(),
             verdict: Verdict::Dead(failure, 0),
             ..*self
         }
@@ -150,6 +153,9 @@ impl Settlement {
 
     /// The destination that it was for, also where the message names none; empty: none serves it.
     fn destination(&self, bulkheads: &[Bulkhead]) -> Arc<str> {
+        if let Some(customer) = &self.customer {
+            return Arc::clone(customer);
+        }
         let bulkhead = self.to.bulkhead(bulkheads);
         bulkhead.map_or_else(Arc::default, |bulkhead| Arc::clone(&bulkhead.name))
     }
@@ -222,7 +228,9 @@ impl Settlement {
                 let of_body = failure.response.body.as_mut().is_some_and(make_ascii);
                 make_ascii(&mut failure.error) | of_body
             }
-            Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => false,
+            Verdict::Nobody | Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => {
+                false
+            }
         }
     }
 }
@@ -266,14 +274,18 @@ fn make_ascii(text: &mut String) -> bool {
 }
 
 pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Delivered> {
-    let Verdict::Delivered(response) = &settlement.verdict else {
-        return None;
+    let (response, code) = match &settlement.verdict {
+        Verdict::Delivered(response) => (Some(response), None),
+        Verdict::Nobody => (None, Some(ReasonCode::NoSubscriber)),
+        _ => return None,
     };
+    let body = response.and_then(|response| response.body.as_deref());
     Some(Delivered {
         claim: settlement.claim(),
         destination: settlement.destination(bulkheads),
-        http_status: response.status.map(i32::from),
-        response: response.body.as_deref().map(storable),
+        http_status: response.and_then(|response| response.status.map(i32::from)),
+        response: body.map(storable),
+        code,
     })
 }
 
@@ -286,9 +298,7 @@ pub(super) fn failed(
     let (failure, delay, counted) = match &settlement.verdict {
         Verdict::Retry(failure, delay, counted) => (failure, *delay, *counted),
         Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
-        Verdict::Delivered(_) | Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => {
-            return None;
-        }
+        _ => return None,
     };
     Some(Failed {
         claim: settlement.claim(),

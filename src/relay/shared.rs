@@ -10,11 +10,12 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use secrecy::SecretString;
 
 use self::in_flight::InFlight;
-use super::bulkhead::Bulkhead;
+use super::bulkhead::{Bulkhead, Serves};
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
 use super::planner::Policy;
+use super::registered::Registered;
 use super::session::Session;
 use super::sleep::Sleep;
 use super::stats::Stats;
@@ -62,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) observers: Observers,
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
+    pub(super) registered: Registered,
     /// Messages to claim at most.
     pub(crate) limit: Option<u64>,
     /// [`CLAIM_LIMIT`], but for tests.
@@ -143,6 +145,7 @@ impl Shared {
         config: Config,
         source: Source,
         bulkheads: Vec<Bulkhead>,
+        registered: Registered,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
@@ -153,6 +156,7 @@ impl Shared {
             threads: Arc::new(Threads::new(&metrics, &bulkheads)),
             metrics,
             bulkheads,
+            registered,
             config,
             source,
             limit: None,
@@ -199,7 +203,15 @@ impl Shared {
 
     /// Messages that all senders together may hold.
     pub(crate) fn most_sending(&self) -> usize {
-        self.bulkheads.iter().map(Bulkhead::most_sending).sum()
+        self.in_use().map(Bulkhead::most_sending).sum()
+    }
+
+    /// All, but for the one of registered destinations where there are none.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = &Bulkhead> {
+        let is_there = |one: &&Bulkhead| {
+            !matches!(one.serves, Serves::Registered) || self.registered.registry().is_in_use()
+        };
+        self.bulkheads.iter().filter(is_there)
     }
 
     /// What reads more than it returns gives way to claims after this long.
@@ -209,10 +221,7 @@ impl Shared {
 
     /// The thread count of all senders.
     pub(crate) fn senders(&self) -> usize {
-        self.bulkheads
-            .iter()
-            .map(|bulkhead| bulkhead.concurrency)
-            .sum()
+        self.in_use().map(|bulkhead| bulkhead.concurrency).sum()
     }
 
     /// Whether the deadline of a shutdown is over: what cannot be settled is left to the lease.

@@ -38,6 +38,7 @@ impl Dispatchers {
             rest: urls.is_empty().then(idle),
             urls,
             groups: Vec::new(),
+            customers: None,
         }
     }
 }

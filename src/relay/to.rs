@@ -1,5 +1,6 @@
 //! Where messages go.
 
+use super::registered::Registry;
 use crate::routes::{Routes, Way};
 use crate::store::relay::claim::Topic;
 
@@ -8,16 +9,41 @@ use crate::store::relay::claim::Topic;
 pub(crate) enum To {
     /// To the senders of this bulkhead.
     Bulkhead(usize),
-    /// Apart: each becomes a message for each of its destinations.
+    /// To this registered destination, by the senders of all of them.
+    Registered(u32),
+    /// To no sender: of each it is decided what is written down. It becomes a message for each of its destinations,
+    /// goes to the only one, is delivered to nobody, or dies.
     Split,
     /// Nowhere: this relay does not take them.
     Nowhere,
 }
 
 impl To {
+    /// All registered destinations together: none of them has this number.
+    pub(super) const ALL_REGISTERED: Self = Self::Registered(0);
+
     /// Where the messages of a topic go.
-    pub(super) fn of(routes: &Routes, Topic { topic, destination }: &Topic) -> Self {
-        routes.find(topic, destination).into()
+    pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
+        let Topic { topic, destination } = topic;
+        match (routes.find(topic, destination), destination.as_str()) {
+            (Way::NotTaken, _) => Self::Nowhere,
+            (_, "") if registry.may_want(topic) => Self::Split,
+            (Way::NoRoute, "") if registry.is_nobodys(topic) => Self::Split,
+            (Way::UnknownDestination, name) => match registry.named(name) {
+                Some(one) if one.bulkhead.is_some() => Self::Registered(one.id),
+                None if registry.is_removed(name) => Self::Split,
+                Some(_) | None => Self::Nowhere,
+            },
+            (way, _) => way.into(),
+        }
+    }
+
+    /// Those that share room.
+    pub(super) fn group(self) -> Self {
+        match self {
+            Self::Registered(_) => Self::ALL_REGISTERED,
+            to => to,
+        }
     }
 }
 

@@ -10,6 +10,8 @@ use crate::status::ReasonCode;
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
     Delivered(Response),
+    /// Delivered to nobody: no registered destination wants it.
+    Nobody,
     Deduplicated,
     /// Waits for as long as this. Counts as so many attempts: 1, or 0 where nothing was sent.
     Retry(Failure, Duration, i32),

@@ -9,12 +9,14 @@ use diesel::prelude::{
     OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Text};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, update};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
+use super::statement::{statement, statement_anew};
 use super::table::destination;
 use crate::name::OutboxName;
 use crate::registered::RegisteredDestination;
@@ -270,6 +272,96 @@ pub(crate) fn secret(
         .get_result(conn)
         .optional()?;
     Ok(found.flatten())
+}
+
+/// What tells whether any row has changed: how many there are, and a sum over all of them.
+pub(crate) type Stamp = (i64, i64);
+
+/// What changes with a row, and when its old secrets sign no more.
+///
+/// Text: a hash of the server's and an interval as microseconds.
+const STAMP: &str = "hashtextextended(name, (extract(epoch FROM updated_at) * 1000000)::bigint
+    + (coalesce(old_secrets_until > clock_timestamp(), true))::int)";
+
+/// Text: a sum of hashes.
+pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Stamp> {
+    statement(format!(
+        "SELECT count(*), (coalesce(sum({STAMP}), 0) % 9223372036854775807)::bigint FROM {}",
+        name.destination()
+    ))
+    .giving::<(BigInt, BigInt)>()
+    .get_result(conn)
+}
+
+/// Each row by its name, with what changes with it. Text: as [`stamp`].
+pub(crate) fn stamps(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<(String, i64)>> {
+    statement(format!("SELECT name, {STAMP} FROM {}", name.destination()))
+        .giving::<(Text, BigInt)>()
+        .load(conn)
+}
+
+/// A registered destination as a relay knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Registered {
+    pub(crate) row: RegisteredDestination,
+    /// Those that sign now.
+    pub(crate) secrets: Option<SecretString>,
+}
+
+/// Those of these that are there.
+pub(crate) fn registered_as(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[String],
+) -> QueryResult<Vec<Registered>> {
+    let all_sign = destination::old_secrets_until
+        .is_null()
+        .or(destination::old_secrets_until
+            .assume_not_null()
+            .gt(clock_timestamp()));
+    let found = registered(name)
+        .filter(destination::name.eq_any(names))
+        .select((row!(), (destination::secret, all_sign)))
+        .load::<(Row, (Option<String>, bool))>(conn)?;
+    let of_row = |(row, (secrets, all_sign)): (Row, (Option<String>, bool))| Registered {
+        row: row.into(),
+        secrets: secrets.map(|secrets| match all_sign {
+            true => secrets.into(),
+            false => {
+                let newest = secrets.split_whitespace().next();
+                newest.unwrap_or_default().to_owned().into()
+            }
+        }),
+    };
+    Ok(found.into_iter().map(of_row).collect())
+}
+
+/// Which of these messages meet the filters of these destinations, each pair by its place. One that errs does not.
+///
+/// Text: operators of jsonpath, and `unnest`.
+pub(crate) fn meeting(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pairs: &[(i64, &str)],
+) -> QueryResult<Vec<i64>> {
+    let (sequences, names): (Vec<i64>, Vec<&str>) = pairs.iter().copied().unzip();
+    statement_anew(format!(
+        "SELECT t.place
+           FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS t(sequence, name, place)
+           JOIN {outbox} o ON o.sequence = t.sequence
+           JOIN {destination} d ON d.name = t.name
+          WHERE d.filter IS NULL
+             OR jsonb_path_query_first(o.payload::jsonb, d.filter, '{{}}', true) NOT IN ('false', 'null')",
+        outbox = name.outbox(),
+        destination = name.destination(),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Array<Text>, _>(names)
+    .giving::<BigInt>()
+    .load(conn)
 }
 
 /// Puts a secret before those that it has, which sign for so long still. `false`: it is not there.

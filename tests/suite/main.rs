@@ -53,6 +53,7 @@ mod prometheus;
 mod proxy;
 mod receivers;
 mod refusals;
+mod registered;
 mod replay;
 mod retention;
 mod roles;

@@ -1,13 +1,15 @@
 //! One destination, ready to be sent to: its agents, and what an error of theirs means.
 
+use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::io::{ErrorKind, Read};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use ::http::header::{HeaderMap, RETRY_AFTER};
 use ::http::{Method, Request, Uri};
 use ureq::Agent;
+use ureq::tls::TlsConfig;
 use ureq::unversioned::transport::Connector;
 
 use super::USER_AGENT;
@@ -27,8 +29,11 @@ use crate::status::ReasonCode;
 const READ_BYTES: u64 = 64 * 1024;
 /// Bytes of an answer that are kept for the ledger.
 const KEEP_BYTES: usize = 2048;
-/// Connections that an agent keeps.
+/// Connections that an agent keeps, and how long it does.
 const IDLE_CONNECTIONS: usize = 1;
+const IDLE_AGE: Duration = Duration::from_secs(15);
+/// Agents that wait for the next send of destinations which share them.
+const MOST_SHARED: usize = 512;
 
 /// A destination, ready to be sent to.
 #[derive(Debug)]
@@ -36,12 +41,63 @@ pub(super) struct Target {
     pub(super) destination: Destination,
     uri: Uri,
     timeout: Duration,
-    agent_config: ureq::config::Config,
+    agent_config: Arc<ureq::config::Config>,
+    /// Its timeout is not that of the agents.
+    has_own_timeout: bool,
     resolver: FirstAddress,
     via: Option<Arc<Via>>,
     tls: SharedTls,
-    /// Those that nobody uses just now.
-    agents: Mutex<Vec<Agent>>,
+    idle: Idle,
+}
+
+/// Agents that nobody uses just now.
+#[derive(Debug)]
+enum Idle {
+    Own(Mutex<Vec<Agent>>),
+    /// Those of all destinations of an origin.
+    Shared(Arc<Agents>, Arc<str>),
+}
+
+/// Agents of destinations that share them, by the origins that they are for.
+#[derive(Debug, Default)]
+struct Agents(Mutex<HashMap<Arc<str>, Vec<(Instant, Agent)>>>);
+
+impl Agents {
+    fn take(&self, origin: &str) -> Option<Agent> {
+        let mut all = lock(&self.0);
+        let of_origin = all.get_mut(origin)?;
+        let (_, agent) = of_origin.pop()?;
+        if of_origin.is_empty() {
+            all.remove(origin);
+        }
+        Some(agent)
+    }
+
+    /// Keeps an agent for the next send. Where there are many, those go whose connections are too old to be used.
+    fn put(&self, origin: &Arc<str>, agent: Agent) {
+        let mut all = lock(&self.0);
+        let count = |all: &HashMap<_, Vec<_>>| all.values().map(Vec::len).sum::<usize>();
+        if all.len() >= MOST_SHARED / 2 && count(&all) >= MOST_SHARED {
+            all.retain(|_, agents| {
+                agents.retain(|(since, _)| since.elapsed() < IDLE_AGE);
+                !agents.is_empty()
+            });
+            if count(&all) >= MOST_SHARED {
+                return;
+            }
+        }
+        let of_origin = all.entry(Arc::clone(origin)).or_default();
+        of_origin.push((Instant::now(), agent));
+    }
+}
+
+/// What destinations have in common that share their agents.
+#[derive(Debug, Default)]
+struct Sharing {
+    agents: Arc<Agents>,
+    tls: SharedTls,
+    /// Of those without TLS, and of those with it.
+    configs: [Option<Arc<ureq::config::Config>>; 2],
 }
 
 /// An answer, whatever its status.
@@ -56,6 +112,8 @@ pub(super) struct Answer {
 pub(super) struct Common {
     lookups: Arc<Lookups>,
     tls: TlsSettings,
+    /// Of destinations that share their agents.
+    sharing: Option<Sharing>,
 }
 
 impl Common {
@@ -67,6 +125,16 @@ impl Common {
         Ok(Self {
             lookups: Arc::new(lookups),
             tls: TlsSettings::default(),
+            sharing: None,
+        })
+    }
+
+    /// The same for destinations that share their agents: all have the same settings of TLS.
+    pub(super) fn shared(lookup: Box<Lookup>) -> Result<Self, ConfigError> {
+        let sharing = Some(Sharing::default());
+        Ok(Self {
+            sharing,
+            ..Self::new(lookup)?
         })
     }
 }
@@ -90,42 +158,49 @@ impl Target {
             Some(via) => FirstAddress::of_proxy(&common.lookups, via),
             None => FirstAddress::of(&common.lookups, &destination.url, egress),
         };
-        // What is not said here has a default that loses messages or never ends: redirects that
-        // turn POST into GET, proxies from the environment, no timeout. (A proxy of the settings
-        // is our own connector's.)
-        let agent_config = Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .timeout_connect(Some(timeout))
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .proxy(None)
-            .tls_config(common.tls.of(&destination, config)?)
-            .no_delay(true)
-            .max_response_header_size(64 * 1024)
-            .max_idle_connections(IDLE_CONNECTIONS)
-            .max_idle_connections_per_host(IDLE_CONNECTIONS)
-            .max_idle_age(Duration::from_secs(15))
-            .user_agent(USER_AGENT)
-            .build();
+        let (agent_config, tls, idle) = match &mut common.sharing {
+            None => {
+                let tls = common.tls.of(&destination, config)?;
+                let idle = Idle::Own(Mutex::default());
+                let agents = Arc::new(of_agents(timeout, tls));
+                (agents, SharedTls::default(), idle)
+            }
+            Some(sharing) => {
+                let place = &mut sharing.configs[usize::from(destination.url.scheme() == "https")];
+                let agents = match place {
+                    Some(agents) => Arc::clone(agents),
+                    None => {
+                        let tls = common.tls.of(&destination, config)?;
+                        Arc::clone(place.insert(Arc::new(of_agents(config.send_timeout, tls))))
+                    }
+                };
+                let origin = destination.url.origin().ascii_serialization();
+                let idle = Idle::Shared(Arc::clone(&sharing.agents), origin.into());
+                (agents, sharing.tls.clone(), idle)
+            }
+        };
         Ok(Self {
+            has_own_timeout: common.sharing.is_some() && timeout != config.send_timeout,
             destination,
             uri,
             timeout,
             agent_config,
             resolver,
             via,
-            tls: SharedTls::default(),
-            agents: Mutex::default(),
+            tls,
+            idle,
         })
     }
 
     /// An agent that nobody else uses: each keeps its own connection, and none waits for another.
     fn agent(&self) -> Agent {
-        let idle = self.idle_agents().pop();
+        let idle = match &self.idle {
+            Idle::Own(agents) => lock(agents).pop(),
+            Idle::Shared(agents, origin) => agents.take(origin),
+        };
         idle.unwrap_or_else(|| {
             Agent::with_parts(
-                self.agent_config.clone(),
+                ureq::config::Config::clone(&self.agent_config),
                 FirstHop::new(self.via.clone())
                     .chain(self.tls.clone())
                     .chain(OneWriteConnector),
@@ -134,8 +209,11 @@ impl Target {
         })
     }
 
-    fn idle_agents(&self) -> MutexGuard<'_, Vec<Agent>> {
-        lock(&self.agents)
+    fn give_back(&self, agent: Agent) {
+        match &self.idle {
+            Idle::Own(agents) => lock(agents).push(agent),
+            Idle::Shared(agents, origin) => agents.put(origin, agent),
+        }
     }
 
     /// Posts a body. What comes of an answer is not known here; of a request without one it is.
@@ -145,6 +223,12 @@ impl Target {
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
         let agent = self.agent();
+        if self.has_own_timeout {
+            request = (agent.configure_request(request))
+                .timeout_global(Some(self.timeout))
+                .timeout_connect(Some(self.timeout))
+                .build();
+        }
         let result = agent.run(request).map(|answer| {
             let retry_after = answer.headers().get(RETRY_AFTER);
             let retry_after = retry_after.and_then(|value| value.to_str().ok());
@@ -156,9 +240,29 @@ impl Target {
                 },
             }
         });
-        self.idle_agents().push(agent);
+        self.give_back(agent);
         result.map_err(|error| failed(&error, self.timeout))
     }
+}
+
+/// What is not said here has a default that loses messages or never ends: redirects that turn POST into GET, proxies
+/// from the environment, no timeout. (A proxy of the settings is our own connector's.)
+fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
+    Agent::config_builder()
+        .timeout_global(Some(timeout))
+        .timeout_connect(Some(timeout))
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .proxy(None)
+        .tls_config(tls)
+        .no_delay(true)
+        .max_response_header_size(64 * 1024)
+        .max_idle_connections(IDLE_CONNECTIONS)
+        .max_idle_connections_per_host(IDLE_CONNECTIONS)
+        .max_idle_age(IDLE_AGE)
+        .user_agent(USER_AGENT)
+        .build()
 }
 
 /// Reads an answer and keeps its beginning. An error here changes nothing: the status has come.

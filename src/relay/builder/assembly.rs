@@ -7,7 +7,7 @@ use metrics::gauge;
 
 use super::RelayBuilder;
 use crate::config::{Config, ConfigError};
-use crate::dispatch::HttpDispatcher;
+use crate::dispatch::{Customers, HttpDispatcher};
 use crate::handlers::{Connections, DEFAULT_TIMEOUT, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::StartError;
@@ -18,7 +18,7 @@ use crate::routes::Serves;
 use crate::store::relay::connection::Manager;
 
 /// Why a relay that could never send anything does not start.
-const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher";
+const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. Where all destinations are registered ones (rows), set OUTBOX_REGISTERED_THREADS";
 
 impl RelayBuilder {
     /// Puts together what works, with settings that are checked.
@@ -39,13 +39,20 @@ impl RelayBuilder {
         config.validate()?;
         // Where there are destinations with a URL, it sends what goes to these.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
-        if config.enabled && Serves::new(&config).is_nothing() {
+        let is_nothing = Serves::new(&config).is_nothing() && !config.expects_registered;
+        if config.enabled && is_nothing {
             return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());
         }
+        let is_http = self.dispatcher.is_none();
         let (urls, rest) = match self.dispatcher {
             None => (HttpDispatcher::of_each(&config)?, None),
             Some(own) if config.takes_rest => (Vec::new(), Some(own)),
             Some(own) => (vec![own; config.all_destinations().len()], None),
+        };
+        // An application's own dispatcher knows nothing of destinations that come and go.
+        let customers = match is_http {
+            true => Customers::new(config.for_registered())?,
+            false => None,
         };
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
         let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
@@ -61,6 +68,7 @@ impl RelayBuilder {
                 urls,
                 groups: groups.collect(),
                 rest,
+                customers,
             },
             config,
             manager: self.manager,

@@ -33,6 +33,33 @@ impl RelayBuilder {
         self.with("OUTBOX_LEASE", |config| config.lease = lease)
     }
 
+    /// Threads that send to all [registered destinations](crate::destinations) together: 1 to 1024. They start when
+    /// the first message for one of these comes. Defaults to 64. Say it where the relay has nothing else to send to.
+    #[must_use]
+    pub fn registered_threads(self, threads: usize) -> Self {
+        self.with("OUTBOX_REGISTERED_THREADS", |config| {
+            config.registered_threads = threads;
+            config.expects_registered = true;
+        })
+    }
+
+    /// Whether registered destinations without TLS are refused. Defaults to `true`.
+    #[must_use]
+    pub fn registered_https_only(self, is_so: bool) -> Self {
+        self.with("OUTBOX_REGISTERED_HTTPS_ONLY", |config| {
+            config.registered_https_only = is_so;
+        })
+    }
+
+    /// Whether registered destinations may resolve to public addresses only. Defaults to `true`: their URLs come from
+    /// strangers.
+    #[must_use]
+    pub fn registered_public_only(self, is_so: bool) -> Self {
+        self.with("OUTBOX_REGISTERED_PUBLIC_ONLY", |config| {
+            config.registered_public_only = is_so;
+        })
+    }
+
     /// The limit for one send, for each destination that has none of its own. Handlers have
     /// [another](crate::Handlers::timeout). Defaults to 2.5 s.
     #[must_use]

@@ -46,7 +46,7 @@ impl<D: Database> Claimer<'_, D> {
 
     fn claim_keyed(&mut self, asked: &[Lane], room: usize) -> Answer<()> {
         let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
-        let goes_to: Vec<&str> = asked.iter().map(goes_to).collect();
+        let goes_to: Vec<String> = asked.iter().map(goes_to).collect();
         let began = clock::now();
         self.shared.count_keyed_look();
         let harvest = self.claiming(|db, by| db.claim_due(by, asked, &goes_to, room));
@@ -265,7 +265,8 @@ impl<D: Database> Claimer<'_, D> {
             stats.claims += 1;
         });
         shared.metrics.claim_seconds.record(took.as_secs_f64());
-        let jobs = shared.took(claimed, lease);
+        let met = self.met_filters(&claimed);
+        let jobs = shared.took(claimed, lease, met);
         self.hand_over(By::Claimer, jobs);
     }
 }

@@ -23,9 +23,10 @@ impl<D: Database> Claimer<'_, D> {
         self.learn_payloads(&jobs);
         for mut job in jobs {
             self.planner.knows(job.lease, Claim::of(&job.message));
-            let verdict = match (job.unsent.take(), job.to) {
-                (None, To::Bulkhead(number)) => {
-                    let bulkhead = &self.shared.bulkheads[number];
+            let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
+            let verdict = match (job.unsent.take(), bulkhead) {
+                (None, Some(bulkhead)) => {
+                    let number = bulkhead.number;
                     let intake = &mut self.intakes[number];
                     if by == By::Claimer || intake.has_place(bulkhead) {
                         intake.put(job);
@@ -46,10 +47,10 @@ impl<D: Database> Claimer<'_, D> {
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut to_split = (0, 0);
         for job in jobs {
-            let (count, bytes) = match job.to {
-                To::Bulkhead(number) => &mut seen[number],
-                To::Split => &mut to_split,
-                To::Nowhere => continue,
+            let (count, bytes) = match (job.to.bulkhead(&self.shared.bulkheads), job.to) {
+                (Some(bulkhead), _) => &mut seen[bulkhead.number],
+                (None, To::Split) => &mut to_split,
+                (None, _) => continue,
             };
             *count += 1;
             *bytes += job.message.bytes();

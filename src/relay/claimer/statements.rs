@@ -4,10 +4,12 @@ use super::Claimer;
 use crate::clock;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
-use crate::relay::pauses;
+use crate::relay::pauses::{self, is_removed};
 use crate::relay::planner::{Part, Survey, Wait};
+use crate::relay::registered::Bad;
 use crate::relay::wanted::Want;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::pause::Paused;
 
 impl<D: Database> Claimer<'_, D> {
     /// Looks for topics, for leases that are over and for pauses.
@@ -23,6 +25,7 @@ impl<D: Database> Claimer<'_, D> {
             log::info!(event = "session_gone", lease = lease; "a relay's connection is gone: its lease ends soon, unless it comes back");
         }
         found.is_active |= !shared.config.single_active;
+        self.look_at_registered(&paused)?;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
         if self.planner.is_other_server(found.server) {
@@ -36,6 +39,31 @@ impl<D: Database> Claimer<'_, D> {
         }
         if was_active != self.planner.is_active() {
             self.tell_standing();
+        }
+        Ok(())
+    }
+
+    /// Learns what has changed of registered destinations. Those that cannot be used are disabled.
+    fn look_at_registered(&mut self, paused: &[Paused]) -> Answer<()> {
+        let registered = &self.shared.registered;
+        if !registered.is_on() {
+            return Ok(());
+        }
+        let before = registered.registry();
+        let changes = self.db.registered(&before)?;
+        let removed = paused.iter().filter(|row| is_removed(row));
+        let removed = removed.map(|row| row.name.clone()).collect();
+        let mut is_new = registered.set_removed(removed);
+        if let (Some(changes), Some(all)) = (changes, self.shared.bulkheads.last()) {
+            let (bad, is_changed) = registered.change(changes, all);
+            is_new |= is_changed;
+            for Bad { name, why } in bad {
+                log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}, which cannot be used: {why}");
+                self.db.disable(&name, &why)?;
+            }
+        }
+        if is_new {
+            self.planner.registered(registered.registry());
         }
         Ok(())
     }

@@ -26,13 +26,13 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
         listener: false,
         ..Config::default()
     };
-    let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
+    let (bulkheads, _, registered) = Bulkhead::all(&config, Dispatchers::idle(&config));
     let clock = LeaseClock::of(&config);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let rings = signals.doorbell.ear.clone();
     let source = Source::Url(SecretString::from(""));
-    let shared = Shared::new(config, source, bulkheads, clock, signals);
+    let shared = Shared::new(config, source, bulkheads, registered, clock, signals);
     (shared, rings)
 }
 

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use super::database_clock::DatabaseClock;
 use super::kept_back::KeptBack;
 use crate::relay::to::To;
-use crate::routes::Routes;
 use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
 
@@ -196,7 +195,7 @@ impl Lanes {
     /// ones would else read what is dead of them, and be slow, too.
     ///
     /// `true`: some were found for the first time that this relay does not take.
-    pub(super) fn take_over(&mut self, seen: Seen, routes: &Routes, now: Now) -> bool {
+    pub(super) fn take_over(&mut self, seen: Seen, way: impl Fn(&Topic) -> To, now: Now) -> bool {
         let Seen {
             found,
             is_all,
@@ -213,11 +212,24 @@ impl Lanes {
             .filter(|found| known.insert(found.stream.clone()));
         let before = self.lanes.len();
         self.lanes.extend(new.map(|found| Known {
-            to: To::of(routes, &found.stream.topic),
+            to: way(&found.stream.topic),
             state: State::new(&found, now, slow),
             stream: found.stream,
         }));
         (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
+    }
+
+    /// Lanes may go elsewhere than before. `true`: some do, and are to be asked.
+    pub(super) fn go_elsewhere(&mut self, way: impl Fn(&Topic) -> To) -> bool {
+        let mut any = false;
+        for lane in &mut self.lanes {
+            let to = way(&lane.stream.topic);
+            if std::mem::replace(&mut lane.to, to) != to {
+                lane.state.is_done = false;
+                any = true;
+            }
+        }
+        any
     }
 
     /// The topics of messages that name no destination and that this relay does not take.
@@ -368,18 +380,18 @@ impl Lanes {
             .into_iter()
             .chain(done)
             .filter(|lane| {
-                let lanes = lanes_of.entry(lane.to).or_default();
+                let lanes = lanes_of.entry(lane.to.group()).or_default();
                 *lanes += 1;
-                *lanes <= room_of(lane.to)
+                *lanes <= room_of(lane.to.group())
             })
             .take(MOST_LANES)
             .partition(|lane| lane.state.is_quiet);
         let mut shares: HashMap<To, (usize, usize)> = HashMap::new();
         for lane in &quiet {
-            shares.entry(lane.to).or_default().0 += 1;
+            shares.entry(lane.to.group()).or_default().0 += 1;
         }
         for lane in &busy {
-            shares.entry(lane.to).or_default().1 += 1;
+            shares.entry(lane.to.group()).or_default().1 += 1;
         }
         let lane = |known: &Known, room: usize| {
             let is_sweep = known
@@ -387,7 +399,7 @@ impl Lanes {
                 .is_sweep_due(now, known.stream.is_keyed, is_asked);
             Lane {
                 stream: known.stream.clone(),
-                room: room.max(1),
+                room: room.min(room_of(known.to)).max(1),
                 after: if is_sweep {
                     Position::START
                 } else {
@@ -396,15 +408,15 @@ impl Lanes {
             }
         };
         let quiet = quiet.into_iter().map(|known| {
-            let (quiet, _) = shares[&known.to];
+            let (quiet, _) = shares[&known.to.group()];
             lane(
                 known,
-                (room_of(known.to) / 4).min(QUIET_ROOM) / quiet.max(1),
+                (room_of(known.to.group()) / 4).min(QUIET_ROOM) / quiet.max(1),
             )
         });
         let busy = busy.into_iter().map(|known| {
-            let (_, busy) = shares[&known.to];
-            lane(known, room_of(known.to) / busy.max(1))
+            let (_, busy) = shares[&known.to.group()];
+            lane(known, room_of(known.to.group()) / busy.max(1))
         });
         quiet.chain(busy).collect()
     }

@@ -32,7 +32,7 @@ pub(in crate::relay) struct PickedFree {
     pub(in crate::relay) has_left: bool,
 }
 
-impl<'a> Planner<'a> {
+impl Planner<'_> {
     /// Those for which there is room, up to the first of a destination that has none left.
     pub(in crate::relay) fn pick(&self, heads: Vec<Head>, view: &View) -> Picked {
         let mut picked = Picked::default();
@@ -56,7 +56,8 @@ impl<'a> Planner<'a> {
             } else {
                 *count += 1;
                 picked.keys.push(head.key);
-                picked.candidates.push(self.candidate(head.sequence, to));
+                let goes_to = self.goes_to(&head.topic);
+                picked.candidates.push(candidate(head.sequence, goes_to));
             }
         }
         picked
@@ -81,32 +82,29 @@ impl<'a> Planner<'a> {
             *count += 1;
             match stream.is_keyed {
                 false => picked.plain.push(free.sequence),
-                true => picked.keyed.push(self.candidate(free.sequence, to)),
+                true => {
+                    let goes_to = self.goes_to(&stream.topic);
+                    picked.keyed.push(candidate(free.sequence, goes_to));
+                }
             }
         }
         picked
     }
 
-    fn candidate(&self, sequence: i64, to: To) -> Candidate {
-        Candidate {
-            sequence,
-            goes_to: self.name(to).to_owned(),
+    /// The destination to which messages of a topic go, by its name; empty where they become others.
+    pub(in crate::relay) fn goes_to(&self, topic: &Topic) -> String {
+        match self.way(topic) {
+            To::Bulkhead(number) => self.destinations[number].to_owned(),
+            To::Registered(_) => topic.destination.clone(),
+            To::Split | To::Nowhere => String::new(),
         }
     }
 
-    /// The destination to which messages of a topic go, by its name.
-    pub(in crate::relay) fn goes_to(&self, topic: &Topic) -> &'a str {
-        self.name(self.way(topic))
+    pub(super) fn way(&self, topic: &Topic) -> To {
+        To::of(self.routes, &self.registry, topic)
     }
+}
 
-    fn way(&self, topic: &Topic) -> To {
-        To::of(self.routes, topic)
-    }
-
-    fn name(&self, to: To) -> &'a str {
-        match to {
-            To::Bulkhead(number) => self.destinations[number],
-            To::Split | To::Nowhere => "",
-        }
-    }
+fn candidate(sequence: i64, goes_to: String) -> Candidate {
+    Candidate { sequence, goes_to }
 }

@@ -1,6 +1,7 @@
 //! What the planner is told: what its steps have found, and what others have done.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
@@ -11,6 +12,7 @@ use super::undoing::{Part, Undoing};
 use super::{
     Awaited, LATE_STEP, Planner, Policy, SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL, Stage, walk,
 };
+use crate::relay::registered::Registry;
 use crate::relay::to::To;
 use crate::relay::told::Returned;
 use crate::store::range::Range;
@@ -70,7 +72,7 @@ impl Planner<'_> {
         unserved: impl FnOnce() -> Vec<Topic>,
     ) {
         if self.expiry.wants_a_round(now) {
-            let is_nowhere = |topic: &Topic| To::of(self.routes, topic) == To::Nowhere;
+            let is_nowhere = |topic: &Topic| self.way(topic) == To::Nowhere;
             let topics = unserved().into_iter().filter(is_nowhere).collect();
             self.expiry.begin(now, topics, self.settings.poll_interval);
         }
@@ -126,7 +128,7 @@ impl Planner<'_> {
         }
         self.expire(&ended, &held);
         self.ended = Some(ended);
-        let has_new_nowhere = self.lanes.take_over(seen, self.routes, self.now(now));
+        let has_new_nowhere = self.take_over(seen, now);
         self.policy = Policy {
             paused: kept_back.topics.iter().cloned().collect(),
             not_taken: self.lanes.nowhere().collect(),
@@ -148,6 +150,21 @@ impl Planner<'_> {
         let poll = (self.settings.poll_interval).clamp(SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL);
         self.survey_interval = poll.max(3 * took).min(SURVEY_INTERVAL);
         has_new_nowhere
+    }
+
+    fn take_over(&mut self, seen: Seen, now: Instant) -> bool {
+        let now = self.now(now);
+        let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
+        self.lanes.take_over(seen, way, now)
+    }
+
+    /// Registered destinations are others than before: lanes may go elsewhere, and messages that waited may be sent.
+    pub(in crate::relay) fn registered(&mut self, registry: Arc<Registry>) {
+        self.registry = registry;
+        let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
+        if self.lanes.go_elsewhere(way) {
+            self.walk.restart();
+        }
     }
 
     /// What this process itself still has to write down, under a lease that it has lost, is not taken from
@@ -331,7 +348,7 @@ impl Planner<'_> {
             is_all: false,
             slow: Some(self.settings.moment),
         };
-        self.lanes.take_over(seen, self.routes, self.now(now));
+        self.take_over(seen, now);
     }
 
     /// The patrol's claim of messages without a key has brought this.

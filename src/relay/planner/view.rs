@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use crate::relay::doubt::Doubt;
+use crate::relay::registered::Rooms;
 use crate::relay::to::To;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
@@ -18,6 +19,8 @@ pub(in crate::relay) struct View {
     pub(in crate::relay) doubt: Option<Doubt>,
     /// One for each bulkhead.
     pub(in crate::relay) doors: Vec<Door>,
+    /// For each registered destination, beside the door of all of them, which is the last one.
+    pub(in crate::relay) registered: Rooms,
     /// Messages for several destinations that a claim may bring.
     pub(in crate::relay) room_to_split: usize,
     /// Messages wait for a place in some queue.
@@ -48,6 +51,8 @@ impl View {
     pub(super) fn room_of(&self, to: To) -> usize {
         match to {
             To::Bulkhead(number) => self.doors.get(number).map_or(0, |door| door.room),
+            To::ALL_REGISTERED => self.doors.last().map_or(0, |door| door.room),
+            To::Registered(id) => self.registered.of(id).min(self.room_of(To::ALL_REGISTERED)),
             To::Split => self.room_to_split,
             To::Nowhere => 0,
         }
@@ -56,6 +61,7 @@ impl View {
     pub(super) fn is_open(&self, to: To) -> bool {
         match to {
             To::Bulkhead(number) => self.doors.get(number).is_some_and(|door| door.is_open),
+            To::Registered(id) => self.registered.is_open(id),
             To::Split => true,
             To::Nowhere => false,
         }
@@ -63,8 +69,13 @@ impl View {
 
     /// Whether the time of a pause is over that is still on.
     pub(super) fn has_pause_to_end(&self, now: Instant) -> bool {
-        let mut ends = self.doors.iter().filter_map(|door| door.opens_at);
-        ends.any(|at| now >= at)
+        self.opens_at().any(|at| now >= at)
+    }
+
+    /// When destinations open by themselves.
+    pub(super) fn opens_at(&self) -> impl Iterator<Item = Instant> {
+        let doors = self.doors.iter().filter_map(|door| door.opens_at);
+        doors.chain(self.registered.opens_at)
     }
 }
 

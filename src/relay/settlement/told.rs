@@ -11,6 +11,9 @@ use crate::store::relay::whereabouts::Whereabouts;
 impl Settlement {
     /// The destination, as people are told.
     fn place<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> &'a str {
+        if let Some(customer) = &self.customer {
+            return customer;
+        }
         match self.to.bulkhead(bulkheads) {
             Some(bulkhead) if !bulkhead.name.is_empty() => &bulkhead.name,
             _ => &self.message.destination,
@@ -33,12 +36,17 @@ impl Settlement {
             message: &self.message,
             destination: self.place(bulkheads),
             status: match self.verdict {
-                Verdict::Delivered(_) | Verdict::Deduplicated => Status::Delivered,
+                Verdict::Delivered(_) | Verdict::Nobody | Verdict::Deduplicated => {
+                    Status::Delivered
+                }
                 Verdict::Dead(..) => Status::Dead,
                 Verdict::Retry(..) | Verdict::Released if attempts > 0 => Status::Retrying,
                 Verdict::Retry(..) | Verdict::Released | Verdict::Split(_) => Status::Pending,
             },
-            reason: self.failure().map(|failure| failure.code),
+            reason: match self.verdict {
+                Verdict::Nobody => Some(ReasonCode::NoSubscriber),
+                _ => self.failure().map(|failure| failure.code),
+            },
             attempts,
         }
     }
@@ -47,6 +55,7 @@ impl Settlement {
     fn event(&self) -> &'static str {
         match self.verdict {
             Verdict::Delivered(_) => "delivered",
+            Verdict::Nobody => "no_subscriber",
             Verdict::Deduplicated => "dedup_hit",
             Verdict::Retry(_, _, counted) if counted > 0 => "retry",
             Verdict::Retry(..) => "wait",

@@ -29,7 +29,7 @@ impl<D: Database> Settler<'_, D> {
             return;
         }
         let shared = self.shared;
-        let mut jobs = shared.took(claimed, lease);
+        let mut jobs = shared.took(claimed, lease, None);
         shared.count(|stats| stats.continued += jobs.len() as u64);
         // No bulkhead counts the bytes of these while they wait for the claimer.
         for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {

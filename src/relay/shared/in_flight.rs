@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use crate::clock;
 use crate::lock::lock;
-use crate::relay::bulkhead::Bulkhead;
+use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::doubt::Doubt;
+use crate::relay::fate::{Met, Ways};
 use crate::relay::job::Job;
 use crate::relay::planner::View;
+use crate::relay::registered::Rooms;
 use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
 use crate::relay::wanted::Want;
@@ -32,6 +34,8 @@ pub(crate) struct InFlight {
     of_leases: HashMap<LeaseId, usize>,
     /// How many messages of each bulkhead, also those put aside.
     of_bulkheads: Vec<usize>,
+    /// The same of each registered destination that has any.
+    of_registered: HashMap<u32, usize>,
     /// Messages whose handlers run, and their leases. They count, and may do so for long.
     handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
@@ -70,8 +74,9 @@ impl InFlight {
 
     /// How many there are of the bulkhead to which something goes.
     fn of(&mut self, to: To) -> Option<&mut usize> {
-        let To::Bulkhead(number) = to else {
-            return None;
+        let number = match to {
+            To::Bulkhead(number) => number,
+            To::Registered(_) | To::Split | To::Nowhere => return None,
         };
         if self.of_bulkheads.len() <= number {
             self.of_bulkheads.resize(number + 1, 0);
@@ -83,6 +88,14 @@ impl InFlight {
         for to in ways {
             if let Some(left) = self.of(to) {
                 *left = left.saturating_sub(1);
+            }
+            if let To::Registered(id) = to
+                && let Some(left) = self.of_registered.get_mut(&id)
+            {
+                *left = left.saturating_sub(1);
+                if *left == 0 {
+                    self.of_registered.remove(&id);
+                }
             }
         }
     }
@@ -151,7 +164,13 @@ impl Shared {
     }
 
     /// These messages were claimed under a lease. From here on it is known of each where it goes.
-    pub(in crate::relay) fn took(&self, claimed: Vec<Claimed>, lease: LeaseId) -> Vec<Job> {
+    /// `met`: which filters of registered destinations they meet, where that is known.
+    pub(in crate::relay) fn took(
+        &self,
+        claimed: Vec<Claimed>,
+        lease: LeaseId,
+        met: Option<Met>,
+    ) -> Vec<Job> {
         let is_taken_over = |one: &&Claimed| one.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
         for Claimed { message, .. } in claimed.iter().filter(is_taken_over) {
@@ -168,8 +187,15 @@ impl Shared {
         self.metrics.claimed.increment(count);
         self.metrics.taken_over.increment(taken_over);
         let now = clock::now();
-        let job = |one| Job::new(one, lease, &self.routes, &self.bulkheads, now);
-        let jobs: Vec<Job> = claimed.into_iter().map(job).collect();
+        let mut ways = Ways {
+            routes: &self.routes,
+            bulkheads: &self.bulkheads,
+            registry: self.registered.registry(),
+            rooms: self.rooms(),
+            met,
+        };
+        let jobs = claimed.into_iter().map(|one| ways.job(one, lease, now));
+        let jobs: Vec<Job> = jobs.collect();
         for Job { to, message, .. } in &jobs {
             if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
                 bulkhead.load(message);
@@ -187,6 +213,9 @@ impl Shared {
             count += 1;
             if let Some(of_bulkhead) = in_flight.of(to) {
                 *of_bulkhead += 1;
+            }
+            if let To::Registered(id) = to {
+                *in_flight.of_registered.entry(id).or_default() += 1;
             }
         }
         *in_flight.of_leases.entry(lease).or_default() += count;
@@ -370,8 +399,23 @@ impl Shared {
 
     /// Messages of a bulkhead, claimed and not settled.
     pub(in crate::relay) fn in_flight_of(&self, bulkhead: &Bulkhead) -> usize {
-        let to = To::Bulkhead(bulkhead.number);
-        self.in_flight().of(to).copied().unwrap_or(0)
+        let mut in_flight = self.in_flight();
+        match bulkhead.serves {
+            Serves::Registered => in_flight.of_registered.values().sum(),
+            _ => in_flight
+                .of(To::Bulkhead(bulkhead.number))
+                .copied()
+                .unwrap_or(0),
+        }
+    }
+
+    /// How much may be claimed for each registered destination.
+    pub(in crate::relay) fn rooms(&self) -> Rooms {
+        if !self.registered.registry().is_in_use() {
+            return Rooms::default();
+        }
+        let in_flight = self.in_flight().of_registered.clone();
+        Rooms::now(&self.registered, in_flight, self.config.batch)
     }
 
     /// Messages claimed and not settled.

@@ -14,6 +14,7 @@ use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
+use crate::relay::registered::{self, Registry};
 use crate::relay::session::AfterRefusal;
 use crate::relay::settler::Settle;
 use crate::relay::settler::Written;
@@ -277,6 +278,18 @@ impl Database for Link<'_> {
         })
     }
 
+    fn registered(&mut self, _: &Registry) -> Answer<Option<registered::Changes>> {
+        Ok(None)
+    }
+
+    fn meeting(&mut self, _: &[(i64, &str)], _: Duration) -> Answer<Option<Vec<i64>>> {
+        Ok(Some(Vec::new()))
+    }
+
+    fn disable(&mut self, _: &str, _: &str) -> Answer<()> {
+        Ok(())
+    }
+
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
         self.ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))
     }
@@ -285,11 +298,12 @@ impl Database for Link<'_> {
         &mut self,
         by: Claimant<'_>,
         lanes: &[Lane],
-        goes_to: &[&str],
+        goes_to: &[String],
         room: usize,
     ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
+        let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
         let (mut due, reached) =
-            self.ask(|tables, now, _, _| tables.due(by, lanes, goes_to, now.micros))?;
+            self.ask(|tables, now, _, _| tables.due(by, lanes, &goes_to, now.micros))?;
         due.truncate(room);
         let batch = match due.is_empty() {
             true => Some(Batch::default()),

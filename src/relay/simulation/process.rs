@@ -174,7 +174,8 @@ impl<'w> Process<'w> {
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
             let config = config(stage);
-            let (bulkheads, senders) = Bulkhead::all(&config, Dispatchers::idle(&config));
+            let (bulkheads, senders, registered) =
+                Bulkhead::all(&config, Dispatchers::idle(&config));
             queues = senders;
             let (longest, takeover_after) = (config.longest_send(), config.takeover_after());
             let clock = match stage.broken {
@@ -185,7 +186,7 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&config),
             };
             let source = Source::Url(SecretString::from(""));
-            let mut shared = Shared::new(config, source, bulkheads, clock, signals);
+            let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;
             shared
         });
@@ -836,7 +837,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let shared = process.shared;
     let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
-    let jobs = shared.took(claimed, LeaseId(1));
+    let jobs = shared.took(claimed, LeaseId(1), None);
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_what_is_told(None);
     let claimer = process.claimer.as_mut().expect("it does nothing");

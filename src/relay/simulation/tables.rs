@@ -858,7 +858,7 @@ impl Tables {
                             sequence: self.last_sequence,
                             destination: destination.clone(),
                             split_from: Some(row.place()),
-                            attempts: 0,
+                            attempts: if row.is_abandoned { 0 } else { row.attempts },
                             is_abandoned: false,
                             ..freed(&row)
                         };

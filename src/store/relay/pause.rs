@@ -18,6 +18,9 @@ use crate::store::table::pause;
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 
+/// The reason of a row which says that a registered destination is gone: a trigger writes it.
+pub(crate) const REMOVED: &str = "DESTINATION_REMOVED";
+
 /// What can be paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pausable {

@@ -41,6 +41,11 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 }
 
 impl Served {
+    /// The routes of all of them.
+    pub(crate) fn into_routes(self) -> Vec<Routes> {
+        self.relays.into_iter().map(|(_, routes)| routes).collect()
+    }
+
     /// Whether relays are at work and none of them takes such messages. Without any relay that is not the
     /// topic's trouble.
     pub(crate) fn has_no_route(&self, topic: &str, destination: &str) -> bool {

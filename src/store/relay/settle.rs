@@ -61,6 +61,8 @@ pub(crate) struct Delivered {
     pub(crate) destination: Arc<str>,
     pub(crate) http_status: Option<i32>,
     pub(crate) response: Option<String>,
+    /// Why it was delivered to nobody. It counts as no attempt then.
+    pub(crate) code: Option<ReasonCode>,
 }
 
 /// A failed attempt.
@@ -94,11 +96,13 @@ pub(crate) fn delivered(
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
+    let codes = messages.iter().map(|m| m.code.map(ReasonCode::as_str));
+    let codes: Vec<Option<&str>> = codes.collect();
     statement(format!(
         "WITH outcome AS (
-            SELECT *, NULL AS code, NULL AS error, 1 AS counted
-              FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[])
-                AS t(sequence, http_status, response, destination)
+            SELECT *, NULL AS error, CASE WHEN code IS NULL THEN 1 ELSE 0 END AS counted
+              FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[], $8::text[])
+                AS t(sequence, http_status, response, destination, code)
         ), {gone}, recorded AS ({recorded})
         SELECT sequence FROM gone",
         gone = gone(name, "$4", "$6"),
@@ -111,6 +115,7 @@ pub(crate) fn delivered(
     .bind::<Bool, _>(keep_payload)
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<Text>, _>(messages.iter().map(|m| &*m.destination).collect::<Vec<_>>())
+    .bind::<Array<Nullable<Text>>, _>(codes)
     .giving::<BigInt>()
     .load(conn)
 }

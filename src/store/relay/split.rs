@@ -105,9 +105,11 @@ fn try_to_split(
         ), inserted AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
                 idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
-                split_from)
+                attempts, last_attempt_at, last_error_code, last_error, split_from)
             SELECT message_id, topic, part_destination, payload, headers, ordering_key,
                    idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
+                   CASE WHEN {was_sent} THEN attempts ELSE 0 END, CASE WHEN {was_sent} THEN last_attempt_at END,
+                   CASE WHEN {was_sent} THEN last_error_code END, CASE WHEN {was_sent} THEN last_error END,
                    coalesce(split_from, sequence)
               FROM part ORDER BY sequence, place
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
@@ -123,6 +125,8 @@ fn try_to_split(
                               AND o.destination = p.part_destination AND {other} = {own}
          GROUP BY p.sequence",
         outbox = name.outbox(),
+        // That of a relay which died is an attempt of no send.
+        was_sent = "last_error_code IS DISTINCT FROM 'ABANDONED'",
         claimed_at = of_row("$5::timestamptz[]", "$1"),
         other = digest_of("o"),
         own = digest_of("p"),

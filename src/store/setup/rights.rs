@@ -64,8 +64,11 @@ const CANCELLER: Role = Role {
 const REGISTRAR: Role = Role {
     name: "outbox_registrar",
     what: "Registers destinations (Outbox::destinations, and plain SQL), with their secrets: GRANT it beside
--- outbox_enqueuer to an application whose customers register webhooks.",
-    rights: &[("_destination", "SELECT, INSERT, UPDATE, DELETE", "")],
+-- outbox_enqueuer to an application whose customers register webhooks. What is removed is noted among the pauses.",
+    rights: &[
+        ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
+    ],
 };
 
 const RELAY: Role = Role {
@@ -76,7 +79,7 @@ const RELAY: Role = Role {
         ("", "SELECT, DELETE", ""),
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
-            occurred_at, split_from"),
+            occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from"),
         ("", "UPDATE", "available_at, attempts, locked_by, locked_at, last_attempt_at, \
             last_error_code, last_error"),
         ("_ledger", "SELECT, INSERT", ""),

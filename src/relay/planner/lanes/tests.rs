@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::config::{Config, Destination, Route};
+use crate::relay::registered::Registry;
+use crate::routes::Routes;
 
 fn stream(topic: &str) -> Stream {
     Stream {
@@ -53,7 +55,7 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
         ..Config::default()
     };
     let mut lanes = Lanes::default();
-    lanes.take_over(all(topics), &Routes::new(&config), unknown());
+    lanes.take_over(all(topics), by(&config), unknown());
     for lane in &mut lanes.lanes {
         lane.state.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
     }
@@ -122,7 +124,7 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
     config.routes.push(Route::to_each("both", ["a", "b"]));
     let mut lanes = Lanes::default();
     let seen = all(&["a", "b", "both", "neither"]);
-    lanes.take_over(seen, &Routes::new(&config), unknown());
+    lanes.take_over(seen, by(&config), unknown());
     lanes.keep_back(KeptBack {
         topics: HashSet::from(["b".to_owned()]),
         ..KeptBack::default()
@@ -259,7 +261,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     };
     let config = Config::default();
     let now = at(10_000_000);
-    lanes.take_over(beside, &Routes::new(&config), now);
+    lanes.take_over(beside, by(&config), now);
     let mut asked = lanes.allot(now.here, |_| 10, false);
     asked.sort_by_key(|lane| lane.after);
     let places: Vec<(&str, Position)> = asked
@@ -269,25 +271,31 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     let expected = [("a", Position::of_time(5)), ("b", Position::of_time(1_000))];
     assert_eq!(places, expected);
     // All of them: what is not among them has nothing any more.
-    let nowhere = Routes::new(&config);
-    lanes.take_over(all(&["b"]), &nowhere, now);
+    let nowhere = config.clone();
+    lanes.take_over(all(&["b"]), by(&nowhere), now);
     assert_eq!(lanes.streams(), [stream("b")]);
     assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
+}
+
+/// The ways by the routes of these settings.
+fn by(config: &Config) -> impl Fn(&Topic) -> To {
+    let routes = Routes::new(config);
+    move |topic| To::of(&routes, &Registry::default(), topic)
 }
 
 #[test]
 fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
     let mut lanes = lanes(&["a", "b"], &[]);
-    let nowhere = Routes::new(&Config::default());
+    let nowhere = Config::default();
     let slow = |topics: &[&str], is_all| Seen {
         is_all,
         slow: Some(Duration::from_secs(1)),
         ..all(topics)
     };
-    lanes.take_over(slow(&["b", "c"], true), &nowhere, unknown());
-    lanes.take_over(slow(&["a", "d", "d"], false), &nowhere, unknown());
+    lanes.take_over(slow(&["b", "c"], true), by(&nowhere), unknown());
+    lanes.take_over(slow(&["a", "d", "d"], false), by(&nowhere), unknown());
     assert_eq!(lanes.streams(), ["a", "b", "c", "d"].map(stream));
-    lanes.take_over(all(&["d", "a"]), &nowhere, unknown());
+    lanes.take_over(all(&["d", "a"]), by(&nowhere), unknown());
     assert_eq!(lanes.streams(), ["a", "d"].map(stream));
 }
 
@@ -298,7 +306,7 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     let mut seen = all(&["a"]);
     seen.slow = Some(Duration::from_secs(1));
     seen.found[0].first = Position::of_time(3_600_000_000);
-    lanes.take_over(seen, &Routes::new(&Config::default()), now);
+    lanes.take_over(seen, by(&Config::default()), now);
     let asked = lanes.allot(now.here, |_| 10, false);
     assert!(asked[0].after < Position::of_time(10_000_000));
 }

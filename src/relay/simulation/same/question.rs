@@ -310,7 +310,7 @@ impl<'a> Dice<'a> {
         };
         // As the settler has it.
         let is_done = match &verdict {
-            Verdict::Delivered(_) | Verdict::Deduplicated => true,
+            Verdict::Delivered(_) | Verdict::Nobody | Verdict::Deduplicated => true,
             Verdict::Dead(..) => !blocks_key,
             Verdict::Retry(..) | Verdict::Split(_) | Verdict::Released => false,
         };

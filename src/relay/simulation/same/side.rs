@@ -232,7 +232,8 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::ClaimDue(strips, room) => {
                 let lanes = self.lanes(strips);
-                let goes_to: Vec<&str> = strips.iter().map(|strip| strip.goes_to).collect();
+                let goes_to = strips.iter().map(|strip| strip.goes_to.to_owned());
+                let goes_to: Vec<String> = goes_to.collect();
                 let (batch, reached) = self.db.claim_due(by, &lanes, &goes_to, *room)?;
                 let found = |(stream, first): (Stream, Position)| Found { stream, first };
                 let reached = self.told_streams(Some(reached.into_iter().map(found).collect()));
@@ -291,6 +292,7 @@ impl<'a, D: Database> Side<'a, D> {
                         message,
                         lease,
                         to: To::Bulkhead(0),
+                        customer: None,
                         unsent: None,
                     };
                     Settlement::unsent(job, self.bulkheads, Verdict::clone(verdict))

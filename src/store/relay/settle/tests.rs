@@ -47,6 +47,7 @@ fn delivered_by(claim: Claim) -> Delivered {
         destination: "there".into(),
         http_status: Some(200),
         response: Some(format!("of {}", claim.sequence)),
+        code: None,
     }
 }
 

@@ -1,0 +1,432 @@
+//! Registered destinations, as a relay knows them: rows of a table that change while it runs.
+//!
+//! All of them share one bulkhead, the last one, with its threads. Each has a gate of its own, and its turn (see
+//! [`turns`](super::turns)).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use uuid::Uuid;
+
+use super::bulkhead::Bulkhead;
+use super::gate::{Room, Standing};
+use super::turns::Turns;
+use crate::config::{Config, ConfigError, parse_secrets};
+use crate::dispatch::{Customers, Dispatcher};
+use crate::lock::lock;
+use crate::message::Message;
+use crate::registered::RegisteredDestination;
+use crate::routes::{Routes, matches_any};
+use crate::store::destinations::{Registered as Row, Stamp};
+
+/// What the bulkhead of all of them is called, in metrics and health. No row can have that name.
+pub(super) const REGISTERED: &str = "registered destinations";
+
+/// The bulkhead's share of its batch that one destination may have in flight.
+const SHARE: usize = 4;
+/// Messages of one that may be in flight before it is known how long a send takes.
+const USUAL: usize = 8;
+
+/// One registered destination.
+pub(crate) struct Customer {
+    /// The same for a name, as long as that is there.
+    pub(super) id: u32,
+    stamp: i64,
+    topics: Vec<String>,
+    tenant_id: Option<Uuid>,
+    pub(super) has_filter: bool,
+    /// What is needed to send. `None`: it is disabled.
+    pub(super) bulkhead: Option<Bulkhead>,
+}
+
+impl Customer {
+    /// Empty where it is disabled: then nothing goes there.
+    pub(super) fn name(&self) -> &str {
+        self.bulkhead.as_ref().map_or("", |one| &one.name)
+    }
+
+    /// Whether its topics and tenant are those of the message.
+    fn wants(&self, message: &Message) -> bool {
+        let is_tenants = self
+            .tenant_id
+            .is_none_or(|tenant| message.tenant_id == Some(tenant));
+        is_tenants && matches_any(&self.topics, &message.topic)
+    }
+}
+
+/// All of them, at one moment.
+#[derive(Default)]
+pub(crate) struct Registry {
+    pub(super) stamp: Stamp,
+    by_name: HashMap<Arc<str>, Arc<Customer>>,
+    by_id: HashMap<u32, Arc<Customer>>,
+    /// The enabled ones, by their tenants, in the order of their names.
+    of_tenants: HashMap<Option<Uuid>, Vec<Arc<str>>>,
+    /// The topics of all enabled ones.
+    topics: Vec<String>,
+    last_id: u32,
+    /// What others at work say that they serve.
+    others: Arc<Vec<Routes>>,
+    /// Those that are gone, and may have messages still.
+    removed: HashSet<String>,
+}
+
+/// What has changed in the table.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(super) stamp: Stamp,
+    /// What relays at work say that they serve.
+    pub(super) others: Vec<Routes>,
+    pub(super) gone: Vec<String>,
+    /// New ones, and those that are not as they were; each with what changes with it.
+    pub(super) rows: Vec<(Row, i64)>,
+}
+
+/// A row that cannot be used, and why.
+pub(super) struct Bad {
+    pub(super) name: String,
+    pub(super) why: String,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registry({} destinations)", self.by_name.len())
+    }
+}
+
+impl Registry {
+    /// Whether there are any.
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.by_name.is_empty()
+    }
+
+    /// What is known of each name.
+    pub(super) fn stamps(&self) -> HashMap<String, i64> {
+        let stamp = |(name, one): (&Arc<str>, &Arc<Customer>)| (name.to_string(), one.stamp);
+        self.by_name.iter().map(stamp).collect()
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Arc<Customer>> {
+        self.by_name.get(name)
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Arc<Customer>> {
+        self.by_id.get(&id)
+    }
+
+    /// Whether messages that name it are to die.
+    pub(super) fn is_removed(&self, name: &str) -> bool {
+        self.removed.contains(name)
+    }
+
+    /// Whether a message of this topic may be for some of them.
+    pub(super) fn may_want(&self, topic: &str) -> bool {
+        matches_any(&self.topics, topic)
+    }
+
+    /// The enabled ones that a message is for, as far as its payload does not say otherwise.
+    pub(super) fn wanting<'a>(
+        &'a self,
+        message: &'a Message,
+    ) -> impl Iterator<Item = &'a Arc<Customer>> {
+        let tenants = [Some(None), message.tenant_id.map(Some)];
+        let names = tenants.into_iter().flatten();
+        let names = names
+            .filter_map(|tenant| self.of_tenants.get(&tenant))
+            .flatten();
+        let all = names.filter_map(|name| self.by_name.get(name));
+        all.filter(|one| one.wants(message))
+    }
+
+    /// Whether nobody is to get messages of this topic, which no route of this relay serves, and that is no error.
+    pub(super) fn is_nobodys(&self, topic: &str) -> bool {
+        self.is_in_use() && self.others_route(topic).is_none()
+    }
+
+    /// The destinations of another relay's route for this topic.
+    pub(super) fn others_route(&self, topic: &str) -> Option<Vec<&str>> {
+        self.others.iter().find_map(|routes| routes.names(topic))
+    }
+
+    /// The same, with what has changed. With it: rows that cannot be used.
+    fn with(&self, changes: Changes, pool: &Bulkhead, maker: &Maker) -> (Self, Vec<Bad>) {
+        let mut next = Self {
+            stamp: changes.stamp,
+            by_name: self.by_name.clone(),
+            last_id: self.last_id,
+            others: Arc::new(changes.others),
+            removed: self.removed.clone(),
+            ..Self::default()
+        };
+        for name in &changes.gone {
+            next.by_name.remove(name.as_str());
+        }
+        let mut bad = Vec::new();
+        for (Row { row, secrets }, stamp) in changes.rows {
+            let id = next.by_name.get(row.name.as_str()).map(|before| before.id);
+            let id = id.unwrap_or_else(|| {
+                next.last_id += 1;
+                next.last_id
+            });
+            let made = row
+                .enabled
+                .then(|| maker.make(&row, secrets.as_ref(), pool));
+            let made = made.transpose().map_err(|why| Bad {
+                name: row.name.clone(),
+                why,
+            });
+            let bulkhead = made.unwrap_or_else(|one| {
+                bad.push(one);
+                None
+            });
+            let customer = Customer {
+                id,
+                stamp,
+                topics: row.topics,
+                tenant_id: row.tenant_id,
+                has_filter: row.filter.is_some(),
+                bulkhead,
+            };
+            next.by_name.insert(row.name.into(), Arc::new(customer));
+        }
+        next.index();
+        (next, bad)
+    }
+
+    /// The same, with those that are gone.
+    fn without(&self, removed: HashSet<String>) -> Self {
+        let mut next = Self {
+            stamp: self.stamp,
+            by_name: self.by_name.clone(),
+            last_id: self.last_id,
+            others: Arc::clone(&self.others),
+            removed,
+            ..Self::default()
+        };
+        next.index();
+        next
+    }
+
+    fn index(&mut self) {
+        let mut topics = HashSet::new();
+        for (name, one) in &self.by_name {
+            self.by_id.insert(one.id, Arc::clone(one));
+            if one.bulkhead.is_some() {
+                let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
+                of_tenant.push(Arc::clone(name));
+                topics.extend(one.topics.iter().cloned());
+            }
+        }
+        self.of_tenants
+            .values_mut()
+            .for_each(|names| names.sort_unstable());
+        self.topics = topics.into_iter().collect();
+    }
+}
+
+/// Makes bulkheads of rows.
+pub(super) struct Maker {
+    /// As they are for registered destinations.
+    config: Config,
+    customers: Customers,
+}
+
+impl Maker {
+    pub(super) fn new(config: &Config, customers: Customers) -> Self {
+        Self {
+            config: config.for_registered(),
+            customers,
+        }
+    }
+
+    fn make(
+        &self,
+        row: &RegisteredDestination,
+        secrets: Option<&secrecy::SecretString>,
+        pool: &Bulkhead,
+    ) -> Result<Bulkhead, String> {
+        use secrecy::ExposeSecret;
+
+        if let Some(problem) = &row.problem {
+            return Err(problem.clone());
+        }
+        let secrets = secrets.map(ExposeSecret::expose_secret).unwrap_or_default();
+        let secrets = match secrets.is_empty() {
+            true => Vec::new(),
+            false => parse_secrets("secret", secrets).map_err(|error| error.to_string())?,
+        };
+        let made = |(destination, dispatcher): (_, Arc<dyn Dispatcher>)| {
+            Bulkhead::of_customer(&destination, &self.config, pool, dispatcher)
+        };
+        let destination = row.destination(&self.config, secrets);
+        let place = destination.and_then(|one| {
+            let dispatcher = self.customers.dispatcher(one.clone())?;
+            Ok((one, dispatcher))
+        });
+        place
+            .map(made)
+            .map_err(|error: ConfigError| error.to_string())
+    }
+}
+
+/// What the threads of a relay share about registered destinations.
+pub(crate) struct Registered {
+    /// `None`: the application has a dispatcher of its own, or this build has no HTTP.
+    maker: Option<Maker>,
+    now: Mutex<Arc<Registry>>,
+    /// Those whose gates may not let everything through, or have news for the table.
+    watched: Mutex<HashSet<u32>>,
+    turns: Mutex<Turns>,
+}
+
+impl Registered {
+    pub(super) fn new(config: &Config, customers: Option<Customers>) -> Self {
+        Self {
+            maker: customers.map(|customers| Maker::new(config, customers)),
+            now: Mutex::default(),
+            watched: Mutex::default(),
+            turns: Mutex::new(Turns::new(config.registered_threads)),
+        }
+    }
+
+    /// Whether this relay delivers to them.
+    pub(super) fn is_on(&self) -> bool {
+        self.maker.is_some()
+    }
+
+    pub(super) fn registry(&self) -> Arc<Registry> {
+        Arc::clone(&lock(&self.now))
+    }
+
+    pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {
+        lock(&self.turns)
+    }
+
+    /// Takes over what has changed. Returns rows that cannot be used, and whether messages go elsewhere than before.
+    pub(super) fn change(&self, changes: Changes, pool: &Bulkhead) -> (Vec<Bad>, bool) {
+        let Some(maker) = &self.maker else {
+            return (Vec::new(), false);
+        };
+        let before = self.registry();
+        let is_same = changes.stamp == before.stamp && changes.others == *before.others;
+        if is_same {
+            return (Vec::new(), false);
+        }
+        let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
+        let changed: Vec<String> = changed.collect();
+        let (next, bad) = before.with(changes, pool, maker);
+        // A gate that is new knows nothing of the table's pauses.
+        let new = changed.iter().filter_map(|name| next.named(name));
+        lock(&self.watched).extend(new.map(|one| one.id));
+        self.turns().keep(|id| next.get(id).is_some());
+        *lock(&self.now) = Arc::new(next);
+        (bad, true)
+    }
+
+    /// These are gone, and may have messages still. `true`: others than before are.
+    pub(super) fn set_removed(&self, removed: HashSet<String>) -> bool {
+        let mut now = lock(&self.now);
+        let is_new = now.removed != removed;
+        if is_new {
+            *now = Arc::new(now.without(removed));
+        }
+        is_new
+    }
+
+    /// Its gate may not let everything through from here on.
+    pub(super) fn watch(&self, id: u32) {
+        lock(&self.watched).insert(id);
+    }
+
+    /// Those that are watched.
+    pub(super) fn watched(&self) -> Vec<Arc<Customer>> {
+        let registry = self.registry();
+        let watched = lock(&self.watched);
+        watched
+            .iter()
+            .filter_map(|id| registry.get(*id).cloned())
+            .collect()
+    }
+
+    /// Watches no longer what flows again, or is not there.
+    pub(super) fn forget_flowing(&self) {
+        let registry = self.registry();
+        lock(&self.watched).retain(|id| {
+            let bulkhead = registry.get(*id).and_then(|one| one.bulkhead.as_ref());
+            bulkhead.is_some_and(|bulkhead| {
+                !matches!(
+                    bulkhead.gate.standing(),
+                    Standing::Flowing | Standing::Trying
+                ) || bulkhead.gate.has_news()
+            })
+        });
+    }
+}
+
+/// How much may be claimed for each of them, where that is not what is usual.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rooms {
+    /// For those of which nothing is said here.
+    usual: usize,
+    of: HashMap<u32, usize>,
+    /// To these nothing is sent just now.
+    closed: HashSet<u32>,
+    /// When the first of these opens by itself.
+    pub(super) opens_at: Option<Instant>,
+}
+
+impl Rooms {
+    /// `in_flight`: messages of each that are claimed and not settled.
+    pub(super) fn now(
+        registered: &Registered,
+        in_flight: HashMap<u32, usize>,
+        batch: usize,
+    ) -> Self {
+        let registry = registered.registry();
+        let most = (batch / SHARE).max(1);
+        let mut rooms = Self {
+            usual: USUAL.min(most),
+            of: in_flight,
+            ..Self::default()
+        };
+        for (id, count) in &mut rooms.of {
+            let bulkhead = registry.get(*id).and_then(|one| one.bulkhead.as_ref());
+            let room = bulkhead.map_or(0, |one| one.prefetch().clamp(1, most));
+            *count = room.saturating_sub(*count);
+        }
+        for one in registered.watched() {
+            let Some(bulkhead) = &one.bulkhead else {
+                continue;
+            };
+            match bulkhead.gate.room() {
+                Room::Closed => {
+                    rooms.closed.insert(one.id);
+                    rooms.of.insert(one.id, 0);
+                    let opens = bulkhead.gate.opens_at();
+                    rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
+                }
+                Room::One => {
+                    let is_idle = !rooms.of.contains_key(&one.id);
+                    rooms.of.insert(one.id, usize::from(is_idle));
+                }
+                Room::Free => {}
+            }
+        }
+        rooms
+    }
+
+    /// Another message goes there.
+    pub(super) fn take(&mut self, id: u32) {
+        let room = self.of.entry(id).or_insert(self.usual);
+        *room = room.saturating_sub(1);
+    }
+
+    pub(super) fn of(&self, id: u32) -> usize {
+        self.of.get(&id).copied().unwrap_or(self.usual)
+    }
+
+    pub(super) fn is_open(&self, id: u32) -> bool {
+        !self.closed.contains(&id)
+    }
+}

@@ -1,0 +1,472 @@
+//! Delivery to registered destinations: rows that come, change and go while relays run.
+
+use std::time::{Duration, Instant};
+
+use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::{NewMessage, RelayBuilder, RelayHandle};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::{Database, PATIENCE, Receiver, Request, end, eventually};
+
+/// What is committed is used within a second; a test waits longer, for machines that are busy.
+const SOON: Duration = Duration::from_secs(1);
+
+fn relay(database: &Database) -> RelayBuilder {
+    database
+        .relay()
+        .registered_threads(16)
+        .registered_https_only(false)
+        .registered_public_only(false)
+}
+
+fn started(database: &Database) -> RelayHandle {
+    relay(database).start().expect("a relay")
+}
+
+fn put(database: &Database, hook: &RegisteredDestination) {
+    let conn = &mut database.connect();
+    database
+        .outbox()
+        .destinations()
+        .put(conn, hook)
+        .expect("put");
+}
+
+fn of_tenant(tenant: Uuid, n: usize) -> NewMessage {
+    NewMessage::new("order.paid", &json!({ "n": n, "total": 100 * n }))
+        .expect("JSON")
+        .tenant_id(tenant)
+}
+
+fn path(request: &Request) -> &str {
+    request.line.split(' ').nth(1).unwrap_or_default()
+}
+
+/// What the ledger says, in the order of destinations.
+fn ledger(database: &Database) -> String {
+    let text = database.text(
+        "SELECT string_agg(destination || ' ' || status || coalesce(' ' || reason, ''), ', ' ORDER BY destination, sequence)
+           FROM {o}_ledger",
+    );
+    text.unwrap_or_default()
+}
+
+/// R46
+#[test]
+fn a_message_goes_to_each_row_whose_topics_tenant_and_filter_it_meets() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
+    let hook = |name: &str| RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
+    put(&database, &hook("everything"));
+    put(&database, &hook("mine").tenant(mine).topics(["order.*"]));
+    put(&database, &hook("others").tenant(other));
+    put(&database, &hook("members").topics(["member.*"]));
+    put(&database, &hook("large").filter("$.total ? (@ > 150)"));
+    put(&database, &hook("never").filter("$.total > 10000"));
+    let relay = started(&database);
+    database.enqueue_message(of_tenant(mine, 1));
+    database.enqueue_message(of_tenant(mine, 2));
+    receiver.wait_for(5);
+    eventually("all is settled", || database.count("delivered") == 5);
+    end(&relay);
+    assert_eq!(
+        ledger(&database),
+        "everything delivered, everything delivered, large delivered, mine delivered, mine delivered"
+    );
+    let mut places: Vec<String> = receiver
+        .requests()
+        .iter()
+        .map(|request| format!("{} {}", path(request), request.json()["n"]))
+        .collect();
+    places.sort();
+    assert_eq!(
+        places,
+        [
+            "/events/everything 1",
+            "/events/everything 2",
+            "/events/large 2",
+            "/events/mine 1",
+            "/events/mine 2"
+        ]
+    );
+}
+
+/// R46: what a route says is one destination more.
+#[test]
+fn routes_and_rows_get_it_both() {
+    let database = Database::new();
+    let (configured, registered) = (Receiver::ok(), Receiver::ok());
+    put(
+        &database,
+        &RegisteredDestination::new("acme", registered.url()),
+    );
+    let relay = relay(&database)
+        .url(&configured.url())
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("both have it", || database.count("delivered") == 2);
+    end(&relay);
+    assert_eq!((configured.count(), registered.count()), (1, 1));
+    assert_eq!(ledger(&database), "acme delivered, default delivered");
+}
+
+/// R46: a customer without webhooks is no error.
+#[test]
+fn what_nobody_wants_is_delivered_to_nobody_and_says_so() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
+    put(&database, &hook);
+    let relay = started(&database);
+    database.enqueue_message(of_tenant(Uuid::now_v7(), 1));
+    eventually("it is settled", || database.count("delivered") == 1);
+    end(&relay);
+    assert_eq!(receiver.count(), 0);
+    assert_eq!(ledger(&database), " delivered NO_SUBSCRIBER");
+}
+
+/// R46: two relays.
+#[test]
+fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relays = [started(&database), started(&database)];
+    // Some row: without any, messages would wait for a route.
+    put(
+        &database,
+        &RegisteredDestination::new("idle", receiver.url()).topics(["none"]),
+    );
+    eventually("relays know of it", || {
+        database.enqueue("other", json!({}));
+        database.count("delivered") > 0
+    });
+    eventually("nothing is left", || database.count("pending") == 0);
+
+    let url = receiver.url();
+    database.execute(&format!(
+        "INSERT INTO {{o}}_destination (name, url, topics) VALUES ('acme', '{url}', '{{order.*}}')"
+    ));
+    let began = Instant::now();
+    while receiver.count() == 0 {
+        assert!(began.elapsed() < PATIENCE, "it is used");
+        database.enqueue("order.paid", json!({}));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let took = began.elapsed();
+    assert!(took < SOON, "used after {took:?}");
+
+    // Those that are disabled keep what waits for them, which is for them already.
+    database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
+    std::thread::sleep(SOON);
+    eventually("all else is settled", || database.count("pending") == 0);
+    let before = receiver.count();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
+    );
+    database.enqueue("order.paid", json!({}));
+    eventually("what is for nobody else is settled", || {
+        database.number("SELECT count(*) FROM {o} WHERE destination = ''") == 0
+    });
+    std::thread::sleep(SOON);
+    assert_eq!((receiver.count(), database.count("pending")), (before, 1));
+
+    database.execute("UPDATE {o}_destination SET enabled = true WHERE name = 'acme'");
+    eventually("it is sent", || receiver.count() == before + 1);
+
+    database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
+    std::thread::sleep(SOON);
+    database.execute(
+        "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
+    );
+    database.execute("DELETE FROM {o}_destination WHERE name = 'acme'");
+    eventually("it is dead", || database.count("dead") == 1);
+    for relay in &relays {
+        end(relay);
+    }
+    assert_eq!(
+        database.text("SELECT reason FROM {o}_dead").as_deref(),
+        Some("DESTINATION_REMOVED")
+    );
+    assert_eq!(receiver.count(), before + 1);
+}
+
+/// R46: nobody delivers while the row is removed, and it may come again before somebody does.
+#[test]
+fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for name in ["acme", "other"] {
+        put(&database, &RegisteredDestination::new(name, receiver.url()));
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, destination) VALUES ('order.paid', '{{}}', '{name}')"
+        ));
+    }
+    database.execute("DELETE FROM {o}_destination");
+    put(
+        &database,
+        &RegisteredDestination::new("other", receiver.url()),
+    );
+    let relay = started(&database);
+    eventually("both have come to their ends", || {
+        (database.count("delivered"), database.count("dead")) == (1, 1)
+    });
+    end(&relay);
+    assert_eq!(
+        ledger(&database),
+        "acme dead DESTINATION_REMOVED, other delivered"
+    );
+}
+
+/// R46: a bad row is never used in silence.
+#[test]
+fn a_row_that_cannot_be_used_is_disabled_with_a_reason() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, rate) VALUES ('rate', 'https://a.example/', 'often')",
+    );
+    database.execute("INSERT INTO {o}_destination (name, url) VALUES
+        ('plain', 'http://a.example/'), ('inside', 'https://10.0.0.7/'), ('good', 'https://a.example/')");
+    let relay = database
+        .relay()
+        .registered_threads(4)
+        .start()
+        .expect("a relay");
+    eventually("three are disabled", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 3
+    });
+    end(&relay);
+    let reason = |name: &str| {
+        let select = format!("SELECT disabled_reason FROM {{o}}_destination WHERE name = '{name}'");
+        database.text(&select).unwrap_or_default()
+    };
+    assert!(reason("rate").starts_with("rate: "), "{}", reason("rate"));
+    assert!(
+        reason("plain").contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
+        "{}",
+        reason("plain")
+    );
+    assert!(reason("inside").contains("private"), "{}", reason("inside"));
+    assert_eq!(reason("good"), "");
+}
+
+/// R46: filters that are made to be slow.
+#[test]
+fn a_filter_that_takes_too_long_is_disabled_and_holds_nobody() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let hook = |name: &str| RegisteredDestination::new(name, receiver.url());
+    put(&database, &hook("good").filter("$.items[0] == 1"));
+    put(
+        &database,
+        &hook("slow").filter("$.items[*] ? (exists ($.items[*] ? (@ == -1)))"),
+    );
+    let relay = started(&database);
+    let items: Vec<i32> = (1..=20_000).collect();
+    database.enqueue("order.paid", json!({ "items": items }));
+    eventually("the slow one is disabled", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+    });
+    eventually("the other one has it", || database.count("delivered") == 1);
+    end(&relay);
+    assert_eq!(ledger(&database), "good delivered");
+    let reason = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'slow'");
+    assert!(reason.is_some_and(|reason| reason.contains("filter")));
+}
+
+/// R46: a failure is a matter of its row's messages alone.
+#[test]
+fn what_fails_is_tried_again_there_and_nowhere_else() {
+    let database = Database::new();
+    let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
+    put(&database, &RegisteredDestination::new("good", good.url()));
+    put(&database, &RegisteredDestination::new("bad", bad.url()));
+    let relay = relay(&database).max_attempts(3).start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("both have come to their ends", || {
+        (database.count("delivered"), database.count("dead")) == (1, 1)
+    });
+    end(&relay);
+    assert_eq!((good.count(), bad.count()), (1, 3));
+    assert_eq!(ledger(&database), "bad dead SERVER_ERROR, good delivered");
+}
+
+/// R46: the only one that wants a message gets it without a row of its own, until it fails.
+#[test]
+fn attempts_are_counted_over_the_row_that_follows() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    put(
+        &database,
+        &RegisteredDestination::new("only", receiver.url()),
+    );
+    let relay = relay(&database).max_attempts(4).start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("it is dead", || database.count("dead") == 1);
+    end(&relay);
+    assert_eq!(receiver.count(), 4);
+    assert_eq!(
+        database
+            .text("SELECT destination || ' ' || attempts FROM {o}_dead")
+            .as_deref(),
+        Some("only 4")
+    );
+    let attempts: Vec<String> = receiver
+        .requests()
+        .iter()
+        .filter_map(|request| request.header("outbox-attempt").map(str::to_owned))
+        .collect();
+    assert_eq!(attempts, ["1", "2", "3", "4"]);
+}
+
+/// R46
+#[test]
+fn each_row_signs_with_its_own_secret_and_never_with_the_relays() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    put(
+        &database,
+        &RegisteredDestination::new("signed", format!("{}/signed", receiver.url())),
+    );
+    database.execute(&format!(
+        "INSERT INTO {{o}}_destination (name, url) VALUES ('unsigned', '{}/unsigned')",
+        receiver.url()
+    ));
+    let conn = &mut database.connect();
+    let secret = database.outbox().destinations().secret(conn, "signed");
+    let secret = secret.expect("an answer").expect("a secret");
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let requests = receiver.wait_for(2);
+    end(&relay);
+    let verifier = diesel_outbox::receive::Verifier::new(&[secret]).expect("a verifier");
+    for request in requests {
+        let is_signed = request.header("webhook-signature").is_some();
+        assert_eq!(is_signed, path(&request) == "/events/signed");
+        if is_signed {
+            let headers = diesel_outbox::receive::Headers::new(request.headers());
+            let verified = verifier.verify(&headers, &request.body);
+            assert!(verified.is_ok(), "{verified:?}");
+        }
+    }
+}
+
+/// R46, R23: pauses and breakers work for each.
+#[test]
+fn one_that_is_paused_waits_and_the_others_do_not() {
+    let database = Database::new();
+    let (acme, other) = (Receiver::ok(), Receiver::ok());
+    put(&database, &RegisteredDestination::new("acme", acme.url()));
+    put(&database, &RegisteredDestination::new("other", other.url()));
+    database.execute(
+        "INSERT INTO {o}_pause (kind, name, reason) VALUES ('destination', 'acme', 'BY_HAND')",
+    );
+    let relay = started(&database);
+    for _ in 0..10 {
+        database.enqueue("order.paid", json!({}));
+    }
+    other.wait_for(10);
+    eventually("the other's are settled", || {
+        database.count("delivered") == 10
+    });
+    assert_eq!((acme.count(), database.count("pending")), (0, 10));
+    database.execute("DELETE FROM {o}_pause");
+    acme.wait_for(10);
+    end(&relay);
+}
+
+/// R46: hundreds that hang do not fill the pool.
+#[test]
+fn those_that_hang_leave_threads_to_the_others() {
+    let database = Database::new();
+    let (hanging, gate) = Receiver::held();
+    let good = Receiver::ok();
+    for n in 0..40 {
+        let hook = RegisteredDestination::new(format!("hangs-{n}"), hanging.url());
+        put(&database, &hook.topics(["bad"]));
+    }
+    put(
+        &database,
+        &RegisteredDestination::new("good", good.url()).topics(["good"]),
+    );
+    let relay = relay(&database)
+        .registered_threads(8)
+        .send_timeout(Duration::from_secs(10))
+        .lease(Duration::from_secs(60))
+        .start()
+        .expect("a relay");
+    database.enqueue("good", json!({}));
+    good.wait_for(1);
+    for _ in 0..3 {
+        database.enqueue("bad", json!({}));
+    }
+    eventually("threads hang", || hanging.count() >= 6);
+    let began = Instant::now();
+    for _ in 0..100 {
+        database.enqueue("good", json!({}));
+    }
+    good.wait_for(101);
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(5),
+        "the others waited for {took:?}"
+    );
+    gate.open();
+    eventually("all is settled", || {
+        database.count("delivered") == 101 + 120
+    });
+    end(&relay);
+}
+
+/// R46, G5: keyed messages come in their order, at each of them.
+#[test]
+fn order_is_kept_at_each_of_them() {
+    let database = Database::new();
+    let receiver = Receiver::answering({
+        let tries = std::sync::atomic::AtomicUsize::new(0);
+        move |_| match tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 5 {
+            3 => 503,
+            _ => 200,
+        }
+    });
+    for name in ["a", "b"] {
+        let url = format!("{}/{name}", receiver.url());
+        put(&database, &RegisteredDestination::new(name, url));
+    }
+    for n in 0..20 {
+        let message = NewMessage::new("order.paid", &json!(n)).expect("JSON");
+        database.enqueue_message(message.ordering_key("customer-7"));
+    }
+    let relay = started(&database);
+    eventually("all is settled", || database.count("delivered") == 40);
+    end(&relay);
+    for path in ["/events/a", "/events/b"] {
+        let requests = receiver.requests();
+        let of_one = requests
+            .iter()
+            .filter(|request| self::path(request) == path);
+        let mut seen: Vec<i64> = of_one.filter_map(|one| one.json().as_i64()).collect();
+        seen.dedup();
+        assert_eq!(seen, (0..20).collect::<Vec<i64>>(), "{path}");
+    }
+}
+
+/// R46: `Retry-After` and 410 mean what they mean for others.
+#[test]
+fn one_that_is_gone_is_paused_and_its_messages_wait() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 410);
+    put(
+        &database,
+        &RegisteredDestination::new("gone", receiver.url()),
+    );
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({}));
+    eventually("it is paused", || {
+        database.number("SELECT count(*) FROM {o}_pause WHERE name = 'gone'") == 1
+    });
+    end(&relay);
+    assert_eq!(database.count("dead"), 0);
+}
