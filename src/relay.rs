@@ -141,7 +141,7 @@ impl RelayHandle {
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::of(&config);
         let asked = BootTime::now();
-        let registration = registration(&config, &relay_name);
+        let registration = registration(&config, &relay_name, registered.is_on());
         let lease_id = pinned(&mut conn, &config.table, |conn, name| {
             lease::register(conn, name, &registration)
         })
@@ -294,12 +294,13 @@ impl std::fmt::Debug for RelayHandle {
 }
 
 /// The lease that a relay of these settings wants.
-fn registration(config: &Config, relay: &str) -> Registration {
+fn registration(config: &Config, relay: &str, registered: bool) -> Registration {
+    let serves = Serves::new(config).and_registered(registered);
     Registration {
         relay: relay.to_owned(),
         lease: config.lease,
         is_single_active: config.single_active,
-        serves: config.enabled.then(|| Serves::new(config).to_json()),
+        serves: config.enabled.then(|| serves.to_json()),
     }
 }
 

@@ -51,6 +51,7 @@ impl Routes {
             destinations,
             handlers,
             rest,
+            registered: _,
             only,
         } = serves;
         let names = destinations.iter();
@@ -80,7 +81,7 @@ impl Routes {
     /// The way of a message of this topic, to the destination that it names or, if that is empty,
     /// as the most particular pattern says.
     pub(crate) fn find(&self, topic: &str, destination: &str) -> Way<'_> {
-        if !self.only.is_empty() && !matches_any(&self.only, topic) {
+        if !self.takes(topic) {
             return Way::NotTaken;
         }
         let (numbers, otherwise) = if destination.is_empty() {
@@ -97,6 +98,11 @@ impl Routes {
             Some([]) | None => self.rest.map_or(otherwise, Way::To),
             Some(numbers) => Way::Split(numbers),
         }
+    }
+
+    /// Whether the topic is among the only ones that are taken.
+    pub(crate) fn takes(&self, topic: &str) -> bool {
+        self.only.is_empty() || matches_any(&self.only, topic)
     }
 
     /// Whether messages of this topic, for the destination that they name, go anywhere.

@@ -6,5 +6,6 @@ DROP FUNCTION outbox_create(text);
 DROP FUNCTION outbox_wake() CASCADE;
 DROP FUNCTION outbox_destination_changes() CASCADE;
 DROP FUNCTION outbox_destination_wake() CASCADE;
+DROP FUNCTION outbox_destination_gone() CASCADE;
 DROP FUNCTION outbox_message_id() CASCADE;
 DROP FUNCTION outbox_name_parts(text);

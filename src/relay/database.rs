@@ -24,7 +24,7 @@ use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
 use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
-use crate::store::relay::served::served;
+use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Trace};
 use crate::store::relay::streams::{streams, streams_beside};
 use crate::store::relay::unserved;
@@ -207,7 +207,7 @@ impl Database for Session {
             if stamp.0 == 0 && !known.is_in_use() {
                 return Ok(None);
             }
-            let others = served(conn, name)?.into_routes();
+            let others = served::routes(conn, name)?;
             if stamp == known.stamp {
                 return Ok(Some(Changes {
                     stamp,

@@ -14,6 +14,7 @@ use super::job::Job;
 const UNPROVEN_SHARE: (usize, usize) = (3, 4);
 
 /// What a thread does next.
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are sends")]
 pub(super) enum Next {
     Send(Job, Pass, UnderWay),
     /// The gate is closed: these are given back.

@@ -19,12 +19,14 @@ pub(crate) struct Serves {
     pub(super) handlers: Vec<Named>,
     /// Whatever else there is, too: the application's own dispatcher takes it.
     pub(super) rest: bool,
+    /// Registered destinations, too: what these are its outbox says.
+    pub(super) registered: bool,
     /// The only topics of all these, as patterns; empty: all.
     pub(super) only: Vec<String>,
 }
 
 impl Serves {
-    /// What a relay of these settings serves. Registered destinations, once there are any, belong here.
+    /// What a relay of these settings serves, beside registered destinations.
     pub(crate) fn new(config: &Config) -> Self {
         let routes = config.all_routes().into_iter();
         let destinations = config.all_destinations().into_iter();
@@ -36,7 +38,26 @@ impl Serves {
                 .map(|group| (group.name.clone(), group.topics.clone()))
                 .collect(),
             rest: config.takes_rest,
+            registered: false,
             only: config.only.clone(),
+        }
+    }
+
+    /// The same, and registered destinations, if that is so.
+    pub(crate) fn and_registered(self, registered: bool) -> Self {
+        Self { registered, ..self }
+    }
+
+    /// Whether registered destinations are among it.
+    pub(crate) fn has_registered(&self) -> bool {
+        self.registered
+    }
+
+    /// Whatever there is.
+    pub(crate) fn anything() -> Self {
+        Self {
+            rest: true,
+            ..Self::default()
         }
     }
 

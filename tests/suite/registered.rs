@@ -470,3 +470,28 @@ fn one_that_is_gone_is_paused_and_its_messages_wait() {
     end(&relay);
     assert_eq!(database.count("dead"), 0);
 }
+
+/// R46: what is for them has a route, for whoever asks.
+#[test]
+fn what_they_get_is_no_message_without_a_route() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    put(&database, &RegisteredDestination::new("acme", receiver.url()));
+    database.execute("UPDATE {o}_destination SET enabled = false");
+    let relay = started(&database);
+    let waiting = |destination: &str| {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, destination) VALUES ('order.paid', '{{}}', '{destination}')"
+        ));
+    };
+    waiting("acme");
+    waiting("unknown");
+    let depths = || {
+        let conn = &mut database.connect();
+        let depths = diesel_outbox::admin::depths(conn, &database.outbox_name()).expect("depths");
+        let lanes = depths.lanes.into_iter().filter(|lane| lane.no_route);
+        lanes.map(|lane| lane.destination).collect::<Vec<String>>()
+    };
+    eventually("one has none", || depths() == ["unknown"]);
+    end(&relay);
+}

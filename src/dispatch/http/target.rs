@@ -58,9 +58,12 @@ enum Idle {
     Shared(Arc<Agents>, Arc<str>),
 }
 
-/// Agents of destinations that share them, by the origins that they are for.
+/// Agents of destinations that share them.
 #[derive(Debug, Default)]
-struct Agents(Mutex<HashMap<Arc<str>, Vec<(Instant, Agent)>>>);
+struct Agents(Mutex<ByOrigin>);
+
+/// Agents by the origins that they are for, each since it has waited.
+type ByOrigin = HashMap<Arc<str>, Vec<(Instant, Agent)>>;
 
 impl Agents {
     fn take(&self, origin: &str) -> Option<Agent> {

@@ -86,6 +86,7 @@ impl Round {
         let holders: Vec<i64> = self.holders.iter().copied().collect();
         session.run(|conn, name| {
             lease::forget(conn, name, age, &holders)?;
+            pause::forget_removed(conn, name, AGE)?;
             pause::forget(conn, name, AGE)
         })?;
         let vanished: Vec<i64> = self.vanished.iter().copied().collect();

@@ -235,7 +235,7 @@ impl<'w> Process<'w> {
             ],
             heartbeat: Some(Heartbeat::new(
                 shared,
-                registration(&shared.config, "relay"),
+                registration(&shared.config, "relay", false),
                 None,
                 link(Actor::Heartbeat),
             )),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use diesel::dsl::not;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
@@ -13,7 +14,7 @@ use diesel::{PgConnection, delete, insert_into, update};
 
 use crate::name::OutboxName;
 use crate::store::sql::{On, clock_timestamp, interval};
-use crate::store::table::pause;
+use crate::store::table::{outbox, pause};
 
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
@@ -203,5 +204,19 @@ pub(crate) fn forget(
     let long_ago = clock_timestamp() - interval(age);
     delete(pauses(name))
         .filter(pause::paused_until.lt(long_ago.nullable()))
+        .execute(conn)
+}
+
+/// Forgets registered destinations that have been gone for so long and have no messages any more.
+pub(crate) fn forget_removed(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    age: Duration,
+) -> QueryResult<usize> {
+    let waited_for = outbox::table(name.outbox()).select(outbox::destination);
+    delete(pauses(name))
+        .filter(pause::reason.eq(REMOVED))
+        .filter(pause::paused_at.lt(clock_timestamp() - interval(age)))
+        .filter(not(pause::name.eq_any(waited_for)))
         .execute(conn)
 }

@@ -1,51 +1,87 @@
 //! What the relays at work serve, as they say so in their leases.
 
+use std::collections::HashSet;
+
 use diesel::PgConnection;
 use diesel::dsl::not;
 use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 
 use super::lease::{is_not_over, leases, stands_by};
+use super::pause::REMOVED;
 use crate::name::OutboxName;
 use crate::routes::{Routes, Serves};
 use crate::store::sql::MaybeJson;
-use crate::store::table::lease;
+use crate::store::table::{destination, lease, pause};
 
 /// What all of them serve together.
 pub(crate) struct Served {
-    /// By their names.
-    relays: Vec<(String, Routes)>,
+    relays: Vec<Relay>,
     /// A relay of a later version may serve anything.
     is_certain: bool,
+    /// The registered destinations, and those that are gone: what waits for them dies. Empty where no relay delivers to
+    /// registered ones.
+    registered: HashSet<String>,
+}
+
+struct Relay {
+    name: String,
+    routes: Routes,
+    /// It delivers to registered destinations.
+    registered: bool,
 }
 
 /// Of relays with a live lease, but for those that stand by or are switched off.
 pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
+    let mut served = relays(conn, name)?;
+    if served.relays.iter().any(|relay| relay.registered) {
+        let removed = pause::table(name.pause())
+            .filter(pause::reason.eq(REMOVED))
+            .select(pause::name);
+        let there = destination::table(name.destination()).select(destination::name);
+        served.registered = there.load::<String>(conn)?.into_iter().collect();
+        if !served.registered.is_empty() {
+            served.registered.extend(removed.load::<String>(conn)?);
+        }
+    }
+    Ok(served)
+}
+
+/// The routes of these relays. One of a later version serves everything, for all that is known.
+pub(crate) fn routes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Routes>> {
+    let found = relays(conn, name)?;
+    let anything = (!found.is_certain).then(|| Routes::of(Serves::anything()));
+    let routes = found.relays.into_iter().map(|relay| relay.routes);
+    Ok(routes.chain(anything).collect())
+}
+
+fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let rows: Vec<(String, MaybeJson)> = leases(name)
         .filter(lease::serves.is_not_null())
         .filter(is_not_over())
         .filter(not(stands_by(name)))
+        .order(lease::id)
         .select((lease::relay, lease::serves))
         .load(conn)?;
     let count = rows.len();
-    let relays = rows.into_iter().filter_map(|(relay, serves)| {
+    let relays = rows.into_iter().filter_map(|(name, serves)| {
         let serves: Option<String> = serves.into();
-        let routes = Routes::of(Serves::from_json(&serves?)?);
-        Some((relay, routes))
+        let serves = Serves::from_json(&serves?)?;
+        Some(Relay {
+            name,
+            registered: serves.has_registered(),
+            routes: Routes::of(serves),
+        })
     });
-    let relays: Vec<(String, Routes)> = relays.collect();
+    let relays: Vec<Relay> = relays.collect();
     Ok(Served {
         is_certain: relays.len() == count,
         relays,
+        registered: HashSet::new(),
     })
 }
 
 impl Served {
-    /// The routes of all of them.
-    pub(crate) fn into_routes(self) -> Vec<Routes> {
-        self.relays.into_iter().map(|(_, routes)| routes).collect()
-    }
-
     /// Whether relays are at work and none of them takes such messages. Without any relay that is not the
     /// topic's trouble.
     pub(crate) fn has_no_route(&self, topic: &str, destination: &str) -> bool {
@@ -55,10 +91,16 @@ impl Served {
 
     /// The names of the relays that take such messages.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
-        let takes = move |(_, routes): &&(String, Routes)| routes.serve(topic, destination);
-        self.relays
-            .iter()
-            .filter(takes)
-            .map(|(name, _)| name.as_str())
+        // One that names no destination goes to whoever wants it, or to nobody.
+        let is_registered = match destination {
+            "" => !self.registered.is_empty(),
+            name => self.registered.contains(name),
+        };
+        let takes = move |relay: &&Relay| {
+            relay.routes.serve(topic, destination)
+                || (relay.registered && is_registered && relay.routes.takes(topic))
+        };
+        let relays = self.relays.iter().filter(takes);
+        relays.map(|relay| relay.name.as_str())
     }
 }
