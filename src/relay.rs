@@ -67,6 +67,7 @@ use self::builder::Assembled;
 use self::bulkhead::Bulkhead;
 use self::ending::held;
 use self::lease_clock::{BootTime, LeaseClock};
+use self::registered::Registered;
 use self::running::Running;
 use self::shared::{Shared, Signals};
 use crate::config::Config;
@@ -124,7 +125,8 @@ impl RelayHandle {
             limit,
             claim_limit,
         } = assembled;
-        let (bulkheads, queues, registered) = Bulkhead::all(&config, dispatchers);
+        let registered = Registered::new(&config, dispatchers.customers.clone());
+        let (bulkheads, queues) = Bulkhead::all(&config, dispatchers);
         let source = match manager {
             Some(manager) => Source::Manager(manager),
             None => Source::Url(config.database_url()?.clone()),

@@ -10,7 +10,6 @@ use crossbeam_channel::{Receiver, Sender, bounded, never};
 use super::gate::Gate;
 use super::job::Job;
 use super::planner::MOST_LANES;
-use super::registered::{REGISTERED, Registered};
 use super::to::To;
 use super::verdict::Retries;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
@@ -28,6 +27,8 @@ const PREFETCH: Duration = Duration::from_millis(250);
 /// Messages of a claim before it is known how large they are, or how long a send takes; or as many as
 /// can be sent at once.
 pub(super) const FIRST_BATCH: usize = 32;
+/// What the bulkhead of all of them is called, in metrics and health. No row can have that name.
+pub(super) const REGISTERED: &str = "registered destinations";
 /// Where the application's own dispatcher takes the rest.
 pub(super) const REST: &str = "";
 
@@ -75,16 +76,13 @@ pub(super) struct Dispatchers {
     /// The application's own that takes what nothing else serves.
     pub(super) rest: Option<Arc<dyn Dispatcher>>,
     /// To registered destinations.
-    pub(super) customers: Option<Customers>,
+    pub(super) customers: Option<Arc<Customers>>,
 }
 
 impl Bulkhead {
     /// One for each destination, in their order: those with a URL, those inside the process, the application's own
     /// dispatcher, and one for all registered destinations (see [`registered`](super::registered)). With them: where messages for each of them are put.
-    pub(super) fn all(
-        config: &Config,
-        dispatchers: Dispatchers,
-    ) -> (Vec<Self>, Vec<Sender<Job>>, Registered) {
+    pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
         let Dispatchers {
             urls,
             groups,
@@ -117,8 +115,7 @@ impl Bulkhead {
             Self::plain(local, config, most_bytes, Serves::Registered)
         });
         let opened = urls.chain(groups).chain(rest).chain(registered).enumerate();
-        let registered_ones = Registered::new(config, customers);
-        let (bulkheads, queues) = opened
+        opened
             .map(|(number, bulkhead)| {
                 let (queue, jobs) = bounded(bulkhead.queue());
                 let bulkhead = Self {
@@ -128,8 +125,7 @@ impl Bulkhead {
                 };
                 (bulkhead, queue)
             })
-            .unzip();
-        (bulkheads, queues, registered_ones)
+            .unzip()
     }
 
     /// One without a URL.

@@ -11,17 +11,16 @@ use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
 use super::gate::{Room, Standing};
+use super::to::To;
 use super::turns::Turns;
 use crate::config::{Config, ConfigError, parse_secrets};
 use crate::dispatch::{Customers, Dispatcher};
 use crate::lock::lock;
 use crate::message::Message;
 use crate::registered::RegisteredDestination;
-use crate::routes::{Routes, matches_any};
+use crate::routes::{Routes, Way, matches_any};
 use crate::store::destinations::{Registered as Row, Stamp};
-
-/// What the bulkhead of all of them is called, in metrics and health. No row can have that name.
-pub(super) const REGISTERED: &str = "registered destinations";
+use crate::store::relay::claim::Topic;
 
 /// The bulkhead's share of its batch that one destination may have in flight.
 const SHARE: usize = 4;
@@ -225,15 +224,33 @@ impl Registry {
     }
 }
 
+impl To {
+    /// Where the messages of a topic go.
+    pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
+        let Topic { topic, destination } = topic;
+        match (routes.find(topic, destination), destination.as_str()) {
+            (Way::NotTaken, _) => Self::Nowhere,
+            (_, "") if registry.may_want(topic) => Self::Split,
+            (Way::NoRoute, "") if registry.is_nobodys(topic) => Self::Split,
+            (Way::UnknownDestination, name) => match registry.named(name) {
+                Some(one) if one.bulkhead.is_some() => Self::Registered(one.id),
+                None if registry.is_removed(name) => Self::Split,
+                Some(_) | None => Self::Nowhere,
+            },
+            (way, _) => way.into(),
+        }
+    }
+}
+
 /// Makes bulkheads of rows.
 pub(super) struct Maker {
     /// As they are for registered destinations.
     config: Config,
-    customers: Customers,
+    customers: Arc<Customers>,
 }
 
 impl Maker {
-    pub(super) fn new(config: &Config, customers: Customers) -> Self {
+    pub(super) fn new(config: &Config, customers: Arc<Customers>) -> Self {
         Self {
             config: config.for_registered(),
             customers,
@@ -281,7 +298,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    pub(super) fn new(config: &Config, customers: Option<Customers>) -> Self {
+    pub(super) fn new(config: &Config, customers: Option<Arc<Customers>>) -> Self {
         Self {
             maker: customers.map(|customers| Maker::new(config, customers)),
             now: Mutex::default(),

@@ -1,8 +1,6 @@
 //! Where messages go.
 
-use super::registered::Registry;
-use crate::routes::{Routes, Way};
-use crate::store::relay::claim::Topic;
+use crate::routes::Way;
 
 /// Where a message goes, or those of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,22 +19,6 @@ pub(crate) enum To {
 impl To {
     /// All registered destinations together: none of them has this number.
     pub(super) const ALL_REGISTERED: Self = Self::Registered(0);
-
-    /// Where the messages of a topic go.
-    pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
-        let Topic { topic, destination } = topic;
-        match (routes.find(topic, destination), destination.as_str()) {
-            (Way::NotTaken, _) => Self::Nowhere,
-            (_, "") if registry.may_want(topic) => Self::Split,
-            (Way::NoRoute, "") if registry.is_nobodys(topic) => Self::Split,
-            (Way::UnknownDestination, name) => match registry.named(name) {
-                Some(one) if one.bulkhead.is_some() => Self::Registered(one.id),
-                None if registry.is_removed(name) => Self::Split,
-                Some(_) | None => Self::Nowhere,
-            },
-            (way, _) => way.into(),
-        }
-    }
 
     /// Those that share room.
     pub(super) fn group(self) -> Self {

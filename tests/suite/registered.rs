@@ -476,7 +476,10 @@ fn one_that_is_gone_is_paused_and_its_messages_wait() {
 fn what_they_get_is_no_message_without_a_route() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    put(&database, &RegisteredDestination::new("acme", receiver.url()));
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
     database.execute("UPDATE {o}_destination SET enabled = false");
     let relay = started(&database);
     let waiting = |destination: &str| {

@@ -51,7 +51,7 @@ impl RelayBuilder {
         };
         // An application's own dispatcher knows nothing of destinations that come and go.
         let customers = match is_http {
-            true => Customers::new(config.for_registered())?,
+            true => Customers::new(config.for_registered())?.map(Arc::new),
             false => None,
         };
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));

@@ -9,6 +9,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::{BootTime, LeaseClock};
+use crate::relay::registered::Registered;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
@@ -26,12 +27,13 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
         listener: false,
         ..Config::default()
     };
-    let (bulkheads, _, registered) = Bulkhead::all(&config, Dispatchers::idle(&config));
+    let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
     let clock = LeaseClock::of(&config);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let rings = signals.doorbell.ear.clone();
     let source = Source::Url(SecretString::from(""));
+    let registered = Registered::new(&config, None);
     let shared = Shared::new(config, source, bulkheads, registered, clock, signals);
     (shared, rings)
 }

@@ -27,6 +27,7 @@ use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{Awaited, Wait};
+use crate::relay::registered::Registered;
 use crate::relay::registration;
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
@@ -174,8 +175,7 @@ impl<'w> Process<'w> {
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
             let config = config(stage);
-            let (bulkheads, senders, registered) =
-                Bulkhead::all(&config, Dispatchers::idle(&config));
+            let (bulkheads, senders) = Bulkhead::all(&config, Dispatchers::idle(&config));
             queues = senders;
             let (longest, takeover_after) = (config.longest_send(), config.takeover_after());
             let clock = match stage.broken {
@@ -186,6 +186,7 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&config),
             };
             let source = Source::Url(SecretString::from(""));
+            let registered = Registered::new(&config, None);
             let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;
             shared
