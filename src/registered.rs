@@ -166,7 +166,6 @@ impl RegisteredDestination {
     ///
     /// # Errors
     /// A [`ConfigError`] when such a relay does not send to it.
-    #[cfg(feature = "http")]
     pub(crate) fn destination(
         &self,
         config: &Config,
