@@ -2,6 +2,7 @@
 
 mod destinations;
 mod routes;
+mod secrets;
 
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut findings = vec![good("settings", config.summary())];
     findings.extend(routes::findings(&config));
     findings.extend(destinations::findings(&config));
+    findings.extend(secrets::findings(&config));
     findings.extend(database(&config, &dispatcher));
     if options.json {
         output::json(&as_json(&config, &findings))?;

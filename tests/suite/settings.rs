@@ -168,6 +168,8 @@ fn what_may_not_be_meant_is_a_warning_and_no_problem() {
     assert_eq!(shown["ok"], true);
     let text = finish(check(&database, &file, &[])).code(0).stdout;
     assert_eq!(text.matches("\nwarning destination ").count(), 3, "{text}");
+    let shared = "\nwarning secret      OUTBOX_SECRET is shared by 3 hosts (10.0.0.7, lonely.example, open.example)";
+    assert!(text.contains(shared), "{text}");
 }
 
 #[test]
