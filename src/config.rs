@@ -14,6 +14,7 @@ mod no_proxy;
 mod public_key;
 mod route;
 mod secret;
+mod secret_keys;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub use self::route::Route;
 pub use self::secret::{SigningSecret, parse_secrets};
 #[cfg(feature = "http")]
 pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
+pub use self::secret_keys::SecretKeys;
 pub use self::settings::{SETTINGS, Setting};
 pub use self::text::parse_duration;
 pub(crate) use self::text::url as parse_url;
@@ -96,6 +98,8 @@ pub struct Config {
     pub url: Option<Url>,
     /// What is signed with, the newest first, where a destination has no secrets of its own.
     pub secrets: Vec<SigningSecret>,
+    /// What secrets of registered destinations are encrypted with in the database.
+    pub secret_keys: SecretKeys,
     /// How requests look.
     pub mode: Mode,
     /// `ce-source`; `None`: `diesel-outbox/` and the outbox's name.
@@ -189,6 +193,7 @@ impl Default for Config {
             table: OutboxName::default(),
             url: None,
             secrets: Vec::new(),
+            secret_keys: SecretKeys::default(),
             mode: Mode::Binary,
             source: None,
             https_only: false,
@@ -238,7 +243,8 @@ impl Default for Config {
 
 impl Config {
     /// Sets one setting by its variable, or from a file by `DATABASE_URL_FILE`,
-    /// `OUTBOX_URL_FILE`, `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE` or `OUTBOX_ADMIN_TOKEN_FILE`. Line ends at the end of the file do not count.
+    /// `OUTBOX_URL_FILE`, `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE`, `OUTBOX_SECRET_KEY_FILE` or
+    /// `OUTBOX_ADMIN_TOKEN_FILE`. Line ends at the end of the file do not count.
     ///
     /// ```no_run
     /// use diesel_outbox::Config;

@@ -39,14 +39,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::PgConnection;
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::{ConfigError, SigningSecret, parse_secrets};
+use crate::config::{ConfigError, SecretKeys, SigningSecret};
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
+use crate::sealed::{Opened, Place, Stored, open_all, seal};
 use crate::store::destinations as store;
 
 pub use crate::registered::RegisteredDestination;
@@ -70,7 +72,25 @@ pub enum DestinationError {
 #[derive(Debug, Clone, Copy)]
 pub struct Destinations<'a> {
     name: &'a OutboxName,
+    keys: Option<&'a SecretKeys>,
 }
+
+/// How the secrets of registered destinations are stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Encryption {
+    /// Destinations whose secrets are all encrypted with the newest key.
+    pub newest: usize,
+    /// Those with a secret that is encrypted with an older key, and none that is plain.
+    pub older: usize,
+    /// Those with a secret that is not encrypted.
+    pub plain: usize,
+    /// The names of those with a secret that cannot be read. No relay sends to them.
+    pub unreadable: Vec<String>,
+}
+
+/// Destinations whose secrets are looked at in one statement.
+const PAGE: i64 = 500;
 
 impl Outbox {
     /// Its registered destinations.
@@ -85,11 +105,39 @@ impl Outbox {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn destinations(&self) -> Destinations<'_> {
-        Destinations { name: self.name() }
+        Destinations {
+            name: self.name(),
+            keys: None,
+        }
     }
 }
 
-impl Destinations<'_> {
+impl<'a> Destinations<'a> {
+    /// Encrypts secrets in the database with these keys: [`Config::secret_keys`](crate::Config::secret_keys), which
+    /// the relay has to have, too. Without keys new secrets are stored as they are, and encrypted ones cannot be read.
+    ///
+    /// With keys, [`get`](Self::get) and [`list`](Self::list) also read the secrets: a destination whose secret cannot
+    /// be decrypted has a [`problem`](RegisteredDestination::problem).
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
+    /// let secret = destinations.secret(&mut conn, "acme")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_keys(self, keys: &'a SecretKeys) -> Self {
+        Self {
+            keys: Some(keys).filter(|keys| !keys.is_empty()),
+            ..self
+        }
+    }
+
     /// Registers a destination, or replaces all but the secrets of the one that has its name. A new one gets a secret.
     ///
     /// # Errors
@@ -100,13 +148,8 @@ impl Destinations<'_> {
         destination: &RegisteredDestination,
     ) -> Result<(), DestinationError> {
         destination.check()?;
-        let secret = SigningSecret::random();
-        store::put(
-            conn,
-            self.name,
-            destination,
-            secret.written().expose_secret(),
-        )?;
+        let secret = self.sealed(&destination.name, &SigningSecret::random())?;
+        store::put(conn, self.name, destination, secret.expose_secret())?;
         Ok(())
     }
 
@@ -119,7 +162,9 @@ impl Destinations<'_> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<RegisteredDestination>, DestinationError> {
-        Ok(store::get(conn, self.name, name)?)
+        let mut found: Vec<_> = store::get(conn, self.name, name)?.into_iter().collect();
+        self.tell_of_secrets(conn, &mut found)?;
+        Ok(found.pop())
     }
 
     /// Destinations in the order of their names, `limit` of them at most.
@@ -132,7 +177,9 @@ impl Destinations<'_> {
         filter: &DestinationFilter,
         limit: usize,
     ) -> Result<Vec<RegisteredDestination>, DestinationError> {
-        Ok(store::list(conn, self.name, filter, limit)?)
+        let mut found = store::list(conn, self.name, filter, limit)?;
+        self.tell_of_secrets(conn, &mut found)?;
+        Ok(found)
     }
 
     /// Has messages sent there again. `false`: there is none of this name.
@@ -167,7 +214,8 @@ impl Destinations<'_> {
     /// The newest of its secrets. `None`: there is none of this name, or it has no secret.
     ///
     /// # Errors
-    /// When the database fails, or somebody has written a secret that is none.
+    /// When the database fails, or a secret cannot be read: somebody has written what is none, or it is encrypted with
+    /// a key that was not [given](Self::with_keys).
     pub fn secret(
         &self,
         conn: &mut PgConnection,
@@ -176,8 +224,8 @@ impl Destinations<'_> {
         let Some(text) = store::secret(conn, self.name, name)? else {
             return Ok(None);
         };
-        let secrets = parse_secrets(&format!("destinations.{name}.secret"), &text)?;
-        Ok(secrets.into_iter().next())
+        let mut secrets = self.opened(name, &text)?.into_iter();
+        Ok(secrets.next().map(|newest| newest.secret))
     }
 
     /// Makes a new symmetric secret. The one before it signs beside it for `keep`. `None`: there is none of this name.
@@ -223,13 +271,122 @@ impl Destinations<'_> {
         secret: &SigningSecret,
         keep: Duration,
     ) -> Result<bool, DestinationError> {
-        let written = secret.written();
-        Ok(store::rotate(
-            conn,
-            self.name,
-            name,
-            written.expose_secret(),
-            keep,
-        )?)
+        let sealed = self.sealed(name, secret)?;
+        let new = sealed.expose_secret();
+        Ok(store::rotate(conn, self.name, name, new, keep)?)
+    }
+
+    /// Encrypts all secrets that are plain, or encrypted with an older key, with the newest of the [given](Self::with_keys)
+    /// keys. Returns how they were stored before. What cannot be read stays as it is.
+    ///
+    /// To change the key, give relays and applications both, the new one first, call this, and take the old one away.
+    ///
+    /// # Errors
+    /// When the database fails, or no key was given.
+    pub fn encrypt(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
+        if self.keys.is_none() {
+            return Err(ConfigError::new("OUTBOX_SECRET_KEY", "it is not set").into());
+        }
+        self.look_through(conn, |conn, name, column, opened| {
+            let sealed = opened.iter().map(|one| self.sealed(name, &one.secret));
+            let sealed = sealed.collect::<Result<Vec<_>, _>>()?;
+            let words: Vec<&str> = sealed.iter().map(ExposeSecret::expose_secret).collect();
+            let words = words.join(" ");
+            Ok(store::replace_secrets(
+                conn, self.name, name, column, &words,
+            )?)
+        })
+    }
+
+    /// How the secrets are stored, as far as the [given](Self::with_keys) keys tell.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub fn encryption(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
+        self.look_through(conn, |_, _, _, _| Ok(true))
+    }
+
+    /// Looks at the secrets of each destination, and does this to those that are not encrypted with the newest key.
+    /// `false`: they have changed in the meantime.
+    fn look_through(
+        &self,
+        conn: &mut PgConnection,
+        mut old: impl FnMut(&mut PgConnection, &str, &str, &[Opened]) -> Result<bool, DestinationError>,
+    ) -> Result<Encryption, DestinationError> {
+        let mut found = Encryption::default();
+        let mut after = String::new();
+        loop {
+            let page = store::secrets_behind(conn, self.name, &after, PAGE)?;
+            let Some((last, _)) = page.last() else {
+                return Ok(found);
+            };
+            after.clone_from(last);
+            for (name, column) in page {
+                let mut column = column;
+                while let Some(text) = column.as_deref().filter(|text| !text.trim().is_empty()) {
+                    let Ok(opened) = self.opened(&name, text) else {
+                        found.unreadable.push(name);
+                        break;
+                    };
+                    let has = |stored| opened.iter().any(|one| one.stored == stored);
+                    let count = match (has(Stored::Plain), has(Stored::ByOlderKey)) {
+                        (true, _) => &mut found.plain,
+                        (false, true) => &mut found.older,
+                        (false, false) => &mut found.newest,
+                    };
+                    let is_newest = !has(Stored::Plain) && !has(Stored::ByOlderKey);
+                    if is_newest || old(conn, &name, text, &opened)? {
+                        *count += 1;
+                        break;
+                    }
+                    let now = store::secrets_of(conn, self.name, &[&name])?;
+                    column = now.into_iter().next().and_then(|(_, column)| column);
+                }
+            }
+        }
+    }
+
+    /// A secret as it is stored.
+    fn sealed(&self, name: &str, secret: &SigningSecret) -> Result<SecretString, DestinationError> {
+        let sealed = match self.keys {
+            None => Ok(secret.written()),
+            Some(keys) => seal(keys, self.place(name), secret),
+        };
+        Ok(sealed.map_err(|reason| ConfigError::new("OUTBOX_SECRET_KEY", reason))?)
+    }
+
+    /// The secrets of a column.
+    fn opened(&self, name: &str, column: &str) -> Result<Vec<Opened>, ConfigError> {
+        let none = SecretKeys::default();
+        open_all(self.keys.unwrap_or(&none), self.place(name), column)
+            .map_err(|why| ConfigError::new(format!("destinations.{name}.secret"), why.to_string()))
+    }
+
+    fn place<'p>(&'p self, destination: &'p str) -> Place<'p> {
+        Place {
+            outbox: self.name,
+            destination,
+        }
+    }
+
+    /// Where keys are given, a secret that cannot be read is a problem.
+    fn tell_of_secrets(
+        &self,
+        conn: &mut PgConnection,
+        found: &mut [RegisteredDestination],
+    ) -> Result<(), DestinationError> {
+        if self.keys.is_none() || found.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+        let secrets: HashMap<String, Option<String>> = store::secrets_of(conn, self.name, &names)?
+            .into_iter()
+            .collect();
+        for one in found.iter_mut().filter(|one| one.problem.is_none()) {
+            let column = secrets.get(&one.name).and_then(Option::as_deref);
+            let opened = self.opened(&one.name, column.unwrap_or_default());
+            one.problem = opened.err().map(|error| error.to_string());
+        }
+        Ok(())
     }
 }

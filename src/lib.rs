@@ -80,6 +80,8 @@ mod provider;
 mod registered;
 #[cfg(feature = "relay")]
 mod routes;
+#[cfg(feature = "relay")]
+mod sealed;
 mod status;
 
 // Floor 1: the database, and the way out.

@@ -34,6 +34,12 @@ impl OutboxName {
         self.quoted("")
     }
 
+    /// The name without its schema, and without quotes.
+    #[cfg(feature = "relay")]
+    pub(crate) fn table(&self) -> &str {
+        &self.table
+    }
+
     pub(crate) fn part(&self) -> String {
         self.quoted("_part")
     }

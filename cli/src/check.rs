@@ -177,6 +177,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Ok(found) => findings.extend(found.into_iter().map(of_the_doctor)),
         Err(error) => findings.push(bad("doctor", error.to_string())),
     }
+    findings.extend(secrets::at_rest(&mut conn, config));
     match admin::topics(&mut conn, &config.table) {
         Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
         Err(error) => findings.push(bad("topics", error.to_string())),

@@ -69,6 +69,8 @@ enum Action {
         #[arg(long, value_name = "DURATION", default_value = "24h")]
         keep: String,
     },
+    /// Encrypt all secrets in the database with the newest key of OUTBOX_SECRET_KEY
+    Encrypt,
 }
 
 #[derive(Debug, clap::Args)]
@@ -131,7 +133,7 @@ struct Put {
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let outbox = Outbox::new(&config.table.to_string())?;
-    let destinations = outbox.destinations();
+    let destinations = outbox.destinations().with_keys(&config.secret_keys);
     let mut conn = pause::connect(&config, "destination")?;
     let conn = &mut conn;
     match &options.action {
@@ -184,6 +186,35 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                 false => missing(name),
             }
         }
+        Action::Encrypt => encrypt(conn, destinations),
+    }
+}
+
+fn encrypt(conn: &mut PgConnection, destinations: Destinations<'_>) -> Result<()> {
+    let before = destinations.encrypt(conn).map_err(|error| match error {
+        // Bad settings: exit code 2.
+        DestinationError::Invalid(error) => error.into(),
+        error => anyhow::Error::from(error),
+    })?;
+    output::line(format!(
+        "encrypted the secrets of {} destinations ({} plain, {} with an older key); {} had the newest key already",
+        before.plain + before.older,
+        before.plain,
+        before.older,
+        before.newest,
+    ))?;
+    let names: Vec<String> = before
+        .unreadable
+        .iter()
+        .map(|name| output::shown(name))
+        .collect();
+    match names.as_slice() {
+        [] => Ok(()),
+        names => bail!(
+            "the secrets of {} destinations cannot be read and stay as they are: {}",
+            names.len(),
+            names.join(", ")
+        ),
     }
 }
 

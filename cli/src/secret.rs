@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Read, stdin};
 
 use anyhow::{Context, Result, bail};
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::{SigningSecret, parse_secrets};
+use diesel_outbox::config::{SecretKeys, SigningSecret, parse_secrets};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::output;
@@ -20,7 +20,7 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Make a new secret, for OUTBOX_SECRET or a destination's `secret`
+    /// Make a new secret, for OUTBOX_SECRET or a destination's `secret`, or a key for OUTBOX_SECRET_KEY
     New(New),
     /// Show the public keys of asymmetric secrets: what receivers verify with
     Public {
@@ -37,6 +37,9 @@ struct New {
     /// One that no receiver gets: whsk_… (Ed25519). Receivers get its public key, which cannot sign
     #[arg(long, conflicts_with = "symmetric")]
     asymmetric: bool,
+    /// No signing secret, but a key for OUTBOX_SECRET_KEY, which encrypts secrets in the database
+    #[arg(long, conflicts_with_all = ["symmetric", "asymmetric"])]
+    at_rest: bool,
 }
 
 /// Secrets are short. A longer text is no secret.
@@ -45,6 +48,9 @@ const MOST_BYTES: u64 = 64 * 1024;
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     match &options.action {
         Action::New(new) => {
+            if new.at_rest {
+                return output::line(SecretKeys::random().written().expose_secret());
+            }
             let secret = match new.asymmetric {
                 true => SigningSecret::random_asymmetric()?,
                 false => SigningSecret::random(),

@@ -10,6 +10,7 @@ use self::Place::{NoFile, OwnFile};
 use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots};
 use super::error::{ConfigError, nearest};
 use super::secret::secrets;
+use super::secret_keys::secret_keys;
 use super::text::{TICK, at_least, database_url, duration, not_empty, source, switch, url, within};
 use super::{Config, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
@@ -176,6 +177,8 @@ pub const SETTINGS: &[Setting] = &[
         "The destination of every topic that no route serves; or OUTBOX_URL_FILE").at(OwnFile).by("RelayBuilder::url"),
     setting("OUTBOX_SECRET", "", field!(secrets: Words("SECRET", secrets)),
         "Signs requests: whsec_… or whsk_…, or several, the newest first; or OUTBOX_SECRET_FILE").at(OwnFile),
+    setting("OUTBOX_SECRET_KEY", "", field!(secret_keys: Words("KEY", secret_keys)),
+        "Encrypts secrets of registered destinations in the database: base64 of 32 bytes, the newest first; or OUTBOX_SECRET_KEY_FILE").at(OwnFile).by("RelayBuilder::secret_keys"),
     setting("OUTBOX_MODE", "binary", field!(mode: Text("WORD", Mode::from_str)),
         "How requests look (CloudEvents): binary, structured or batched"),
     setting("OUTBOX_SOURCE", "", field!(source: Text("REFERENCE", source)),

@@ -13,12 +13,14 @@ use super::bulkhead::Bulkhead;
 use super::gate::{Room, Standing};
 use super::to::To;
 use super::turns::Turns;
-use crate::config::{Config, ConfigError, parse_secrets};
-use crate::dispatch::{Customers, Dispatcher};
+use crate::config::{Config, ConfigError};
+use crate::dispatch::{Customers, Dispatcher, Failure, Outcome};
 use crate::lock::lock;
 use crate::message::Message;
 use crate::registered::RegisteredDestination;
 use crate::routes::{Routes, Way, matches_any};
+use crate::sealed::{Place, Unreadable, open_all};
+use crate::status::ReasonCode;
 use crate::store::destinations::{Registered as Row, Stamp};
 use crate::store::relay::claim::Topic;
 
@@ -37,6 +39,8 @@ pub(crate) struct Customer {
     pub(super) has_filter: bool,
     /// What is needed to send. `None`: it is disabled.
     pub(super) bulkhead: Option<Bulkhead>,
+    /// This relay cannot decrypt its secret. Messages for it wait, for others may: see [`Locked`].
+    pub(super) is_locked: bool,
 }
 
 impl Customer {
@@ -86,6 +90,18 @@ pub(crate) struct Changes {
 pub(super) struct Bad {
     pub(super) name: String,
     pub(super) why: String,
+    /// Only for this relay: it cannot decrypt the secret.
+    pub(super) is_locked: bool,
+}
+
+/// In the place of a dispatcher that cannot sign. The claimer leaves such destinations alone, so only a message that was
+/// claimed before comes here.
+struct Locked(String);
+
+impl Dispatcher for Locked {
+    fn dispatch(&self, _: &Message) -> Outcome {
+        Outcome::Wait(Failure::new(ReasonCode::Failed, self.0.clone()))
+    }
 }
 
 impl std::fmt::Debug for Registry {
@@ -171,14 +187,23 @@ impl Registry {
             let made = row
                 .enabled
                 .then(|| maker.make(&row, secrets.as_ref(), pool));
-            let made = made.transpose().map_err(|why| Bad {
-                name: row.name.clone(),
-                why,
-            });
-            let bulkhead = made.unwrap_or_else(|one| {
-                bad.push(one);
+            let mut tell = |why, is_locked| {
+                bad.push(Bad {
+                    name: row.name.clone(),
+                    why,
+                    is_locked,
+                });
+            };
+            let made = made.transpose().unwrap_or_else(|why| {
+                tell(why, false);
                 None
             });
+            let locked = made.as_ref().and_then(|made| made.locked.clone());
+            let is_locked = locked.is_some();
+            if let Some(why) = locked {
+                tell(why, true);
+            }
+            let bulkhead = made.map(|made| made.bulkhead);
             let customer = Customer {
                 id,
                 stamp,
@@ -186,6 +211,7 @@ impl Registry {
                 tenant_id: row.tenant_id,
                 has_filter: row.filter.is_some(),
                 bulkhead,
+                is_locked,
             };
             next.by_name.insert(row.name.into(), Arc::new(customer));
         }
@@ -262,29 +288,39 @@ impl Maker {
         row: &RegisteredDestination,
         secrets: Option<&secrecy::SecretString>,
         pool: &Bulkhead,
-    ) -> Result<Bulkhead, String> {
+    ) -> Result<Made, String> {
         use secrecy::ExposeSecret;
 
         if let Some(problem) = &row.problem {
             return Err(problem.clone());
         }
         let secrets = secrets.map(ExposeSecret::expose_secret).unwrap_or_default();
-        let secrets = match secrets.is_empty() {
-            true => Vec::new(),
-            false => parse_secrets("secret", secrets).map_err(|error| error.to_string())?,
+        let place = Place {
+            outbox: &self.config.table,
+            destination: &row.name,
         };
-        let made = |(destination, dispatcher): (_, Arc<dyn Dispatcher>)| {
-            Bulkhead::of_customer(&destination, &self.config, pool, dispatcher)
+        let (secrets, locked) = match open_all(&self.config.secret_keys, place, secrets) {
+            Ok(secrets) => (secrets, None),
+            Err(Unreadable::Locked(why)) => (Vec::new(), Some(why)),
+            Err(Unreadable::Bad(why)) => return Err(format!("secret: {why}")),
         };
-        let destination = row.destination(&self.config, secrets);
-        let place = destination.and_then(|one| {
-            let dispatcher = self.customers.dispatcher(one.clone())?;
-            Ok((one, dispatcher))
-        });
-        place
-            .map(made)
-            .map_err(|error: ConfigError| error.to_string())
+        let secrets = secrets.into_iter().map(|one| one.secret).collect();
+        let wrong = |error: ConfigError| error.to_string();
+        let destination = row.destination(&self.config, secrets).map_err(wrong)?;
+        let dispatcher = match &locked {
+            Some(why) => Arc::new(Locked(why.clone())) as Arc<dyn Dispatcher>,
+            None => (self.customers.dispatcher(destination.clone())).map_err(wrong)?,
+        };
+        let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher);
+        Ok(Made { bulkhead, locked })
     }
+}
+
+/// What a row becomes.
+struct Made {
+    bulkhead: Bulkhead,
+    /// Why its secret cannot be decrypted here.
+    locked: Option<String>,
 }
 
 /// What the threads of a relay share about registered destinations.
@@ -370,12 +406,16 @@ impl Registered {
     pub(super) fn forget_flowing(&self) {
         let registry = self.registry();
         lock(&self.watched).retain(|id| {
-            let bulkhead = registry.get(*id).and_then(|one| one.bulkhead.as_ref());
+            let customer = registry.get(*id);
+            let bulkhead = customer.and_then(|one| one.bulkhead.as_ref());
+            let is_locked = customer.is_some_and(|one| one.is_locked);
             bulkhead.is_some_and(|bulkhead| {
-                !matches!(
-                    bulkhead.gate.standing(),
-                    Standing::Flowing | Standing::Trying
-                ) || bulkhead.gate.has_news()
+                is_locked
+                    || !matches!(
+                        bulkhead.gate.standing(),
+                        Standing::Flowing | Standing::Trying
+                    )
+                    || bulkhead.gate.has_news()
             })
         });
     }
@@ -413,13 +453,16 @@ impl Rooms {
             *count = room.saturating_sub(*count);
         }
         for one in registered.watched() {
+            if one.is_locked {
+                rooms.close(one.id);
+                continue;
+            }
             let Some(bulkhead) = &one.bulkhead else {
                 continue;
             };
             match bulkhead.gate.room() {
                 Room::Closed => {
-                    rooms.closed.insert(one.id);
-                    rooms.of.insert(one.id, 0);
+                    rooms.close(one.id);
                     let opens = bulkhead.gate.opens_at();
                     rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
                 }
@@ -431,6 +474,11 @@ impl Rooms {
             }
         }
         rooms
+    }
+
+    fn close(&mut self, id: u32) {
+        self.closed.insert(id);
+        self.of.insert(id, 0);
     }
 
     /// Another message goes there.

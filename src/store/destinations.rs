@@ -274,6 +274,49 @@ pub(crate) fn secret(
     Ok(found.flatten())
 }
 
+/// The secrets of these destinations, plain or sealed, by their names.
+pub(crate) fn secrets_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+) -> QueryResult<Vec<(String, Option<String>)>> {
+    registered(name)
+        .filter(destination::name.eq_any(names))
+        .select((destination::name, destination::secret))
+        .load(conn)
+}
+
+/// The same of all behind this name, in the order of their names.
+pub(crate) fn secrets_behind(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    after: &str,
+    limit: i64,
+) -> QueryResult<Vec<(String, Option<String>)>> {
+    registered(name)
+        .filter(destination::name.gt(after))
+        .order(destination::name)
+        .limit(limit)
+        .select((destination::name, destination::secret))
+        .load(conn)
+}
+
+/// Puts these secrets in the place of the ones that it had. `false`: it is not there, or has others by now.
+pub(crate) fn replace_secrets(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+    before: &str,
+    secrets: &str,
+) -> QueryResult<bool> {
+    update(registered(name))
+        .filter(destination::name.eq(which))
+        .filter(destination::secret.assume_not_null().eq(before))
+        .set(destination::secret.eq(secrets))
+        .execute(conn)
+        .map(|count| count > 0)
+}
+
 /// What tells whether any row has changed: how many there are, and a sum over all of them.
 pub(crate) type Stamp = (i64, i64);
 

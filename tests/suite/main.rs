@@ -58,6 +58,7 @@ mod replay;
 mod retention;
 mod roles;
 mod schema;
+mod sealed;
 mod secrets;
 mod settings;
 mod several;

@@ -1,15 +1,18 @@
-//! Secrets that receivers share: each of them can sign requests to the others.
+//! Secrets that receivers share: each of them can sign requests to the others. And secrets at rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use diesel_outbox::Config;
+use diesel::PgConnection;
 use diesel_outbox::config::SigningSecret;
+use diesel_outbox::destinations::DestinationError;
+use diesel_outbox::{Config, Outbox};
 use secrecy::ExposeSecret;
 
-use super::{Finding, warning};
+use super::{Finding, bad, good, warning};
 
-/// Hosts that a warning names.
-const MOST_HOSTS: usize = 5;
+const WHAT: &str = "secret";
+/// Hosts, or destinations, that a finding names.
+const MOST_NAMED: usize = 5;
 
 /// A warning for each group of hosts that verify with the same symmetric secret.
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
@@ -47,21 +50,79 @@ fn shared(hosts: &BTreeSet<String>, is_default: bool) -> Finding {
         true => "OUTBOX_SECRET is",
         false => "one secret is",
     };
-    let mut named: Vec<&str> = hosts.iter().take(MOST_HOSTS).map(String::as_str).collect();
-    if hosts.len() > MOST_HOSTS {
-        named.push("…");
-    }
     let detail = format!(
         "{what} shared by {} hosts ({}): each of these receivers can forge requests to the others",
         hosts.len(),
-        named.join(", "),
+        named(hosts),
     );
     Finding {
         advice: Some(
             "give each destination a secret of its own (`diesel-outbox secret new`), or sign so that receivers cannot (`diesel-outbox secret new --asymmetric`)".to_owned(),
         ),
-        ..warning("secret", detail)
+        ..warning(WHAT, detail)
     }
+}
+
+/// The first of these.
+fn named<'a>(all: impl IntoIterator<Item = &'a String>) -> String {
+    let mut all = all.into_iter();
+    let mut named: Vec<&str> = all.by_ref().take(MOST_NAMED).map(String::as_str).collect();
+    if all.next().is_some() {
+        named.push("…");
+    }
+    named.join(", ")
+}
+
+/// How the secrets of registered destinations are stored. Without a key, and without encrypted secrets, there is
+/// nothing to say.
+pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
+    let found = Outbox::new(&config.table.to_string())
+        .map_err(anyhow::Error::from)
+        .and_then(|outbox| {
+            let destinations = outbox.destinations().with_keys(&config.secret_keys);
+            destinations
+                .encryption(conn)
+                .map_err(|error: DestinationError| error.into())
+        });
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => return vec![bad(WHAT, error.to_string())],
+    };
+    let mut findings = Vec::new();
+    if !found.unreadable.is_empty() {
+        let detail = format!(
+            "the secrets of {} registered destinations cannot be read ({}): nothing is sent there",
+            found.unreadable.len(),
+            named(&found.unreadable),
+        );
+        findings.push(Finding {
+            advice: Some(
+                "give the key that they were encrypted with (OUTBOX_SECRET_KEY), or a new secret: `diesel-outbox destination rotate`".to_owned(),
+            ),
+            ..bad(WHAT, detail)
+        });
+    }
+    if config.secret_keys.is_empty() {
+        return findings;
+    }
+    let old = found.plain + found.older;
+    if old > 0 {
+        let detail = format!(
+            "the secrets of {old} registered destinations are not encrypted with the newest key ({} plain, {} with an older key)",
+            found.plain, found.older,
+        );
+        findings.push(Finding {
+            advice: Some("`diesel-outbox destination encrypt` encrypts them".to_owned()),
+            ..warning(WHAT, detail)
+        });
+    } else if found.newest > 0 {
+        let detail = format!(
+            "the secrets of {} registered destinations are encrypted with the newest key",
+            found.newest
+        );
+        findings.push(good(WHAT, detail));
+    }
+    findings
 }
 
 #[cfg(test)]

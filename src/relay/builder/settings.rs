@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::RelayBuilder;
 use crate::backoff::Backoff;
+use crate::config::SecretKeys;
 
 impl RelayBuilder {
     /// Threads that send, 1 to 1024, for each destination that has no number of its own. Defaults to 16.
@@ -58,6 +59,15 @@ impl RelayBuilder {
         self.with("OUTBOX_REGISTERED_PUBLIC_ONLY", |config| {
             config.registered_public_only = is_so;
         })
+    }
+
+    /// The keys that secrets of registered destinations are encrypted with in the database: see
+    /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
+    ///
+    /// Without a key that fits, the relay sends nothing to such a destination: its messages wait.
+    #[must_use]
+    pub fn secret_keys(self, keys: SecretKeys) -> Self {
+        self.with("OUTBOX_SECRET_KEY", |config| config.secret_keys = keys)
     }
 
     /// The limit for one send, for each destination that has none of its own. Handlers have

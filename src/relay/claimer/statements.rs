@@ -57,7 +57,12 @@ impl<D: Database> Claimer<'_, D> {
         if let (Some(changes), Some(all)) = (changes, self.shared.bulkheads.last()) {
             let (bad, is_changed) = registered.change(changes, all);
             is_new |= is_changed;
-            for Bad { name, why } in bad {
+            let (locked, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(|one| one.is_locked);
+            if let Some(Bad { name, why, .. }) = locked.first() {
+                let count = locked.len();
+                log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot read the secrets of {count} registered destinations, and sends nothing to them: their messages wait for a relay that can. For example {name}: {why}");
+            }
+            for Bad { name, why, .. } in bad {
                 log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}, which cannot be used: {why}");
                 self.db.disable(&name, &why)?;
             }

@@ -121,7 +121,8 @@ impl Pool<'_> {
             }
         }
         let next = turns.next(now, |id| {
-            let customer = registry.get(id).and_then(|one| one.bulkhead.as_ref());
+            let customer = registry.get(id).filter(|one| !one.is_locked);
+            let customer = customer.and_then(|one| one.bulkhead.as_ref());
             customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
         });
         let has_more = turns.has_ready();

@@ -1,0 +1,232 @@
+//! Secrets at rest: of a registered destination's secret the database holds what `OUTBOX_SECRET_KEY` opens.
+//!
+//! A sealed secret is `sealed1_` and the base64 of a random nonce (12 bytes), the encrypted secret and its tag (16
+//! bytes), by AES-256-GCM. The names of the outbox and of the destination are authenticated with it, so a row's secret
+//! opens in no other row. Of the outbox's name that is the part without the schema: who finds the outbox by the search
+//! path has no other.
+//!
+//! The process's provider of rustls encrypts, through the interface that QUIC's packets need: an AEAD with a key, a
+//! nonce and associated data. Every provider that TLS uses has AES-256-GCM, so secrets at rest need no library of
+//! their own.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::config::{SecretKeys, SigningSecret};
+use crate::name::OutboxName;
+
+/// What tells a sealed secret from a plain one, with the version of the form.
+const PREFIX: &str = "sealed1_";
+const NONCE_BYTES: usize = 12;
+
+/// Where a secret belongs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) outbox: &'a OutboxName,
+    pub(crate) destination: &'a str,
+}
+
+impl Place<'_> {
+    /// What is authenticated. No name holds a zero byte.
+    fn associated_data(&self) -> Vec<u8> {
+        let (outbox, destination) = (self.outbox.table(), self.destination);
+        format!("diesel-outbox {PREFIX}\0{outbox}\0{destination}").into_bytes()
+    }
+}
+
+/// How a secret is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    Plain,
+    ByNewestKey,
+    ByOlderKey,
+}
+
+/// A stored secret that could be read.
+pub(crate) struct Opened {
+    pub(crate) secret: SigningSecret,
+    pub(crate) stored: Stored,
+}
+
+/// The secret as it is to be stored: sealed with the newest key, or as it is where there is no key. An error is the
+/// reason.
+pub(crate) fn seal(
+    keys: &SecretKeys,
+    place: Place<'_>,
+    secret: &SigningSecret,
+) -> Result<SecretString, String> {
+    let Some(key) = keys.bytes().next() else {
+        return Ok(secret.written());
+    };
+    let mut nonce = [0; NONCE_BYTES];
+    getrandom::fill(&mut nonce).map_err(|error| format!("no random numbers: {error}"))?;
+    let written = secret.written();
+    let plain = written.expose_secret().as_bytes();
+    let encrypted = aead::encrypt(key, nonce, &place.associated_data(), plain)?;
+    let bytes = [&nonce[..], &encrypted].concat();
+    Ok(format!("{PREFIX}{}", BASE64.encode(bytes)).into())
+}
+
+/// Why a secret cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// It is encrypted, and this process cannot decrypt it. Another one may.
+    Locked(String),
+    /// It is no secret.
+    Bad(String),
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Locked(reason) | Self::Bad(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
+/// The secrets of a column, plain or sealed.
+pub(crate) fn open_all(
+    keys: &SecretKeys,
+    place: Place<'_>,
+    column: &str,
+) -> Result<Vec<Opened>, Unreadable> {
+    let words = column.split(|c: char| c == ',' || c.is_whitespace());
+    let words = words.filter(|word| !word.is_empty());
+    let open = |(index, word)| {
+        let which = |reason| format!("secret {}: {reason}", index + 1);
+        open(keys, place, word).map_err(|error| match error {
+            Unreadable::Locked(reason) => Unreadable::Locked(which(reason)),
+            Unreadable::Bad(reason) => Unreadable::Bad(which(reason)),
+        })
+    };
+    words.enumerate().map(open).collect()
+}
+
+fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unreadable> {
+    let parsed = |text: &str| {
+        let secret = text.parse::<SigningSecret>();
+        secret.map_err(|error| Unreadable::Bad(error.reason().to_owned()))
+    };
+    let locked = |reason: &str| Unreadable::Locked(reason.to_owned());
+    let Some(encoded) = word.strip_prefix(PREFIX) else {
+        return Ok(Opened {
+            secret: parsed(word)?,
+            stored: Stored::Plain,
+        });
+    };
+    if keys.is_empty() {
+        return Err(locked(
+            "it is encrypted, and no key is given: OUTBOX_SECRET_KEY, or in code Destinations::with_keys",
+        ));
+    }
+    let bytes = BASE64
+        .decode(encoded)
+        .map_err(|_| locked("it is encrypted, and damaged: it is not base64"))?;
+    let (nonce, encrypted) = bytes
+        .split_first_chunk::<NONCE_BYTES>()
+        .ok_or_else(|| locked("it is encrypted, and cut off"))?;
+    let associated_data = place.associated_data();
+    for (index, key) in keys.bytes().enumerate() {
+        let plain = aead::decrypt(key, *nonce, &associated_data, encrypted);
+        if let Some(plain) = plain.map_err(Unreadable::Locked)? {
+            return Ok(Opened {
+                secret: parsed(plain.expose_secret())?,
+                stored: match index {
+                    0 => Stored::ByNewestKey,
+                    _ => Stored::ByOlderKey,
+                },
+            });
+        }
+    }
+    Err(locked(
+        "it is encrypted, and no key of OUTBOX_SECRET_KEY opens it, or it was made for another destination or outbox",
+    ))
+}
+
+/// AES-256-GCM.
+#[cfg(feature = "http")]
+mod aead {
+    use rustls::CipherSuite::TLS13_AES_256_GCM_SHA384;
+    use rustls::crypto::cipher::{AeadKey, Iv};
+    use rustls::quic::PacketKey;
+    use secrecy::SecretString;
+
+    use super::NONCE_BYTES;
+    use crate::provider::{MISSING, provider};
+
+    /// The nonce is the IV itself: it is combined with the packet number by exclusive or.
+    const PACKET: u64 = 0;
+
+    /// What was encrypted, and its tag.
+    pub(super) fn encrypt(
+        key: &[u8; 32],
+        nonce: [u8; NONCE_BYTES],
+        associated_data: &[u8],
+        plain: &[u8],
+    ) -> Result<Vec<u8>, String> {
+        let mut encrypted = plain.to_vec();
+        let tag = cipher(key, nonce)?
+            .encrypt_in_place(PACKET, associated_data, &mut encrypted)
+            .map_err(|error| error.to_string())?;
+        encrypted.extend_from_slice(tag.as_ref());
+        Ok(encrypted)
+    }
+
+    /// `None`: it was not encrypted with this key, or for these associated data.
+    pub(super) fn decrypt(
+        key: &[u8; 32],
+        nonce: [u8; NONCE_BYTES],
+        associated_data: &[u8],
+        encrypted: &[u8],
+    ) -> Result<Option<SecretString>, String> {
+        let cipher = cipher(key, nonce)?;
+        let mut bytes = encrypted.to_vec();
+        let plain = cipher.decrypt_in_place(PACKET, associated_data, &mut bytes);
+        let plain = plain.ok().and_then(|plain| str::from_utf8(plain).ok());
+        Ok(plain.map(SecretString::from))
+    }
+
+    fn cipher(key: &[u8; 32], nonce: [u8; NONCE_BYTES]) -> Result<Box<dyn PacketKey>, String> {
+        let provider = provider()
+            .ok_or_else(|| format!("OUTBOX_SECRET_KEY needs cryptography, and {MISSING}"))?;
+        let mut suites = provider.cipher_suites.iter();
+        let suite = suites.find(|suite| suite.suite() == TLS13_AES_256_GCM_SHA384);
+        let algorithm = suite.and_then(|suite| suite.tls13()?.quic);
+        let algorithm = algorithm.ok_or(
+            "OUTBOX_SECRET_KEY: the installed CryptoProvider of rustls has no AES-256-GCM for QUIC",
+        )?;
+        Ok(algorithm.packet_key(AeadKey::from(*key), Iv::new(nonce)))
+    }
+}
+
+#[cfg(not(feature = "http"))]
+mod aead {
+    use secrecy::SecretString;
+
+    use super::NONCE_BYTES;
+
+    const MISSING: &str = "OUTBOX_SECRET_KEY needs cryptography, and this build has none: give diesel-outbox the feature `ring` or `aws-lc-rs`";
+
+    pub(super) fn encrypt(
+        _: &[u8; 32],
+        _: [u8; NONCE_BYTES],
+        _: &[u8],
+        _: &[u8],
+    ) -> Result<Vec<u8>, String> {
+        Err(MISSING.to_owned())
+    }
+
+    pub(super) fn decrypt(
+        _: &[u8; 32],
+        _: [u8; NONCE_BYTES],
+        _: &[u8],
+        _: &[u8],
+    ) -> Result<Option<SecretString>, String> {
+        Err(MISSING.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests;

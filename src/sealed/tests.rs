@@ -1,0 +1,160 @@
+use super::*;
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+const OTHER: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
+
+fn keys(text: &str) -> SecretKeys {
+    text.parse().expect("keys")
+}
+
+fn secret() -> SigningSecret {
+    SECRET.parse().expect("a secret")
+}
+
+fn written(opened: &[Opened]) -> Vec<String> {
+    let written = |one: &Opened| one.secret.written().expose_secret().to_owned();
+    opened.iter().map(written).collect()
+}
+
+#[test]
+fn without_a_key_secrets_are_stored_and_read_as_they_are() {
+    let outbox = OutboxName::default();
+    let place = Place {
+        outbox: &outbox,
+        destination: "acme",
+    };
+    let none = SecretKeys::default();
+    let stored = seal(&none, place, &secret()).expect("no key is needed");
+    assert_eq!(stored.expose_secret(), SECRET);
+    let column = format!("{SECRET}, {OTHER}");
+    for keys in [none, SecretKeys::random()] {
+        let opened = open_all(&keys, place, &column).expect("two");
+        assert_eq!(written(&opened), [SECRET, OTHER]);
+        assert!(opened.iter().all(|one| one.stored == Stored::Plain));
+        assert!(open_all(&keys, place, "").expect("none").is_empty());
+        let error = open_all(&keys, place, &format!("{SECRET} hunter2"));
+        let error = error.err().expect("no secret");
+        assert!(matches!(error, Unreadable::Bad(_)), "{error:?}");
+        let error = error.to_string();
+        assert!(error.starts_with("secret 2: "), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
+#[test]
+fn without_cryptography_nothing_is_sealed_and_the_error_says_what_to_do() {
+    let outbox = OutboxName::default();
+    let place = Place {
+        outbox: &outbox,
+        destination: "acme",
+    };
+    let error = seal(&SecretKeys::random(), place, &secret()).expect_err("no provider");
+    assert!(error.contains("feature `ring`"), "{error}");
+}
+
+#[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
+mod sealed {
+    use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+    use proptest::sample::Index;
+
+    use super::*;
+
+    const OLD: &str = "9MMfxlcYUyu2sa5cYoUYXvyhYOXs7TtNvOLzlpTtrLo=";
+    const NEW: &str = "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=";
+
+    fn sealed(keys: &SecretKeys, place: Place<'_>) -> String {
+        let sealed = seal(keys, place, &secret()).expect("sealed");
+        sealed.expose_secret().to_owned()
+    }
+
+    fn at<'a>(outbox: &'a OutboxName, destination: &'a str) -> Place<'a> {
+        Place {
+            outbox,
+            destination,
+        }
+    }
+
+    #[test]
+    fn a_sealed_secret_shows_nothing_and_is_opened_with_its_key() {
+        let outbox = OutboxName::default();
+        let (place, new) = (at(&outbox, "acme"), keys(NEW));
+        let [one, other] = [0, 1].map(|_| sealed(&new, place));
+        assert!(
+            one.starts_with("sealed1_") && !one.contains("MfKQ"),
+            "{one}"
+        );
+        assert_ne!(one, other, "each has a nonce of its own");
+        let opened = open_all(&new, place, &format!("{one} {other} {OTHER}"));
+        let opened = opened.expect("three");
+        assert_eq!(written(&opened), [SECRET, SECRET, OTHER]);
+        let stored: Vec<Stored> = opened.iter().map(|one| one.stored).collect();
+        assert_eq!(
+            stored,
+            [Stored::ByNewestKey, Stored::ByNewestKey, Stored::Plain]
+        );
+    }
+
+    /// Made by Python's `cryptography` (`AESGCM`), with the nonce 0, 1, … 11: the form is what the module says.
+    #[test]
+    fn the_form_is_aes_256_gcm_as_others_have_it() {
+        let outbox = OutboxName::default();
+        let by_python = "sealed1_AAECAwQFBgcICQoLB8VaCULU2lqmDNSxL7JRo+IstdGuh7qI6tlJ8xmRIVTR6Ve2UUIae3OsTPISIwWYkSS1bpew";
+        let opened = open_all(&keys(OLD), at(&outbox, "acme"), by_python).expect("opened");
+        assert_eq!(written(&opened), [SECRET]);
+    }
+
+    #[test]
+    fn an_older_key_opens_and_the_newest_seals() {
+        let outbox = OutboxName::default();
+        let (place, old) = (at(&outbox, "acme"), keys(OLD));
+        let both = keys(&format!("{NEW} {OLD}"));
+        let opened = open_all(&both, place, &sealed(&old, place)).expect("opened");
+        assert_eq!(opened[0].stored, Stored::ByOlderKey);
+        let newest = sealed(&both, place);
+        let opened = open_all(&keys(NEW), place, &newest).expect("opened");
+        assert_eq!(opened[0].stored, Stored::ByNewestKey);
+        let error = open_all(&old, place, &newest).err().expect("another key");
+        assert!(matches!(error, Unreadable::Locked(_)), "{error:?}");
+        let error = error.to_string();
+        assert!(
+            error.contains("no key of OUTBOX_SECRET_KEY opens it"),
+            "{error}"
+        );
+        let error = open_all(&SecretKeys::default(), place, &newest);
+        let error = error.err().expect("no key").to_string();
+        assert!(error.contains("no key is given"), "{error}");
+    }
+
+    #[test]
+    fn a_secret_opens_in_its_own_row_only() {
+        let [outbox, other] = ["outbox", "other"].map(|name| name.parse().expect("a name"));
+        let new = keys(NEW);
+        let text = sealed(&new, at(&outbox, "acme"));
+        for place in [at(&outbox, "evil"), at(&other, "acme"), at(&outbox, "")] {
+            assert!(open_all(&new, place, &text).is_err());
+        }
+        // The same outbox, by its whole name and by the search path.
+        let whole: OutboxName = "shop.outbox".parse().expect("a name");
+        assert!(open_all(&new, at(&whole, "acme"), &text).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_changed_or_cut_off_is_opened(place in any::<Index>(), bit in 0..8_u8, cut in any::<Index>()) {
+            let outbox = OutboxName::default();
+            let (at, new) = (at(&outbox, "acme"), keys(NEW));
+            let text = sealed(&new, at);
+            let mut bytes = BASE64.decode(&text[PREFIX.len()..])?;
+            let short = &bytes[..cut.index(bytes.len())];
+            let short = format!("{PREFIX}{}", BASE64.encode(short));
+            prop_assert!(open_all(&new, at, &short).is_err());
+            let place = place.index(bytes.len());
+            bytes[place] ^= 1 << bit;
+            let changed = format!("{PREFIX}{}", BASE64.encode(bytes));
+            let error = open_all(&new, at, &changed).err();
+            prop_assert!(error.is_some_and(|error| !error.to_string().contains("whsec_")));
+            prop_assert_eq!(written(&open_all(&new, at, &text).expect("as it was")), [SECRET]);
+        }
+    }
+}
