@@ -1,4 +1,4 @@
-//! What operators do: migrate, look, cancel, settle, requeue, discard, pause. The binary's commands are made of this.
+//! What operators do: migrate, look, cancel, settle, requeue, discard, pause, forget. The binary's commands are made of this.
 //!
 //! The functions work on the caller's connection and on the outbox that is named, and commit what they
 //! do unless a transaction of the caller's is open. After an outage of a receiver, for example:
@@ -31,6 +31,7 @@
 mod dead_letters;
 mod depths;
 mod diagnose;
+mod forget;
 mod keys;
 mod messages;
 mod migrations;
@@ -65,6 +66,7 @@ pub use self::dead_letters::{
 };
 pub use self::depths::{activity, count_all, depths};
 pub use self::diagnose::{Finding, Severity, diagnose};
+pub use self::forget::{Forgotten, forget};
 pub use self::keys::{blocked_keys, leases};
 pub use self::messages::{history, key_messages, ledger, message};
 pub use self::migrations::{

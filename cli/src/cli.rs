@@ -6,8 +6,8 @@ use crate::settings::SettingFlags;
 #[cfg(feature = "laboratory")]
 use crate::{bench, demo, receiver};
 use crate::{
-    check, dead, destination, drain, keys, leases, message, migrate, pause, replay, resume, secret,
-    status,
+    check, dead, destination, drain, forget, keys, leases, message, migrate, pause, replay, resume,
+    secret, status,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Leases(leases::Options),
     /// Enqueue delivered messages again
     Replay(replay::Options),
+    /// Remove what the outbox holds of a tenant, for good
+    Forget(forget::Options),
     /// Let messages of a destination or a topic wait, at no cost; or show what is paused
     Pause(pause::Options),
     /// End a pause: an operator's, a receiver's or a circuit breaker's

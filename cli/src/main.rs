@@ -11,6 +11,7 @@ mod dead;
 mod demo;
 mod destination;
 mod drain;
+mod forget;
 mod keys;
 mod leases;
 mod logging;
@@ -72,6 +73,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Keys(options) => keys::run(&options, settings),
         Command::Leases(options) => leases::run(&options, settings),
         Command::Replay(options) => replay::run(&options, settings),
+        Command::Forget(options) => forget::run(&options, settings),
         Command::Pause(options) => pause::run(&options, settings),
         Command::Destination(options) => destination::run(&options, settings),
         Command::Resume(options) => resume::run(&options, settings),

@@ -216,7 +216,8 @@ BEGIN
         s, t || '_part');
 
     -- What became of each message at each destination: the truth about what was delivered. Written once and
-    -- never changed: a message that died, was requeued and was delivered has two entries.
+    -- never changed (but where a tenant is forgotten): a message that died, was requeued and was delivered has two
+    -- entries.
     -- destination: the one that was really used; named_destination: the one that the message named, or ''.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (

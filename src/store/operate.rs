@@ -9,6 +9,8 @@ pub(crate) mod dead;
 #[cfg(feature = "relay")]
 pub(crate) mod depths;
 #[cfg(feature = "relay")]
+pub(crate) mod forget;
+#[cfg(feature = "relay")]
 pub(crate) mod history;
 #[cfg(feature = "relay")]
 pub(crate) mod ledger;

@@ -27,6 +27,7 @@ mod enqueue;
 mod events;
 mod failover;
 mod fan_out;
+mod forget;
 mod fresh;
 mod guide;
 mod handle;

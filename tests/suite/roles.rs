@@ -439,6 +439,25 @@ fn a_reader_looks_and_sees_no_payload() {
     }
 }
 
+/// To forget needs more than any of these has: it is the owner's.
+#[test]
+fn nobody_but_the_owner_forgets_a_tenant() {
+    let ground = Ground::new();
+    let tenant = uuid::Uuid::now_v7();
+    ground.enqueue(message("order.paid", 1).tenant_id(tenant));
+    let forget = ["forget", "--yes", "--tenant", &tenant.to_string()];
+    for kind in ["relay", "canceller", "enqueuer"] {
+        let refused = ground.run(kind, &forget).code(1).stderr;
+        assert!(refused.contains("the owner of the outbox"), "{refused}");
+        assert!(refused.contains("UPDATE on"), "{refused}");
+    }
+    assert_eq!(ground.count("pending"), 1);
+    let mut owner = binary(&forget);
+    owner.env("DATABASE_URL", &ground.database.url);
+    finish(owner).code(0);
+    assert_eq!(ground.count("pending"), 0);
+}
+
 #[test]
 fn a_receiver_handles_each_message_once_and_a_relay_cleans_the_inbox() {
     let ground = Ground::new();

@@ -165,6 +165,20 @@ fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult
     planned_anew(over).load(conn)
 }
 
+/// Cancels those of these live messages that no live relay holds. Returns how many.
+#[cfg(feature = "relay")]
+pub(in crate::store) fn cancel_waiting(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    live: &[i64],
+) -> QueryResult<usize> {
+    let expired = over(conn, name, live)?;
+    let ended = end_live(conn, name, live, &expired, End::Cancelled, None)?;
+    let count = ended.len();
+    free(conn, name, ended.into_iter().filter_map(|(_, key)| key))?;
+    Ok(count)
+}
+
 /// Text: as [`recorded`] says.
 fn end_live(
     conn: &mut PgConnection,

@@ -1,0 +1,93 @@
+//! `diesel-outbox forget`
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use diesel_outbox::admin::{self, Forgotten};
+use diesel_outbox::config::parse_duration;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::confirm::confirmed;
+use crate::settings::SettingFlags;
+use crate::{output, signals};
+
+/// Options of `forget`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Stop enqueueing for the tenant first. Live messages, dead letters, the history of attempts and the \
+    tenant's registered destinations are removed. The ledger keeps sequence, message id, topic, status, reason code, \
+    HTTP status, attempts and times. Idempotency keys are blanked: the same key enqueued again is a new message. \
+    Messages without a tenant, logs, metrics and backups are not looked at. It runs as the owner of the outbox."
+)]
+pub(crate) struct Options {
+    /// The tenant, a UUID
+    #[arg(long, value_name = "UUID")]
+    tenant: Uuid,
+    /// How long to wait for messages that relays are sending
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    wait: String,
+    /// Ask nothing
+    #[arg(long)]
+    yes: bool,
+    /// Show the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let patience = parse_duration("--wait", &options.wait)?;
+    let mut conn = admin::connect(config.database_url()?, "forget", Duration::from_secs(600))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    let question = format!(
+        "forget the tenant {} in the outbox {}? It cannot be undone",
+        options.tenant, config.table
+    );
+    if !options.yes && !confirmed(&question, "forget asks first; without a terminal say --yes")? {
+        bail!("nothing was forgotten");
+    }
+    let signals = signals::channel()?;
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
+    let mut is_stopped = false;
+    let progress = |so_far: &Forgotten| {
+        bar.set_message(sentence(so_far));
+        bar.tick();
+        is_stopped = !signals.is_empty();
+        !is_stopped
+    };
+    let done = admin::forget(&mut conn, &config.table, options.tenant, patience, progress);
+    bar.finish_and_clear();
+    let done = done?;
+    if options.json {
+        output::json(&json!({
+            "messages": done.messages,
+            "dead_letters": done.dead_letters,
+            "attempts": done.attempts,
+            "ledger_entries": done.ledger_entries,
+            "destinations": done.destinations,
+            "left": done.left,
+        }))?;
+    } else {
+        output::line(sentence(&done))?;
+    }
+    if is_stopped {
+        bail!("stopped by a signal; the same command goes on");
+    }
+    if done.left > 0 {
+        bail!(
+            "under way still: {} of the tenant's messages; its registered destinations are left, too: run the same command again",
+            done.left
+        );
+    }
+    Ok(())
+}
+
+fn sentence(done: &Forgotten) -> String {
+    format!(
+        "removed {} messages, {} dead letters, {} attempts, {} destinations; blanked {} entries of the ledger",
+        done.messages, done.dead_letters, done.attempts, done.destinations, done.ledger_entries
+    )
+}

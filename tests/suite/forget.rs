@@ -1,0 +1,238 @@
+//! A tenant is forgotten: nothing of it is left, and nothing of others is touched.
+
+use std::time::Duration;
+
+use diesel_outbox::admin::{self, Forgotten};
+use diesel_outbox::config::OnDead;
+use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::{Destination, NewMessage};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::{Database, Receiver, end, eventually, finish};
+
+const AT_ONCE: Duration = Duration::ZERO;
+const TABLES: [&str; 6] = ["", "_ledger", "_attempt", "_dead", "_destination", "_pause"];
+
+fn forget(database: &Database, tenant: Uuid, patience: Duration) -> Forgotten {
+    let conn = &mut database.connect();
+    admin::forget(conn, &database.outbox_name(), tenant, patience, |_| true).expect("forgotten")
+}
+
+/// A message that says in all its parts whose it is.
+fn message(topic: &str, tenant: Uuid, mark: &str) -> NewMessage {
+    NewMessage::new(topic, &json!({ "who": mark }))
+        .expect("JSON")
+        .tenant_id(tenant)
+        .idempotency_key(format!("key-{topic}-{mark}"))
+        .ordering_key(format!("order-{topic}-{mark}"))
+        .header("x-who", mark)
+}
+
+/// In how many rows of each table this text stands.
+fn rows_with(database: &Database, text: &str) -> [i64; 6] {
+    TABLES.map(|table| {
+        let rows = format!("SELECT count(*) FROM {{o}}{table} r WHERE r::text LIKE '%{text}%'");
+        database.number(&rows)
+    })
+}
+
+/// Each of both tenants has something in every table.
+fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
+    let receiver = Receiver::start(|request, stream| {
+        let body = String::from_utf8_lossy(&request.body);
+        let (code, mark) = match request.header("ce-type") {
+            Some("order.lost") => (400, &body),
+            Some("order.late") => (500, &body),
+            _ => (200, &body),
+        };
+        let answer = format!(
+            "HTTP/1.1 {code} Reason\r\ncontent-length: {}\r\n\r\n{mark}",
+            mark.len()
+        );
+        std::io::Write::write_all(stream, answer.as_bytes())
+    });
+    let conn = &mut database.connect();
+    for (tenant, mark) in [(mine, "alice"), (other, "bob")] {
+        let hook = RegisteredDestination::new(format!("hook-of-{mark}"), receiver.url());
+        let outbox = database.outbox();
+        let destinations = outbox.destinations();
+        destinations.put(conn, &hook.tenant(tenant)).expect("put");
+        for topic in ["order.paid", "order.lost", "order.late"] {
+            database.enqueue_message(message(topic, tenant, mark));
+        }
+    }
+    let relay = database
+        .relay()
+        .registered_threads(8)
+        .registered_https_only(false)
+        .registered_public_only(false)
+        .backoff(diesel_outbox::Backoff::Table(vec![Duration::from_secs(
+            3600,
+        )]))
+        .start()
+        .expect("a relay");
+    eventually("all have come to where they stay", || {
+        ["delivered", "dead", "retrying"].map(|status| database.count(status)) == [2, 2, 2]
+    });
+    end(&relay);
+    for mark in ["alice", "bob"] {
+        let pause = format!(
+            "INSERT INTO {{o}}_pause (kind, name, reason) VALUES ('destination', 'hook-of-{mark}', 'OPERATOR')"
+        );
+        database.execute(&pause);
+        // As with OUTBOX_LEDGER_PAYLOAD.
+        let kept = format!(
+            "UPDATE {{o}}_ledger SET payload = '{{\"who\":\"{mark}\"}}' WHERE destination = 'hook-of-{mark}'"
+        );
+        database.execute(&kept);
+    }
+}
+
+#[test]
+fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
+    let database = Database::new();
+    let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
+    two_tenants(&database, mine, other);
+    assert_eq!(rows_with(&database, "alice"), [1, 2, 2, 1, 1, 1]);
+    let bobs = rows_with(&database, "bob");
+    let ids =
+        "SELECT string_agg(message_id || topic || status, ',' ORDER BY settled_at) FROM {o}_ledger";
+    let before = database.text(ids).expect("entries");
+
+    let arguments = ["forget", "--tenant", &mine.to_string(), "--yes", "--json"];
+    let done = finish(database.binary(&arguments)).code(0).json();
+    assert_eq!(
+        done,
+        json!({ "messages": 1, "dead_letters": 1, "attempts": 2, "ledger_entries": 3, "destinations": 1, "left": 0 })
+    );
+    assert_eq!(rows_with(&database, "alice"), [0; 6]);
+    assert_eq!(rows_with(&database, &mine.to_string()), [0; 6]);
+    assert_eq!(rows_with(&database, "bob"), bobs);
+    // What was settled is known still, and what waited has come to its end.
+    let after = database.text(ids).expect("entries");
+    assert!(after.starts_with(&before), "{before}\n{after}");
+    let statuses = ["delivered", "dead", "retrying"].map(|status| database.count(status));
+    assert_eq!(statuses, [2, 2, 1]);
+    assert_eq!(
+        database
+            .text("SELECT reason FROM {o}_ledger WHERE sequence NOT IN (SELECT sequence FROM {o}_dead) AND status = 'dead' AND tenant_id IS NULL AND http_status IS NULL")
+            .as_deref(),
+        Some("CANCELLED")
+    );
+    assert_eq!(forget(&database, mine, AT_ONCE), Forgotten::default());
+}
+
+/// A key says who somebody is as often as not.
+#[test]
+fn a_key_that_was_forgotten_is_that_of_a_new_message() {
+    let database = Database::new();
+    let tenant = Uuid::now_v7();
+    let receiver = Receiver::ok();
+    database.enqueue_message(message("order.paid", tenant, "alice"));
+    let relay = database.relay().url(&receiver.url()).start();
+    let relay = relay.expect("a relay");
+    receiver.wait_for(1);
+    eventually("it is settled", || database.count("delivered") == 1);
+    forget(&database, tenant, AT_ONCE);
+    database.enqueue_message(message("order.paid", tenant, "alice"));
+    receiver.wait_for(2);
+    eventually("it is settled", || database.count("delivered") == 2);
+    end(&relay);
+}
+
+#[test]
+fn what_is_under_way_is_waited_for_and_its_destination_kept_until_then() {
+    let database = Database::new();
+    let tenant = Uuid::now_v7();
+    let (receiver, gate) = Receiver::held();
+    let hook = RegisteredDestination::new("hook-of-alice", receiver.url()).tenant(tenant);
+    let outbox = database.outbox();
+    let conn = &mut database.connect();
+    outbox.destinations().put(conn, &hook).expect("put");
+    database.enqueue_message(message("order.paid", tenant, "alice"));
+    let relay = database
+        .relay()
+        .registered_threads(8)
+        .registered_https_only(false)
+        .registered_public_only(false)
+        .send_timeout(Duration::from_secs(30))
+        .lease(Duration::from_secs(100))
+        .start()
+        .expect("a relay");
+    receiver.wait_for(1);
+    let cut = forget(&database, tenant, Duration::from_millis(300));
+    assert_eq!((cut.left, cut.messages, cut.destinations), (1, 0, 0));
+    let tenants = tenant.to_string();
+    let arguments = ["forget", "--tenant", &tenants, "--yes", "--wait", "0s"];
+    let failed = finish(database.binary(&arguments)).code(1).stderr;
+    assert!(failed.contains("under way still: 1 of"), "{failed}");
+
+    let done = std::thread::scope(|scope| {
+        let forgetting = scope.spawn(|| forget(&database, tenant, Duration::from_secs(60)));
+        // It waits meanwhile, or comes later: the end is the same.
+        std::thread::sleep(Duration::from_millis(300));
+        gate.open();
+        forgetting.join().expect("it ends")
+    });
+    end(&relay);
+    assert_eq!((done.left, done.destinations), (0, 1));
+    assert_eq!(database.count("delivered"), 1);
+    assert_eq!(rows_with(&database, "alice"), [0; 6]);
+}
+
+/// What a relay held that is gone, nobody settles.
+#[test]
+fn what_a_dead_relay_holds_is_forgotten() {
+    let database = Database::new();
+    let tenant = Uuid::now_v7();
+    database.enqueue_message(message("order.paid", tenant, "alice"));
+    database.execute("UPDATE {o} SET locked_by = 7, locked_at = now()");
+    let done = forget(&database, tenant, AT_ONCE);
+    assert_eq!((done.messages, done.left), (1, 0));
+}
+
+/// What waits behind the tenant's messages goes on.
+#[test]
+fn keys_that_the_tenant_has_held_go_on() {
+    let database = Database::new();
+    let (tenant, receiver) = (Uuid::now_v7(), Receiver::answering(|_| 400));
+    let of_key = |topic: &str| NewMessage::new(topic, &json!({})).expect("JSON");
+    let mut destination = Destination::new("only", &receiver.url()).expect("a URL");
+    destination.on_dead = Some(OnDead::Block);
+    let relay = database.relay().destination(destination).route("*", "only");
+    let relay = relay.start().expect("a relay");
+    database.enqueue_message(of_key("order.lost").ordering_key("k").tenant_id(tenant));
+    eventually("it blocks its key", || database.count("dead") == 1);
+    database.enqueue_message(of_key("order.paid").ordering_key("k"));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(forget(&database, tenant, AT_ONCE).dead_letters, 1);
+    receiver.wait_for(2);
+    end(&relay);
+}
+
+#[test]
+fn long_work_is_done_in_steps_tells_how_far_it_is_and_goes_on_after_a_stop() {
+    let database = Database::new();
+    let tenant = Uuid::now_v7();
+    database.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload, tenant_id, idempotency_key)
+         SELECT 'order.paid', '{{}}', '{tenant}', 'live-' || n FROM generate_series(1, 2500) n"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, tenant_id, status, attempts, created_at)
+         SELECT 0, -n, gen_random_uuid(), 'order.paid', '', '{tenant}', 'delivered', 1, now() FROM generate_series(1, 1500) n"
+    ));
+    let (conn, name) = (&mut database.connect(), database.outbox_name());
+    let mut seen = Vec::new();
+    let stopped = admin::forget(conn, &name, tenant, AT_ONCE, |so_far| {
+        seen.push(so_far.messages);
+        so_far.messages < 2000
+    });
+    assert_eq!(stopped.expect("stopped").messages, 2000);
+    assert_eq!(seen, [1000, 2000]);
+    let done = forget(&database, tenant, AT_ONCE);
+    assert_eq!((done.messages, done.ledger_entries), (500, 4000));
+    assert_eq!(rows_with(&database, &tenant.to_string()), [0; 6]);
+}
