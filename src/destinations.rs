@@ -281,6 +281,20 @@ impl<'a> Destinations<'a> {
     ///
     /// To change the key, give relays and applications both, the new one first, call this, and take the old one away.
     ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
+    /// destinations.encrypt(&mut conn)?;
+    /// let now = destinations.encryption(&mut conn)?;
+    /// assert_eq!((now.plain, now.older), (0, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When the database fails, or no key was given.
     pub fn encrypt(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
@@ -299,6 +313,19 @@ impl<'a> Destinations<'a> {
     }
 
     /// How the secrets are stored, as far as the [given](Self::with_keys) keys tell.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
+    /// let found = destinations.encryption(&mut conn)?;
+    /// println!("{} are not encrypted", found.plain);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the database fails.

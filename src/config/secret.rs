@@ -28,6 +28,14 @@ const PRIVATE_BYTES: [usize; 2] = [32, 64];
 /// | `whsk_` and the base64 of 64 bytes, an Ed25519 seed and its public key, or of the seed alone | `v1a`, Ed25519 | the [`PublicKey`], with which nobody can sign |
 ///
 /// `diesel-outbox secret new` makes one. So do [`random`](Self::random) and `random_asymmetric`.
+///
+/// ```
+/// use diesel_outbox::config::SigningSecret;
+/// use secrecy::ExposeSecret;
+///
+/// let secret = SigningSecret::random();
+/// assert!(secret.written().expose_secret().starts_with("whsec_"));
+/// ```
 #[derive(Clone)]
 pub struct SigningSecret {
     is_asymmetric: bool,
@@ -89,6 +97,14 @@ impl SigningSecret {
     }
 
     /// What receivers verify with, where the secret is asymmetric. `None`: it is symmetric.
+    ///
+    /// ```
+    /// use diesel_outbox::config::SigningSecret;
+    ///
+    /// let secret: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
+    /// assert_eq!(secret.public_key()?, None);
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     ///
     /// # Errors
     /// A [`ConfigError`] where the halves of the key do not belong together, or the process has no cryptography: see

@@ -25,6 +25,9 @@ const BYTES: usize = 32;
 /// let keys: SecretKeys = "9MMfxlcYUyu2sa5cYoUYXvyhYOXs7TtNvOLzlpTtrLo=".parse()?;
 /// assert!(!keys.is_empty());
 /// assert!(SecretKeys::default().is_empty());
+///
+/// // A new one, as settings have it.
+/// let written = SecretKeys::random().written();
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 #[derive(Clone, Default)]

@@ -65,6 +65,15 @@ impl RelayBuilder {
     /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
     ///
     /// Without a key that fits, the relay sends nothing to such a destination: its messages wait.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    /// use diesel_outbox::config::SecretKeys;
+    ///
+    /// let keys: SecretKeys = "9MMfxlcYUyu2sa5cYoUYXvyhYOXs7TtNvOLzlpTtrLo=".parse()?;
+    /// let relay = Relay::builder("postgres://localhost/shop").secret_keys(keys);
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     #[must_use]
     pub fn secret_keys(self, keys: SecretKeys) -> Self {
         self.with("OUTBOX_SECRET_KEY", |config| config.secret_keys = keys)
