@@ -1,6 +1,12 @@
+use std::time::{Duration, UNIX_EPOCH};
+
+use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox::{Config, Destination, HttpDispatcher};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore};
+
+const PUBLIC_KEY: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
+const PRIVATE_KEY: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
 
 /// One test, for the provider is the process's.
 #[test]
@@ -19,6 +25,13 @@ fn the_applications_own_tls_works_beside_the_library_which_uses_the_same_provide
         "{refused}"
     );
     assert!(refused.contains("`ring` or `aws-lc-rs`"), "{refused}");
+    let refused = PUBLIC_KEY
+        .parse::<Verifier>()
+        .expect_err("Ed25519 needs a provider, too");
+    assert!(
+        refused.to_string().contains("`ring` or `aws-lc-rs`"),
+        "{refused}"
+    );
     assert!(
         CryptoProvider::get_default().is_none(),
         "the library chose one for the process"
@@ -28,4 +41,22 @@ fn the_applications_own_tls_works_beside_the_library_which_uses_the_same_provide
     let _ = ClientConfig::builder().with_root_certificates(RootCertStore::empty());
     assert!(CryptoProvider::get_default().is_some());
     HttpDispatcher::new(&config).expect("the application's provider");
+
+    // It signs and verifies, too.
+    config
+        .set("OUTBOX_SECRET", PRIVATE_KEY)
+        .expect("a private key");
+    HttpDispatcher::new(&config).expect("the application's provider");
+    let headers = Headers::new([
+        ("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+        ("webhook-timestamp", "1614265330"),
+        (
+            "webhook-signature",
+            "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==",
+        ),
+    ]);
+    let then = UNIX_EPOCH + Duration::from_secs(1_614_265_331);
+    let verifier: Verifier = PUBLIC_KEY.parse().expect("the application's provider");
+    let body = br#"{"test": 2432232314}"#;
+    assert!(verifier.verify_at(&headers, body, then).is_ok());
 }
