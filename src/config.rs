@@ -152,6 +152,8 @@ pub struct Config {
     pub cleaner: bool,
     /// Whether the ledger keeps payloads.
     pub ledger_payload: bool,
+    /// Whether deaths, disabled registered destinations and open breakers become messages.
+    pub own_events: bool,
     /// How the binary logs.
     pub log_format: LogFormat,
     /// The admin page of the binary.
@@ -220,6 +222,7 @@ impl Default for Config {
             inbox_retention: None,
             cleaner: true,
             ledger_payload: false,
+            own_events: false,
             log_format: LogFormat::Text,
             admin: Admin::default(),
             destinations: Vec::new(),

@@ -234,6 +234,8 @@ pub const SETTINGS: &[Setting] = &[
         "false: the ledger is never cleaned"),
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: Switch),
         "true: the ledger keeps payloads"),
+    setting("OUTBOX_OWN_EVENTS", "false", field!(own_events: Switch),
+        "true: deaths, disabled registered destinations and open breakers become messages (outbox.…)").by("RelayBuilder::own_events"),
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::from_str)),
         "text or json"),
     setting("OUTBOX_ADMIN_ADDR", "", field!(admin.addr: Text("ADDRESS", admin::addr)),

@@ -22,6 +22,7 @@ use crate::store::relay::connection;
 use crate::store::relay::late::{Late, LookForLate, late};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
+use crate::store::relay::own;
 use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::store::relay::served;
@@ -246,6 +247,11 @@ impl Database for Session {
     }
 
     fn disable(&mut self, destination: &str, why: &str) -> Answer<()> {
+        if self.own_events {
+            return self.run(|conn, name| {
+                conn.transaction(|conn| own::disable(conn, name, destination, why))
+            });
+        }
         self.run(|conn, name| {
             destinations::set_enabled(conn, name, destination, Some(why)).map(drop)
         })
@@ -395,6 +401,12 @@ impl Database for Session {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (reason, duration, openings) = match news {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
+            News::Opened(until, openings) if self.own_events => {
+                return self.run(|conn, name| {
+                    let left = left(until);
+                    conn.transaction(|conn| own::open_breaker(conn, name, which, left, openings))
+                });
+            }
             News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
             News::Recovered => {
                 return self.run(|conn, name| pause::close_breaker(conn, name, which));

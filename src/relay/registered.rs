@@ -23,6 +23,7 @@ use crate::sealed::{Place, Unreadable, open_all};
 use crate::status::ReasonCode;
 use crate::store::destinations::{Registered as Row, Stamp};
 use crate::store::relay::claim::Topic;
+use crate::store::relay::own::is_own;
 
 /// The bulkhead's share of its batch that one destination may have in flight.
 const SHARE: usize = 4;
@@ -54,8 +55,19 @@ impl Customer {
         let is_tenants = self
             .tenant_id
             .is_none_or(|tenant| message.tenant_id == Some(tenant));
-        is_tenants && matches_any(&self.topics, &message.topic)
+        is_tenants && subscribe(&self.topics, &message.topic)
     }
+}
+
+/// Whether these patterns of registered destinations mean a topic. `*` means the application's: what the outbox tells
+/// of itself goes to those only that ask for it by `outbox.`, and not to each customer.
+fn subscribe(patterns: &[String], topic: &str) -> bool {
+    if !is_own(topic) {
+        return matches_any(patterns, topic);
+    }
+    let asks = |pattern: &&String| pattern.starts_with("outbox.");
+    let mut asking = patterns.iter().filter(asks);
+    asking.any(|pattern| matches_any(std::slice::from_ref(pattern), topic))
 }
 
 /// All of them, at one moment.
@@ -137,7 +149,7 @@ impl Registry {
 
     /// Whether a message of this topic may be for some of them.
     pub(super) fn may_want(&self, topic: &str) -> bool {
-        matches_any(&self.topics, topic)
+        subscribe(&self.topics, topic)
     }
 
     /// The enabled ones that a message is for, as far as its payload does not say otherwise.

@@ -51,6 +51,8 @@ pub(crate) struct Session {
     failures: u32,
     /// The last error came from what is wrong with the outbox.
     pub(super) is_missing: bool,
+    /// The outbox tells of itself.
+    pub(super) own_events: bool,
 }
 
 impl Session {
@@ -73,7 +75,13 @@ impl Session {
             backend: None,
             failures: 0,
             is_missing: false,
+            own_events: false,
         }
+    }
+
+    pub(crate) fn with_own_events(mut self, is_so: bool) -> Self {
+        self.own_events = is_so;
+        self
     }
 
     /// Runs statements on its outbox. After an error the connection is gone, and the next call makes a new one.

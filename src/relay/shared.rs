@@ -296,6 +296,7 @@ impl Shared {
             statement_timeout,
             plans,
         )
+        .with_own_events(self.config.own_events)
     }
 
     /// The lease is over, and not by this relay's will. Nothing is sent under it any more.

@@ -252,6 +252,40 @@ pub(crate) fn set_enabled(
         .map(|count| count > 0)
 }
 
+/// Disables it for this reason, if it is enabled. Its tenant, if it has one; `None`: it was disabled, or is not there.
+#[cfg(feature = "relay")]
+pub(crate) fn disable_enabled(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+    reason: &str,
+) -> QueryResult<Option<Option<Uuid>>> {
+    update(registered(name))
+        .filter(destination::name.eq(which))
+        .filter(destination::enabled)
+        .set((
+            destination::enabled.eq(false),
+            destination::disabled_reason.eq(reason),
+        ))
+        .returning(destination::tenant_id)
+        .get_result(conn)
+        .optional()
+}
+
+/// Its tenant, if it has one. `None`: it is not there.
+#[cfg(feature = "relay")]
+pub(crate) fn tenant(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+) -> QueryResult<Option<Option<Uuid>>> {
+    registered(name)
+        .filter(destination::name.eq(which))
+        .select(destination::tenant_id)
+        .get_result(conn)
+        .optional()
+}
+
 /// `false`: it is not there.
 pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
     delete(registered(name))

@@ -8,6 +8,7 @@ pub(crate) mod late;
 pub(crate) mod lease;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
+pub(crate) mod own;
 pub(crate) mod patrol;
 pub(crate) mod pause;
 pub(crate) mod served;

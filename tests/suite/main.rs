@@ -47,6 +47,7 @@ mod no_route;
 mod odd_rows;
 mod operators;
 mod ordering;
+mod own_events;
 mod own_migrations;
 mod pause_commands;
 mod pooler;

@@ -102,6 +102,33 @@ impl RelayBuilder {
         self.with("OUTBOX_BACKOFF", |config| config.backoff = backoff)
     }
 
+    /// Whether the outbox tells of itself, by messages in the same outbox. Defaults to `false`.
+    ///
+    /// | topic | payload |
+    /// |---|---|
+    /// | `outbox.message.dead` | `sequence`, `message_id`, `topic`, `destination`, `tenant_id`, `reason`, `attempts` |
+    /// | `outbox.destination.disabled` | `name`, `tenant_id`, `reason`: a relay has disabled a registered destination |
+    /// | `outbox.breaker.opened` | `destination`, `tenant_id`, `until` |
+    ///
+    /// They are written in the transaction that made it so, and routed as any others: give them a route. A
+    /// [registered destination](crate::destinations) gets them only where one of its topics begins with `outbox.`. The
+    /// death of such a message is not told.
+    ///
+    /// ```
+    /// # use diesel_outbox::{ConfigError, Destination, Relay, RelayBuilder};
+    /// fn relay(url: &str) -> Result<RelayBuilder, ConfigError> {
+    ///     Ok(Relay::builder(url)
+    ///         .url("https://billing.example/events")
+    ///         .destination(Destination::new("alarms", "https://alarms.example/")?)
+    ///         .route("outbox.*", "alarms")
+    ///         .own_events(true))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn own_events(self, is_so: bool) -> Self {
+        self.with("OUTBOX_OWN_EVENTS", |config| config.own_events = is_so)
+    }
+
     /// How long the ledger keeps settled messages; `None`: for ever. Defaults to a week.
     #[must_use]
     pub fn retention(self, retention: Option<Duration>) -> Self {

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 
-use diesel::PgConnection;
 use diesel::result::QueryResult;
+use diesel::{Connection, PgConnection};
 
 use crate::config::{Config, OnDead};
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::settlement::{Kind, Settlement, delivered, failed};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
+use crate::store::relay::own;
 use crate::store::relay::settle::{self, Delivered, Failed};
 use crate::store::relay::split::{self, Split};
 
@@ -66,7 +67,7 @@ pub(in crate::relay) fn write_down(
                 .iter()
                 .filter_map(|one| failed(one, bulkheads, blocks(one)))
                 .collect();
-            settle::dead(conn, name, lease, &dead, config.ledger_payload)
+            bury(conn, settle, &dead)
         }
         Kind::Split => {
             let messages = group.iter().map(|one| (one.claim(), one.destinations()));
@@ -83,8 +84,7 @@ pub(in crate::relay) fn write_down(
             let died = died.filter_map(|one| failed(&one.in_conflict(), bulkheads, blocks(one)));
             let died: Vec<Failed> = died.collect();
             if !died.is_empty() {
-                written.in_conflict =
-                    settle::dead(conn, name, lease, &died, config.ledger_payload)?;
+                written.in_conflict = bury(conn, settle, &died)?;
                 written.changed.extend_from_slice(&written.in_conflict);
             }
             return Ok(written);
@@ -94,6 +94,23 @@ pub(in crate::relay) fn write_down(
     Ok(Written {
         changed,
         in_conflict: Vec::new(),
+    })
+}
+
+/// Writes deaths down, and tells of them where that is asked for.
+fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryResult<Vec<i64>> {
+    let (config, lease) = (settle.config, settle.lease);
+    let name = &config.table;
+    let bury =
+        |conn: &mut PgConnection| settle::dead(conn, name, lease, dead, config.ledger_payload);
+    if !config.own_events {
+        return bury(conn);
+    }
+    conn.transaction(|conn| {
+        let buried = bury(conn)?;
+        let messages = settle.group.iter().map(|one| &one.message);
+        own::tell_dead(conn, name, messages, dead, &buried)?;
+        Ok(buried)
     })
 }
 

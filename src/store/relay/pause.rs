@@ -5,7 +5,8 @@ use std::time::Duration;
 use diesel::dsl::not;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
+    QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
@@ -141,6 +142,63 @@ pub(crate) fn pause(
     FilterDsl::filter(upsert, gives_way).execute(conn).map(drop)
 }
 
+/// The same for a breaker that opens. `true`: it was closed before, and is open now. Of relays that see it at the same
+/// time one has opened it.
+pub(crate) fn open_breaker(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    left: Duration,
+    openings: u32,
+) -> QueryResult<bool> {
+    let kind = Pausable::Destination;
+    // Whoever comes second waits here for the first one's row.
+    let is_first = insert_into(pauses(name))
+        .values((
+            pause::kind.eq(kind.as_str()),
+            pause::name.eq(destination),
+            pause::reason.eq(BREAKER_OPEN),
+            pause::openings.eq(i32::try_from(openings).unwrap_or(i32::MAX)),
+            pause::paused_until.eq(clock_timestamp().nullable() + Some(interval(left))),
+        ))
+        .on_conflict_do_nothing()
+        .execute(conn)?
+        > 0;
+    if is_first {
+        return Ok(true);
+    }
+    let is_open = |conn: &mut PgConnection| {
+        // Whatever the reason is: the row is locked.
+        let row = QueryDsl::filter(pauses(name), is(kind, destination)).select(pause::reason);
+        let reasons: Vec<String> = row.for_update().load(conn)?;
+        QueryResult::Ok(reasons.iter().any(|reason| reason == BREAKER_OPEN))
+    };
+    let was_open = is_open(conn)?;
+    pause(
+        conn,
+        name,
+        kind,
+        destination,
+        BREAKER_OPEN,
+        Some(left),
+        openings,
+    )?;
+    Ok(!was_open && is_open(conn)?)
+}
+
+/// Until when it is paused. `None`: it is not; within: without an end.
+pub(crate) fn until(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    kind: Pausable,
+    which: &str,
+) -> QueryResult<Option<Option<PgTimestamp>>> {
+    QueryDsl::filter(pauses(name), is(kind, which))
+        .select(pause::paused_until)
+        .get_result(conn)
+        .optional()
+}
+
 /// Takes the right to probe a destination whose breaker has been open for long enough. Others get
 /// it again after `hold`, should this relay die. `false`: another one has it, or there is no need.
 pub(crate) fn take_probe(
@@ -219,4 +277,37 @@ pub(crate) fn forget_removed(
         .filter(pause::paused_at.lt(clock_timestamp() - interval(age)))
         .filter(not(pause::name.eq_any(waited_for)))
         .execute(conn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::Outbox;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// A pause whose time is over is none.
+    #[test]
+    fn a_breaker_opens_where_it_was_closed_and_nothing_longer_is_there() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        let opens = |conn: &mut PgConnection, openings| {
+            open_breaker(conn, name, "billing", MINUTE, openings).expect("an answer")
+        };
+        assert!(opens(conn, 1));
+        assert!(!opens(conn, 2), "another relay's, or after a probe");
+        assert_eq!(all(conn, name).expect("pauses")[0].openings, 2);
+        close_breaker(conn, name, "billing").expect("closed");
+        assert!(opens(conn, 1));
+        close_breaker(conn, name, "billing").expect("closed");
+        let pause_for = |conn: &mut PgConnection, duration| {
+            let kind = Pausable::Destination;
+            pause(conn, name, kind, "billing", "RATE_LIMITED", duration, 0).expect("paused");
+        };
+        pause_for(conn, Some(Duration::ZERO));
+        assert!(opens(conn, 1), "what was there is over");
+        close_breaker(conn, name, "billing").expect("closed");
+        pause_for(conn, None);
+        assert!(!opens(conn, 1), "an operator's pause stays");
+    }
 }
