@@ -27,8 +27,18 @@ GRANT SELECT ON "outbox_part" TO outbox_canceller;
 GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_key, reason,
     split_from) ON "outbox_dead" TO outbox_canceller;
 
--- Registers destinations (Outbox::destinations, and plain SQL), with their secrets: GRANT it beside
--- outbox_enqueuer to an application whose customers register webhooks. What is removed is noted among the pauses.
+-- Registers destinations (Outbox::destinations, and plain SQL), with their secrets, shows what became of
+-- their messages, and sends these again: GRANT it beside outbox_enqueuer to an application whose customers
+-- register webhooks. What is removed is noted among the pauses. It can requeue any dead letter.
+GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
+    available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
+    last_error_code, last_error, split_from), INSERT (sequence, message_id, topic, destination,
+    payload, headers, ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at,
+    occurred_at, split_from) ON "outbox" TO outbox_registrar;
+GRANT SELECT ON "outbox_ledger" TO outbox_registrar;
+GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
+GRANT SELECT ON "outbox_part" TO outbox_registrar;
+GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 

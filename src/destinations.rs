@@ -4,12 +4,10 @@
 //! `outbox_destination`, which come, change and go while everything runs.
 //! [`Outbox::destinations`] writes them in the application's transaction.
 //!
-//! **Not finished:** they can be registered, and no relay delivers to them yet.
-//!
 //! ```no_run
 //! use diesel::prelude::*;
-//! use diesel_outbox::Outbox;
-//! use diesel_outbox::destinations::{DestinationFilter, RegisteredDestination};
+//! use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+//! use diesel_outbox::{Outbox, Status};
 //! use std::time::Duration;
 //!
 //! # let tenant = uuid::Uuid::nil();
@@ -35,6 +33,13 @@
 //! destinations.disable(&mut conn, "acme", "the customer asked for it")?;
 //! destinations.enable(&mut conn, "acme")?;
 //! let hook = destinations.get(&mut conn, "acme")?;
+//!
+//! // What it gets, and what it did not get. That is sent again.
+//! let page = destinations.deliveries(&mut conn, "acme", &DeliveryFilter::default(), 20)?;
+//! for delivery in page.rows.iter().filter(|delivery| delivery.state == Status::Dead) {
+//!     println!("{} {:?}", delivery.topic, delivery.public_error());
+//!     destinations.send_again(&mut conn, "acme", delivery.message_id)?;
+//! }
 //! destinations.remove(&mut conn, "acme")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -44,15 +49,22 @@ use std::time::Duration;
 
 use diesel::PgConnection;
 use secrecy::{ExposeSecret, SecretString};
+use uuid::Uuid;
 
 use crate::config::{ConfigError, SecretKeys, SigningSecret};
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
 use crate::sealed::{Opened, Place, Stored, open_all, seal};
 use crate::store::destinations as store;
+use crate::store::operate::deliveries::{self, SentAgain};
+use crate::store::pinned::pinned;
 
 pub use crate::registered::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
+pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
+
+/// Who has sent a message again, in its history.
+const SENT_AGAIN_BY: &str = "send again";
 
 /// Why a registered destination was not written or read.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +76,15 @@ pub enum DestinationError {
     /// The database refused or failed. The caller's transaction is aborted.
     #[error(transparent)]
     Database(#[from] diesel::result::Error),
+    /// The message was delivered, and the ledger has not kept its payload, so it cannot be sent again.
+    #[error(
+        "message {message_id} was delivered, and the ledger has not kept its payload: with OUTBOX_LEDGER_PAYLOAD=true \
+         messages that are delivered from then on can be sent again"
+    )]
+    PayloadNotKept {
+        /// Its id.
+        message_id: Uuid,
+    },
 }
 
 /// The registered destinations of an outbox: see [the module](self).
@@ -415,5 +436,93 @@ impl<'a> Destinations<'a> {
             one.problem = opened.err().map(|error| error.to_string());
         }
         Ok(())
+    }
+
+    /// What became of its messages, the newest first, `limit` at most: what waits for it, its dead letters, and what it
+    /// got. What was discarded or cancelled is not there, and neither is a new message before a relay has seen that it
+    /// is for this destination.
+    ///
+    /// What waits and what is dead is found by indexes. What it got is searched for in the ledger from its end on, for
+    /// two seconds at most: no index by destination makes every delivery dearer. So a destination that gets little,
+    /// beside others that get very much, may have pages with few rows; [`Deliveries::next`] goes on behind them.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use diesel_outbox::destinations::DeliveryFilter;
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let mut filter = DeliveryFilter::default();
+    /// loop {
+    ///     let page = outbox.destinations().deliveries(&mut conn, "acme", &filter, 50)?;
+    ///     for delivery in &page.rows {
+    ///         println!("{} {} {}", delivery.created_at, delivery.topic, delivery.state);
+    ///     }
+    ///     filter.after = page.next;
+    ///     if filter.after.is_none() {
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub fn deliveries(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        filter: &DeliveryFilter,
+        limit: usize,
+    ) -> Result<Deliveries, DestinationError> {
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            deliveries::deliveries(conn, outbox, name, filter, limit)
+        })?)
+    }
+
+    /// Sends a message there once more, and nowhere else: one that was delivered there, or a dead letter. It has the
+    /// same message id, so a receiver that knows what it has handled leaves it alone. One that was delivered has no
+    /// stored headers any more, as the ledger keeps none. Twice in a row sends once.
+    ///
+    /// `false`: there is no such destination, or no such message among what it got and its dead letters.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use diesel_outbox::destinations::DestinationError;
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// // Of a form: the `webhook-id` that the customer asks about.
+    /// let message_id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
+    /// match outbox.destinations().send_again(&mut conn, "acme", message_id) {
+    ///     Ok(true) => println!("it is on its way"),
+    ///     Ok(false) => println!("there is no such delivery"),
+    ///     Err(DestinationError::PayloadNotKept { .. }) => println!("we do not keep it"),
+    ///     Err(error) => Err(error)?,
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DestinationError::PayloadNotKept`]: it was delivered, and only `OUTBOX_LEDGER_PAYLOAD` keeps payloads.
+    pub fn send_again(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        message_id: Uuid,
+    ) -> Result<bool, DestinationError> {
+        let sent = pinned(conn, self.name, |conn, outbox| {
+            if store::get(conn, outbox, name)?.is_none() {
+                return Ok(SentAgain::NotFound);
+            }
+            deliveries::send_again(conn, outbox, name, message_id, SENT_AGAIN_BY)
+        })?;
+        match sent {
+            SentAgain::Yes => Ok(true),
+            SentAgain::NotFound => Ok(false),
+            SentAgain::NotKept => Err(DestinationError::PayloadNotKept { message_id }),
+        }
     }
 }

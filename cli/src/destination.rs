@@ -1,5 +1,7 @@
 //! `diesel-outbox destination`
 
+mod deliveries;
+
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
@@ -71,6 +73,15 @@ enum Action {
     },
     /// Encrypt all secrets in the database with the newest key of OUTBOX_SECRET_KEY
     Encrypt,
+    /// Show what became of its messages, the newest first
+    Deliveries(deliveries::List),
+    /// Send a message there once more: one that it got, or a dead letter
+    SendAgain {
+        /// Its name
+        name: String,
+        /// The message id, as the receiver sees it
+        id: Uuid,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -187,6 +198,8 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             }
         }
         Action::Encrypt => encrypt(conn, destinations),
+        Action::Deliveries(how) => deliveries::list(conn, destinations, how),
+        Action::SendAgain { name, id } => deliveries::send_again(conn, destinations, name, *id),
     }
 }
 

@@ -364,6 +364,9 @@ BEGIN
         s, t || '_dead', t || '_dead_id');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (idempotency_key) WHERE idempotency_key IS NOT NULL',
         s, t || '_dead', t || '_dead_key');
+    -- The latest of a destination, for whoever registered it.
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (destination, died_at, sequence)',
+        s, t || '_dead', t || '_dead_dest');
     -- Where on_dead = "block", a dead letter keeps back its key until it is requeued or discarded. Each
     -- claim of keyed messages looks here, by keys of the outbox: only in the same collation by the index.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key) WHERE blocks_key',

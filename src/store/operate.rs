@@ -7,6 +7,8 @@ pub(crate) mod blocked;
 #[cfg(feature = "relay")]
 pub(crate) mod dead;
 #[cfg(feature = "relay")]
+pub(crate) mod deliveries;
+#[cfg(feature = "relay")]
 pub(crate) mod depths;
 #[cfg(feature = "relay")]
 pub(crate) mod forget;

@@ -17,6 +17,7 @@ mod bulk;
 mod bulkheads;
 mod commands;
 mod dead_letters;
+mod deliveries;
 mod deploy;
 mod depths;
 mod destinations;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::config::{Mode, SigningSecret};
-use diesel_outbox::destinations::{DestinationFilter, RegisteredDestination};
+use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
 use diesel_outbox::{
     Answer, Backoff, Destination, Due, EnqueueError, MessageRef, NewMessage, Outbox, Relay,
     RelayBuilder, Sequence, StartError, admin, inbox,
@@ -13,6 +13,7 @@ use diesel_outbox::{
 use secrecy::ExposeSecret;
 use serde_json::json;
 use url::Url;
+use uuid::Uuid;
 
 use crate::fresh::FreshDatabase;
 use crate::support::{Finished, Receiver, binary, end, eventually, finish};
@@ -487,6 +488,28 @@ fn a_registrar_registers_destinations_in_every_way() {
     let all = DestinationFilter::default();
     assert_eq!(destinations.list(conn, &all, 10).expect("a list").len(), 1);
     assert!(destinations.disable(conn, "acme", "why").expect("disabled"));
+    // What it got, what it did not get, and what waits.
+    let mut owner = PgConnection::establish(&ground.database.url).expect("a connection");
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    owner
+        .batch_execute(&format!(
+            "INSERT INTO outbox_ledger (part, sequence, message_id, topic, destination, status, attempts, payload, created_at)
+             VALUES (0, 1001, '{}', 'order.paid', 'acme', 'delivered', 1, '1', now());
+             INSERT INTO outbox_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts, reason)
+             VALUES (1002, '{}', 'order.paid', 'acme', '1', now(), now(), 1, 'TIMEOUT')",
+            ids[0], ids[1]
+        ))
+        .expect("inserted");
+    let any = DeliveryFilter::default();
+    let deliveries = |conn: &mut PgConnection| {
+        let page = destinations.deliveries(conn, "acme", &any, 10);
+        page.expect("deliveries").rows.len()
+    };
+    assert_eq!(deliveries(conn), 2);
+    for id in ids {
+        assert!(destinations.send_again(conn, "acme", id).expect("sent"));
+    }
+    assert_eq!(deliveries(conn), 3);
     assert!(destinations.remove(conn, "acme").expect("removed"));
     conn.batch_execute(
         "INSERT INTO outbox_destination (name, url) VALUES ('b', 'https://b.example')",
@@ -513,7 +536,11 @@ fn what_a_role_does_not_need_is_refused() {
         ("enqueuer canceller", "SELECT FROM {o}_destination"),
         ("reader", "SELECT secret FROM {o}_destination"),
         ("reader", "SELECT headers FROM {o}_destination"),
-        ("registrar", "SELECT FROM {o}"),
+        ("registrar", "SELECT payload FROM {o}"),
+        ("registrar", "DELETE FROM {o}"),
+        ("registrar", "UPDATE {o} SET available_at = now()"),
+        ("registrar", "UPDATE {o}_dead SET payload = '1'"),
+        ("registrar", "DELETE FROM {o}_ledger"),
         ("enqueuer canceller", "SELECT FROM {o}_lease"),
         ("enqueuer canceller", "SELECT FROM {o}_pause"),
         ("canceller", "UPDATE {o} SET payload = '1'"),

@@ -218,12 +218,23 @@ pub(crate) fn find_by_message_id(
 /// Puts these dead letters back into the outbox, due at once, with no attempts and, where their
 /// time was over, without an end. One whose key is in the outbox again stays where it is. `operator`: who
 /// and why. Returns how many.
-///
-/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
 pub(crate) fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequences: &[i64],
+    operator: &str,
+) -> QueryResult<usize> {
+    requeue_to(conn, name, sequences, "", operator)
+}
+
+/// The same. `asked`: the destination of those that name none; empty: today's routes say.
+///
+/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
+pub(super) fn requeue_to(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+    asked: &str,
     operator: &str,
 ) -> QueryResult<usize> {
     statement_anew(format!(
@@ -231,7 +242,7 @@ pub(crate) fn requeue(
             SELECT d.sequence FROM {dead} d
              WHERE d.sequence = ANY($1)
                AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.idempotency_key = d.idempotency_key
-                                AND o.destination = d.named_destination)
+                                AND o.destination = coalesce(nullif(d.named_destination, ''), $3))
                AND NOT EXISTS (SELECT FROM {dead} e WHERE e.idempotency_key = d.idempotency_key
                                 AND e.named_destination = d.named_destination
                                 AND e.sequence = ANY($1) AND e.sequence < d.sequence)
@@ -246,8 +257,8 @@ pub(crate) fn requeue(
             ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
             split_from)
         OVERRIDING SYSTEM VALUE
-        SELECT sequence, message_id, topic, named_destination, payload, headers, ordering_key,
-               idempotency_key, digest, tenant_id,
+        SELECT sequence, message_id, topic, coalesce(nullif(named_destination, ''), $3), payload, headers,
+               ordering_key, idempotency_key, digest, tenant_id,
                CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
                occurred_at, split_from
           FROM gone",
@@ -258,6 +269,7 @@ pub(crate) fn requeue(
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<Text, _>(operator)
+    .bind::<Text, _>(asked)
     .execute(conn)
 }
 

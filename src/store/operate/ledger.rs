@@ -131,7 +131,30 @@ pub(crate) fn ledger(
     filter: &LedgerFilter,
     limit: i64,
 ) -> QueryResult<Searched<LedgerRow>> {
-    let deadline = Deadline::new();
+    let (rows, looked) = search(conn, name, filter, limit, Deadline::new())?;
+    let is_complete = looked == Looked::AtAll;
+    Ok(Searched { rows, is_complete })
+}
+
+/// What a search has looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looked {
+    /// At everything, or as far as it had to.
+    AtAll,
+    /// At everything from this time on, in microseconds since 1970.
+    From(i64),
+    /// At the end of the table: most of the latest.
+    AtTheEnd,
+}
+
+/// The same, and what was looked at.
+pub(super) fn search(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &LedgerFilter,
+    limit: i64,
+    deadline: Deadline,
+) -> QueryResult<(Vec<LedgerRow>, Looked)> {
     let since = filter.since.map(as_micros).unwrap_or(i64::MIN);
     let ends = [filter.until.map(as_micros), behind(filter.before)];
     let mut to = match ends.into_iter().flatten().min() {
@@ -146,15 +169,19 @@ pub(crate) fn ledger(
             between(conn, name, filter, (from, to), limit, Pages::All)
         })?;
         let Some(found) = latest else {
-            return at_the_end(conn, name, filter, (since, to), limit, TAIL_PAGES);
+            let found = at_the_end(conn, name, filter, (since, to), limit, TAIL_PAGES)?;
+            let looked = match found.is_complete {
+                true => Looked::AtAll,
+                false => Looked::AtTheEnd,
+            };
+            return Ok((found.rows, looked));
         };
         rows = found;
         (to, window) = (from, window * 4);
     }
     loop {
         if i64::try_from(rows.len()).unwrap_or(limit) >= limit || to <= since {
-            let is_complete = true;
-            return Ok(Searched { rows, is_complete });
+            return Ok((rows, Looked::AtAll));
         }
         let from = match to.saturating_sub(window) {
             from if window < LONGEST_WINDOW => from.max(since),
@@ -177,10 +204,7 @@ pub(crate) fn ledger(
                 window = window.min(LONGEST_WINDOW) / 16;
                 continue;
             }
-            None => {
-                let is_complete = false;
-                return Ok(Searched { rows, is_complete });
-            }
+            None => return Ok((rows, Looked::From(to))),
         }
     }
 }

@@ -114,7 +114,7 @@ fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
     ])
 }
 
-fn is_so(status: Status) -> Condition<'static> {
+pub(super) fn is_so(status: Status) -> Condition<'static> {
     let is_free = candidate::locked_by.is_null();
     match status {
         Status::Pending => Box::new(is_free.and(candidate::attempts.eq(0))),

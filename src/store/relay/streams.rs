@@ -11,7 +11,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 use super::claim::{Position, Stream, Topic};
 use crate::name::OutboxName;
 use crate::store::sql::On;
-use crate::store::statement::statement;
+use crate::store::statement::{statement, statement_anew};
 use crate::store::table::candidate;
 
 /// A stream, and where its first live message is.
@@ -26,11 +26,37 @@ pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     statement(format!(
         "WITH RECURSIVE {}, {}
          SELECT *, false AS is_keyed FROM plain UNION ALL SELECT *, true AS is_keyed FROM keyed",
-        scan(name, "plain", "o.ordering_key IS NULL", "true"),
-        scan(name, "keyed", "o.ordering_key IS NOT NULL", "true"),
+        scan(name, "plain", "o.ordering_key IS NULL", "true", &NEXT),
+        scan(name, "keyed", "o.ordering_key IS NOT NULL", "true", &NEXT),
     ))
     .load(conn)
     .map(all_found)
+}
+
+/// Where messages may be that name this destination: one probe for each topic, however many destinations there are.
+pub(in crate::store) fn streams_to(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+) -> QueryResult<Vec<Stream>> {
+    let topics = statement_anew(format!(
+        "WITH RECURSIVE {}, {}
+         SELECT topic, false FROM plain UNION ALL SELECT topic, true FROM keyed",
+        scan(name, "plain", "o.ordering_key IS NULL", "true", &["topic"]),
+        scan(
+            name,
+            "keyed",
+            "o.ordering_key IS NOT NULL",
+            "true",
+            &["topic"]
+        ),
+    ));
+    let found: Vec<(String, bool)> = topics.giving::<(Text, Bool)>().load(conn)?;
+    let stream = |(topic, is_keyed): (String, bool)| Stream {
+        topic: Topic::new(&topic, destination),
+        is_keyed,
+    };
+    Ok(found.into_iter().map(stream).collect())
 }
 
 /// Those that are not among `known`: one probe between each two of these. It does not read what is dead
@@ -94,7 +120,7 @@ fn beside(
          SELECT *, $3 AS is_keyed FROM behind",
         first = first_of_next(name, which, &within("gap.from_")),
         next = first_of_next(name, which, &within("inside.")),
-        behind = scan(name, "behind", which, &behind_last),
+        behind = scan(name, "behind", which, &behind_last, &NEXT),
     ))
     .bind::<Array<Text>, _>(topics)
     .bind::<Array<Text>, _>(destinations)
@@ -103,8 +129,15 @@ fn beside(
     .map(all_found)
 }
 
-/// The first message of each stream from `from` on.
-fn scan(name: &OutboxName, scan: &str, which: &str, from: &str) -> String {
+/// By what one stream is another one than the last.
+const NEXT: [&str; 2] = ["topic", "destination"];
+
+/// The first message of each stream from `from` on. `next`: the columns by which it is another stream.
+fn scan(name: &OutboxName, scan: &str, which: &str, from: &str, next: &[&str]) -> String {
+    let of = |table: &str| {
+        let columns: Vec<String> = next.iter().map(|one| format!("{table}.{one}")).collect();
+        columns.join(", ")
+    };
     format!(
         "{scan} AS (
             ({first})
@@ -112,11 +145,7 @@ fn scan(name: &OutboxName, scan: &str, which: &str, from: &str) -> String {
             (SELECT next.* FROM {scan} CROSS JOIN LATERAL ({next}) next)
          )",
         first = first_of_next(name, which, from),
-        next = first_of_next(
-            name,
-            which,
-            &format!("(o.topic, o.destination) > ({scan}.topic, {scan}.destination)")
-        ),
+        next = first_of_next(name, which, &format!("({}) > ({})", of("o"), of(scan))),
     )
 }
 

@@ -63,9 +63,20 @@ const CANCELLER: Role = Role {
 
 const REGISTRAR: Role = Role {
     name: "outbox_registrar",
-    what: "Registers destinations (Outbox::destinations, and plain SQL), with their secrets: GRANT it beside
--- outbox_enqueuer to an application whose customers register webhooks. What is removed is noted among the pauses.",
+    what: "Registers destinations (Outbox::destinations, and plain SQL), with their secrets, shows what became of
+-- their messages, and sends these again: GRANT it beside outbox_enqueuer to an application whose customers
+-- register webhooks. What is removed is noted among the pauses. It can requeue any dead letter.",
     rights: &[
+        ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
+            tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
+            locked_by, locked_at, last_error_code, last_error, split_from"),
+        ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
+            idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from"),
+        ("_ledger", "SELECT", ""),
+        ("_attempt", "SELECT, INSERT", ""),
+        ("_part", "SELECT", ""),
+        ("_dead", "SELECT, DELETE", ""),
+        ("_dead", "UPDATE", "blocks_key"),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
     ],

@@ -20,7 +20,7 @@ use crate::store::sql::{
 use crate::store::statement::{planned_anew, statement, statement_anew};
 
 /// Indexes that a relay needs, by their suffixes, and those for looking things up.
-const INDEXES: [&str; 14] = [
+const INDEXES: [&str; 15] = [
     "_idempotency",
     "_claim",
     "_claim_keyed",
@@ -34,6 +34,7 @@ const INDEXES: [&str; 14] = [
     "_attempt_id",
     "_dead_id",
     "_dead_key",
+    "_dead_dest",
     "_dead_blocks",
 ];
 

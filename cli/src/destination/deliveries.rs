@@ -1,0 +1,142 @@
+//! `diesel-outbox destination deliveries` and `send-again`
+
+use anyhow::{Result, bail};
+use diesel::PgConnection;
+use diesel_outbox::admin::Place;
+use diesel_outbox::destinations::{Delivery, DeliveryFilter, DestinationError, Destinations};
+use diesel_outbox::{ConfigError, Status};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::output;
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "What it got is searched for in the ledger for two seconds at most: a page may have few rows, or \
+    none, though there are more behind --after. Discarded and cancelled messages are not shown."
+)]
+pub(super) struct List {
+    /// Its name
+    name: String,
+    /// Only this state: pending, sending, retrying, delivered or dead
+    #[arg(long, value_name = "STATE")]
+    state: Option<String>,
+    /// Only this tenant
+    #[arg(long, value_name = "UUID")]
+    tenant: Option<Uuid>,
+    /// Only those behind this place, as the page before says
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    /// How many, at most
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+    /// Show them as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn list(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    how: &List,
+) -> Result<()> {
+    let state = parsed("--state", how.state.as_deref(), str::parse::<Status>)?;
+    let after = parsed("--after", how.after.as_deref(), str::parse::<Place>)?;
+    let tenant_id = how.tenant;
+    let filter = DeliveryFilter {
+        state,
+        tenant_id,
+        after,
+    };
+    let limit = usize::try_from(how.limit)?;
+    let page = destinations.deliveries(conn, &how.name, &filter, limit)?;
+    if page.rows.is_empty() && page.next.is_none() && destinations.get(conn, &how.name)?.is_none() {
+        return super::missing(&how.name);
+    }
+    if how.json {
+        return output::json(&json!({
+            "deliveries": page.rows.iter().map(as_json).collect::<Vec<_>>(),
+            "next": page.next.map(|place| place.to_string()),
+            "complete": page.is_complete,
+        }));
+    }
+    if !page.rows.is_empty() {
+        let mut table = output::table(&["message", "topic", "state", "attempts", "when", "answer"]);
+        for row in &page.rows {
+            let when = row.settled_at.as_ref().or(row.next_attempt_at.as_ref());
+            table.add_row([
+                row.message_id.to_string(),
+                output::name(&row.topic),
+                row.state.to_string(),
+                row.attempts.to_string(),
+                when.cloned().unwrap_or_default(),
+                output::name(&answer(row)),
+            ]);
+        }
+        output::line(table)?;
+    }
+    if !page.is_complete {
+        output::line("too much is written just now to read all of it: some may be missing")?;
+    }
+    match page.next {
+        Some(place) => output::line(format!("there may be more: --after {place}")),
+        None if page.rows.is_empty() => output::line("there are no deliveries"),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn send_again(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    name: &str,
+    id: Uuid,
+) -> Result<()> {
+    match destinations.send_again(conn, name, id) {
+        Ok(true) => output::line(format!("{id} is sent to {} again", output::shown(name))),
+        Ok(false) if destinations.get(conn, name)?.is_none() => super::missing(name),
+        Ok(false) => bail!(
+            "{name:?} has got no message {id}, as far as the ledger goes back, and none is a dead letter; \
+             what still waits for it is sent by itself"
+        ),
+        Err(error @ DestinationError::PayloadNotKept { .. }) => bail!("nothing was sent: {error}"),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn parsed<T, E: std::fmt::Display>(
+    flag: &str,
+    text: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Option<T>, ConfigError> {
+    let wrong = |error: E| ConfigError::new(flag, error.to_string());
+    text.map(parse).transpose().map_err(wrong)
+}
+
+/// `503 SERVER_ERROR: …`
+fn answer(row: &Delivery) -> String {
+    let status = row.http_status.map(|status| status.to_string());
+    let error = match (&row.reason, &row.error) {
+        (Some(reason), Some(error)) => Some(format!("{reason}: {error}")),
+        (reason, _) => reason.clone(),
+    };
+    let parts: Vec<String> = status.into_iter().chain(error).collect();
+    parts.join(" ")
+}
+
+fn as_json(row: &Delivery) -> Value {
+    json!({
+        "message_id": row.message_id.to_string(),
+        "topic": row.topic,
+        "tenant_id": row.tenant_id.map(|tenant| tenant.to_string()),
+        "state": row.state,
+        "attempts": row.attempts,
+        "http_status": row.http_status,
+        "reason": row.reason,
+        "error": row.error,
+        "public_error": row.public_error(),
+        "next_attempt_at": row.next_attempt_at,
+        "settled_at": row.settled_at,
+        "created_at": row.created_at,
+        "can_be_sent_again": row.can_be_sent_again,
+    })
+}

@@ -1,0 +1,513 @@
+//! What became of the messages of one destination: what waits for it, its dead letters, and what it got.
+//!
+//! What waits is read by the index of the claim, topic by topic, and no further than a page goes; dead letters by an
+//! index of their own. The ledger has none by destination, which would cost every message: so it is searched from its
+//! end on, for as long as a search may take.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+use diesel::PgConnection;
+use diesel::dsl::array;
+use diesel::prelude::{
+    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use uuid::Uuid;
+
+use super::dead::{self, DeadFilter, DeadLetter};
+use super::ledger::{self, LedgerFilter, LedgerRow, Looked};
+use super::messages::{self, Content, MessageRecord};
+use super::waiting::is_so;
+use crate::message::Sequence;
+use crate::name::OutboxName;
+use crate::status::{ReasonCode, Status};
+use crate::store::looking::looking_briefly;
+use crate::store::place::{Place, as_micros};
+use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
+use crate::store::relay::streams::{is_of, streams_to};
+use crate::store::searched::{ALL, Deadline};
+use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, given};
+use crate::store::statement::planned_anew;
+use crate::store::table::{attempt, candidate, outbox};
+
+/// While so much is written that only the end of the ledger is read, what is older than this is read as usual.
+const UNINDEXED: Duration = Duration::from_secs(60);
+
+/// Which deliveries. Everything given has to hold.
+///
+/// ```
+/// use diesel_outbox::Status;
+/// use diesel_outbox::destinations::DeliveryFilter;
+///
+/// let failed = DeliveryFilter { state: Some(Status::Dead), ..DeliveryFilter::default() };
+/// # let _ = failed;
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct DeliveryFilter {
+    /// Those in this state only.
+    pub state: Option<Status>,
+    /// Those of this tenant only.
+    pub tenant_id: Option<Uuid>,
+    /// Only those behind this place: the next page ([`Deliveries::next`]).
+    pub after: Option<Place>,
+}
+
+/// A page of deliveries.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Deliveries {
+    /// The newest first: by when they were settled or, of those that wait, by when the next attempt is due.
+    pub rows: Vec<Delivery>,
+    /// Where the next page begins ([`DeliveryFilter::after`]), also where this one has fewer rows than asked for: it
+    /// was searched for two seconds. `None`: there is no other one.
+    pub next: Option<Place>,
+    /// `false`: while very much is written, some of this page may be missing.
+    pub is_complete: bool,
+}
+
+/// One message on its way to one destination.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Delivery {
+    /// Its id, as the receiver sees it: by this it is sent again.
+    pub message_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Its tenant.
+    pub tenant_id: Option<Uuid>,
+    /// Where it stands.
+    pub state: Status,
+    /// Attempts made.
+    pub attempts: i32,
+    /// The last answer's status.
+    pub http_status: Option<i32>,
+    /// Why the last attempt failed: the name of a [`ReasonCode`].
+    pub reason: Option<String>,
+    /// The same in words, for operators: it may tell of the network that the relay is in. Customers are shown
+    /// [`public_error`](Self::public_error).
+    pub error: Option<String>,
+    /// When the next attempt is due, RFC 3339; only of what waits.
+    pub next_attempt_at: Option<String>,
+    /// When it was delivered or given up, RFC 3339.
+    pub settled_at: Option<String>,
+    /// When it was enqueued, RFC 3339.
+    pub created_at: String,
+    /// It can be sent again: it is dead, or it was delivered and its payload is kept (`OUTBOX_LEDGER_PAYLOAD`).
+    pub can_be_sent_again: bool,
+    sequence: Sequence,
+    place: Place,
+}
+
+impl Delivery {
+    /// Why the last attempt failed, in words that say nothing of the network that the relay is in. A name that has no
+    /// address, one that has a forbidden one, and a refused connection are all the same: else whoever may register
+    /// URLs could explore that network.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::Delivery;
+    ///
+    /// fn describe(delivery: &Delivery) -> String {
+    ///     match (delivery.http_status, delivery.public_error()) {
+    ///         (Some(status), Some(error)) => format!("{status}: {error}"),
+    ///         (_, Some(error)) => error.to_owned(),
+    ///         (_, None) => delivery.state.to_string(),
+    ///     }
+    /// }
+    /// ```
+    pub fn public_error(&self) -> Option<&'static str> {
+        let code = self.reason.as_deref()?;
+        Some(code.parse().map_or("the delivery failed", in_public))
+    }
+}
+
+/// What a customer may know of this reason.
+pub(crate) fn in_public(code: ReasonCode) -> &'static str {
+    use ReasonCode as Code;
+
+    match code {
+        Code::Dns | Code::Connect | Code::BlockedAddress | Code::Proxy => {
+            "the server could not be reached"
+        }
+        Code::Tls => "no secure connection could be made",
+        Code::Timeout => "there was no answer in time",
+        Code::ConnectionLost => "the connection was lost before the answer",
+        Code::Protocol => "the answer was not HTTP",
+        Code::Redirect => "the server redirects, which is not followed",
+        Code::RateLimited => "the server asks for fewer requests",
+        Code::ClientError | Code::Rejected => "the server refused the request",
+        Code::ServerError => "the server failed",
+        Code::Gone => "the server wants no more requests",
+        Code::InvalidUrl => "the URL cannot be used",
+        Code::InvalidHeader => "a header cannot be sent",
+        Code::PayloadTooLarge => "the message is too large",
+        Code::Expired => "its time was over",
+        Code::Cancelled => "it was cancelled",
+        Code::ByHand => "it was settled by hand",
+        Code::DestinationRemoved => "the destination was removed",
+        _ => "the delivery failed",
+    }
+}
+
+/// The newest deliveries to this destination first.
+pub(crate) fn deliveries(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    filter: &DeliveryFilter,
+    limit: usize,
+) -> QueryResult<Deliveries> {
+    let deadline = Deadline::new();
+    // One more says whether there are others.
+    let one_more = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
+    let asks = |state| filter.state.is_none_or(|asked| asked == state);
+    let (mut rows, mut is_complete, mut looked) = (Vec::new(), true, Looked::AtAll);
+    if [Status::Pending, Status::Sending, Status::Retrying]
+        .into_iter()
+        .any(asks)
+    {
+        match waiting(conn, name, destination, filter, one_more, deadline)? {
+            Some(found) => rows.extend(found),
+            None => is_complete = false,
+        }
+    }
+    if asks(Status::Dead) {
+        let filter = DeadFilter {
+            destination: Some(destination.to_owned()),
+            tenant_id: filter.tenant_id,
+            before: filter.after,
+            ..DeadFilter::default()
+        };
+        let letters = dead::list(conn, name, &filter, one_more)?;
+        rows.extend(letters.into_iter().map(Delivery::from));
+    }
+    if asks(Status::Delivered) {
+        let filter = LedgerFilter {
+            destination: Some(destination.to_owned()),
+            tenant_id: filter.tenant_id,
+            status: Some(Status::Delivered),
+            before: filter.after,
+            ..LedgerFilter::default()
+        };
+        let (found, at) = ledger::search(conn, name, &filter, one_more, deadline)?;
+        rows.extend(found.into_iter().map(Delivery::from));
+        looked = at;
+    }
+    let searched_from = match looked {
+        Looked::AtAll => None,
+        Looked::From(micros) => Some(micros),
+        Looked::AtTheEnd => {
+            is_complete = false;
+            let begin = SystemTime::now().checked_sub(UNINDEXED);
+            begin.map(as_micros)
+        }
+    };
+    let (mut rows, next) = page(rows, limit, searched_from);
+    add_answers(conn, name, &mut rows)?;
+    Ok(Deliveries {
+        rows,
+        next,
+        is_complete,
+    })
+}
+
+/// The first of these, and where the next page begins. `searched_from`: since then, in microseconds, all that was
+/// delivered is among them; what is further back comes with the rest of it.
+fn page(
+    mut rows: Vec<Delivery>,
+    limit: usize,
+    searched_from: Option<i64>,
+) -> (Vec<Delivery>, Option<Place>) {
+    // One may have been settled since what waits was read.
+    let is_settled = |row: &&Delivery| row.settled_at.is_some();
+    let settled = rows.iter().filter(is_settled).map(|row| row.sequence);
+    let settled: HashSet<Sequence> = settled.collect();
+    rows.retain(|row| row.settled_at.is_some() || !settled.contains(&row.sequence));
+    rows.retain(|row| searched_from.is_none_or(|from| row.place.micros >= from));
+    rows.sort_by_key(|row| std::cmp::Reverse(row.place));
+    let next = match rows.len() > limit {
+        true => {
+            rows.truncate(limit);
+            rows.last().map(|last| last.place)
+        }
+        false => searched_from.map(Place::before),
+    };
+    (rows, next)
+}
+
+/// What waits for it, the latest to be due first. `None`: it took too long.
+fn waiting(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    filter: &DeliveryFilter,
+    limit: i64,
+    deadline: Deadline,
+) -> QueryResult<Option<Vec<Delivery>>> {
+    let Some(left) = deadline.left(ALL) else {
+        return Ok(None);
+    };
+    let found = looking_briefly(conn, left, |conn| {
+        let mut found: Vec<MessageRecord> = Vec::new();
+        for lanes in streams_to(conn, name, destination)?.chunks(ARRAYS_AT_ONCE) {
+            if deadline.left(ALL).is_none() {
+                return Ok(None);
+            }
+            let last = |lane| last_of(name, lane, filter, limit);
+            let Some(all) = claim::concatenated(lanes.iter().map(last)) else {
+                continue;
+            };
+            let is_one = Box::new(outbox::sequence.eq(AnyOf(all)));
+            let of_lanes = messages::live(name, is_one, Content::Without);
+            found.extend(planned_anew(of_lanes).load::<MessageRecord>(conn)?);
+        }
+        Ok(Some(found))
+    })?;
+    let rows = found.flatten();
+    Ok(rows.map(|rows| rows.into_iter().map(Delivery::from).collect()))
+}
+
+/// The sequences of the last messages of a lane.
+fn last_of<'a>(
+    name: &OutboxName,
+    lane: &'a Stream,
+    filter: &'a DeliveryFilter,
+    limit: i64,
+) -> Sequences<'a> {
+    let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
+    let of_tenant = |id| candidate::tenant_id.assume_not_null().eq(id);
+    let is_meant: On<'_, candidate::table> = all_of([
+        Some(is_of(lane)),
+        given(filter.state, is_so),
+        given(filter.tenant_id, of_tenant),
+        given(filter.after, |place| when.lt(place.of_row())),
+    ]);
+    let last = candidate::table(name.outbox())
+        .filter(is_meant)
+        .order((candidate::available_at.desc(), candidate::sequence.desc()))
+        .limit(limit)
+        .select(candidate::sequence);
+    Box::new(array(last))
+}
+
+/// What the history has of the last answers to what waits.
+fn add_answers(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    rows: &mut [Delivery],
+) -> QueryResult<()> {
+    let was_tried = |row: &&Delivery| row.settled_at.is_none() && row.attempts > 0;
+    let tried: Vec<&Delivery> = rows.iter().filter(was_tried).collect();
+    if tried.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<Uuid> = tried.iter().map(|row| row.message_id).collect();
+    let sequences: Vec<Sequence> = tried.iter().map(|row| row.sequence).collect();
+    let answers = attempt::table(name.attempt())
+        .filter(attempt::message_id.eq_any(ids))
+        .filter(attempt::sequence.eq_any(sequences))
+        .filter(attempt::event.eq("failed"))
+        .order(attempt::happened_at)
+        .select((attempt::sequence, attempt::http_status));
+    let answers: Vec<(Sequence, Option<i32>)> = planned_anew(answers).load(conn)?;
+    // The last one stays.
+    let last: HashMap<Sequence, Option<i32>> = answers.into_iter().collect();
+    for row in rows.iter_mut().filter(|row| row.settled_at.is_none()) {
+        row.http_status = last.get(&row.sequence).copied().flatten();
+    }
+    Ok(())
+}
+
+impl From<MessageRecord> for Delivery {
+    fn from(row: MessageRecord) -> Self {
+        let waits = row.status != Status::Sending;
+        Self {
+            place: row.place(),
+            message_id: row.message_id,
+            topic: row.topic,
+            tenant_id: row.tenant_id,
+            state: row.status,
+            attempts: row.attempts,
+            http_status: row.http_status,
+            reason: row.reason,
+            error: row.last_error,
+            next_attempt_at: row.available_at.filter(|_| waits),
+            settled_at: row.settled_at,
+            created_at: row.created_at,
+            can_be_sent_again: false,
+            sequence: row.sequence,
+        }
+    }
+}
+
+impl From<DeadLetter> for Delivery {
+    fn from(letter: DeadLetter) -> Self {
+        Self {
+            place: letter.place(),
+            message_id: letter.message_id,
+            topic: letter.topic,
+            tenant_id: letter.tenant_id,
+            state: Status::Dead,
+            attempts: letter.attempts,
+            http_status: letter.http_status,
+            reason: Some(letter.reason),
+            error: letter.last_error,
+            next_attempt_at: None,
+            settled_at: Some(letter.died_at),
+            created_at: letter.created_at,
+            can_be_sent_again: true,
+            sequence: letter.sequence,
+        }
+    }
+}
+
+impl From<LedgerRow> for Delivery {
+    fn from(row: LedgerRow) -> Self {
+        Self {
+            place: row.place(),
+            message_id: row.message_id,
+            topic: row.topic,
+            tenant_id: row.tenant_id,
+            state: row.status,
+            attempts: row.attempts,
+            http_status: row.http_status,
+            reason: row.reason,
+            error: row.error,
+            next_attempt_at: None,
+            settled_at: Some(row.settled_at),
+            created_at: row.created_at,
+            can_be_sent_again: row.has_payload,
+            sequence: row.sequence,
+        }
+    }
+}
+
+/// What [`send_again`] has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SentAgain {
+    /// It goes out once more, or waits to.
+    Yes,
+    /// There is no such message that was delivered there or is dead, or no such destination.
+    NotFound,
+    /// It was delivered, and its payload is not kept.
+    NotKept,
+}
+
+/// Lets a dead letter of this destination, or what was delivered there, go out there once more.
+pub(crate) fn send_again(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    message_id: Uuid,
+    operator: &str,
+) -> QueryResult<SentAgain> {
+    let letters = dead::find_by_message_id(conn, name, message_id)?;
+    let of_it = letters
+        .iter()
+        .filter(|letter| letter.destination == destination);
+    let sequences: Vec<i64> = of_it.map(|letter| letter.sequence.0).collect();
+    if !sequences.is_empty() {
+        // One that is not requeued has its key in the outbox already.
+        dead::requeue_to(conn, name, &sequences, destination, operator)?;
+        return Ok(SentAgain::Yes);
+    }
+    let replayed = super::replay::once_more(conn, name, destination, message_id, operator)?;
+    Ok(match replayed {
+        None => SentAgain::NotFound,
+        Some(done) if done.without_payload > 0 => SentAgain::NotKept,
+        Some(_) => SentAgain::Yes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A delivery that was settled, or is due, then.
+    fn one(sequence: i64, micros: i64, state: Status) -> Delivery {
+        let is_settled = matches!(state, Status::Delivered | Status::Dead);
+        let at = Some(micros.to_string());
+        Delivery {
+            message_id: Uuid::nil(),
+            topic: "order.paid".to_owned(),
+            tenant_id: None,
+            state,
+            attempts: 1,
+            http_status: None,
+            reason: None,
+            error: None,
+            next_attempt_at: at.clone().filter(|_| !is_settled),
+            settled_at: at.filter(|_| is_settled),
+            created_at: String::new(),
+            can_be_sent_again: is_settled,
+            sequence: Sequence(sequence),
+            place: Place { micros, sequence },
+        }
+    }
+
+    fn sequences(rows: &[Delivery]) -> Vec<i64> {
+        rows.iter().map(|row| row.sequence.0).collect()
+    }
+
+    #[test]
+    fn a_page_ends_where_the_ledger_was_searched_to() {
+        let all = || {
+            vec![
+                one(1, 900, Status::Retrying),
+                one(2, 500, Status::Delivered),
+                one(3, 300, Status::Dead),
+                one(4, 100, Status::Pending),
+            ]
+        };
+        let (rows, next) = page(all(), 4, None);
+        assert_eq!((sequences(&rows), next), (vec![1, 2, 3, 4], None));
+        let (rows, next) = page(all(), 2, None);
+        let after_the_second = all()[1].place;
+        assert_eq!(
+            (sequences(&rows), next),
+            (vec![1, 2], Some(after_the_second))
+        );
+        let (rows, next) = page(all(), 4, Some(300));
+        assert_eq!(sequences(&rows), [1, 2, 3]);
+        let next = next.expect("there is more");
+        assert!(all()[2].place > next && all()[3].place < next);
+        // Nothing was found in time.
+        let (rows, next) = page(Vec::new(), 4, Some(300));
+        assert_eq!((rows.len(), next), (0, Some(Place::before(300))));
+    }
+
+    #[test]
+    fn what_is_settled_while_it_is_read_is_shown_once() {
+        let rows = vec![
+            one(1, 900, Status::Sending),
+            one(1, 500, Status::Delivered),
+            one(2, 100, Status::Sending),
+        ];
+        let (rows, _) = page(rows, 9, None);
+        assert_eq!(sequences(&rows), [1, 2]);
+        assert_eq!(rows[0].state, Status::Delivered);
+    }
+
+    /// R46
+    #[test]
+    fn an_error_for_customers_does_not_say_what_is_inside() {
+        let said = |reason: &str| {
+            let delivery = Delivery {
+                reason: Some(reason.to_owned()),
+                error: Some("10.0.0.7:5432 refused".to_owned()),
+                ..one(1, 1, Status::Dead)
+            };
+            delivery.public_error()
+        };
+        let unreachable = said("CONNECT");
+        assert_eq!(unreachable, Some("the server could not be reached"));
+        for reason in ["DNS", "BLOCKED_ADDRESS", "PROXY"] {
+            assert_eq!(said(reason), unreachable);
+        }
+        assert_eq!(said("A_CODE_OF_LATER"), Some("the delivery failed"));
+        for code in ReasonCode::ALL {
+            assert!(said(code.as_str()).is_some_and(|error| !error.contains(char::is_numeric)));
+        }
+        assert_eq!(one(1, 1, Status::Delivered).public_error(), None);
+    }
+}

@@ -1,0 +1,357 @@
+//! What became of the messages of a registered destination, for whoever registered it; and sending them again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use diesel_outbox::destinations::{
+    Delivery, DeliveryFilter, DestinationError, RegisteredDestination,
+};
+use diesel_outbox::{Config, NewMessage, Relay, RelayBuilder, Status};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::support::{Database, Receiver, end, eventually, finish};
+
+fn relay(database: &Database) -> RelayBuilder {
+    database
+        .relay()
+        .registered_threads(4)
+        .registered_https_only(false)
+        .registered_public_only(false)
+        .max_attempts(1)
+}
+
+/// The same, and the ledger keeps payloads.
+fn keeping(database: &Database) -> RelayBuilder {
+    let mut config = Config::default();
+    for (setting, value) in [
+        ("DATABASE_URL", database.url.as_str()),
+        ("OUTBOX_TABLE", &database.name()),
+        ("OUTBOX_LEDGER_PAYLOAD", "true"),
+        ("OUTBOX_REGISTERED_THREADS", "4"),
+        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
+        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+        ("OUTBOX_MAX_ATTEMPTS", "1"),
+        ("OUTBOX_POLL_INTERVAL", "20ms"),
+    ] {
+        config.set(setting, value).expect(setting);
+    }
+    Relay::from_config(config)
+}
+
+fn put(database: &Database, hook: &RegisteredDestination) {
+    let conn = &mut database.connect();
+    let put = database.outbox().destinations().put(conn, hook);
+    put.expect("put");
+}
+
+fn deliveries(database: &Database, name: &str, filter: &DeliveryFilter) -> Vec<Delivery> {
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    let page = outbox.destinations().deliveries(conn, name, filter, 1000);
+    let page = page.expect("deliveries");
+    assert!(page.is_complete && page.next.is_none());
+    page.rows
+}
+
+fn states(deliveries: &[Delivery]) -> String {
+    let states: Vec<&str> = deliveries.iter().map(|one| one.state.as_str()).collect();
+    states.join(" ")
+}
+
+fn send_again(
+    database: &Database,
+    name: &str,
+    delivery: &Delivery,
+) -> Result<bool, DestinationError> {
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    outbox
+        .destinations()
+        .send_again(conn, name, delivery.message_id)
+}
+
+/// A receiver that answers with the status which is set.
+fn switched() -> (Receiver, Arc<AtomicU16>) {
+    let status = Arc::new(AtomicU16::new(200));
+    let answer = Arc::clone(&status);
+    (
+        Receiver::answering(move |_| answer.load(Ordering::SeqCst)),
+        status,
+    )
+}
+
+/// R46
+#[test]
+fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
+    let database = Database::new();
+    let (receiver, status) = switched();
+    let other = Receiver::ok();
+    let tenant = Uuid::now_v7();
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    put(
+        &database,
+        &RegisteredDestination::new("other", other.url()).topics(["order.*"]),
+    );
+    let hour = std::time::Duration::from_secs(3600);
+    let relay = relay(&database)
+        .max_attempts(2)
+        .backoff(diesel_outbox::Backoff::Table(vec![hour]))
+        .start()
+        .expect("a relay");
+    let message = |n: i32| NewMessage::new("order.paid", &json!(n)).expect("JSON");
+    database.enqueue_message(message(1).tenant_id(tenant));
+    eventually("both have it", || database.count("delivered") == 2);
+    status.store(422, Ordering::SeqCst);
+    database.enqueue_message(message(2));
+    eventually("it is refused", || database.count("dead") == 1);
+    status.store(503, Ordering::SeqCst);
+    database.enqueue_message(message(3));
+    eventually("it failed once", || database.count("retrying") == 1);
+    end(&relay);
+    // Without a relay.
+    let insert = "INSERT INTO {o} (topic, payload, destination, ordering_key, available_at)
+        SELECT 'order.paid', '4', destination, key, now() + interval '1 day'
+          FROM (VALUES ('acme', 'k'), ('other', NULL)) t (destination, key)";
+    database.execute(insert);
+
+    let all = deliveries(&database, "acme", &DeliveryFilter::default());
+    assert_eq!(states(&all), "pending retrying dead delivered");
+    let [pending, retrying, dead, delivered] = &all[..] else {
+        panic!("{all:?}");
+    };
+    assert_eq!((pending.attempts, pending.http_status), (0, None));
+    assert_eq!(pending.public_error(), None);
+    assert!(pending.next_attempt_at.is_some() && pending.settled_at.is_none());
+    assert_eq!((retrying.attempts, retrying.http_status), (1, Some(503)));
+    assert_eq!(retrying.reason.as_deref(), Some("SERVER_ERROR"));
+    assert_eq!(retrying.public_error(), Some("the server failed"));
+    assert!(retrying.next_attempt_at > Some(retrying.created_at.clone()));
+    assert_eq!((dead.attempts, dead.http_status), (1, Some(422)));
+    assert_eq!(dead.public_error(), Some("the server refused the request"));
+    assert!(dead.settled_at.is_some() && dead.next_attempt_at.is_none());
+    assert_eq!((delivered.attempts, delivered.http_status), (1, Some(200)));
+    assert_eq!(delivered.tenant_id, Some(tenant));
+    assert_eq!(
+        (delivered.public_error(), delivered.topic.as_str()),
+        (None, "order.paid")
+    );
+    let again: Vec<bool> = all.iter().map(|one| one.can_be_sent_again).collect();
+    assert_eq!(again, [false, false, true, false]);
+
+    for state in Status::ALL {
+        let filter = DeliveryFilter {
+            state: Some(state),
+            ..DeliveryFilter::default()
+        };
+        let found = deliveries(&database, "acme", &filter);
+        let expected = match state {
+            Status::Sending => "",
+            state => state.as_str(),
+        };
+        assert_eq!(states(&found), expected);
+    }
+    let of_tenant = DeliveryFilter {
+        tenant_id: Some(tenant),
+        ..DeliveryFilter::default()
+    };
+    assert_eq!(
+        states(&deliveries(&database, "acme", &of_tenant)),
+        "delivered"
+    );
+    let none = deliveries(&database, "nobody", &DeliveryFilter::default());
+    assert_eq!(states(&none), "");
+}
+
+/// R46: whatever the size of a page, each is on one.
+#[test]
+fn pages_have_each_delivery_once() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, destination, ordering_key, available_at, attempts, locked_by)
+         SELECT 'topic-' || n % 20, '1', CASE n % 3 WHEN 0 THEN 'other' ELSE 'acme' END,
+                CASE n % 2 WHEN 0 THEN 'k' END, now() + (n % 7) * interval '1 minute', n % 2,
+                CASE n % 5 WHEN 0 THEN 1 END
+           FROM generate_series(1, 90) n",
+    );
+    database.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts,
+                               reason, died_at)
+         SELECT 1000 + n, gen_random_uuid(), 't', CASE n % 3 WHEN 0 THEN 'other' ELSE 'acme' END, '1', now(), now(), 1,
+                'TIMEOUT', now() - (n % 7) * interval '1 hour'
+           FROM generate_series(1, 90) n",
+    );
+    database.execute(
+        "INSERT INTO {o}_ledger (part, sequence, message_id, topic, destination, status, attempts, created_at, settled_at)
+         SELECT n % 2, 2000 + n, gen_random_uuid(), 't', CASE n % 3 WHEN 0 THEN 'other' ELSE 'acme' END,
+                CASE n % 5 WHEN 0 THEN 'dead' ELSE 'delivered' END, 1, now(), now() - (n % 7) * interval '5 hours'
+           FROM generate_series(1, 90) n",
+    );
+    let ids = |rows: &[Delivery]| -> Vec<Uuid> { rows.iter().map(|one| one.message_id).collect() };
+    let all = ids(&deliveries(&database, "acme", &DeliveryFilter::default()));
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    for limit in [1, 7, 60, 1000] {
+        let mut filter = DeliveryFilter::default();
+        let mut seen: Vec<Delivery> = Vec::new();
+        loop {
+            let page = outbox
+                .destinations()
+                .deliveries(conn, "acme", &filter, limit);
+            let page = page.expect("a page");
+            assert!(page.is_complete);
+            seen.extend(page.rows);
+            filter.after = page.next;
+            if filter.after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen.len(), 60 + 60 + 48, "{limit}");
+        assert_eq!(ids(&seen), all);
+        let mut distinct = ids(&seen);
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(distinct.len(), seen.len());
+    }
+}
+
+/// R46: what one destination has missed is sent to it alone.
+#[test]
+fn what_is_sent_again_goes_to_its_destination_only() {
+    let database = Database::new();
+    let (acme, status) = switched();
+    let other = Receiver::ok();
+    put(&database, &RegisteredDestination::new("acme", acme.url()));
+    let relay = keeping(&database).start().expect("a relay");
+    // The only one that wants it: no row names it.
+    status.store(500, Ordering::SeqCst);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("it died", || database.count("dead") == 1);
+    put(&database, &RegisteredDestination::new("other", other.url()));
+    let any = DeliveryFilter::default();
+    let dead = deliveries(&database, "acme", &any).remove(0);
+    assert!(!send_again(&database, "other", &dead).expect("an answer"));
+    assert!(!send_again(&database, "nobody", &dead).expect("an answer"));
+    status.store(200, Ordering::SeqCst);
+    assert!(send_again(&database, "acme", &dead).expect("an answer"));
+    eventually("it is delivered", || database.count("delivered") == 1);
+
+    // And once more, whoever wants such messages today.
+    let delivered = deliveries(&database, "acme", &any);
+    assert_eq!(states(&delivered), "delivered");
+    assert!(delivered[0].can_be_sent_again);
+    assert!(send_again(&database, "acme", &delivered[0]).expect("an answer"));
+    eventually("it is delivered again", || database.count("delivered") == 2);
+    assert_eq!(
+        states(&deliveries(&database, "acme", &any)),
+        "delivered delivered"
+    );
+    end(&relay);
+    let requests = acme.requests();
+    assert_eq!((requests.len(), other.count()), (3, 0));
+    for request in requests {
+        assert_eq!(request.id(), dead.message_id.to_string());
+        assert_eq!(request.json(), json!({ "n": 1 }));
+    }
+    // Impatient.
+    for _ in 0..3 {
+        assert!(send_again(&database, "acme", &delivered[0]).expect("an answer"));
+    }
+    assert_eq!(database.count("pending"), 1);
+    let who = database.text("SELECT string_agg(DISTINCT event || ' ' || operator, ', ' ORDER BY event || ' ' || operator)
+        FROM {o}_attempt WHERE operator IS NOT NULL");
+    assert_eq!(
+        who.as_deref(),
+        Some("replayed send again, requeued send again")
+    );
+}
+
+/// R46
+#[test]
+fn what_was_delivered_without_its_payload_cannot_be_sent_again() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let relay = relay(&database).start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("it is delivered", || database.count("delivered") == 1);
+    end(&relay);
+    let delivered = deliveries(&database, "acme", &DeliveryFilter::default()).remove(0);
+    assert!(!delivered.can_be_sent_again);
+    let error = send_again(&database, "acme", &delivered).expect_err("no payload");
+    assert!(
+        matches!(error, DestinationError::PayloadNotKept { message_id } if message_id == delivered.message_id)
+    );
+    assert!(
+        error.to_string().contains("OUTBOX_LEDGER_PAYLOAD"),
+        "{error}"
+    );
+    let id = delivered.message_id.to_string();
+    let run = |arguments: &[&str]| {
+        let arguments = [&["destination"], arguments].concat();
+        finish(database.binary(&arguments))
+    };
+    let said = run(&["send-again", "acme", &id]).code(1).stderr;
+    assert!(said.contains("OUTBOX_LEDGER_PAYLOAD"), "{said}");
+}
+
+/// R46
+#[test]
+fn the_commands_show_deliveries_and_send_again() {
+    let database = Database::new();
+    let run = |arguments: &[&str]| {
+        let arguments = [&["destination"], arguments].concat();
+        finish(database.binary(&arguments))
+    };
+    let unknown = run(&["deliveries", "acme"]).code(1).stderr;
+    assert!(
+        unknown.contains("no registered destination \"acme\""),
+        "{unknown}"
+    );
+    run(&["put", "acme", "https://acme.example"]).code(0);
+    let none = run(&["deliveries", "acme"]).code(0).stdout;
+    assert_eq!(none, "there are no deliveries\n");
+    database.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts,
+                               reason, last_error, http_status)
+         SELECT n, gen_random_uuid(), 'order.paid', 'acme', '1', now(), now(), 3, 'SERVER_ERROR', E'on 10.0.0.7\\x1b[2J', 503
+           FROM generate_series(1, 3) n",
+    );
+    let page = run(&["deliveries", "acme", "--limit", "2", "--json"]).code(0);
+    let page = page.json();
+    let rows = page["deliveries"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["state"], "dead");
+    assert_eq!(rows[0]["http_status"], 503);
+    assert_eq!(rows[0]["public_error"], "the server failed");
+    let next = page["next"].as_str().expect("there is more");
+    let rest = run(&["deliveries", "acme", "--after", next, "--json"]).code(0);
+    assert_eq!(rest.json()["deliveries"].as_array().map(Vec::len), Some(1));
+    let shown = run(&["deliveries", "acme", "--limit", "2"]).code(0).stdout;
+    for part in ["order.paid", "dead", "503 SERVER_ERROR", "--after"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(!shown.contains('\x1b'), "{shown}");
+
+    let id = rows[0]["message_id"].as_str().expect("an id").to_owned();
+    run(&["send-again", "acme", &id]).code(0);
+    let pending = run(&["deliveries", "acme", "--state", "pending", "--json"]).code(0);
+    assert_eq!(pending.json()["deliveries"][0]["message_id"], json!(id));
+    let said = run(&["send-again", "acme", &id]).code(1).stderr;
+    assert!(said.contains("what still waits"), "{said}");
+    let said = run(&["send-again", "other", &id]).code(1).stderr;
+    assert!(said.contains("no registered destination"), "{said}");
+    for (arguments, flag) in [
+        (&["deliveries", "acme", "--state", "lost"][..], "--state"),
+        (&["deliveries", "acme", "--after", "now"], "--after"),
+    ] {
+        let said = run(arguments).code(2).stderr;
+        assert!(said.contains(flag), "{said}");
+    }
+}
