@@ -44,7 +44,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::PgConnection;
@@ -387,8 +386,7 @@ impl<'a> Destinations<'a> {
                         *count += 1;
                         break;
                     }
-                    let now = store::secrets_of(conn, self.name, &[&name])?;
-                    column = now.into_iter().next().and_then(|(_, column)| column);
+                    column = store::secret(conn, self.name, &name)?;
                 }
             }
         }
@@ -427,13 +425,16 @@ impl<'a> Destinations<'a> {
             return Ok(());
         }
         let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
-        let secrets: HashMap<String, Option<String>> = store::secrets_of(conn, self.name, &names)?
-            .into_iter()
-            .collect();
-        for one in found.iter_mut().filter(|one| one.problem.is_none()) {
-            let column = secrets.get(&one.name).and_then(Option::as_deref);
-            let opened = self.opened(&one.name, column.unwrap_or_default());
-            one.problem = opened.err().map(|error| error.to_string());
+        // In the same order, and perhaps without some that are gone by now.
+        let secrets = store::secrets_of(conn, self.name, &names)?;
+        let mut secrets = secrets.into_iter().peekable();
+        for one in found {
+            let secret = secrets.next_if(|(name, _)| *name == one.name);
+            let column = secret.and_then(|(_, column)| column);
+            let opened = self.opened(&one.name, column.as_deref().unwrap_or_default());
+            if let (None, Err(error)) = (&one.problem, opened) {
+                one.problem = Some(error.to_string());
+            }
         }
         Ok(())
     }

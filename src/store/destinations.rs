@@ -308,7 +308,7 @@ pub(crate) fn secret(
     Ok(found.flatten())
 }
 
-/// The secrets of these destinations, plain or sealed, by their names.
+/// The secrets of these destinations, plain or sealed, in the order of their names.
 pub(crate) fn secrets_of(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -316,6 +316,7 @@ pub(crate) fn secrets_of(
 ) -> QueryResult<Vec<(String, Option<String>)>> {
     registered(name)
         .filter(destination::name.eq_any(names))
+        .order(destination::name)
         .select((destination::name, destination::secret))
         .load(conn)
 }

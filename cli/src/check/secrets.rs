@@ -1,11 +1,8 @@
 //! Secrets that receivers share: each of them can sign requests to the others. And secrets at rest.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use diesel::PgConnection;
 use diesel_outbox::config::SigningSecret;
-use diesel_outbox::destinations::DestinationError;
-use diesel_outbox::{Config, Outbox};
+use diesel_outbox::{Config, Destination, Outbox};
 use secrecy::ExposeSecret;
 
 use super::{Finding, bad, good, warning};
@@ -16,36 +13,49 @@ const MOST_NAMED: usize = 5;
 
 /// A warning for each group of hosts that verify with the same symmetric secret.
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
-    let mut hosts_of: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for destination in config.all_destinations() {
-        let secrets = match destination.secrets.as_slice() {
-            [] => &config.secrets,
-            own => own,
-        };
-        for secret in secrets.iter().filter(|secret| !secret.is_asymmetric()) {
-            let hosts = hosts_of.entry(written(secret)).or_default();
-            hosts.extend(destination.url.host_str().map(str::to_owned));
+    let destinations = config.all_destinations();
+    let (mut seen, mut groups) = (Vec::new(), Vec::<(Vec<&str>, bool)>::new());
+    for secret in destinations.iter().flat_map(|one| secrets(one, config)) {
+        let text = written(secret);
+        if secret.is_asymmetric() || seen.contains(&text) {
+            continue;
         }
-    }
-    let is_default = |secret: &String| config.secrets.iter().any(|one| written(one) == *secret);
-    // Two secrets of a rotation are one matter.
-    let mut groups: BTreeMap<BTreeSet<String>, bool> = BTreeMap::new();
-    for (secret, hosts) in hosts_of {
-        if hosts.len() > 1 {
-            *groups.entry(hosts).or_default() |= is_default(&secret);
+        let has_it = |secrets: &[SigningSecret]| secrets.iter().any(|one| written(one) == text);
+        let mut hosts: Vec<&str> = destinations
+            .iter()
+            .filter(|one| has_it(secrets(one, config)))
+            .filter_map(|one| one.url.host_str())
+            .collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let is_default = has_it(&config.secrets);
+        // Two secrets of a rotation are one matter.
+        match groups.iter_mut().find(|(group, _)| *group == hosts) {
+            Some((_, is_of_default)) => *is_of_default |= is_default,
+            None if hosts.len() > 1 => groups.push((hosts, is_default)),
+            None => {}
         }
+        seen.push(text);
     }
     groups
-        .into_iter()
-        .map(|(hosts, is_default)| shared(&hosts, is_default))
+        .iter()
+        .map(|(hosts, is_default)| shared(hosts, *is_default))
         .collect()
+}
+
+/// Those that it signs with.
+fn secrets<'a>(destination: &'a Destination, config: &'a Config) -> &'a [SigningSecret] {
+    match destination.secrets.as_slice() {
+        [] => &config.secrets,
+        own => own,
+    }
 }
 
 fn written(secret: &SigningSecret) -> String {
     secret.written().expose_secret().to_owned()
 }
 
-fn shared(hosts: &BTreeSet<String>, is_default: bool) -> Finding {
+fn shared(hosts: &[&str], is_default: bool) -> Finding {
     let what = match is_default {
         true => "OUTBOX_SECRET is",
         false => "one secret is",
@@ -64,10 +74,9 @@ fn shared(hosts: &BTreeSet<String>, is_default: bool) -> Finding {
 }
 
 /// The first of these.
-fn named<'a>(all: impl IntoIterator<Item = &'a String>) -> String {
-    let mut all = all.into_iter();
-    let mut named: Vec<&str> = all.by_ref().take(MOST_NAMED).map(String::as_str).collect();
-    if all.next().is_some() {
+fn named(all: &[impl AsRef<str>]) -> String {
+    let mut named: Vec<&str> = all.iter().take(MOST_NAMED).map(AsRef::as_ref).collect();
+    if all.len() > MOST_NAMED {
         named.push("…");
     }
     named.join(", ")
@@ -76,15 +85,12 @@ fn named<'a>(all: impl IntoIterator<Item = &'a String>) -> String {
 /// How the secrets of registered destinations are stored. Without a key, and without encrypted secrets, there is
 /// nothing to say.
 pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
-    let found = Outbox::new(&config.table.to_string())
-        .map_err(anyhow::Error::from)
-        .and_then(|outbox| {
-            let destinations = outbox.destinations().with_keys(&config.secret_keys);
-            destinations
-                .encryption(conn)
-                .map_err(|error: DestinationError| error.into())
-        });
-    let found = match found {
+    let outbox = match Outbox::new(&config.table.to_string()) {
+        Ok(outbox) => outbox,
+        Err(error) => return vec![bad(WHAT, error.to_string())],
+    };
+    let destinations = outbox.destinations().with_keys(&config.secret_keys);
+    let found = match destinations.encryption(conn) {
         Ok(found) => found,
         Err(error) => return vec![bad(WHAT, error.to_string())],
     };
@@ -127,8 +133,6 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
 
 #[cfg(test)]
 mod tests {
-    use diesel_outbox::Destination;
-
     use super::*;
 
     const FIRST: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
