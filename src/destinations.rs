@@ -44,12 +44,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "http")]
+mod trial;
+
 use std::time::Duration;
 
 use diesel::PgConnection;
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
+#[cfg(feature = "http")]
+use crate::config::Config;
 use crate::config::{ConfigError, SecretKeys, SigningSecret};
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
@@ -58,6 +63,8 @@ use crate::store::destinations as store;
 use crate::store::operate::deliveries::{self, SentAgain};
 use crate::store::pinned::pinned;
 
+#[cfg(feature = "http")]
+pub use self::trial::{DestinationTest, TestAnswer};
 pub use crate::registered::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
 pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
@@ -525,5 +532,54 @@ impl<'a> Destinations<'a> {
             SentAgain::NotFound => Ok(false),
             SentAgain::NotKept => Err(DestinationError::PayloadNotKept { message_id }),
         }
+    }
+
+    /// Prepares a test: an event `outbox.test`, signed and shaped as what the destination gets otherwise, that is in no
+    /// outbox. [`send`](DestinationTest::send) sends it at once, also to one that is disabled, and needs no connection.
+    /// `None`: there is none of this name.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let test = outbox.destinations().test(&mut conn, "acme", &config)?;
+    /// // The answer may take seconds: give the connection back before.
+    /// drop(conn);
+    /// if let Some(answer) = test.map(|test| test.send()) {
+    ///     println!("{:?} after {} ms", answer.http_status, answer.took.as_millis());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DestinationError::Invalid`]: a relay with these settings would not use it.
+    #[cfg(feature = "http")]
+    pub fn test(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        config: &Config,
+    ) -> Result<Option<DestinationTest>, DestinationError> {
+        let found = pinned(conn, self.name, |conn, outbox| {
+            store::registered_as(conn, outbox, &[name.to_owned()])
+        })?;
+        let Some(store::Registered { row, secrets }) = found.into_iter().next() else {
+            return Ok(None);
+        };
+        if let Some(problem) = &row.problem {
+            return Err(ConfigError::new(format!("destinations.{name}"), problem).into());
+        }
+        let config = Config {
+            table: self.name.clone(),
+            ..config.clone()
+        };
+        let keys = self.keys.unwrap_or(&config.secret_keys);
+        let text = secrets.as_ref().map_or("", ExposeSecret::expose_secret);
+        let secrets = self.with_keys(keys).opened(name, text)?;
+        let secrets = secrets.into_iter().map(|one| one.secret).collect();
+        Ok(Some(DestinationTest::new(&row, secrets, &config)?))
     }
 }

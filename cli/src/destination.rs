@@ -73,6 +73,14 @@ enum Action {
     },
     /// Encrypt all secrets in the database with the newest key of OUTBOX_SECRET_KEY
     Encrypt,
+    /// Send it a test event at once, also where it is disabled, and show the answer
+    Test {
+        /// Its name
+        name: String,
+        /// Show it as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Show what became of its messages, the newest first
     Deliveries(deliveries::List),
     /// Send a message there once more: one that it got, or a dead letter
@@ -198,6 +206,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             }
         }
         Action::Encrypt => encrypt(conn, destinations),
+        Action::Test { name, json } => deliveries::test(conn, destinations, name, &config, *json),
         Action::Deliveries(how) => deliveries::list(conn, destinations, how),
         Action::SendAgain { name, id } => deliveries::send_again(conn, destinations, name, *id),
     }

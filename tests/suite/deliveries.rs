@@ -355,3 +355,142 @@ fn the_commands_show_deliveries_and_send_again() {
         assert!(said.contains(flag), "{said}");
     }
 }
+
+/// For customers in the network of the tests.
+fn open_config() -> Config {
+    let mut config = Config::default();
+    config.registered_https_only = false;
+    config.registered_public_only = false;
+    config
+}
+
+fn tested(
+    database: &Database,
+    config: &Config,
+) -> Result<diesel_outbox::destinations::TestAnswer, DestinationError> {
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    let test = outbox.destinations().test(conn, "acme", config)?;
+    Ok(test.expect("it is there").send())
+}
+
+/// R46
+#[test]
+fn a_test_is_sent_at_once_and_signed_as_messages_are() {
+    let database = Database::new();
+    let (receiver, status) = switched();
+    let hook = RegisteredDestination::new("acme", receiver.url())
+        .topics(["order.*"])
+        .header("x-team", "billing");
+    put(&database, &hook);
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    let destinations = outbox.destinations();
+    destinations.disable(conn, "acme", "why").expect("disabled");
+    let answer = tested(&database, &open_config()).expect("sent");
+    assert!(answer.went_well && answer.public_error().is_none());
+    assert_eq!(
+        (answer.http_status, answer.reason, &answer.error),
+        (Some(200), None, &None)
+    );
+    let request = receiver.requests().remove(0);
+    assert_eq!(request.id(), answer.message_id.to_string());
+    assert_eq!(request.header("ce-type"), Some("outbox.test"));
+    assert_eq!(request.header("x-team"), Some("billing"));
+    assert_eq!(request.json(), json!({ "destination": "acme" }));
+    let secret = destinations.secret(conn, "acme").expect("an answer");
+    let secret = secret.expect("a new one gets a secret");
+    let verifier = diesel_outbox::receive::Verifier::new(&[secret]).expect("a verifier");
+    let headers = diesel_outbox::receive::Headers::new(request.headers());
+    verifier.verify(&headers, &request.body).expect("signed");
+    let rows = "SELECT (SELECT count(*) FROM {o}_messages) + (SELECT count(*) FROM {o}_attempt)";
+    assert_eq!(database.number(rows), 0);
+
+    status.store(503, Ordering::SeqCst);
+    let answer = tested(&database, &open_config()).expect("sent");
+    assert!(!answer.went_well);
+    assert_eq!(answer.http_status, Some(503));
+    assert_eq!(answer.public_error(), Some("the server failed"));
+    let unknown = destinations.test(conn, "other", &open_config());
+    assert!(unknown.expect("an answer").is_none());
+}
+
+/// R46: who registers a URL learns nothing of what is behind it.
+#[test]
+fn a_test_does_not_tell_what_is_in_the_network() {
+    let database = Database::new();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = closed.local_addr().expect("its address").port();
+    drop(closed);
+    let there = Receiver::ok();
+    let port_there = there.url().rsplit(':').next().map(str::to_owned);
+    let port_there = port_there.and_then(|rest| rest.split('/').next().map(str::to_owned));
+    let url = |host: &str, port: &str| format!("http://{host}:{port}/");
+    let mut public_only = open_config();
+    public_only.registered_public_only = true;
+    let port = port.to_string();
+    let port_there = port_there.expect("a port");
+    let said = |url: String, config: &Config| {
+        put(&database, &RegisteredDestination::new("acme", url));
+        let answer = tested(&database, config).expect("sent");
+        (answer.public_error(), answer.http_status, answer.body)
+    };
+    let unreachable = (Some("the server could not be reached"), None, None);
+    assert_eq!(said(url("localhost", &port), &open_config()), unreachable);
+    assert_eq!(said(url("localhost", &port), &public_only), unreachable);
+    assert_eq!(
+        said(url("localhost", &port_there), &public_only),
+        unreachable
+    );
+    assert_eq!(said(url("nobody.invalid", "80"), &public_only), unreachable);
+    assert_eq!(there.count(), 0);
+    // What cannot be right is told without a send.
+    for (url, part) in [
+        ("https://10.0.0.7/", "private"),
+        ("http://a.example/", "OUTBOX_REGISTERED_HTTPS_ONLY"),
+    ] {
+        put(&database, &RegisteredDestination::new("acme", url));
+        let error = tested(&database, &Config::default()).expect_err(url);
+        assert!(matches!(error, DestinationError::Invalid(_)), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+/// R46
+#[test]
+fn the_command_shows_the_answer_to_a_test() {
+    let database = Database::new();
+    let (receiver, status) = switched();
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let run = |arguments: &[&str], is_open: bool| {
+        let arguments = [&["destination", "test"], arguments].concat();
+        let mut command = database.binary(&arguments);
+        if is_open {
+            command.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false");
+            command.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+        }
+        finish(command)
+    };
+    let shown = run(&["acme"], true).code(0).stdout;
+    assert!(shown.starts_with("acme answered 200 after "), "{shown}");
+    status.store(422, Ordering::SeqCst);
+    let failed = run(&["acme", "--json"], true).code(1);
+    let json: serde_json::Value = serde_json::from_str(&failed.stdout).expect("JSON");
+    assert_eq!(
+        (&json["http_status"], &json["reason"]),
+        (&json!(422), &json!("REJECTED"))
+    );
+    assert_eq!(json["public_error"], "the server refused the request");
+    assert!(failed.stderr.contains("REJECTED"), "{}", failed.stderr);
+    let refused = run(&["acme"], false).code(1).stderr;
+    assert!(
+        refused.contains("nothing was sent") && refused.contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
+        "{refused}"
+    );
+    let missing = run(&["other"], true).code(1).stderr;
+    assert!(missing.contains("no registered destination"), "{missing}");
+    assert_eq!(receiver.count(), 2);
+}

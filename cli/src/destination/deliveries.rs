@@ -1,10 +1,10 @@
-//! `diesel-outbox destination deliveries` and `send-again`
+//! `diesel-outbox destination deliveries`, `send-again` and `test`
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::Place;
 use diesel_outbox::destinations::{Delivery, DeliveryFilter, DestinationError, Destinations};
-use diesel_outbox::{ConfigError, Status};
+use diesel_outbox::{Config, ConfigError, ReasonCode, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -100,6 +100,48 @@ pub(super) fn send_again(
         ),
         Err(error @ DestinationError::PayloadNotKept { .. }) => bail!("nothing was sent: {error}"),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Fails where the receiver did not take it.
+pub(super) fn test(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    name: &str,
+    config: &Config,
+    json: bool,
+) -> Result<()> {
+    let test = match destinations.test(conn, name, config) {
+        Ok(Some(test)) => test,
+        Ok(None) => return super::missing(name),
+        Err(error) => bail!("nothing was sent: {error}"),
+    };
+    let answer = test.send();
+    if json {
+        output::json(&json!({
+            "message_id": answer.message_id.to_string(),
+            "went_well": answer.went_well,
+            "http_status": answer.http_status,
+            "took_ms": u64::try_from(answer.took.as_millis())?,
+            "body": answer.body,
+            "reason": answer.reason.map(ReasonCode::as_str),
+            "error": answer.error,
+            "public_error": answer.public_error(),
+        }))?;
+    } else {
+        let status = answer.http_status.map(|status| format!(" {status}"));
+        let body = answer.body.as_deref().unwrap_or_default();
+        output::line(format!(
+            "{} answered{} after {} ms {}",
+            output::shown(name),
+            status.as_deref().unwrap_or(" nothing"),
+            answer.took.as_millis(),
+            output::shown(body),
+        ))?;
+    }
+    match (answer.reason, answer.error) {
+        (Some(reason), Some(error)) => bail!("the test failed: {reason} ({error})"),
+        _ => Ok(()),
     }
 }
 

@@ -1,0 +1,147 @@
+//! A test of a registered destination: one request, at once, and its answer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use uuid::Uuid;
+
+use crate::config::{Config, ConfigError, SigningSecret};
+use crate::dispatch::{Customers, Dispatcher, Failure, Outcome, Response, caught};
+use crate::message::{Message, Sequence};
+use crate::registered::RegisteredDestination;
+use crate::status::ReasonCode;
+use crate::store::operate::deliveries::in_public;
+
+/// The topic of a test.
+const TOPIC: &str = "outbox.test";
+
+/// A test that is ready to be sent: see [`Destinations::test`](super::Destinations::test).
+#[must_use = "nothing is sent before `send`"]
+pub struct DestinationTest {
+    dispatcher: Arc<dyn Dispatcher>,
+    message: Message,
+}
+
+/// The answer to a test.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TestAnswer {
+    /// The id of the event that was sent: its `webhook-id`.
+    pub message_id: Uuid,
+    /// The receiver took it, as it would take a message.
+    pub went_well: bool,
+    /// The answer's status, where there was an answer.
+    pub http_status: Option<u16>,
+    /// From the beginning of the send to its end.
+    pub took: Duration,
+    /// The beginning of the answer. Customers may see it where `OUTBOX_REGISTERED_PUBLIC_ONLY` is true; else it may be that
+    /// of a server inside.
+    pub body: Option<String>,
+    /// Why it failed.
+    pub reason: Option<ReasonCode>,
+    /// The same in words, for operators: it may tell of the network that this process is in. Customers are shown
+    /// [`public_error`](Self::public_error).
+    pub error: Option<String>,
+}
+
+impl TestAnswer {
+    /// Why it failed, in words that say nothing of the network that this process is in, as
+    /// [`Delivery::public_error`](super::Delivery::public_error).
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::TestAnswer;
+    ///
+    /// fn describe(answer: &TestAnswer) -> String {
+    ///     match (answer.http_status, answer.public_error()) {
+    ///         (_, None) => "your server has taken it".to_owned(),
+    ///         (Some(status), Some(error)) => format!("{status}: {error}"),
+    ///         (None, Some(error)) => error.to_owned(),
+    ///     }
+    /// }
+    /// ```
+    pub fn public_error(&self) -> Option<&'static str> {
+        self.reason.map(in_public)
+    }
+}
+
+impl DestinationTest {
+    /// To this destination, as a relay with these settings would send to it.
+    pub(super) fn new(
+        one: &RegisteredDestination,
+        secrets: Vec<SigningSecret>,
+        config: &Config,
+    ) -> Result<Self, ConfigError> {
+        let config = config.for_registered();
+        let destination = one.destination(&config, secrets)?;
+        let customers = Customers::new(config)?
+            .ok_or_else(|| ConfigError::new("destinations", "this build speaks no HTTP"))?;
+        let message_id = Uuid::now_v7();
+        Ok(Self {
+            dispatcher: customers.dispatcher(destination)?,
+            message: Message {
+                sequence: Sequence(0),
+                message_id,
+                topic: TOPIC.to_owned(),
+                destination: one.name.clone(),
+                payload: serde_json::json!({ "destination": one.name }).to_string(),
+                headers: None,
+                ordering_key: None,
+                idempotency_key: message_id.to_string(),
+                tenant_id: one.tenant_id,
+                created_at: SystemTime::now(),
+                occurred_at: None,
+                attempts: 0,
+                expires: None,
+                available_at: 0,
+                claimed_at: 0,
+                claimed: Instant::now(),
+                age: Duration::ZERO,
+                in_a_row: 0,
+            },
+        })
+    }
+
+    /// Sends it, and waits for the answer as long as for that of a message.
+    pub fn send(self) -> TestAnswer {
+        let Self {
+            dispatcher,
+            message,
+        } = self;
+        let began = Instant::now();
+        let outcome = caught(&message, || dispatcher.dispatch(&message));
+        let took = began.elapsed();
+        let (response, failure) = match outcome {
+            Ok(Outcome::Delivered(response)) => (response, None),
+            Ok(Outcome::Retry(failure) | Outcome::Wait(failure) | Outcome::Dead(failure))
+            | Err(failure) => {
+                let Failure {
+                    code,
+                    error,
+                    response,
+                    ..
+                } = failure;
+                (response, Some((code, error)))
+            }
+        };
+        let Response { status, body } = response;
+        let (reason, error) = failure.unzip();
+        TestAnswer {
+            message_id: message.message_id,
+            went_well: reason.is_none(),
+            http_status: status,
+            took,
+            body,
+            reason,
+            error,
+        }
+    }
+}
+
+impl fmt::Debug for DestinationTest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DestinationTest")
+            .field("destination", &self.message.destination)
+            .finish_non_exhaustive()
+    }
+}
