@@ -122,6 +122,8 @@ pub struct Config {
     pub registered_https_only: bool,
     /// Whether registered destinations may resolve to public addresses only.
     pub registered_public_only: bool,
+    /// How long a registered destination may fail before it is disabled.
+    pub registered_disable_after: Duration,
     /// Messages per claim and per settle, at most.
     pub batch: usize,
     /// How long an idle relay waits before it looks again.
@@ -207,6 +209,7 @@ impl Default for Config {
             registered_threads: 0,
             registered_https_only: true,
             registered_public_only: true,
+            registered_disable_after: Duration::ZERO,
             batch: 0,
             poll_interval: Duration::ZERO,
             lease: Duration::ZERO,

@@ -15,6 +15,7 @@ mod order_checker;
 mod ordered;
 mod page;
 mod producers;
+mod registered;
 mod relay_process;
 mod relays;
 mod report;
@@ -119,6 +120,12 @@ enum Scenario {
     Ordered(ordered::Options),
     /// What messages for a destination that always fails take from the others (20 s, 200 MB)
     Failing(failing::Options),
+    /// What many registered destinations cost, and take from each other (5 minutes, 2 GB)
+    ///
+    /// Beside one configured destination, with tenants of very different sizes; how fairly those with a backlog are
+    /// served; and how soon messages come at a steady rate, alone, beside destinations that never answer, and beside
+    /// a tenant with a million messages waiting. With OUTBOX_URL as the receiver of all.
+    Registered(registered::Options),
     /// What more relays, each a process, deliver from one outbox (1 minute, 500 MB)
     Relays(relays::Options),
     /// What the admin page costs the relay beside it, and how soon it answers (3 minutes, 3 GB)
@@ -146,6 +153,7 @@ impl Scenario {
             Self::Aged(_) => "aged",
             Self::Ordered(_) => "ordered",
             Self::Failing(_) => "failing",
+            Self::Registered(_) => "registered",
             Self::Relays(_) => "relays",
             Self::Page(_) => "page",
             Self::Enqueue(_) => "enqueue",
@@ -162,6 +170,7 @@ impl Scenario {
             Self::Aged(options) => aged::measure(options, ground),
             Self::Ordered(options) => ordered::measure(options, ground),
             Self::Failing(options) => failing::measure(options, ground),
+            Self::Registered(options) => registered::measure(options, ground),
             Self::Relays(options) => relays::measure(options, ground),
             Self::Page(options) => page::measure(options, ground),
             Self::Enqueue(options) => enqueue::measure(options, ground),
@@ -186,6 +195,7 @@ impl Scenario {
             Self::Aged(_) => aged::table(report),
             Self::Ordered(_) => ordered::table(report),
             Self::Failing(_) => failing::table(report),
+            Self::Registered(_) => registered::table(report),
             Self::Relays(_) => relays::table(report),
             Self::Page(_) => page::table(report),
             Self::Enqueue(_) => enqueue::table(report),

@@ -204,6 +204,8 @@ pub const SETTINGS: &[Setting] = &[
         "true: registered destinations without TLS are refused").by("RelayBuilder::registered_https_only"),
     setting("OUTBOX_REGISTERED_PUBLIC_ONLY", "true", field!(registered_public_only: Switch),
         "true: registered destinations may resolve to public addresses only").by("RelayBuilder::registered_public_only"),
+    setting("OUTBOX_REGISTERED_DISABLE_AFTER", "120h", field!(registered_disable_after: Time(TICK)),
+        "How long a registered destination may fail before it is disabled"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),
         "Messages claimed, and settled, at once at most; twice as many in batched mode").by("RelayBuilder::batch"),
     setting("OUTBOX_POLL_INTERVAL", "500ms", field!(poll_interval: Time(TICK)),

@@ -7,6 +7,7 @@ use crate::config::Rate;
 /// Tokens of a rate. Pure: the time is given.
 #[derive(Debug)]
 pub(super) struct Bucket {
+    rate: Rate,
     per_second: f64,
     burst: f64,
     tokens: f64,
@@ -18,11 +19,19 @@ impl Bucket {
     pub(super) fn new(rate: Rate, now: Instant) -> Self {
         let burst = f64::from(rate.burst.max(1));
         Self {
+            rate,
             per_second: rate.per_second,
             burst,
             tokens: burst,
             filled: now,
         }
+    }
+
+    /// From now on this is one of so many relays, which have the rate together.
+    pub(super) fn share(&mut self, relays: u32) {
+        let relays = f64::from(relays.max(1));
+        self.per_second = self.rate.per_second / relays;
+        self.burst = (f64::from(self.rate.burst) / relays).max(1.0);
     }
 
     /// Takes a token, or tells how long it takes until there is one.
@@ -71,6 +80,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn two_relays_have_half_of_the_rate_each() {
+        let now = Instant::now();
+        let mut bucket = Bucket::new(Rate::per_second(20.0), now);
+        bucket.share(2);
+        assert_eq!(bucket.take(now), Ok(()));
+        assert_eq!(bucket.take(now), Err(Duration::from_millis(100)));
+        bucket.share(1);
+        assert_eq!(bucket.take(now), Err(Duration::from_millis(50)));
     }
 
     #[test]

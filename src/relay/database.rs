@@ -131,6 +131,9 @@ pub(super) trait Database {
     /// Tells others what a gate has seen.
     fn tell_pause(&mut self, destination: &str, news: News) -> Answer<()>;
 
+    /// Whether the breaker of a destination has not closed for so long.
+    fn has_failed_for(&mut self, destination: &str, duration: Duration) -> Answer<bool>;
+
     /// Whether this relay may probe a destination for so long, and what is paused.
     fn take_probe(&mut self, destination: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)>;
 
@@ -208,7 +211,7 @@ impl Database for Session {
             if stamp.0 == 0 && !known.is_in_use() {
                 return Ok(None);
             }
-            let others = served::routes(conn, name)?;
+            let others = served::others(conn, name)?;
             if stamp == known.stamp {
                 return Ok(Some(Changes {
                     stamp,
@@ -414,6 +417,10 @@ impl Database for Session {
         };
         let kind = Pausable::Destination;
         self.run(|conn, name| pause::pause(conn, name, kind, which, reason, duration, openings))
+    }
+
+    fn has_failed_for(&mut self, which: &str, duration: Duration) -> Answer<bool> {
+        self.run(|conn, name| pause::has_failed_for(conn, name, which, duration))
     }
 
     fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {

@@ -200,6 +200,13 @@ impl Gate {
         self.try_admit(&mut self.lock(), now)
     }
 
+    /// So many relays have its rate together.
+    pub(super) fn share(&self, relays: u32) {
+        if let Some(bucket) = &mut self.lock().bucket {
+            bucket.share(relays);
+        }
+    }
+
     /// Whether the table is to be told something.
     pub(super) fn has_news(&self) -> bool {
         self.lock().news.is_some()

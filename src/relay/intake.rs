@@ -128,7 +128,7 @@ pub(super) fn doors(
     // What is neither in a queue nor with a sender waits for the settler. The claimer stands
     // still when settles do, and for nothing else: what a destination holds is its own affair.
     let turns = shared.registered.turns();
-    let (taken, moving) = (turns.waiting(), turns.waiting_of_proven());
+    let (taken, moving) = (turns.waiting(), turns.waiting_of_good());
     drop(turns);
     let queued: usize = intakes.iter().map(Intake::len).sum::<usize>() + taken;
     let settling = shared

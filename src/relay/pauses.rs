@@ -59,13 +59,36 @@ fn tell(
     bulkhead: &Bulkhead,
     news: News,
 ) -> Result<(), DatabaseError> {
-    let told = db.tell_pause(&bulkhead.name, news);
-    if told.is_ok() && matches!(news, News::Opened(..)) {
-        shared.metrics.destinations[bulkhead.number]
-            .breaker_opened
-            .increment(1);
+    db.tell_pause(&bulkhead.name, news)?;
+    if matches!(news, News::Opened(..)) {
+        let metrics = &shared.metrics.destinations[bulkhead.number];
+        metrics.breaker_opened.increment(1);
+        if shared.registered.registry().named(&bulkhead.name).is_some() {
+            disable_where_long(shared, db, &bulkhead.name)?;
+        }
     }
-    told
+    Ok(())
+}
+
+/// Disables a registered destination that has failed for days.
+fn disable_where_long(
+    shared: &Shared,
+    db: &mut impl Database,
+    name: &str,
+) -> Result<(), DatabaseError> {
+    let after = shared.config.registered_disable_after;
+    if db.has_failed_for(name, after)? {
+        let why = format!("it has failed for {}", humantime::format_duration(after));
+        disable(db, name, &why)?;
+    }
+    Ok(())
+}
+
+/// Disables a registered destination, and says so.
+pub(super) fn disable(db: &mut impl Database, name: &str, why: &str) -> Result<(), DatabaseError> {
+    db.disable(name, why)?;
+    log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}");
+    Ok(())
 }
 
 fn probe(

@@ -24,11 +24,10 @@ use crate::status::ReasonCode;
 use crate::store::destinations::{Registered as Row, Stamp};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::own::is_own;
+use crate::store::relay::served::Others;
 
 /// The bulkhead's share of its batch that one destination may have in flight.
 const SHARE: usize = 4;
-/// Messages of one that may be in flight before it is known how long a send takes.
-const USUAL: usize = 8;
 
 /// One registered destination.
 pub(crate) struct Customer {
@@ -81,8 +80,8 @@ pub(crate) struct Registry {
     /// The topics of all enabled ones.
     topics: Vec<String>,
     last_id: u32,
-    /// What others at work say that they serve.
-    others: Arc<Vec<Routes>>,
+    /// What relays at work serve.
+    others: Arc<Others>,
     /// Those that are gone, and may have messages still.
     removed: HashSet<String>,
 }
@@ -91,8 +90,7 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(super) stamp: Stamp,
-    /// What relays at work say that they serve.
-    pub(super) others: Vec<Routes>,
+    pub(super) others: Others,
     pub(super) gone: Vec<String>,
     /// New ones, and those that are not as they were; each with what changes with it.
     pub(super) rows: Vec<(Row, i64)>,
@@ -173,7 +171,10 @@ impl Registry {
 
     /// The destinations of another relay's route for this topic.
     pub(super) fn others_route(&self, topic: &str) -> Option<Vec<&str>> {
-        self.others.iter().find_map(|routes| routes.names(topic))
+        self.others
+            .routes
+            .iter()
+            .find_map(|routes| routes.names(topic))
     }
 
     /// The same, with what has changed. With it: rows that cannot be used.
@@ -381,6 +382,9 @@ impl Registered {
         let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
         let changed: Vec<String> = changed.collect();
         let (next, bad) = before.with(changes, pool, maker);
+        for bulkhead in next.by_id.values().filter_map(|one| one.bulkhead.as_ref()) {
+            bulkhead.gate.share(next.others.registered);
+        }
         // A gate that is new knows nothing of the table's pauses.
         let new = changed.iter().filter_map(|name| next.named(name));
         lock(&self.watched).extend(new.map(|one| one.id));
@@ -433,14 +437,17 @@ impl Registered {
     }
 }
 
-/// How much may be claimed for each of them, where that is not what is usual.
+/// How much may be claimed for each of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rooms {
-    /// For those of which nothing is said here.
-    usual: usize,
-    of: HashMap<u32, usize>,
-    /// To these nothing is sent just now.
+    registry: Arc<Registry>,
+    /// Messages of each that are claimed and not settled.
+    in_flight: HashMap<u32, usize>,
+    /// Messages that one of them may have in flight.
+    most: usize,
+    /// To these nothing is sent just now, or one message to see whether they are well.
     closed: HashSet<u32>,
+    probed: HashSet<u32>,
     /// When the first of these opens by itself.
     pub(super) opens_at: Option<Instant>,
 }
@@ -452,18 +459,12 @@ impl Rooms {
         in_flight: HashMap<u32, usize>,
         batch: usize,
     ) -> Self {
-        let registry = registered.registry();
-        let most = (batch / SHARE).max(1);
         let mut rooms = Self {
-            usual: USUAL.min(most),
-            of: in_flight,
+            registry: registered.registry(),
+            in_flight,
+            most: (batch / SHARE).max(1),
             ..Self::default()
         };
-        for (id, count) in &mut rooms.of {
-            let bulkhead = registry.get(*id).and_then(|one| one.bulkhead.as_ref());
-            let room = bulkhead.map_or(0, |one| one.prefetch().clamp(1, most));
-            *count = room.saturating_sub(*count);
-        }
         for one in registered.watched() {
             if one.is_locked {
                 rooms.close(one.id);
@@ -475,12 +476,12 @@ impl Rooms {
             match bulkhead.gate.room() {
                 Room::Closed => {
                     rooms.close(one.id);
+                    rooms.closed.insert(one.id);
                     let opens = bulkhead.gate.opens_at();
                     rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
                 }
                 Room::One => {
-                    let is_idle = !rooms.of.contains_key(&one.id);
-                    rooms.of.insert(one.id, usize::from(is_idle));
+                    rooms.probed.insert(one.id);
                 }
                 Room::Free => {}
             }
@@ -495,12 +496,19 @@ impl Rooms {
 
     /// Another message goes there.
     pub(super) fn take(&mut self, id: u32) {
-        let room = self.of.entry(id).or_insert(self.usual);
-        *room = room.saturating_sub(1);
+        *self.in_flight.entry(id).or_default() += 1;
     }
 
     pub(super) fn of(&self, id: u32) -> usize {
-        self.of.get(&id).copied().unwrap_or(self.usual)
+        let bulkhead = self.registry.get(id).and_then(|one| one.bulkhead.as_ref());
+        let most = match bulkhead {
+            None => 0,
+            Some(_) if self.closed.contains(&id) => 0,
+            Some(_) if self.probed.contains(&id) => 1,
+            Some(bulkhead) => bulkhead.prefetch().clamp(1, self.most),
+        };
+        let in_flight = self.in_flight.get(&id).copied().unwrap_or(0);
+        most.saturating_sub(in_flight)
     }
 
     pub(super) fn is_open(&self, id: u32) -> bool {

@@ -7,7 +7,7 @@ use diesel_outbox::{Config, Relay, RelayBuilder, Stats};
 use hdrhistogram::Histogram;
 
 use super::ground::Ground;
-use super::measures::cpu_seconds;
+use super::measures::{cpu_seconds, threads};
 use crate::output;
 
 /// Between two looks at what the relay has done. A claim takes about as long.
@@ -24,6 +24,8 @@ pub(super) struct Delivery {
     pub(super) seconds: f64,
     /// Seconds of this process.
     pub(super) cpu: f64,
+    /// Of this process, at the end.
+    pub(super) threads: f64,
     /// What the relay did since it started.
     pub(super) stats: Stats,
     /// Of these messages.
@@ -101,6 +103,7 @@ pub(super) fn deliver_behind(
     }
     let seconds = began.elapsed().as_secs_f64();
     let cpu = cpu_seconds()? - cpu_before;
+    let threads = threads()?;
     let messages = all - delivered_before;
     ensure!(messages > 0, "too few messages to measure anything");
     progress.finish_and_clear();
@@ -109,6 +112,7 @@ pub(super) fn deliver_behind(
         messages,
         seconds,
         cpu,
+        threads,
         stats: relay.stats(),
         claims,
     };

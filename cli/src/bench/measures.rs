@@ -134,13 +134,22 @@ pub(super) fn cpu_seconds() -> Result<f64> {
 }
 
 pub(super) fn peak_memory_mib() -> Result<f64> {
+    Ok(status("VmHWM:")? / 1024.0)
+}
+
+/// Threads of this process.
+pub(super) fn threads() -> Result<f64> {
+    status("Threads:")
+}
+
+fn status(line: &str) -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")
-        .context("no /proc: memory cannot be measured")?;
-    let kib: f64 = status
+        .context("no /proc: nothing can be measured")?;
+    let number = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .and_then(|rest| rest.split_whitespace().next())
-        .context("/proc/self/status has no VmHWM")?
-        .parse()?;
-    Ok(kib / 1024.0)
+        .find_map(|one| one.strip_prefix(line))
+        .and_then(|rest| rest.split_whitespace().next());
+    Ok(number
+        .with_context(|| format!("/proc/self/status has no {line}"))?
+        .parse()?)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Claimer;
 use crate::relay::database::{Answer, Database};
 use crate::relay::fate::Met;
+use crate::relay::pauses::disable;
 use crate::relay::registered::{Customer, Registry};
 use crate::store::relay::claim::Claimed;
 
@@ -36,7 +37,7 @@ impl<D: Database> Claimer<'_, D> {
             let of_one: Vec<(i64, Arc<Customer>)> = of_one.cloned().collect();
             match (self.ask(&of_one)?, of_one.first()) {
                 (Some(more), _) => met.extend(more),
-                (None, Some((_, customer))) => self.disable(customer, TOO_SLOW)?,
+                (None, Some((_, customer))) => disable(&mut self.db, customer.name(), TOO_SLOW)?,
                 (None, None) => {}
             }
         }
@@ -56,12 +57,6 @@ impl<D: Database> Claimer<'_, D> {
             };
             places.into_iter().filter_map(pair).collect()
         }))
-    }
-
-    fn disable(&mut self, customer: &Customer, why: &str) -> Answer<()> {
-        self.db.disable(customer.name(), why)?;
-        log::warn!(event = "destination_disabled", destination = customer.name(), reason = why; "disabled the registered destination {}: {why}", customer.name());
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use super::Claimer;
 use crate::clock;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
-use crate::relay::pauses::{self, is_removed};
+use crate::relay::pauses::{self, disable, is_removed};
 use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::registered::Bad;
 use crate::relay::wanted::Want;
@@ -63,8 +63,7 @@ impl<D: Database> Claimer<'_, D> {
                 log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot read the secrets of {count} registered destinations, and sends nothing to them: their messages wait for a relay that can. For example {name}: {why}");
             }
             for Bad { name, why, .. } in bad {
-                log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}, which cannot be used: {why}");
-                self.db.disable(&name, &why)?;
+                disable(&mut self.db, &name, &why)?;
             }
         }
         if is_new {

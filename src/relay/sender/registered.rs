@@ -126,7 +126,7 @@ impl Pool<'_> {
             customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
         });
         let has_more = turns.has_ready();
-        let is_room = turns.waiting_of_proven() <= self.all.prefetch();
+        let is_room = turns.waiting_of_good() <= self.all.prefetch();
         drop(turns);
         if has_more {
             // Full: it rings already.

@@ -290,6 +290,10 @@ impl Database for Link<'_> {
         Ok(())
     }
 
+    fn has_failed_for(&mut self, _: &str, _: Duration) -> Answer<bool> {
+        Ok(false)
+    }
+
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
         self.ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use diesel::dsl::not;
+use diesel::dsl::{case_when, exists, not};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
@@ -11,7 +11,7 @@ use diesel::prelude::{
 use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
 use diesel::upsert::excluded;
-use diesel::{PgConnection, delete, insert_into, update};
+use diesel::{PgConnection, delete, insert_into, select, update};
 
 use crate::name::OutboxName;
 use crate::store::sql::{On, clock_timestamp, interval};
@@ -130,7 +130,12 @@ pub(crate) fn pause(
         .set((
             pause::reason.eq(excluded(pause::reason)),
             pause::openings.eq(excluded(pause::openings)),
-            pause::paused_at.eq(excluded(pause::paused_at)),
+            // A breaker that opens again and again has been open since it first did.
+            pause::paused_at.eq(case_when(
+                pause::reason.eq(excluded(pause::reason)),
+                pause::paused_at,
+            )
+            .otherwise(excluded(pause::paused_at))),
             pause::paused_until.eq(excluded(pause::paused_until)),
         ));
     let ends_later = excluded(pause::paused_until)
@@ -142,6 +147,7 @@ pub(crate) fn pause(
     FilterDsl::filter(upsert, gives_way).execute(conn).map(drop)
 }
 
+<<<<<<< HEAD
 /// The same for a breaker that opens. `true`: it was closed before, and is open now. Of relays that see it at the same
 /// time one has opened it.
 pub(crate) fn open_breaker(
@@ -197,6 +203,18 @@ pub(crate) fn until(
         .select(pause::paused_until)
         .get_result(conn)
         .optional()
+=======
+/// Whether the breaker of a destination has not closed for so long.
+pub(crate) fn has_failed_for(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    duration: Duration,
+) -> QueryResult<bool> {
+    let long_ago = pause::paused_at.le(clock_timestamp() - interval(duration));
+    let long = QueryDsl::filter(pauses(name), is_breaker(destination).and(long_ago));
+    select(exists(long)).get_result(conn)
+>>>>>>> 5e36e74 (Registered destinations share their rate among relays, are disabled after days of failures, and have a benchmark)
 }
 
 /// Takes the right to probe a destination whose breaker has been open for long enough. Others get

@@ -47,12 +47,24 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     Ok(served)
 }
 
-/// The routes of these relays. One of a later version serves everything, for all that is known.
-pub(crate) fn routes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Routes>> {
+/// What these relays serve, without their names.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Others {
+    /// One of a later version serves everything, for all that is known.
+    pub(crate) routes: Vec<Routes>,
+    /// How many of them deliver to registered destinations.
+    pub(crate) registered: u32,
+}
+
+pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Others> {
     let found = relays(conn, name)?;
     let anything = (!found.is_certain).then(|| Routes::of(Serves::anything()));
+    let registered = found.relays.iter().filter(|relay| relay.registered).count();
     let routes = found.relays.into_iter().map(|relay| relay.routes);
-    Ok(routes.chain(anything).collect())
+    Ok(Others {
+        routes: routes.chain(anything).collect(),
+        registered: u32::try_from(registered).unwrap_or(u32::MAX),
+    })
 }
 
 fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {

@@ -1,0 +1,310 @@
+//! What many registered destinations cost beside one configured one, how fairly they are served, and what those that
+//! hang, or have much to do, take from the others.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use comfy_table::Table;
+use diesel::sql_types::{BigInt, Double, Text};
+use diesel::{RunQueryDsl, sql_query};
+use diesel_outbox::{Relay, RelayBuilder};
+use serde_json::{Value, json};
+
+use super::delivery::{Delivery, deliver, deliver_with, mean_of, rate_of};
+use super::ground::{CHUNK, Fill, Ground, TOPIC, payload};
+use super::measures::peak_memory_mib;
+use super::report::{self, Unit};
+use super::{MOST_MESSAGES, MOST_ROUNDS};
+use crate::number::whole;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// Registered destinations, each of a tenant of its own
+    #[arg(long, default_value_t = 10_000, value_name = "NUMBER", value_parser = whole(1..=1_000_000_u64))]
+    destinations: u64,
+    /// Messages of a run; the tenants have them by Zipf's law
+    #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
+    messages: u64,
+    /// How often both are measured, in turns
+    #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
+    rounds: u32,
+    /// Destinations that take turns with a backlog each, for the measure of fairness
+    #[arg(long, default_value_t = 200, value_name = "NUMBER", value_parser = whole(2..=10_000_u64))]
+    backlogged: u64,
+    /// Destinations of the paced runs
+    #[arg(long, default_value_t = 2_000, value_name = "NUMBER", value_parser = whole(2..=1_000_000_u64))]
+    paced: u64,
+    /// How many of these accept a connection and never answer
+    #[arg(long, default_value_t = 200, value_name = "NUMBER", value_parser = whole(0..=1_000_000_u64))]
+    hanging: u64,
+    /// Messages that one tenant has waiting beside a paced run
+    #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
+    waiting: u64,
+    /// Messages per second of the paced runs
+    #[arg(long, default_value_t = 1_000, value_name = "NUMBER", value_parser = whole(20..=100_000_u64))]
+    rate: u64,
+    /// Seconds of a paced run
+    #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = whole(1..=3_600_u64))]
+    seconds: u64,
+}
+
+/// Between two inserts of a paced run.
+const TICK: Duration = Duration::from_millis(50);
+const TICKS_PER_SECOND: u64 = 20;
+/// By then the last of a paced run is delivered.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The destination of the tenant that has much to do.
+const BUSY: u64 = 1;
+
+#[derive(diesel::QueryableByName)]
+struct NumberRow {
+    #[diesel(sql_type = Double)]
+    number: f64,
+}
+
+#[derive(diesel::QueryableByName)]
+struct PacedRow {
+    #[diesel(sql_type = BigInt)]
+    delivered: i64,
+    #[diesel(sql_type = Double)]
+    p50: f64,
+    #[diesel(sql_type = Double)]
+    p99: f64,
+}
+
+pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
+    let url = ground.config.url.take().context("the bench has a URL")?;
+    let (mut configured, mut registered) = (Vec::new(), Vec::new());
+    let (mut most_threads, mut memory) = (0.0_f64, 0.0);
+    for round in 1..=options.rounds {
+        ground.say(format_args!("round {round}: one configured destination"));
+        ground.fresh()?;
+        ground.fill(&Fill::plain(options.messages))?;
+        ground.quiet()?;
+        ground.config.url = Some(url.clone());
+        configured.push(deliver(ground, options.messages)?);
+        ground.config.url = None;
+
+        ground.say(format_args!(
+            "round {round}: {} registered ones",
+            options.destinations
+        ));
+        ground.fresh()?;
+        register(ground, url.as_str(), 1, options.destinations)?;
+        // By Zipf's law, as far as an integral has it.
+        let zipf = format!("ceil(exp(random() * ln({})))::bigint", options.destinations);
+        fill(ground, options.messages, &zipf, "''")?;
+        ground.quiet()?;
+        let one = deliver_with(ground, relay(ground), options.messages)?;
+        most_threads = most_threads.max(one.threads);
+        memory = peak_memory_mib()?;
+        registered.push(one);
+    }
+    let fairness = fairness(options, ground, url.as_str())?;
+    let alone = paced(options, ground, url.as_str(), Beside::Nothing)?;
+    let hanging = paced(options, ground, url.as_str(), Beside::Hanging)?;
+    let waiting = paced(options, ground, url.as_str(), Beside::Waiting)?;
+    let run = |what: &str, deliveries: &[Delivery]| {
+        json!({
+            "what": what,
+            "messages_per_second": rate_of(deliveries),
+            "ratio": rate_of(deliveries) / rate_of(&configured),
+            "own_cpu_us_per_message": mean_of(deliveries, Delivery::cpu_us_per_message),
+            "split": deliveries.iter().map(|one| one.stats.split).sum::<u64>(),
+        })
+    };
+    let paced = |what: &str, row: &PacedRow| {
+        json!({
+            "what": what,
+            "messages_per_second": row.delivered as f64 / options.seconds as f64,
+            "ratio": row.delivered as f64 / alone.delivered as f64,
+            "p50_ms": row.p50,
+            "p99_ms": row.p99,
+            "p99_ratio": row.p99 / alone.p99,
+        })
+    };
+    Ok(json!({
+        "destinations": options.destinations,
+        "messages": options.messages,
+        "rounds": options.rounds,
+        "fairness": fairness,
+        "threads": most_threads,
+        "peak_memory_mib": memory,
+        "runs": [
+            run("one_configured", &configured),
+            run("registered", &registered),
+            paced("paced", &alone),
+            paced("paced_beside_hanging", &hanging),
+            paced("paced_beside_waiting", &waiting),
+        ],
+    }))
+}
+
+/// A relay that delivers to registered destinations of this machine.
+fn relay(ground: &Ground) -> RelayBuilder {
+    let threads = ground.config.registered_threads;
+    Relay::from_config(ground.config.clone())
+        .registered_threads(threads)
+        .registered_https_only(false)
+        .registered_public_only(false)
+}
+
+/// Registers destinations by their numbers, each with the tenant of its number.
+fn register(ground: &mut Ground, url: &str, first: u64, last: u64) -> Result<()> {
+    sql_query(format!(
+        "INSERT INTO {}_destination (name, url, tenant_id, secret)
+         SELECT 'd' || n, $1, {}, 'whsec_' || encode(sha256(n::text::bytea), 'base64')
+           FROM generate_series($2, $3) AS n",
+        ground.config.table,
+        tenant("n")
+    ))
+    .bind::<Text, _>(url)
+    .bind::<BigInt, _>(i64::try_from(first)?)
+    .bind::<BigInt, _>(i64::try_from(last)?)
+    .execute(&mut ground.conn)?;
+    Ok(())
+}
+
+/// The tenant of a number.
+fn tenant(number: &str) -> String {
+    format!("lpad(to_hex({number}), 32, '0')::uuid")
+}
+
+/// Enqueues messages of tenants by these numbers, for this destination: SQL expressions, in which `n` counts from 0.
+fn fill(ground: &mut Ground, messages: u64, number: &str, destination: &str) -> Result<()> {
+    let insert = format!(
+        "INSERT INTO {} (topic, payload, tenant_id, destination)
+         SELECT '{TOPIC}', $1::json, {}, {destination} FROM generate_series($2, $3) AS n",
+        ground.config.table,
+        tenant(number)
+    );
+    let payload = payload(ground.payload_bytes).to_string();
+    for first in (0..messages).step_by(CHUNK as usize) {
+        ground.wait(Duration::ZERO)?;
+        sql_query(&insert)
+            .bind::<Text, _>(&payload)
+            .bind::<BigInt, _>(i64::try_from(first)?)
+            .bind::<BigInt, _>(i64::try_from(messages.min(first + CHUNK) - 1)?)
+            .execute(&mut ground.conn)?;
+    }
+    Ok(())
+}
+
+/// Jain's index of what destinations with a backlog got in the same time: 1 where each got as much.
+fn fairness(options: &Options, ground: &mut Ground, url: &str) -> Result<f64> {
+    ground.say("fairness");
+    ground.fresh()?;
+    register(ground, url, 1, options.backlogged)?;
+    // One after the other, so that the order of the table is the most unfair one.
+    let each = options.messages.div_ceil(options.backlogged);
+    let number = format!("(n / {each} + 1)");
+    fill(
+        ground,
+        each * options.backlogged,
+        &number,
+        &format!("'d' || {number}"),
+    )?;
+    ground.quiet()?;
+    deliver_with(ground, relay(ground), each * options.backlogged / 2)?;
+    let row: NumberRow = sql_query(format!(
+        "SELECT (sum(got) ^ 2 / (count(*) * sum(got ^ 2)))::float8 AS number
+           FROM (SELECT (SELECT count(*) FROM {0}_ledger l WHERE l.destination = d.name) AS got
+                   FROM {0}_destination d) AS each",
+        ground.config.table
+    ))
+    .get_result(&mut ground.conn)?;
+    Ok(row.number)
+}
+
+/// What a paced run is beside.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    Nothing,
+    /// Some destinations never answer.
+    Hanging,
+    /// A tenant has many messages waiting.
+    Waiting,
+}
+
+/// Messages at a pace for all destinations alike. What came of those for the ones that answer, and have no backlog.
+fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> Result<PacedRow> {
+    ground.fresh()?;
+    // Connections are accepted by the system, and nobody reads them.
+    let dead = TcpListener::bind("127.0.0.1:0").context("cannot listen")?;
+    let dead = format!("http://{}/", dead.local_addr()?);
+    let hanging = options.hanging.min(options.paced);
+    let first_good = hanging.max(BUSY) + 1;
+    let of_first = if beside == Beside::Hanging {
+        dead.as_str()
+    } else {
+        url
+    };
+    register(ground, of_first, 1, first_good - 1)?;
+    register(ground, url, first_good, options.paced)?;
+    if beside == Beside::Waiting {
+        fill(
+            ground,
+            options.waiting,
+            &BUSY.to_string(),
+            &format!("'d{BUSY}'"),
+        )?;
+    }
+    ground.quiet()?;
+    let relay = relay(ground).start()?;
+    let number = format!("(1 + floor(random() * {}))::bigint", options.paced);
+    let began = Instant::now();
+    for tick in 0..options.seconds * TICKS_PER_SECOND {
+        fill(ground, options.rate / TICKS_PER_SECOND, &number, "''")?;
+        let next = began + TICK * u32::try_from(tick + 1)?;
+        ground.wait(next.saturating_duration_since(Instant::now()))?;
+    }
+    // What the good ones still wait for.
+    let good = format!("tenant_id >= {}", tenant(&first_good.to_string()));
+    let end = Instant::now() + PATIENCE;
+    let left = format!(
+        "SELECT count(*)::float8 AS number FROM {} WHERE {good}",
+        ground.config.table
+    );
+    while sql_query(&left)
+        .get_result::<NumberRow>(&mut ground.conn)?
+        .number
+        > 0.0
+        && Instant::now() < end
+    {
+        ground.wait(TICK)?;
+    }
+    relay.shutdown(ground.config.shutdown_timeout)?;
+    let took = "1000 * extract(epoch FROM settled_at - created_at)";
+    Ok(sql_query(format!(
+        "SELECT count(*) AS delivered,
+                coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY {took}), 'NaN')::float8 AS p50,
+                coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY {took}), 'NaN')::float8 AS p99
+           FROM {}_ledger WHERE {good}",
+        ground.config.table
+    ))
+    .get_result(&mut ground.conn)?)
+}
+
+pub(super) fn table(report: &Value) -> Table {
+    let mut table = report::runs(
+        report,
+        &[
+            ("run", "what", Unit::Word),
+            ("delivered/s", "messages_per_second", Unit::Count),
+            ("of the first", "ratio", Unit::Ratio),
+            ("own CPU", "own_cpu_us_per_message", Unit::Micros),
+            ("50 % within", "p50_ms", Unit::Millis),
+            ("99 % within", "p99_ms", Unit::Millis),
+            ("of the first", "p99_ratio", Unit::Ratio),
+        ],
+    );
+    for (name, key, unit) in [
+        ("Jain's index of fairness", "fairness", Unit::Ratio),
+        ("threads", "threads", Unit::Count),
+        ("peak memory", "peak_memory_mib", Unit::Mebibytes),
+    ] {
+        table.add_row([name.to_owned(), report::shown(&report[key], unit)]);
+    }
+    table
+}
