@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use crossbeam_channel::RecvTimeoutError;
-use diesel_outbox::Relay;
+use crossbeam_channel::select;
+use diesel_outbox::{Relay, RelayHandle};
 
 use crate::admin::Bound;
 use crate::settings::SettingFlags;
@@ -17,7 +17,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     logging::start(&config);
-    let signals = signals::channel()?;
+    let (signals, reload) = signals::with_reload()?;
     let shutdown_timeout = config.shutdown_timeout;
     if !config.enabled {
         log::warn!(event = "relay_disabled"; "OUTBOX_ENABLED is false: nothing is claimed or sent");
@@ -29,12 +29,28 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
         .map(|page| page.serve(Some(Arc::clone(&relay))))
         .transpose()?;
     loop {
-        match signals.recv_timeout(CHECK_INTERVAL) {
-            Ok(_) => return Ok(relay.shutdown(shutdown_timeout)?),
-            Err(RecvTimeoutError::Timeout) if !relay.has_failed() => {}
-            Err(_) => break,
+        select! {
+            recv(signals) -> _ => return Ok(relay.shutdown(shutdown_timeout)?),
+            recv(reload) -> _ => read_anew(&relay, settings),
+            default(CHECK_INTERVAL) => {
+                if relay.has_failed() {
+                    break;
+                }
+            }
         }
     }
     relay.shutdown(shutdown_timeout)?;
     bail!("a thread of the relay ended by itself; its log lines say which")
+}
+
+/// Reads the settings anew. What is wrong with them is said, and the old ones stay.
+fn read_anew(relay: &RelayHandle, settings: &SettingFlags) {
+    let reload = || -> Result<()> {
+        let config = settings.load()?;
+        let deadline = config.shutdown_timeout;
+        Ok(relay.reload(Relay::from_config(config), deadline)?)
+    };
+    if let Err(error) = reload() {
+        log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the settings stay as they are, because the new ones cannot be used: {error:#}");
+    }
 }

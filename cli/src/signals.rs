@@ -2,8 +2,24 @@
 
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, bounded};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+/// The same as [`channel`], and one out of which SIGHUP comes: the settings are to be read anew.
+pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
+    let mut signals = Signals::new([SIGHUP]).context("cannot listen for signals")?;
+    let (ask, asked) = bounded(1);
+    std::thread::Builder::new()
+        .name("reload".to_owned())
+        .spawn(move || {
+            for _ in signals.forever() {
+                // Full: it is asked for already.
+                let _ = ask.try_send(());
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok((channel()?, asked))
+}
 
 /// The first SIGTERM or SIGINT comes out of the channel; the second ends the process at once.
 pub(crate) fn channel() -> Result<Receiver<i32>> {

@@ -17,7 +17,7 @@ use self::in_code::InCode;
 use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
 use super::shared::CLAIM_LIMIT;
-use super::{RelayHandle, StartError};
+use super::{Incarnation, RelayHandle, StartError};
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::Dispatcher;
 use crate::event::Event;
@@ -529,6 +529,10 @@ impl RelayBuilder {
     /// A [`StartError`]: a bad setting, no database, no outbox in it or one of another version, a role
     /// that may not do all that a relay does, or no thread. Nothing is left running.
     pub fn start(self) -> Result<RelayHandle, StartError> {
+        self.incarnation().map(RelayHandle::new)
+    }
+
+    pub(super) fn incarnation(self) -> Result<Incarnation, StartError> {
         let wanting = self.handlers.iter().find(|(_, group)| group.wants_pool);
         if let (Some((name, _)), None) = (wanting, &self.connections) {
             return Err(ConfigError::new(
@@ -537,6 +541,6 @@ impl RelayBuilder {
             )
             .into());
         }
-        RelayHandle::start(self.assemble()?)
+        Incarnation::start(self.assemble()?)
     }
 }

@@ -109,11 +109,13 @@ impl<'a, D: Database> Claimer<'a, D> {
     pub(super) fn finish(mut self) {
         self.finish_undoing();
         // The senders may be busy for long: what waits for them goes back now.
-        for (intake, bulkhead) in self.intakes.iter_mut().zip(&self.shared.bulkheads) {
-            for job in intake.take_back(bulkhead) {
-                let settlement = Settlement::unsent(job, &self.shared.bulkheads, Verdict::Released);
-                let _ = self.outcomes.send(settlement);
-            }
+        let bulkheads = &self.shared.bulkheads;
+        let intakes = self.intakes.iter_mut().zip(bulkheads);
+        let waiting = intakes.flat_map(|(intake, bulkhead)| intake.take_back(bulkhead));
+        let registered = self.shared.registered.turns().take_all();
+        for job in waiting.chain(registered) {
+            let settlement = Settlement::unsent(job, bulkheads, Verdict::Released);
+            let _ = self.outcomes.send(settlement);
         }
     }
 

@@ -7,32 +7,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::heartbeat::Ending;
 use super::running::{HEARTBEAT, Running};
 use super::threads::State;
-use super::{RelayHandle, ShutdownError, monitor};
+use super::{Incarnation, ShutdownError, monitor};
 
-impl RelayHandle {
-    /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became
-    /// of them, gives unsent messages back at no cost, ends the lease, and joins every thread.
-    /// Takes `deadline` at most. Calling it again continues.
-    ///
-    /// ```
-    /// use diesel_outbox::{RelayHandle, ShutdownError};
-    /// use std::time::Duration;
-    ///
-    /// fn end(relay: &RelayHandle) -> Result<(), ShutdownError> {
-    ///     match relay.shutdown(Duration::from_secs(20)) {
-    ///         // Sends take longer than that: once more.
-    ///         Err(ShutdownError::Deadline { messages, .. }) => {
-    ///             println!("{messages} messages are on their way");
-    ///             relay.shutdown(Duration::from_secs(40))
-    ///         }
-    ///         ended => ended,
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// A [`ShutdownError`] when the deadline came first or a thread had panicked. Nothing is lost.
-    pub fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
+impl Incarnation {
+    /// As [`RelayHandle::shutdown`](super::RelayHandle::shutdown).
+    pub(super) fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
         let until = Instant::now().checked_add(deadline);
         self.shared.begin_stop();
         let (back, running) = &self.running;
@@ -105,7 +84,7 @@ impl RelayHandle {
     }
 }
 
-impl Drop for RelayHandle {
+impl Drop for Incarnation {
     fn drop(&mut self) {
         // Nobody else can have it now.
         let is_over = self.running.1.try_recv().is_ok_and(|running| {

@@ -9,8 +9,10 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
+use super::bell::Bell;
 use super::bulkhead::Bulkhead;
 use super::gate::{Room, Standing};
+use super::job::Job;
 use super::to::To;
 use super::turns::Turns;
 use crate::config::{Config, ConfigError};
@@ -344,6 +346,10 @@ pub(crate) struct Registered {
     /// Those whose gates may not let everything through, or have news for the table.
     watched: Mutex<HashSet<u32>>,
     turns: Mutex<Turns>,
+    /// Calls a thread that has nothing to do.
+    pub(super) bell: Bell,
+    /// Calls the one that looks whether the others get on.
+    pub(super) work: Bell,
 }
 
 impl Registered {
@@ -353,6 +359,8 @@ impl Registered {
             now: Mutex::default(),
             watched: Mutex::default(),
             turns: Mutex::new(Turns::new(config.registered_threads)),
+            bell: Bell::new(),
+            work: Bell::new(),
         }
     }
 
@@ -367,6 +375,22 @@ impl Registered {
 
     pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {
         lock(&self.turns)
+    }
+
+    /// Hands jobs over to the threads.
+    pub(super) fn put(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let mut turns = self.turns();
+        for job in jobs {
+            if let To::Registered(id) = job.to {
+                turns.put(id, job);
+            }
+        }
+        drop(turns);
+        self.bell.ring();
+        self.work.ring();
     }
 
     /// Takes over what has changed. Returns rows that cannot be used, and whether messages go elsewhere than before.

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use secrecy::SecretString;
 
 use self::in_flight::InFlight;
+use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
@@ -119,24 +120,6 @@ impl Signals {
             count: Bell::new(),
             sleep: Sleep::new()?,
         })
-    }
-}
-
-/// Wakes a thread. Rung many times, it says as much as once.
-pub(crate) struct Bell {
-    rope: Sender<()>,
-    pub(super) ear: Receiver<()>,
-}
-
-impl Bell {
-    fn new() -> Self {
-        let (rope, ear) = bounded(1);
-        Self { rope, ear }
-    }
-
-    pub(super) fn ring(&self) {
-        // Full: it rings already.
-        let _ = self.rope.try_send(());
     }
 }
 

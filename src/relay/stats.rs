@@ -50,6 +50,26 @@ impl Stats {
         self.delivered + self.deduplicated + self.dead
     }
 
+    /// What both have done together.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            claimed: self.claimed + other.claimed,
+            delivered: self.delivered + other.delivered,
+            deduplicated: self.deduplicated + other.deduplicated,
+            retried: self.retried + other.retried,
+            dead: self.dead + other.dead,
+            split: self.split + other.split,
+            released: self.released + other.released,
+            taken_over: self.taken_over + other.taken_over,
+            conflicts: self.conflicts + other.conflicts,
+            continued: self.continued + other.continued,
+            leases_lost: self.leases_lost + other.leases_lost,
+            claims: self.claims + other.claims,
+            claim_micros: self.claim_micros + other.claim_micros,
+            settles: self.settles + other.settles,
+        }
+    }
+
     /// Changes with whatever is claimed or settled.
     pub(super) fn moves(&self) -> u64 {
         self.claimed + self.processed() + self.retried + self.split + self.released

@@ -104,22 +104,22 @@ fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
          SELECT 'later', {WIDE}, now() + interval '1 day' FROM generate_series(1, {MANY})"
     ));
     let relay = ground.relay();
-    let lease = relay.shared.lease.current().expect("a lease");
+    let lease = relay.shared().lease.current().expect("a lease");
     ground.run(&format!(
         "INSERT INTO {{outbox}} (topic, payload, locked_by, locked_at)
          SELECT 'lost', '1', {lease}, now() FROM generate_series(1, 100)"
     ));
     // Of a process that is gone.
     let backend = Some(i32::MAX);
-    relay.shared.begin_doubt(Doubt { lease, backend });
+    relay.shared().begin_doubt(Doubt { lease, backend });
     ground.run(
         "INSERT INTO {outbox} (topic, payload) SELECT 'new', '1' FROM generate_series(1, 100)",
     );
     ground.wait("new", 100);
     ground.wait("lost", 100);
     assert!(relay.wait_until_idle(PATIENCE), "nothing is left");
-    assert_eq!(relay.shared.doubt(), None);
-    assert_eq!(relay.shared.lease.current(), Some(lease));
+    assert_eq!(relay.shared().doubt(), None);
+    assert_eq!(relay.shared().lease.current(), Some(lease));
     relay.shutdown(PATIENCE).expect("an end");
     let left = sql_query(format!(
         "SELECT FROM {} WHERE topic <> 'later' OR attempts > 0 OR locked_by IS NOT NULL",
@@ -177,7 +177,7 @@ fn a_relay_that_comes_back_sends_nothing_while_others_are_about_to_shorten_its_l
         .lease(Duration::from_secs(24))
         .send_timeout(Duration::from_secs(1));
     let relay = builder.start().expect("a relay");
-    let lease = relay.shared.lease.current().expect("a lease");
+    let lease = relay.shared().lease.current().expect("a lease");
     let table = ground.outbox.name.lease();
     let mut other = ground.outbox.connect();
     let has_lock = format!("SELECT FROM {table} WHERE takeover_after IS NOT NULL");
@@ -194,7 +194,9 @@ fn a_relay_that_comes_back_sends_nothing_while_others_are_about_to_shorten_its_l
     ));
     // A twelfth of the lease; its next renewal is due after 8 s.
     let began = Instant::now();
-    until("it starts no send", || relay.shared.lease.left().is_zero());
+    until("it starts no send", || {
+        relay.shared().lease.left().is_zero()
+    });
     assert!(
         began.elapsed() < Duration::from_secs(5),
         "only when it renews"

@@ -15,6 +15,9 @@ const PARTS: usize = 4;
 const OF_FAILING: usize = 1;
 const OF_DOUBTFUL: usize = 3;
 
+/// Sends under way that get on, from which on another thread would not help.
+const ENOUGH: usize = 16;
+
 /// What is known of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Class {
@@ -46,6 +49,8 @@ pub(super) struct Turns {
     /// Those that wait for a time: a rate, or the answer to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
+    /// Sends under way that take long: what they wait for is not this machine.
+    slow: usize,
 }
 
 /// What all destinations of a class have together.
@@ -84,6 +89,7 @@ impl Turns {
             classes: Default::default(),
             later: BTreeSet::new(),
             threads,
+            slow: 0,
         }
     }
 
@@ -102,8 +108,29 @@ impl Turns {
         self.waiting() > 0 && self.classes.iter().all(|class| class.ready.is_empty())
     }
 
+    /// Whether another thread is to help. A few that get on are faster than many, which take the processor from each
+    /// other.
+    pub(super) fn wants_help(&self) -> bool {
+        self.under_way().saturating_sub(self.slow) < ENOUGH && self.has_ready()
+    }
+
+    /// Whether nothing is under way, and nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way() == 0 && self.waiting() == 0
+    }
+
+    /// Sends under way.
+    fn under_way(&self) -> usize {
+        self.classes.iter().map(|class| class.under_way).sum()
+    }
+
+    /// So many of the sends under way take long.
+    pub(super) fn set_slow(&mut self, sends: usize) {
+        self.slow = sends;
+    }
+
     /// Whether another thread has something to do.
-    pub(super) fn has_ready(&self) -> bool {
+    fn has_ready(&self) -> bool {
         let is_ready = |class: &Class| !self.classes[*class as usize].ready.is_empty();
         CLASSES
             .iter()

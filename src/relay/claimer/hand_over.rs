@@ -1,6 +1,7 @@
 //! Where claimed messages are put: into a queue of senders, or straight to the settler.
 
 use super::Claimer;
+use crate::relay::bulkhead::Serves;
 use crate::relay::database::Database;
 use crate::relay::job::Job;
 use crate::relay::settlement::Settlement;
@@ -21,10 +22,15 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn hand_over(&mut self, by: By, mut jobs: Vec<Job>) {
         jobs.sort_unstable_by_key(|job| job.message.sequence);
         self.learn_payloads(&jobs);
+        let mut registered = Vec::new();
         for mut job in jobs {
             self.planner.knows(job.lease, Claim::of(&job.message));
             let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
             let verdict = match (job.unsent.take(), bulkhead) {
+                (None, Some(bulkhead)) if matches!(bulkhead.serves, Serves::Registered) => {
+                    registered.push(job);
+                    continue;
+                }
                 (None, Some(bulkhead)) => {
                     let number = bulkhead.number;
                     let intake = &mut self.intakes[number];
@@ -40,6 +46,7 @@ impl<D: Database> Claimer<'_, D> {
             let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
             let _ = self.outcomes.send(settlement);
         }
+        self.shared.registered.put(registered);
     }
 
     /// How large the messages are that go to each destination, and those that are split.

@@ -1,18 +1,19 @@
 //! The threads that send to registered destinations: few for many.
 //!
-//! Each takes messages out of the queue into their destinations' turns, and does what comes next there.
+//! Each does what comes next in the destinations' turns.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select};
+use crossbeam_channel::select;
 
 use super::{Desk, SenderThread};
 use crate::clock;
 use crate::relay::bulkhead::Bulkhead;
-use crate::relay::gate::{Admission, Standing};
+use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
+use crate::relay::registered::Registered;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -23,66 +24,76 @@ use crate::relay::wanted::Want;
 /// A thread that has nothing to do looks again after this.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Waits for the first message, and then starts the threads.
+/// A send that takes longer than this waits for its receiver, and how often that is looked at.
+const SLOW: Duration = Duration::from_millis(5);
+
+/// Waits for the first message, starts the threads, and calls more of them where those at work are held up.
 pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
-    let Ok(first) = all.jobs.recv() else {
-        return;
-    };
-    put(shared, first);
-    let (bell, ear) = bounded(1);
+    let Registered { bell, work, .. } = &shared.registered;
+    select! {
+        recv(work.ear) -> _ => bell.ring(),
+        recv(shared.signals.stop) -> _ => return,
+    }
     thread::scope(|scope| {
         for number in 0..all.concurrency {
-            let (bell, ear) = (bell.clone(), ear.clone());
-            let pool = Pool {
+            let worker = Worker {
                 shared,
                 all,
                 number,
                 outcomes,
-                bell,
-                ear,
             };
             let name = format!("relay-registered-{}", number + 1);
             let thread = thread::Builder::new().name(name);
-            if let Err(error) = thread.spawn_scoped(scope, move || pool.run()) {
+            if let Err(error) = thread.spawn_scoped(scope, move || worker.run()) {
                 log::error!(event = "thread_failed", threads = number, error:% = error; "only {number} threads send to registered destinations: the system has no more");
                 break;
             }
         }
+        while !shared.is_stopping() {
+            let slow = shared.threads.slow(all.number, SLOW);
+            let mut turns = shared.registered.turns();
+            turns.set_slow(slow);
+            let (wants_help, is_idle) = (turns.wants_help(), turns.is_idle());
+            drop(turns);
+            if wants_help {
+                bell.ring();
+            }
+            if is_idle {
+                select! {
+                    recv(work.ear) -> _ => {}
+                    recv(shared.signals.stop) -> _ => {}
+                }
+            }
+            // Nothing is ever sent: this ends by time or by disconnection.
+            let _ = shared.signals.stop.recv_timeout(SLOW);
+        }
     });
 }
 
-fn put(shared: &Shared, job: Job) {
-    if let To::Registered(id) = job.to {
-        shared.registered.turns().put(id, job);
-    }
-}
-
 /// One of the threads.
-struct Pool<'a> {
+struct Worker<'a> {
     shared: &'a Arc<Shared>,
     all: &'a Bulkhead,
     /// Its own among them.
     number: usize,
     outcomes: &'a Outcomes,
-    /// Rung for another thread: there is more to do.
-    bell: Sender<()>,
-    ear: Receiver<()>,
 }
 
-impl Pool<'_> {
+impl Worker<'_> {
     fn run(&self) {
         if self.work().is_err() {
             log::debug!(event = "sender_ended", destination:% = self.all.name; "nobody takes outcomes any more");
         }
     }
 
-    /// Until the queue is closed and nothing is left.
+    /// Until the relay stops. What no thread has taken then the claimer gives back.
     fn work(&self) -> Result<(), NobodyListens> {
-        loop {
+        let (shared, bell) = (self.shared, &self.shared.registered.bell);
+        while !shared.is_stopping() {
             let until = match self.next() {
                 Next::Send(job, pass, send) => {
                     let (went_well, most) = self.send(job, pass)?;
-                    self.shared.registered.turns().ended(send, went_well, most);
+                    shared.registered.turns().ended(send, went_well, most);
                     continue;
                 }
                 Next::GiveBack(jobs) => {
@@ -95,18 +106,12 @@ impl Pool<'_> {
                 at.saturating_duration_since(clock::now())
             });
             select! {
-                recv(self.all.jobs) -> job => match job {
-                    Ok(job) => put(self.shared, job),
-                    // The relay stops.
-                    Err(_) => {
-                        let left = self.shared.registered.turns().take_all();
-                        return self.give_back(left);
-                    }
-                },
-                recv(self.ear) -> _ => {}
+                recv(bell.ear) -> _ => {}
+                recv(shared.signals.stop) -> _ => {}
                 default(wait) => {}
             }
         }
+        Ok(())
     }
 
     /// What is next. Where there is more, another thread is called.
@@ -114,23 +119,16 @@ impl Pool<'_> {
         let (shared, now) = (self.shared, clock::now());
         let registry = shared.registered.registry();
         let mut turns = shared.registered.turns();
-        // All that is claimed takes its turn: what waits in the queue would keep its order there.
-        for job in self.all.jobs.try_iter() {
-            if let To::Registered(id) = job.to {
-                turns.put(id, job);
-            }
-        }
         let next = turns.next(now, |id| {
             let customer = registry.get(id).filter(|one| !one.is_locked);
             let customer = customer.and_then(|one| one.bulkhead.as_ref());
             customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
         });
-        let has_more = turns.has_ready();
+        let wants_help = turns.wants_help();
         let is_room = turns.waiting_of_good() <= self.all.prefetch();
         drop(turns);
-        if has_more {
-            // Full: it rings already.
-            let _ = self.bell.try_send(());
+        if wants_help {
+            shared.registered.bell.ring();
         }
         if shared.wanted.is(Want::Room) && is_room {
             shared.signals.doorbell.ring();
@@ -139,11 +137,7 @@ impl Pool<'_> {
     }
 
     /// Returns whether it went well, and how many sends the destination may have under way.
-    fn send(
-        &self,
-        job: Job,
-        pass: crate::relay::gate::Pass,
-    ) -> Result<(Option<bool>, usize), NobodyListens> {
+    fn send(&self, job: Job, pass: Pass) -> Result<(Option<bool>, usize), NobodyListens> {
         let shared = self.shared;
         let registry = shared.registered.registry();
         // As it is now: it may have another URL than when the message was claimed.
