@@ -81,6 +81,7 @@ pub(crate) struct Registry {
     of_tenants: HashMap<Option<Uuid>, Vec<Arc<str>>>,
     /// The topics of all enabled ones.
     topics: Vec<String>,
+    pub(super) has_filters: bool,
     last_id: u32,
     /// What relays at work serve.
     others: Arc<Others>,
@@ -256,6 +257,7 @@ impl Registry {
                 let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
                 of_tenant.push(Arc::clone(name));
                 topics.extend(one.topics.iter().cloned());
+                self.has_filters |= one.has_filter;
             }
         }
         self.of_tenants

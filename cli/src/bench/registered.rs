@@ -11,7 +11,7 @@ use diesel::{RunQueryDsl, sql_query};
 use diesel_outbox::{Relay, RelayBuilder};
 use serde_json::{Value, json};
 
-use super::delivery::{Delivery, deliver, deliver_with, mean_of, rate_of};
+use super::delivery::{Delivery, deliver_behind, deliver_with, mean_of, rate_of};
 use super::ground::{CHUNK, Fill, Ground, TOPIC, payload};
 use super::measures::peak_memory_mib;
 use super::report::{self, Unit};
@@ -76,14 +76,22 @@ struct PacedRow {
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let url = ground.config.url.take().context("the bench has a URL")?;
     let (mut configured, mut registered) = (Vec::new(), Vec::new());
+    // The first of them wait until the relay knows its destinations.
+    let warm = options.messages / 5;
     let (mut most_threads, mut memory) = (0.0_f64, 0.0);
     for round in 1..=options.rounds {
         ground.say(format_args!("round {round}: one configured destination"));
         ground.fresh()?;
-        ground.fill(&Fill::plain(options.messages))?;
+        ground.fill(&Fill::plain(warm + options.messages))?;
         ground.quiet()?;
         ground.config.url = Some(url.clone());
-        configured.push(deliver(ground, options.messages)?);
+        let relay_of_one = Relay::from_config(ground.config.clone());
+        configured.push(deliver_behind(
+            ground,
+            relay_of_one,
+            warm,
+            options.messages,
+        )?);
         ground.config.url = None;
 
         ground.say(format_args!(
@@ -94,9 +102,9 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         register(ground, url.as_str(), 1, options.destinations)?;
         // By Zipf's law, as far as an integral has it.
         let zipf = format!("ceil(exp(random() * ln({})))::bigint", options.destinations);
-        fill(ground, options.messages, &zipf, "''")?;
+        fill(ground, warm + options.messages, &zipf, "''")?;
         ground.quiet()?;
-        let one = deliver_with(ground, relay(ground), options.messages)?;
+        let one = deliver_behind(ground, relay(ground), warm, options.messages)?;
         most_threads = most_threads.max(one.threads);
         memory = peak_memory_mib()?;
         registered.push(one);
@@ -111,6 +119,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             "messages_per_second": rate_of(deliveries),
             "ratio": rate_of(deliveries) / rate_of(&configured),
             "own_cpu_us_per_message": mean_of(deliveries, Delivery::cpu_us_per_message),
+            "messages_per_claim": mean_of(deliveries, |one| one.stats.claimed as f64 / one.stats.claims as f64),
             "split": deliveries.iter().map(|one| one.stats.split).sum::<u64>(),
         })
     };

@@ -63,7 +63,7 @@ impl<D: Database> Claimer<'_, D> {
 /// Messages that name no destination, and those with filters that may want them.
 fn pairs(registry: &Registry, claimed: &[Claimed]) -> Vec<(i64, Arc<Customer>)> {
     let mut pairs = Vec::new();
-    if !registry.is_in_use() {
+    if !registry.has_filters {
         return pairs;
     }
     let messages = claimed.iter().map(|one| &one.message);

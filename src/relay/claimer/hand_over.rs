@@ -54,13 +54,20 @@ impl<D: Database> Claimer<'_, D> {
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut to_split = (0, 0);
         for job in jobs {
-            let (count, bytes) = match (job.to.bulkhead(&self.shared.bulkheads), job.to) {
-                (Some(bulkhead), _) => &mut seen[bulkhead.number],
-                (None, To::Split) => &mut to_split,
-                (None, _) => continue,
+            let size = job.message.bytes();
+            let add = |(count, bytes): &mut (usize, usize)| {
+                *count += 1;
+                *bytes += size;
             };
-            *count += 1;
-            *bytes += job.message.bytes();
+            // The only one that wants it has it at once, and it was claimed as one of those.
+            let was_to_split =
+                matches!(job.to, To::Registered(_)) && job.message.destination.is_empty();
+            if was_to_split || job.to == To::Split {
+                add(&mut to_split);
+            }
+            if let Some(bulkhead) = job.to.bulkhead(&self.shared.bulkheads) {
+                add(&mut seen[bulkhead.number]);
+            }
         }
         let payloads = self.intakes.iter_mut().map(|one| &mut one.payloads);
         let payloads = payloads.chain([&mut self.split_payloads]);
