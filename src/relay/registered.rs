@@ -493,7 +493,7 @@ impl Rooms {
         };
         for one in registered.watched() {
             if one.is_locked {
-                rooms.close(one.id);
+                rooms.closed.insert(one.id);
                 continue;
             }
             let Some(bulkhead) = &one.bulkhead else {
@@ -501,7 +501,6 @@ impl Rooms {
             };
             match bulkhead.gate.room() {
                 Room::Closed => {
-                    rooms.close(one.id);
                     rooms.closed.insert(one.id);
                     let opens = bulkhead.gate.opens_at();
                     rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
@@ -513,11 +512,6 @@ impl Rooms {
             }
         }
         rooms
-    }
-
-    fn close(&mut self, id: u32) {
-        self.closed.insert(id);
-        self.of.insert(id, 0);
     }
 
     /// Another message goes there.

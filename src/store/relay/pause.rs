@@ -147,7 +147,6 @@ pub(crate) fn pause(
     FilterDsl::filter(upsert, gives_way).execute(conn).map(drop)
 }
 
-<<<<<<< HEAD
 /// The same for a breaker that opens. `true`: it was closed before, and is open now. Of relays that see it at the same
 /// time one has opened it.
 pub(crate) fn open_breaker(
@@ -203,7 +202,8 @@ pub(crate) fn until(
         .select(pause::paused_until)
         .get_result(conn)
         .optional()
-=======
+}
+
 /// Whether the breaker of a destination has not closed for so long.
 pub(crate) fn has_failed_for(
     conn: &mut PgConnection,
@@ -214,7 +214,6 @@ pub(crate) fn has_failed_for(
     let long_ago = pause::paused_at.le(clock_timestamp() - interval(duration));
     let long = QueryDsl::filter(pauses(name), is_breaker(destination).and(long_ago));
     select(exists(long)).get_result(conn)
->>>>>>> 5e36e74 (Registered destinations share their rate among relays, are disabled after days of failures, and have a benchmark)
 }
 
 /// Takes the right to probe a destination whose breaker has been open for long enough. Others get
