@@ -544,3 +544,28 @@ impl RelayBuilder {
         Incarnation::start(self.assemble()?)
     }
 }
+
+impl RelayHandle {
+    /// Has a relay with other settings take the place of this one: starts it, and then ends this one as
+    /// [`shutdown`](Self::shutdown) does. Nothing is lost or sent twice meanwhile: for a moment they are two relays of
+    /// one outbox. Where the new one cannot start, this one goes on.
+    ///
+    /// `deadline` is for the end of this one. Handlers, dispatchers and observers are those of `builder`.
+    ///
+    /// ```
+    /// use diesel_outbox::{Config, Relay, RelayHandle, StartError};
+    /// use std::time::Duration;
+    ///
+    /// /// A secret or a route has changed.
+    /// fn reload(relay: &RelayHandle, config: Config) -> Result<(), StartError> {
+    ///     relay.reload(Relay::from_config(config), Duration::from_secs(30))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// A [`StartError`] as from [`RelayBuilder::start`]. That this one has not ended cleanly is logged.
+    pub fn reload(&self, builder: RelayBuilder, deadline: Duration) -> Result<(), StartError> {
+        self.replace(builder.incarnation()?, deadline);
+        Ok(())
+    }
+}

@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::shared::Shared;
-use super::{
-    DestinationState, Health, Incarnation, RelayBuilder, ShutdownError, StartError, Stats, monitor,
-};
+use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor};
 use crate::lock::lock;
 
 /// A running relay. It owns every thread; dropping it shuts the relay down, in the time of
@@ -64,26 +62,9 @@ impl RelayHandle {
         Arc::clone(&self.state().now.shared)
     }
 
-    /// Has a relay with other settings take the place of this one: starts it, and then ends this one as
-    /// [`shutdown`](Self::shutdown) does. Nothing is lost or sent twice meanwhile: for a moment they are two relays of
-    /// one outbox. Where the new one cannot start, this one goes on.
-    ///
-    /// `deadline`: for the end of this one. Handlers, dispatchers and observers are those of `builder`.
-    ///
-    /// ```
-    /// use diesel_outbox::{Config, Relay, RelayHandle, StartError};
-    /// use std::time::Duration;
-    ///
-    /// /// A secret or a route has changed.
-    /// fn reload(relay: &RelayHandle, config: Config) -> Result<(), StartError> {
-    ///     relay.reload(Relay::from_config(config), Duration::from_secs(30))
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// A [`StartError`] as from [`RelayBuilder::start`]. That this one has not ended cleanly is logged.
-    pub fn reload(&self, builder: RelayBuilder, deadline: Duration) -> Result<(), StartError> {
-        let next = Arc::new(builder.incarnation()?);
+    /// This one takes the place of the one before, which ends.
+    pub(super) fn replace(&self, next: Incarnation, deadline: Duration) {
+        let next = Arc::new(next);
         let old = {
             let mut state = self.state();
             let old = std::mem::replace(&mut state.now, next);
@@ -97,7 +78,6 @@ impl RelayHandle {
         state.ending.retain(|one| !Arc::ptr_eq(one, &old));
         state.ended = state.ended.and(old.shared.stats());
         log::info!(event = "reloaded"; "the settings were read anew");
-        Ok(())
     }
 
     /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became
