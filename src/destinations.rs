@@ -43,6 +43,13 @@
 //! destinations.remove(&mut conn, "acme")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # A limit for each tenant
+//!
+//! A tenant has 1,000 registered destinations at most; those without a tenant have no limit. The table itself counts, so
+//! plain SQL is refused as well. The owner of the outbox sets another limit: `SELECT outbox_destination_limit('outbox',
+//! 5000)`. One that is lower than what a tenant has removes nothing. Beyond it the tenant gets no more
+//! ([`DestinationError::TooMany`]).
 
 #[cfg(feature = "http")]
 mod trial;
@@ -79,9 +86,13 @@ pub enum DestinationError {
     /// A value cannot be used. Nothing was sent to the database.
     #[error(transparent)]
     Invalid(#[from] ConfigError),
+    /// The tenant has as many as it may have: see [the limit](self#a-limit-for-each-tenant). The caller's transaction is
+    /// aborted.
+    #[error(transparent)]
+    TooMany(diesel::result::Error),
     /// The database refused or failed. The caller's transaction is aborted.
     #[error(transparent)]
-    Database(#[from] diesel::result::Error),
+    Database(diesel::result::Error),
     /// The message was delivered, and the ledger has not kept its payload, so it cannot be sent again.
     #[error(
         "message {message_id} was delivered, and the ledger has not kept its payload: with OUTBOX_LEDGER_PAYLOAD=true \
@@ -91,6 +102,15 @@ pub enum DestinationError {
         /// Its id.
         message_id: Uuid,
     },
+}
+
+impl From<diesel::result::Error> for DestinationError {
+    fn from(error: diesel::result::Error) -> Self {
+        match store::is_over_the_limit(&error) {
+            true => Self::TooMany(error),
+            false => Self::Database(error),
+        }
+    }
 }
 
 /// The registered destinations of an outbox: see [the module](self).

@@ -3,9 +3,11 @@
 -- inserts have to give a message_id.
 DROP FUNCTION outbox_drop(text);
 DROP FUNCTION outbox_create(text);
+DROP FUNCTION outbox_destination_limit(text, integer);
 DROP FUNCTION outbox_wake() CASCADE;
 DROP FUNCTION outbox_destination_changes() CASCADE;
 DROP FUNCTION outbox_destination_wake() CASCADE;
 DROP FUNCTION outbox_destination_gone() CASCADE;
+DROP FUNCTION outbox_destination_most() CASCADE;
 DROP FUNCTION outbox_message_id() CASCADE;
 DROP FUNCTION outbox_name_parts(text);

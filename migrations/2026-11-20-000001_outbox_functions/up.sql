@@ -90,6 +90,32 @@ BEGIN
 END
 $function$;
 
+-- After registered destinations are inserted, or get a tenant: no tenant may have more of them than the trigger's
+-- argument says, whoever writes them. Rows without a tenant are the application's own, and have no limit. Transactions
+-- at the same moment do not see each other's rows, and may go beyond it together.
+CREATE FUNCTION outbox_destination_most() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+DECLARE
+    most bigint := TG_ARGV[0];
+    -- Whoever has more than before: where the limit was made lower, all else about the rows can be changed still.
+    gained text := CASE TG_OP
+        WHEN 'INSERT' THEN 'SELECT DISTINCT tenant_id FROM rows WHERE tenant_id IS NOT NULL'
+        ELSE 'SELECT tenant_id FROM (SELECT tenant_id, 1 AS n FROM rows UNION ALL SELECT tenant_id, -1 FROM rows_before) b
+               WHERE tenant_id IS NOT NULL GROUP BY tenant_id HAVING sum(n) > 0' END;
+    tenant uuid;
+BEGIN
+    EXECUTE format('SELECT g.tenant_id FROM (%s) g
+        WHERE (SELECT count(*) FROM (SELECT FROM %I.%I d WHERE d.tenant_id = g.tenant_id LIMIT $1 + 1) of_tenant) > $1 LIMIT 1',
+        gained, TG_TABLE_SCHEMA, TG_TABLE_NAME) INTO tenant USING most;
+    IF tenant IS NOT NULL THEN
+        RAISE EXCEPTION 'the tenant % would have more than % registered destinations', tenant, most
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_destinations_of_a_tenant', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+                HINT = format('SELECT outbox_destination_limit(%L, 5000) allows more', format('%s.%s', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12)));
+    END IF;
+    RETURN NULL;
+END
+$function$;
+
 -- An id for a message whose insert gives none: a UUID of version 7 (RFC 9562), whose first 48 bits are the
 -- milliseconds since 1970, so ids that are made together lie together in an index.
 CREATE FUNCTION outbox_message_id() RETURNS uuid
@@ -115,6 +141,7 @@ DECLARE
     changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_changes');
     changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_wake');
     gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_gone');
+    most pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_most');
     part pg_catalog.int4;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
@@ -454,6 +481,11 @@ BEGIN
         s, t || '_destination', gone);
     EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', gone);
+    -- The limit for each tenant, which outbox_destination_limit changes.
+    EXECUTE format('CREATE TRIGGER outbox_destination_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
+        s, t || '_destination', most);
+    EXECUTE format('CREATE TRIGGER outbox_destination_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
+        s, t || '_destination', most);
 
     -- Every message with its status, and those that were cancelled as dead. idempotency_key is the message id
     -- where the caller gave no key: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
@@ -500,6 +532,32 @@ BEGIN
     FOREACH suffix IN ARRAY ARRAY['_destination', '_pause', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
+    PERFORM set_config('search_path', path, true);
+END
+$function$;
+
+-- How many registered destinations each tenant of an outbox may have: 1,000, where this was never called. Only the owner
+-- of the table may change it, so no role that registers destinations can.
+CREATE FUNCTION outbox_destination_limit(name text, most integer) RETURNS void
+LANGUAGE plpgsql STRICT AS $function$
+DECLARE
+    path pg_catalog.text := pg_catalog.current_setting('search_path');
+    parts pg_catalog.text[] := outbox_name_parts(name);
+    s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
+    t pg_catalog.text := parts[2];
+    limits pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_most');
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    IF most < 1 THEN
+        RAISE EXCEPTION 'a tenant has to be allowed 1 registered destination or more, and not %', most
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    EXECUTE format('DROP TRIGGER IF EXISTS outbox_destination_most ON %I.%I', s, t || '_destination');
+    EXECUTE format('DROP TRIGGER IF EXISTS outbox_destination_most_moved ON %I.%I', s, t || '_destination');
+    EXECUTE format('CREATE TRIGGER outbox_destination_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',
+        s, t || '_destination', limits, most);
+    EXECUTE format('CREATE TRIGGER outbox_destination_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',
+        s, t || '_destination', limits, most);
     PERFORM set_config('search_path', path, true);
 END
 $function$;

@@ -8,7 +8,7 @@ use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
     OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
 };
-use diesel::result::QueryResult;
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, update};
@@ -146,6 +146,12 @@ fn length(interval: PgInterval) -> Duration {
 
 fn registered(name: &OutboxName) -> destination::table {
     destination::table(name.destination())
+}
+
+/// Whether the trigger `outbox_destination_most` has refused one: its tenant has enough.
+pub(crate) fn is_over_the_limit(error: &Error) -> bool {
+    matches!(error, Error::DatabaseError(DatabaseErrorKind::CheckViolation, info)
+        if info.constraint_name() == Some("outbox_destinations_of_a_tenant"))
 }
 
 /// Inserts it with this secret, or replaces all but the secrets of the one that has its name.

@@ -406,3 +406,86 @@ fn the_commands_register_show_change_and_remove_a_destination() {
         );
     }
 }
+
+fn limit(database: &Database, most: i32) {
+    let name = database.name();
+    database.execute(&format!(
+        "SELECT public.outbox_destination_limit('{name}', {most})"
+    ));
+}
+
+/// R46: by one tenant, 100,000 rows are an attack.
+#[test]
+fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let conn = &mut conn;
+    let destinations = outbox.destinations();
+    let (tenant, other) = (Uuid::now_v7(), Uuid::now_v7());
+    limit(&database, 2);
+    for one in [
+        hook("a").tenant(tenant),
+        hook("b").tenant(tenant),
+        hook("c").tenant(other),
+        hook("d"),
+        hook("e"),
+        hook("f"),
+    ] {
+        destinations.put(conn, &one).expect("put");
+    }
+    let one_more = destinations.put(conn, &hook("g").tenant(tenant));
+    let error = one_more.expect_err("too many");
+    assert!(matches!(error, DestinationError::TooMany(_)), "{error:?}");
+    let expected = format!("the tenant {tenant} would have more than 2 registered destinations");
+    assert_eq!(error.to_string(), expected);
+
+    // Plain SQL, in each way.
+    let insert = format!(
+        "INSERT INTO {{o}}_destination (name, url, tenant_id) VALUES ('g', 'https://a.example', '{tenant}')"
+    );
+    let moved =
+        format!("UPDATE {{o}}_destination SET tenant_id = '{tenant}' WHERE name IN ('c', 'd')");
+    let swapped = format!(
+        "UPDATE {{o}}_destination SET tenant_id = CASE name WHEN 'a' THEN '{other}'::uuid ELSE '{tenant}' END WHERE name IN ('a', 'c')"
+    );
+    for statement in [&insert, &moved] {
+        let refused = database.refused(statement);
+        assert!(refused.contains(&expected), "{refused}");
+    }
+    database.execute(&swapped);
+
+    // Those that are there are changed as before, also where the limit was made lower.
+    limit(&database, 1);
+    destinations
+        .put(conn, &hook("b").tenant(tenant).description("new"))
+        .expect("replaced");
+    assert!(destinations.disable(conn, "b", "why").expect("disabled"));
+    assert!(destinations.remove(conn, "b").expect("removed"));
+    assert!(destinations.put(conn, &hook("b").tenant(tenant)).is_err());
+    limit(&database, 2);
+    destinations
+        .put(conn, &hook("b").tenant(tenant))
+        .expect("put");
+    let bad = database.refused(&format!(
+        "SELECT public.outbox_destination_limit('{}', 0)",
+        database.name()
+    ));
+    assert!(bad.contains("1 registered destination or more"), "{bad}");
+}
+
+#[test]
+fn a_tenant_gets_a_thousand_where_nobody_has_said_otherwise() {
+    let database = Database::new();
+    let insert = |tenant: &str, from: i32, to: i32| {
+        format!(
+            "INSERT INTO {{o}}_destination (name, url, tenant_id)
+             SELECT 'hook-' || n, 'https://a.example', {tenant} FROM generate_series({from}, {to}) n"
+        )
+    };
+    let tenant = format!("'{}'::uuid", Uuid::now_v7());
+    let refused = database.refused(&insert(&tenant, 1, 1001));
+    assert!(refused.contains("more than 1000"), "{refused}");
+    database.execute(&insert(&tenant, 1, 1000));
+    database.execute(&insert("NULL", 1001, 3000));
+    database.execute(&insert("gen_random_uuid()", 3001, 5000));
+}

@@ -242,6 +242,21 @@ fn drift_of_tables_is_told() {
     );
 }
 
+/// How many registered destinations a tenant may have is the owner's to say.
+#[test]
+fn a_limit_that_was_changed_is_no_drift() {
+    let db = Database::new();
+    let limit = format!("SELECT public.outbox_destination_limit('{}', 5)", db.name());
+    db.execute(&limit);
+    let (_, findings) = checked(check(&db, "60s"));
+    let drift = level(&findings, "drift", "").map(|found| found.0);
+    assert_eq!(drift, Some("ok"), "{findings:#?}");
+    db.execute("DROP TRIGGER outbox_destination_most ON {o}_destination");
+    let (_, findings) = checked(check(&db, "60s"));
+    let found = level(&findings, "drift", "outbox_destination_most").map(|found| found.0);
+    assert_eq!(found, Some("warning"), "{findings:#?}");
+}
+
 #[test]
 fn functions_of_another_version_are_told() {
     let fresh = FreshDatabase::new();

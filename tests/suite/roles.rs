@@ -541,6 +541,7 @@ fn what_a_role_does_not_need_is_refused() {
         ("registrar", "UPDATE {o} SET available_at = now()"),
         ("registrar", "UPDATE {o}_dead SET payload = '1'"),
         ("registrar", "DELETE FROM {o}_ledger"),
+        ("registrar relay", "SELECT outbox_destination_limit('{o}', 5000)"),
         ("enqueuer canceller", "SELECT FROM {o}_lease"),
         ("enqueuer canceller", "SELECT FROM {o}_pause"),
         ("canceller", "UPDATE {o} SET payload = '1'"),

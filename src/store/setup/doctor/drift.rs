@@ -122,7 +122,9 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>
               FROM t JOIN pg_constraint k ON k.conrelid = t.oid AND k.contype IN ('p', 'u', 'c')
             UNION ALL
             SELECT 'trigger', t.relname, g.tgname::text,
-                   regexp_replace(pg_get_triggerdef(g.oid), 'EXECUTE FUNCTION .*[.]', 'EXECUTE FUNCTION ')
+                   -- Without its argument: the limit of registered destinations is the owner's to set.
+                   regexp_replace(regexp_replace(pg_get_triggerdef(g.oid), 'EXECUTE FUNCTION .*[.]', 'EXECUTE FUNCTION '),
+                                  '[(]''[0-9]+''[)]$', '()')
                    || CASE WHEN g.tgenabled IN ('O', 'A') THEN '' ELSE ' (disabled)' END, t.q
               FROM t JOIN pg_trigger g ON g.tgrelid = t.oid AND NOT g.tgisinternal
             UNION ALL
