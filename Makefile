@@ -12,7 +12,7 @@ SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/
 # What `make semver` compares with: a revision.
 BASE ?= origin/main
 # Projects of their own, for what they bring is not for this one's tree: examples, and what only tests need.
-PROJECTS := examples/shop examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
+PROJECTS := examples/shop examples/webhooks examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
 # Tests wait more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency

@@ -10,6 +10,10 @@ pub mod keys_and_topics {}
 #[doc = include_str!("../docs/receivers.md")]
 pub mod receivers {}
 
+/// Your customers register URLs: secrets, deliveries, sending again, limits.
+#[doc = include_str!("../docs/webhooks.md")]
+pub mod webhooks {}
+
 /// In the process, as a sidecar, by systemd, in an empty container.
 #[doc = include_str!("../docs/deploying.md")]
 pub mod deploying {}

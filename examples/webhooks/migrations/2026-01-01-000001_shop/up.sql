@@ -1,0 +1,11 @@
+CREATE TABLE customers (
+    id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    name text NOT NULL UNIQUE,
+    -- An application has a login of its own, which keeps no passwords in the clear.
+    password text NOT NULL
+);
+CREATE TABLE orders (
+    id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer_id uuid NOT NULL REFERENCES customers,
+    euro int NOT NULL
+);

@@ -1,0 +1,136 @@
+//! A shop whose customers register webhooks: see README.md.
+
+mod orders;
+mod pages;
+mod webhooks;
+
+use std::error::Error;
+use std::time::Duration;
+
+use diesel::PgConnection;
+use diesel::prelude::*;
+use diesel::r2d2::{ConnectionManager, Pool};
+use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
+use diesel_outbox::{Config, Outbox, Relay, config};
+use rouille::{Request, Response, Server, input, router};
+use secrecy::ExposeSecret;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use uuid::Uuid;
+
+pub type AnyError = Box<dyn Error + Send + Sync>;
+
+const LONGEST_FORM: usize = 16 * 1024;
+const MIGRATIONS: EmbeddedMigrations = embed_migrations!();
+
+diesel::table! {
+    customers (id) {
+        id -> Uuid,
+        name -> Text,
+        password -> Text,
+    }
+}
+
+/// What requests work with.
+pub struct Shop {
+    pub pool: Pool<ConnectionManager<PgConnection>>,
+    pub outbox: Outbox,
+    pub config: Config,
+}
+
+fn main() -> Result<(), AnyError> {
+    env_logger::init();
+    let mut config = config::from_env()?;
+    // What was delivered can be sent again.
+    config.ledger_payload = true;
+    let database_url = config.database_url()?.expose_secret().to_owned();
+    // Before the first thread starts, so that no signal ends the process by itself.
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let shop = Shop {
+        pool: Pool::new(ConnectionManager::new(&database_url))?,
+        outbox: Outbox::new(&config.table.to_string())?,
+        config: config.clone(),
+    };
+    migrate(&shop)?;
+    let relay = Relay::from_config(config).registered_threads(16).start()?;
+    let port = std::env::var("PORT").unwrap_or_else(|_| "8000".to_owned());
+    let server = Server::new(format!("127.0.0.1:{port}"), move |request| {
+        answer(&shop, request)
+    })?;
+    println!("the shop has launched from http://{}", server.server_addr());
+    std::thread::spawn(move || server.run());
+
+    signals.forever().next();
+    relay.shutdown(Duration::from_secs(30))?;
+    Ok(())
+}
+
+/// Tables of the outbox and of the shop, and customers: `CUSTOMERS=name:password,name:password`.
+fn migrate(shop: &Shop) -> Result<(), AnyError> {
+    let mut conn = shop.pool.get()?;
+    diesel_outbox::migrate(&mut conn, shop.outbox.name())?;
+    conn.run_pending_migrations(MIGRATIONS)?;
+    let listed = std::env::var("CUSTOMERS").unwrap_or_default();
+    for (name, password) in listed.split(',').filter_map(|one| one.split_once(':')) {
+        diesel::insert_into(customers::table)
+            .values((customers::name.eq(name), customers::password.eq(password)))
+            .on_conflict_do_nothing()
+            .execute(&mut conn)?;
+    }
+    Ok(())
+}
+
+fn answer(shop: &Shop, request: &Request) -> Response {
+    let answered = route(shop, request).unwrap_or_else(|error| {
+        log::error!("{} {}: {error}", request.method(), request.url());
+        Response::text("not now").with_status_code(503)
+    });
+    // No script runs on these pages, whatever a customer has written.
+    let policy =
+        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'";
+    answered.with_additional_header("content-security-policy", policy)
+}
+
+fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
+    let Some(customer) = customer(shop, request)? else {
+        return Ok(Response::basic_http_auth_login_required("webhooks"));
+    };
+    if request.method() == "POST" {
+        // Browsers log in by themselves, also for forms of other sites.
+        let host = |origin: &str| origin.split_once("://").map(|(_, host)| host.to_owned());
+        if request
+            .header("origin")
+            .is_some_and(|origin| host(origin).as_deref() != request.header("host"))
+        {
+            return Ok(Response::text("this form is not ours").with_status_code(403));
+        }
+        let length = request
+            .header("content-length")
+            .and_then(|length| length.parse().ok());
+        if length.is_none_or(|length: usize| length > LONGEST_FORM) {
+            return Ok(Response::text("this form is too long").with_status_code(413));
+        }
+    }
+    router!(request,
+        (GET) (/) => { webhooks::list(shop, customer) },
+        (POST) (/orders) => { orders::place(shop, customer, request) },
+        (POST) (/webhooks) => { webhooks::register(shop, customer, request) },
+        (GET) (/webhooks/{name: String}) => { webhooks::show(shop, customer, &name, request) },
+        (POST) (/webhooks/{name: String}/{action: String}) => { webhooks::act(shop, customer, &name, &action, request) },
+        _ => Ok(Response::empty_404())
+    )
+}
+
+/// Who asks. The customer's id is the tenant of messages and webhooks.
+fn customer(shop: &Shop, request: &Request) -> Result<Option<Uuid>, AnyError> {
+    let Some(login) = input::basic_http_auth(request) else {
+        return Ok(None);
+    };
+    let found = customers::table
+        .filter(customers::name.eq(login.login))
+        .filter(customers::password.eq(login.password))
+        .select(customers::id)
+        .first(&mut shop.pool.get()?)
+        .optional()?;
+    Ok(found)
+}
