@@ -57,6 +57,7 @@ mod proxy;
 mod receivers;
 mod refusals;
 mod registered;
+mod reload;
 mod replay;
 mod retention;
 mod roles;

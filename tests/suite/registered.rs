@@ -498,3 +498,28 @@ fn what_they_get_is_no_message_without_a_route() {
     eventually("one has none", || depths() == ["unknown"]);
     end(&relay);
 }
+
+/// R46: a destination that has failed for days is disabled.
+#[test]
+fn one_that_has_failed_for_five_days_is_disabled() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    // Its breaker has opened again and again since then; now it is time for a probe.
+    database.execute(
+        "INSERT INTO {o}_pause (kind, name, reason, openings, paused_at, paused_until)
+         VALUES ('destination', 'acme', 'BREAKER_OPEN', 7, now() - interval '6 days', now())",
+    );
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({}));
+    eventually("it is disabled", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+    });
+    end(&relay);
+    let reason = database.text("SELECT disabled_reason FROM {o}_destination");
+    assert_eq!(reason.as_deref(), Some("it has failed for 5days"));
+    assert_eq!((receiver.count(), database.count("retrying")), (1, 1));
+}

@@ -1,0 +1,72 @@
+//! Other settings while messages are on their way.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::{Database, File, Receiver, Running, end, eventually};
+
+/// R46: nothing is lost or sent twice meanwhile.
+#[test]
+fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
+    let database = Database::new();
+    let (before, after) = (Receiver::ok(), Receiver::ok());
+    let relay = database
+        .relay()
+        .url(&before.url())
+        .start()
+        .expect("a relay");
+    database.enqueue_many(500);
+    before.wait_for(100);
+    let next = database.relay().url(&after.url());
+    let deadline = Duration::from_secs(30);
+    relay.reload(next, deadline).expect("reloaded");
+    let at_the_change = before.count();
+    database.enqueue_many(500);
+    eventually("all is delivered", || database.count("delivered") == 1000);
+    assert_eq!(relay.stats().delivered, 1000, "of both");
+    end(&relay);
+    assert_eq!(before.count(), at_the_change, "nothing more comes there");
+    assert_eq!(before.count() + after.count(), 1000, "each once");
+
+    // One that cannot start changes nothing.
+    let database = Database::new();
+    let relay = database
+        .relay()
+        .url(&before.url())
+        .start()
+        .expect("a relay");
+    let wrong = database.relay().url("https://");
+    assert!(relay.reload(wrong, deadline).is_err());
+    database.enqueue("order.paid", json!({}));
+    eventually("the old one works", || database.count("delivered") == 1);
+    end(&relay);
+}
+
+/// R46: `systemctl reload`.
+#[test]
+fn sighup_has_the_settings_read_anew_and_what_is_wrong_is_said() {
+    let database = Database::new();
+    let (before, after) = (Receiver::ok(), Receiver::ok());
+    let to = |url: &str| format!("url = \"{url}\"\n");
+    let file = File::new(&to(&before.url()));
+    let mut command = database.binary(&["run"]);
+    command.env("OUTBOX_CONFIG", file.path());
+    let running = Running::start(command);
+    running.wait_for_log("relay_started");
+    database.enqueue("order.paid", json!({}));
+    before.wait_for(1);
+
+    std::fs::write(file.path(), "nonsense = 1\n").expect("written");
+    running.signal("HUP");
+    running.wait_for_log("reload_failed");
+    database.enqueue("order.paid", json!({}));
+    before.wait_for(2);
+
+    std::fs::write(file.path(), to(&after.url())).expect("written");
+    running.signal("HUP");
+    running.wait_for_log("event=reloaded");
+    database.enqueue("order.paid", json!({}));
+    after.wait_for(1);
+    assert_eq!((before.count(), after.count()), (2, 1));
+}
