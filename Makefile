@@ -19,7 +19,7 @@ export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 # Of `make static`: `bundled,laboratory` adds the commands `demo` and `bench`.
 STATIC_FEATURES ?= bundled
-STATIC_MEGABYTES ?= 10
+STATIC_MEGABYTES ?= 11
 STATIC_PROGRAM = $(TARGET_DIR)/$(HOST)/static/diesel-outbox
 # Relocations in a tenth of the space. A static program reads them so from glibc 2.36 on, and does not start before.
 PACKED = $(shell printf '2.36\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV && echo -C link-arg=-Wl,-z,pack-relative-relocs)

@@ -55,9 +55,10 @@ pub(crate) enum Command {
     Pause(pause::Options),
     /// End a pause: an operator's, a receiver's or a circuit breaker's
     Resume(resume::Options),
-    /// Registered destinations: webhooks of an application's customers (relays do not deliver to them yet)
+    /// Registered destinations: webhooks of an application's customers
     Destination(destination::Options),
     /// Make signing secrets, and show the public keys that receivers get
+    #[command(visible_alias = "key")]
     Secret(secret::Options),
     /// Check settings, database and routes, and say what `run` would do
     Check(check::Options),

@@ -36,6 +36,12 @@ impl RelayBuilder {
 
     /// Threads that send to all [registered destinations](crate::destinations) together: 1 to 1024. They start when
     /// the first message for one of these comes. Defaults to 64. Say it where the relay has nothing else to send to.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_threads(32);
+    /// ```
     #[must_use]
     pub fn registered_threads(self, threads: usize) -> Self {
         self.with("OUTBOX_REGISTERED_THREADS", |config| {
@@ -45,6 +51,15 @@ impl RelayBuilder {
     }
 
     /// Whether registered destinations without TLS are refused. Defaults to `true`.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// // For a developer's machine.
+    /// let relay = Relay::builder("postgres://localhost/shop")
+    ///     .registered_https_only(false)
+    ///     .registered_public_only(false);
+    /// ```
     #[must_use]
     pub fn registered_https_only(self, is_so: bool) -> Self {
         self.with("OUTBOX_REGISTERED_HTTPS_ONLY", |config| {
@@ -54,6 +69,13 @@ impl RelayBuilder {
 
     /// Whether registered destinations may resolve to public addresses only. Defaults to `true`: their URLs come from
     /// strangers.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// // Behind a firewall that keeps them from everything else.
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_public_only(false);
+    /// ```
     #[must_use]
     pub fn registered_public_only(self, is_so: bool) -> Self {
         self.with("OUTBOX_REGISTERED_PUBLIC_ONLY", |config| {
