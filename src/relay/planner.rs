@@ -413,8 +413,8 @@ impl<'a> Planner<'a> {
         if let Some(look) = self.late.next(now, self.lanes.passed()) {
             return Step::LookForLate(look);
         }
-        let is_asked = self.is_asked(view);
-        let mut asked = self.lanes.allot(now, |to| view.room_of(to), is_asked);
+        let (is_asked, clock) = (self.is_asked(view), self.now(now));
+        let mut asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
         let mut has_keyed = self.lanes.has_keyed(|to| view.room_of(to) > 0);
         let left = self.contention.left(now);
         if has_keyed && !left.is_zero() {
@@ -453,18 +453,18 @@ impl<'a> Planner<'a> {
 
     /// Every lane that has room was asked: wait for room where one has none, or else for work.
     pub(super) fn look_again(&mut self, now: Instant, view: &View) -> Step {
-        let is_asked = self.is_asked(view);
+        let (is_asked, clock) = (self.is_asked(view), self.now(now));
         let has_room = |to| view.room_of(to) > 0;
         let is_open = |to| view.is_open(to);
         let has_freed = self.lanes.has_keyed(has_room) && self.walk.has_freed(has_room);
-        let asked = self.lanes.allot(now, |to| view.room_of(to), is_asked);
+        let asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
         if has_freed || !asked.is_empty() {
             self.walk.wait_is_over(has_room);
             return Step::Again;
         }
         let has_keyed = self.lanes.has_keyed(is_open);
         let waits_for_room = view.is_queue_full
-            || self.lanes.is_anything_left(is_open)
+            || self.lanes.is_anything_left(clock, is_open)
             || (self.walk.is_under_way(is_open) && has_keyed);
         if waits_for_room {
             return self.wait_for(now, Awaited::Room, view, None);

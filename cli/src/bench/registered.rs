@@ -44,7 +44,7 @@ pub(super) struct Options {
     /// Messages per second of the paced runs
     #[arg(long, default_value_t = 1_000, value_name = "NUMBER", value_parser = whole(20..=100_000_u64))]
     rate: u64,
-    /// Seconds of a paced run
+    /// Seconds of a paced run; as many before it are not counted
     #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = whole(1..=3_600_u64))]
     seconds: u64,
 }
@@ -263,7 +263,14 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
     let relay = relay(ground).start()?;
     let number = format!("(1 + floor(random() * {}))::bigint", options.paced);
     let began = Instant::now();
-    for tick in 0..options.seconds * TICKS_PER_SECOND {
+    let mut measured_from = 0.0;
+    for tick in 0..2 * options.seconds * TICKS_PER_SECOND {
+        if tick == options.seconds * TICKS_PER_SECOND {
+            let now = "SELECT extract(epoch FROM clock_timestamp())::float8 AS number";
+            measured_from = sql_query(now)
+                .get_result::<NumberRow>(&mut ground.conn)?
+                .number;
+        }
         fill(ground, options.rate / TICKS_PER_SECOND, &number, "''")?;
         let next = began + TICK * u32::try_from(tick + 1)?;
         ground.wait(next.saturating_duration_since(Instant::now()))?;
@@ -289,9 +296,10 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
         "SELECT count(*) AS delivered,
                 coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY {took}), 'NaN')::float8 AS p50,
                 coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY {took}), 'NaN')::float8 AS p99
-           FROM {}_ledger WHERE {good}",
+           FROM {}_ledger WHERE {good} AND created_at > to_timestamp($1)",
         ground.config.table
     ))
+    .bind::<Double, _>(measured_from)
     .get_result(&mut ground.conn)?)
 }
 

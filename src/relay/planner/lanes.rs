@@ -23,6 +23,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// the index, a sweep reads them all.
 pub(super) const SWEEP_SHARE: u32 = 20;
 
+/// How long it is good what a look for all streams has seen of their first messages.
+const LOOK_IS_GOOD: Duration = Duration::from_secs(2);
+
 /// Messages that quiet lanes are asked for together. So few are claimed by one statement, as they are never too
 /// large; a lane that has more is a busy one from then on.
 const QUIET_ROOM: usize = 15;
@@ -46,6 +49,8 @@ pub(super) struct Lanes {
     lanes: Vec<Known>,
     kept_back: KeptBack,
     turn: usize,
+    /// When the last look for all streams has seen their first messages.
+    looked: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -66,6 +71,8 @@ struct State {
     /// When the last sweep ended, and how long it took.
     swept: Option<(Instant, Duration)>,
     is_swept_in_look: bool,
+    /// When its first message is due, as the last look for streams has seen it, or what was given back since.
+    first: i64,
 }
 
 /// What a look for streams has found.
@@ -123,6 +130,7 @@ impl State {
             floor,
             swept: slow.map(|took| (now.here, took)),
             is_swept_in_look: false,
+            first: found.first.available_at,
         }
     }
 
@@ -180,6 +188,12 @@ impl State {
     }
 }
 
+impl Known {
+    fn is_of_registered(&self) -> bool {
+        matches!(self.to, To::Registered(_)) && !self.stream.is_keyed
+    }
+}
+
 impl Now {
     /// The place of what became available so long ago.
     fn recently(self, overlap: Duration) -> Position {
@@ -204,6 +218,16 @@ impl Lanes {
         if is_all && (slow.is_none() || self.lanes.len() > MOST_KEPT) {
             let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
             self.lanes.retain(|lane| there.contains(&lane.stream));
+        }
+        if is_all {
+            self.looked = Some(now.here);
+            let firsts: HashMap<&Stream, i64> = (found.iter())
+                .map(|found| (&found.stream, found.first.available_at))
+                .collect();
+            for lane in &mut self.lanes {
+                let first = firsts.get(&lane.stream);
+                lane.state.first = first.copied().unwrap_or(lane.state.first);
+            }
         }
         // No lane twice: its messages would be claimed twice.
         let mut known: HashSet<Stream> = self.streams().into_iter().collect();
@@ -325,6 +349,7 @@ impl Lanes {
             {
                 let place = Position::of_time(*available_at);
                 lane.state.floor = lane.state.floor.min(place);
+                lane.state.first = lane.state.first.min(*available_at);
                 lane.state.is_done = false;
             }
         }
@@ -343,13 +368,24 @@ impl Lanes {
         self.lanes.iter().any(|lane| names_one(&lane.stream))
     }
 
+    /// When nothing of a registered destination is due that the last look has seen as due later. There may be thousands
+    /// that only wait for their next attempts, and what is new comes to them by this relay's own splits or, from other
+    /// relays, is seen by the next look. Into other lanes anybody may write at any time.
+    fn time_of_early(&self, now: Now) -> i64 {
+        let is_recent = |at: Instant| now.here.saturating_duration_since(at) < LOOK_IS_GOOD;
+        match self.looked.is_some_and(is_recent) {
+            true => now.database.before(now.here, Duration::ZERO),
+            false => i64::MAX,
+        }
+    }
+
     /// Shares room out, as much as `room_of` says: for a bulkhead, or for messages to be split.
     /// Nothing where no lane is left to be asked. The lanes of a bulkhead may together ask for a
     /// quarter more than its room, and for one message each. `is_asked`: somebody wants to know
     /// whether nothing is due.
     pub(super) fn allot(
         &mut self,
-        now: Instant,
+        now: Now,
         room_of: impl Fn(To) -> usize,
         is_asked: bool,
     ) -> Vec<Lane> {
@@ -366,8 +402,10 @@ impl Lanes {
         // Few lanes: another one is first each time. Many: the next ones have their turn.
         let step = if count > MOST_LANES { MOST_LANES } else { 1 };
         self.turn = (self.turn + step) % count;
+        let early = self.time_of_early(now);
         let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
         let (left, done): (Vec<&Known>, Vec<&Known>) = in_turn
+            .filter(|lane| is_asked || !lane.is_of_registered() || lane.state.first <= early)
             .filter(|lane| !self.kept_back.has(&lane.stream.topic))
             .filter(|lane| room_of(lane.to) > 0)
             .partition(|lane| !lane.state.is_done);
@@ -396,7 +434,7 @@ impl Lanes {
         let lane = |known: &Known, room: usize| {
             let is_sweep = known
                 .state
-                .is_sweep_due(now, known.stream.is_keyed, is_asked);
+                .is_sweep_due(now.here, known.stream.is_keyed, is_asked);
             Lane {
                 stream: known.stream.clone(),
                 room: room.min(room_of(known.to)).max(1),
@@ -469,9 +507,12 @@ impl Lanes {
 
     /// Whether some lane is left to be asked whose messages are not kept back: `is_open` says so
     /// for a bulkhead.
-    pub(super) fn is_anything_left(&self, is_open: impl Fn(To) -> bool) -> bool {
+    pub(super) fn is_anything_left(&self, now: Now, is_open: impl Fn(To) -> bool) -> bool {
+        let early = self.time_of_early(now);
         self.lanes.iter().any(|lane| {
-            !lane.state.is_done && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
+            let is_due = !lane.is_of_registered() || lane.state.first <= early;
+            let is_kept_back = || self.kept_back.has(&lane.stream.topic);
+            !lane.state.is_done && is_due && is_open(lane.to) && !is_kept_back()
         })
     }
 }

@@ -83,13 +83,13 @@ fn brought(asked: &[Lane], took: Duration) -> Brought<'_> {
 
 #[test]
 fn one_busy_topic_gets_all_the_room() {
-    let allotted = lanes(&["a"], &[]).allot(Instant::now(), |_| 500, false);
+    let allotted = lanes(&["a"], &[]).allot(unknown(), |_| 500, false);
     assert_eq!(allotted, [lane("a", 500)]);
 }
 
 #[test]
 fn busy_topics_share_the_room_and_quiet_ones_come_first() {
-    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(Instant::now(), |_| 400, false);
+    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(unknown(), |_| 400, false);
     assert_eq!(allotted[0], lane("b", 15));
     assert!(allotted[1..].iter().all(|lane| lane.room == 200));
 }
@@ -101,7 +101,7 @@ fn every_one_of_many_topics_is_asked() {
     let mut lanes = lanes(&names, &[]);
     let mut seen = HashSet::new();
     loop {
-        let asked = lanes.allot(Instant::now(), |_| 10, false);
+        let asked = lanes.allot(unknown(), |_| 10, false);
         if asked.is_empty() {
             break;
         }
@@ -130,14 +130,14 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
         ..KeptBack::default()
     });
     let room_of = |to| if to == To::Bulkhead(0) { 0 } else { 10 };
-    let asked = lanes.allot(Instant::now(), room_of, false);
+    let asked = lanes.allot(unknown(), room_of, false);
     let mut asked: Vec<&str> = asked
         .iter()
         .map(|lane| lane.stream.topic.topic.as_str())
         .collect();
     asked.sort_unstable();
     assert_eq!(asked, ["both", "neither"]);
-    assert!(lanes.is_anything_left(|_| true));
+    assert!(lanes.is_anything_left(unknown(), |_| true));
 }
 
 #[test]
@@ -202,10 +202,10 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
 fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     let mut lanes = lanes(&["a"], &[]);
     let now = at(100_000_000);
-    let sweep = lanes.allot(now.here, |_| 10, false);
+    let sweep = lanes.allot(now, |_| 10, false);
     lanes.learn(&brought(&sweep, Duration::from_secs(1)), now);
     lanes.begin_look();
-    let asked = lanes.allot(now.here, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, false);
     let took = Duration::from_secs(5);
     let later = Now {
         here: now.here + took,
@@ -213,7 +213,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     };
     lanes.learn(&brought(&asked, took), later);
     lanes.begin_look();
-    let next = lanes.allot(now.here, |_| 10, false);
+    let next = lanes.allot(now, |_| 10, false);
     assert_eq!(next[0].after, now.recently(OVERLAP));
 }
 
@@ -232,7 +232,7 @@ fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
     let topic = |name: &str| stream(name).topic;
     lanes.go_back(&HashMap::from([(topic("a"), 900), (topic("c"), 1)]));
     let after = |lanes: &mut Lanes| -> Vec<Position> {
-        let mut asked = lanes.allot(Instant::now(), |_| 10, false);
+        let mut asked = lanes.allot(unknown(), |_| 10, false);
         asked.sort_by_key(|lane| lane.stream.topic.topic.clone());
         asked.iter().map(|lane| lane.after).collect()
     };
@@ -262,7 +262,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     let config = Config::default();
     let now = at(10_000_000);
     lanes.take_over(beside, by(&config), now);
-    let mut asked = lanes.allot(now.here, |_| 10, false);
+    let mut asked = lanes.allot(now, |_| 10, false);
     asked.sort_by_key(|lane| lane.after);
     let places: Vec<(&str, Position)> = asked
         .iter()
@@ -307,7 +307,7 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     seen.slow = Some(Duration::from_secs(1));
     seen.found[0].first = Position::of_time(3_600_000_000);
     lanes.take_over(seen, by(&Config::default()), now);
-    let asked = lanes.allot(now.here, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, false);
     assert!(asked[0].after < Position::of_time(10_000_000));
 }
 
@@ -317,13 +317,13 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     let mut lanes = lanes(&["a"], &[]);
     let took = Duration::from_secs(1);
     let now = at(0);
-    let sweep = lanes.allot(now.here, |_| 10, false);
+    let sweep = lanes.allot(now, |_| 10, false);
     assert_eq!(sweep, [lane("a", 10)]);
     lanes.learn(&brought(&sweep, took), now);
     let look = now.here;
     assert_eq!(lanes.owed_at(look, |_| true), None, "it was made");
     lanes.begin_look();
-    let asked = lanes.allot(look, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, false);
     assert!(
         asked[0].after > Position::START,
         "it is too soon for another"
@@ -349,7 +349,7 @@ fn keyed_lanes_are_swept_each_second() {
     };
     lanes.lanes[0].stream = keyed.clone();
     let now = at(0);
-    let sweep = lanes.allot(now.here, |_| 10, false);
+    let sweep = lanes.allot(now, |_| 10, false);
     assert_eq!(sweep[0].after, Position::START);
     // It has come to the end of what it looks at: what is behind that is the walk's.
     let floor = lanes.lanes[0].state.floor;
@@ -360,10 +360,60 @@ fn keyed_lanes_are_swept_each_second() {
     };
     lanes.learn(&full, now);
     assert_eq!(lanes.lanes[0].state.floor, floor, "it goes on where it was");
-    let next = lanes.allot(now.here, |_| 10, false);
+    let next = lanes.allot(now, |_| 10, false);
     assert_eq!(next[0].after, floor, "it was swept just now");
     lanes.learn(&brought(&next, Duration::ZERO), now);
     lanes.begin_look();
-    let next = lanes.allot(now.here + SWEEP_INTERVAL, |_| 10, false);
+    let later = Now {
+        here: now.here + SWEEP_INTERVAL,
+        ..now
+    };
+    let next = lanes.allot(later, |_| 10, false);
     assert_eq!(next[0].after, Position::START);
+}
+
+/// R46: thousands of lanes that only wait for next attempts cost a claim nothing.
+#[test]
+fn a_lane_of_a_registered_destination_is_asked_when_its_first_message_is_due() {
+    let mut lanes = Lanes::default();
+    let seen = |first| {
+        let mut seen = all(&["a"]);
+        seen.found[0].first = Position::of_time(first);
+        seen
+    };
+    let registered = |_: &Topic| To::Registered(1);
+    lanes.take_over(seen(2_000_000), registered, at(1_000_000));
+    let early = at(1_000_001);
+    assert_eq!(lanes.allot(early, |_| 10, false), []);
+    assert!(!lanes.is_anything_left(early, |_| true));
+    assert_eq!(lanes.allot(early, |_| 10, true).len(), 1, "somebody asks");
+    assert_eq!(
+        lanes.allot(at(2_000_000), |_| 10, false).len(),
+        1,
+        "it is due"
+    );
+    lanes.go_back(&HashMap::from([(stream("a").topic, 1_000_000)]));
+    assert_eq!(
+        lanes.allot(early, |_| 10, false).len(),
+        1,
+        "one was given back"
+    );
+    lanes.take_over(seen(2_000_000), registered, early);
+    assert_eq!(lanes.allot(early, |_| 10, false), []);
+    let later = Now {
+        here: early.here + LOOK_IS_GOOD,
+        ..early
+    };
+    assert_eq!(
+        lanes.allot(later, |_| 10, false).len(),
+        1,
+        "that was long ago"
+    );
+    let others = |_: &Topic| To::Bulkhead(0);
+    lanes.go_elsewhere(others);
+    assert_eq!(
+        lanes.allot(early, |_| 10, false).len(),
+        1,
+        "anybody writes there"
+    );
 }
