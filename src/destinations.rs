@@ -2,7 +2,8 @@
 //!
 //! *Configured* destinations stand in `outbox.toml` or the builder. *Registered* ones are rows of
 //! `outbox_destination`, which come, change and go while everything runs.
-//! [`Outbox::destinations`] writes them in the application's transaction.
+//! [`Outbox::destinations`] writes them in the application's transaction. The guide has a chapter on them,
+//! [webhooks](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/webhooks.md).
 //!
 //! ```no_run
 //! use diesel::prelude::*;
@@ -511,9 +512,10 @@ impl<'a> Destinations<'a> {
 
     /// Sends a message there once more, and nowhere else: one that was delivered there, or a dead letter. It has the
     /// same message id, so a receiver that knows what it has handled leaves it alone. One that was delivered has no
-    /// stored headers any more, as the ledger keeps none. Twice in a row sends once.
+    /// stored headers any more, as the ledger keeps none.
     ///
-    /// `false`: there is no such destination, or no such message among what it got and its dead letters.
+    /// Twice in a row sends once: where it waits to be sent again, nothing is done, and the answer is `true`. `false`:
+    /// there is no such destination, or no such message among what it got and its dead letters.
     ///
     /// ```no_run
     /// use diesel::prelude::*;

@@ -236,7 +236,13 @@ fn what_is_sent_again_goes_to_its_destination_only() {
     assert!(!send_again(&database, "other", &dead).expect("an answer"));
     assert!(!send_again(&database, "nobody", &dead).expect("an answer"));
     status.store(200, Ordering::SeqCst);
-    assert!(send_again(&database, "acme", &dead).expect("an answer"));
+    end(&relay);
+    // Impatient.
+    for _ in 0..3 {
+        assert!(send_again(&database, "acme", &dead).expect("an answer"));
+    }
+    assert_eq!(database.count("pending"), 1);
+    let relay = keeping(&database).start().expect("a relay");
     eventually("it is delivered", || database.count("delivered") == 1);
 
     // And once more, whoever wants such messages today.
@@ -256,7 +262,6 @@ fn what_is_sent_again_goes_to_its_destination_only() {
         assert_eq!(request.id(), dead.message_id.to_string());
         assert_eq!(request.json(), json!({ "n": 1 }));
     }
-    // Impatient.
     for _ in 0..3 {
         assert!(send_again(&database, "acme", &delivered[0]).expect("an answer"));
     }
@@ -343,7 +348,10 @@ fn the_commands_show_deliveries_and_send_again() {
     run(&["send-again", "acme", &id]).code(0);
     let pending = run(&["deliveries", "acme", "--state", "pending", "--json"]).code(0);
     assert_eq!(pending.json()["deliveries"][0]["message_id"], json!(id));
-    let said = run(&["send-again", "acme", &id]).code(1).stderr;
+    run(&["send-again", "acme", &id]).code(0);
+    assert_eq!(database.count("pending"), 1);
+    let nobodys = Uuid::now_v7().to_string();
+    let said = run(&["send-again", "acme", &nobodys]).code(1).stderr;
     assert!(said.contains("what still waits"), "{said}");
     let said = run(&["send-again", "other", &id]).code(1).stderr;
     assert!(said.contains("no registered destination"), "{said}");

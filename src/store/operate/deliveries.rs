@@ -385,7 +385,7 @@ impl From<LedgerRow> for Delivery {
 /// What [`send_again`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SentAgain {
-    /// It goes out once more, or waits to.
+    /// It goes out once more, or waits to: it was sent again before, or an attempt has failed.
     Yes,
     /// There is no such message that was delivered there or is dead, or no such destination.
     NotFound,
@@ -411,12 +411,36 @@ pub(crate) fn send_again(
         dead::requeue_to(conn, name, &sequences, destination, operator)?;
         return Ok(SentAgain::Yes);
     }
+    if is_on_its_way(conn, name, destination, message_id)? {
+        return Ok(SentAgain::Yes);
+    }
     let replayed = super::replay::once_more(conn, name, destination, message_id, operator)?;
     Ok(match replayed {
         None => SentAgain::NotFound,
         Some(done) if done.without_payload > 0 => SentAgain::NotKept,
         Some(_) => SentAgain::Yes,
     })
+}
+
+/// Whether this message waits for this destination after something has happened to it: a failed attempt, or that
+/// somebody has sent it again. The history has an index of message ids, which the outbox has not.
+fn is_on_its_way(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    message_id: Uuid,
+) -> QueryResult<bool> {
+    let known = attempt::table(name.attempt())
+        .filter(attempt::message_id.eq(message_id))
+        .filter(attempt::destination.eq(destination))
+        .select(attempt::sequence);
+    let waits = outbox::table(name.outbox())
+        .filter(outbox::sequence.eq_any(known))
+        .filter(outbox::destination.eq(destination))
+        .select(outbox::sequence)
+        .limit(1);
+    let found: Vec<i64> = planned_anew(waits).load(conn)?;
+    Ok(!found.is_empty())
 }
 
 #[cfg(test)]
