@@ -115,7 +115,7 @@ pub(super) enum Step {
 impl Step {
     /// Whether a sender is to ring when it makes room.
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self, Self::Wait(wait) if wait.what == Awaited::Room)
+        matches!(self, Self::Wait(wait) if wait.what == Awaited::Room || wait.or_room)
     }
 }
 
@@ -126,6 +126,8 @@ pub(super) struct Wait {
     pub(super) until: Instant,
     /// Until the poll interval is over, and not only until something is owed.
     pub(super) is_poll: bool,
+    /// Until a registered destination has room, too. Some always have none, and new messages do not wait for these.
+    pub(super) or_room: bool,
     /// Nothing is due: the answer to this question.
     pub(super) answers: Option<u64>,
 }
@@ -463,11 +465,20 @@ impl<'a> Planner<'a> {
             return Step::Again;
         }
         let has_keyed = self.lanes.has_keyed(is_open);
-        let waits_for_room = view.is_queue_full
-            || self.lanes.is_anything_left(clock, is_open)
-            || (self.walk.is_under_way(is_open) && has_keyed);
-        if waits_for_room {
+        let is_left = |is_open: &dyn Fn(To) -> bool| {
+            self.lanes.is_anything_left(clock, is_open)
+                || (self.walk.is_under_way(is_open) && self.lanes.has_keyed(is_open))
+        };
+        let is_registered = |to: To| to.group() == To::ALL_REGISTERED;
+        if view.is_queue_full || is_left(&|to| is_open(to) && !is_registered(to)) {
             return self.wait_for(now, Awaited::Room, view, None);
+        }
+        if is_left(&is_open) {
+            let mut step = self.wait_for(now, Awaited::Work, view, None);
+            if let Step::Wait(wait) = &mut step {
+                wait.or_room = true;
+            }
+            return step;
         }
         if view.has_pause_to_end(now) {
             // It was just read: what waits behind it may be sent.
@@ -498,6 +509,7 @@ impl<'a> Planner<'a> {
             what,
             until,
             is_poll: until == self.next_poll(now),
+            or_room: false,
             answers,
         })
     }
@@ -531,6 +543,7 @@ impl<'a> Planner<'a> {
             what: Awaited::Settles,
             until: self.next_poll(now),
             is_poll: true,
+            or_room: false,
             answers: None,
         }
     }
@@ -582,6 +595,7 @@ fn wait(what: Awaited, until: Instant, answers: Option<u64>) -> Step {
         what,
         until,
         is_poll: false,
+        or_room: false,
         answers,
     })
 }

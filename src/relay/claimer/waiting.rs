@@ -43,7 +43,7 @@ impl<D: Database> Claimer<'_, D> {
 
     pub(in crate::relay) fn end_wait(&mut self, wait: &Wait, is_rung: bool) {
         let what = wait.what;
-        if what == Awaited::Room {
+        if what == Awaited::Room || wait.or_room {
             self.shared.wanted.no_more(Want::Room);
         }
         if matches!(what, Awaited::Work | Awaited::Turn) && wait.is_poll && !is_rung {
