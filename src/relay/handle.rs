@@ -8,7 +8,7 @@ use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor
 use crate::lock::lock;
 
 /// A running relay. It owns every thread; dropping it shuts the relay down, in the time of
-/// `OUTBOX_SHUTDOWN_TIMEOUT`. Made by [`RelayBuilder::start`].
+/// `OUTBOX_SHUTDOWN_TIMEOUT`. Made by [`RelayBuilder::start`](crate::RelayBuilder::start).
 ///
 /// Share it between threads by reference or in an [`Arc`]: each method takes `&self`.
 ///
