@@ -103,6 +103,15 @@ impl DestinationTest {
     }
 
     /// Sends it, and waits for the answer as long as for that of a message.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::DestinationTest;
+    ///
+    /// fn says(test: DestinationTest) -> String {
+    ///     let answer = test.send();
+    ///     format!("answered with {:?} after {:?}", answer.http_status, answer.took)
+    /// }
+    /// ```
     pub fn send(self) -> TestAnswer {
         let Self {
             dispatcher,
