@@ -350,8 +350,6 @@ pub(crate) struct Registered {
     turns: Mutex<Turns>,
     /// Calls a thread that has nothing to do.
     pub(super) bell: Bell,
-    /// Calls the one that looks whether the others get on.
-    pub(super) work: Bell,
 }
 
 impl Registered {
@@ -362,7 +360,6 @@ impl Registered {
             watched: Mutex::default(),
             turns: Mutex::new(Turns::new(config.registered_threads)),
             bell: Bell::new(),
-            work: Bell::new(),
         }
     }
 
@@ -392,7 +389,6 @@ impl Registered {
         }
         drop(turns);
         self.bell.ring();
-        self.work.ring();
     }
 
     /// Takes over what has changed. Returns rows that cannot be used, and whether messages go elsewhere than before.

@@ -97,12 +97,8 @@ impl Running {
         name: &str,
         work: impl FnOnce(&Arc<Shared>) + Send + 'static,
     ) -> Result<(), StartError> {
-        let guard = ExitGuard {
-            shared: Arc::clone(shared),
-            thread: format!("relay-{name}").into(),
-        };
+        let guard = ExitGuard::new(shared, format!("relay-{name}").into());
         let name = Arc::clone(&guard.thread);
-        shared.threads.set_life(&name, Life::AtWork);
         let thread = std::thread::Builder::new()
             .name(name.to_string())
             .spawn(move || work(&guard.shared))?;
@@ -125,9 +121,18 @@ impl Running {
 }
 
 /// Reports a thread's end, also when it ends by a panic.
-struct ExitGuard {
+pub(super) struct ExitGuard {
     shared: Arc<Shared>,
     thread: Arc<str>,
+}
+
+impl ExitGuard {
+    /// This thread is at work from here on.
+    pub(super) fn new(shared: &Arc<Shared>, thread: Arc<str>) -> Self {
+        shared.threads.set_life(&thread, Life::AtWork);
+        let shared = Arc::clone(shared);
+        Self { shared, thread }
+    }
 }
 
 impl Drop for ExitGuard {

@@ -303,13 +303,6 @@ impl Threads {
         senders.filter(|sender| sender.is_inside()).count()
     }
 
-    /// Senders of this bulkhead that have been at it for so long.
-    pub(super) fn slow(&self, bulkhead: usize, stayed: Duration) -> usize {
-        let since = now().saturating_sub(millis(stayed));
-        let begun = self.senders[bulkhead].iter().filter_map(Stay::read);
-        begun.filter(|(begun, _)| *begun < since).count()
-    }
-
     /// A statement has failed.
     pub(super) fn count_error(&self, post: Post) {
         self.errors[post as usize].increment(1);

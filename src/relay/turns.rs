@@ -15,9 +15,6 @@ const PARTS: usize = 4;
 const OF_FAILING: usize = 1;
 const OF_DOUBTFUL: usize = 3;
 
-/// Sends under way that get on, from which on another thread would not help.
-const ENOUGH: usize = 16;
-
 /// What is known of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Class {
@@ -49,8 +46,6 @@ pub(super) struct Turns {
     /// Those that wait for a time: a rate, or the answer to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
-    /// Sends under way that take long: what they wait for is not this machine.
-    slow: usize,
 }
 
 /// What all destinations of a class have together.
@@ -89,7 +84,6 @@ impl Turns {
             classes: Default::default(),
             later: BTreeSet::new(),
             threads,
-            slow: 0,
         }
     }
 
@@ -108,29 +102,8 @@ impl Turns {
         self.waiting() > 0 && self.classes.iter().all(|class| class.ready.is_empty())
     }
 
-    /// Whether another thread is to help. A few that get on are faster than many, which take the processor from each
-    /// other.
-    pub(super) fn wants_help(&self) -> bool {
-        self.under_way().saturating_sub(self.slow) < ENOUGH && self.has_ready()
-    }
-
-    /// Whether nothing is under way, and nothing waits.
-    pub(super) fn is_idle(&self) -> bool {
-        self.under_way() == 0 && self.waiting() == 0
-    }
-
-    /// Sends under way.
-    fn under_way(&self) -> usize {
-        self.classes.iter().map(|class| class.under_way).sum()
-    }
-
-    /// So many of the sends under way take long.
-    pub(super) fn set_slow(&mut self, sends: usize) {
-        self.slow = sends;
-    }
-
     /// Whether another thread has something to do.
-    fn has_ready(&self) -> bool {
+    pub(super) fn has_ready(&self) -> bool {
         let is_ready = |class: &Class| !self.classes[*class as usize].ready.is_empty();
         CLASSES
             .iter()
@@ -191,6 +164,10 @@ impl Turns {
                 continue;
             };
             turn.is_ready = false;
+            if turn.jobs.is_empty() || turn.under_way >= turn.allowed {
+                // A send has failed since this one was to have its turn.
+                continue;
+            }
             let class = turn.class;
             let of_class = &mut self.classes[class as usize];
             match admit(id) {
@@ -377,6 +354,29 @@ mod tests {
             sends.for_each(|send| turns.ended(send, None, MOST));
         }
         assert_eq!(allowed, [1, 2, 4, 4, 2, 1, 1]);
+    }
+
+    /// R46: one that fails has no more sends than it deserves, though it was about to have its turn.
+    #[test]
+    fn a_failure_counts_before_the_next_turn() {
+        let (mut turns, now) = (Turns::new(64), Instant::now());
+        for sequence in 0..100 {
+            turns.put(1, job(1, sequence));
+        }
+        let mut send = |turns: &mut Turns| next(turns, now);
+        for went_well in [true, true, true, false] {
+            let sent = send(&mut turns).expect("a send");
+            turns.ended(sent, Some(went_well), 16);
+        }
+        // It may have four, has three, and is to have another.
+        let mut sends: Vec<UnderWay> = (0..3).filter_map(|_| send(&mut turns)).collect();
+        turns.ended(sends.remove(0), Some(false), 16);
+        assert!(
+            send(&mut turns).is_none(),
+            "it has the two that it may have"
+        );
+        turns.ended(sends.remove(0), None, 16);
+        assert!(send(&mut turns).is_some());
     }
 
     /// R46: what hangs has its share of the threads and no more.

@@ -13,7 +13,7 @@ use crate::clock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
-use crate::relay::registered::Registered;
+use crate::relay::running::ExitGuard;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -24,14 +24,11 @@ use crate::relay::wanted::Want;
 /// A thread that has nothing to do looks again after this.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// A send that takes longer than this waits for its receiver, and how often that is looked at.
-const SLOW: Duration = Duration::from_millis(5);
-
-/// Waits for the first message, starts the threads, and calls more of them where those at work are held up.
+/// Starts the threads when there is a first message, and waits for their end.
 pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
-    let Registered { bell, work, .. } = &shared.registered;
+    let bell = &shared.registered.bell;
     select! {
-        recv(work.ear) -> _ => bell.ring(),
+        recv(bell.ear) -> _ => bell.ring(),
         recv(shared.signals.stop) -> _ => return,
     }
     thread::scope(|scope| {
@@ -43,29 +40,15 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                 outcomes,
             };
             let name = format!("relay-registered-{}", number + 1);
-            let thread = thread::Builder::new().name(name);
-            if let Err(error) = thread.spawn_scoped(scope, move || worker.run()) {
+            let thread = thread::Builder::new().name(name.clone());
+            let work = move || {
+                let _guard = ExitGuard::new(shared, name.into());
+                worker.run();
+            };
+            if let Err(error) = thread.spawn_scoped(scope, work) {
                 log::error!(event = "thread_failed", threads = number, error:% = error; "only {number} threads send to registered destinations: the system has no more");
                 break;
             }
-        }
-        while !shared.is_stopping() {
-            let slow = shared.threads.slow(all.number, SLOW);
-            let mut turns = shared.registered.turns();
-            turns.set_slow(slow);
-            let (wants_help, is_idle) = (turns.wants_help(), turns.is_idle());
-            drop(turns);
-            if wants_help {
-                bell.ring();
-            }
-            if is_idle {
-                select! {
-                    recv(work.ear) -> _ => {}
-                    recv(shared.signals.stop) -> _ => {}
-                }
-            }
-            // Nothing is ever sent: this ends by time or by disconnection.
-            let _ = shared.signals.stop.recv_timeout(SLOW);
         }
     });
 }
@@ -124,10 +107,10 @@ impl Worker<'_> {
             let customer = customer.and_then(|one| one.bulkhead.as_ref());
             customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
         });
-        let wants_help = turns.wants_help();
+        let has_more = turns.has_ready();
         let is_room = turns.waiting_of_good() <= self.all.prefetch();
         drop(turns);
-        if wants_help {
+        if has_more {
             shared.registered.bell.ring();
         }
         if shared.wanted.is(Want::Room) && is_room {
