@@ -78,6 +78,11 @@ impl Routes {
         }
     }
 
+    /// Whether a destination of the settings has this name.
+    pub(crate) fn has(&self, destination: &str) -> bool {
+        self.by_name.contains_key(destination)
+    }
+
     /// The way of a message of this topic, to the destination that it names or, if that is empty,
     /// as the most particular pattern says.
     pub(crate) fn find(&self, topic: &str, destination: &str) -> Way<'_> {

@@ -15,7 +15,7 @@ use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::store::brief::briefly;
-use crate::store::destinations;
+use crate::store::destinations::{self, AsSeen};
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
@@ -60,10 +60,18 @@ pub(super) trait Database {
 
     /// Which of these messages meet the filters of these registered destinations, by their places. `None`: it took too
     /// long.
-    fn meeting(&mut self, pairs: &[(i64, &str)], moment: Duration) -> Answer<Option<Vec<i64>>>;
+    fn meeting(
+        &mut self,
+        after: AfterRefusal,
+        pairs: &[(i64, &str)],
+        moment: Duration,
+    ) -> Answer<Option<Vec<i64>>>;
 
-    /// A registered destination cannot be used as it is.
-    fn disable(&mut self, destination: &str, why: &str) -> Answer<()>;
+    /// Whether filters can be asked about this payload.
+    fn is_filterable(&mut self, payload: &str) -> Answer<bool>;
+
+    /// A registered destination cannot be used as it is. `false`: it is otherwise by now.
+    fn disable(&mut self, seen: AsSeen<'_>, why: &str) -> Answer<bool>;
 
     /// Messages without a key, `room` of them at most.
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch>;
@@ -241,22 +249,37 @@ impl Database for Session {
         })
     }
 
-    fn meeting(&mut self, pairs: &[(i64, &str)], moment: Duration) -> Answer<Option<Vec<i64>>> {
-        self.run(|conn, name| {
+    fn meeting(
+        &mut self,
+        after: AfterRefusal,
+        pairs: &[(i64, &str)],
+        moment: Duration,
+    ) -> Answer<Option<Vec<i64>>> {
+        self.run_with(after, |conn, name| {
             briefly(conn, moment, |conn| {
                 destinations::meeting(conn, name, pairs)
             })
         })
     }
 
-    fn disable(&mut self, destination: &str, why: &str) -> Answer<()> {
+    fn is_filterable(&mut self, payload: &str) -> Answer<bool> {
+        let read = self.run_with(AfterRefusal::Keep, |conn, _| {
+            destinations::read_payload(conn, payload)
+        });
+        match read {
+            Err(error) if error.is_refusal() => Ok(false),
+            read => read.map(|()| true),
+        }
+    }
+
+    fn disable(&mut self, seen: AsSeen<'_>, why: &str) -> Answer<bool> {
         if self.own_events {
-            return self.run(|conn, name| {
-                conn.transaction(|conn| own::disable(conn, name, destination, why))
-            });
+            return self
+                .run(|conn, name| conn.transaction(|conn| own::disable(conn, name, seen, why)));
         }
         self.run(|conn, name| {
-            destinations::set_enabled(conn, name, destination, Some(why)).map(drop)
+            let disabled = destinations::disable_as_seen(conn, name, seen, why)?;
+            Ok(disabled.is_some())
         })
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Ways<'a> {
     pub(super) registry: Arc<Registry>,
     /// What may go to registered destinations right away.
     pub(super) rooms: Rooms,
-    /// Which messages meet the filters of which registered destinations. `None`: that is not known.
+    /// Which messages meet the filters of which registered destinations. `None`: nothing was looked up for them.
     pub(super) met: Option<Met>,
 }
 
@@ -39,7 +39,7 @@ enum Where<'a> {
     Nobody,
     /// To a registered destination that is gone.
     Removed,
-    /// It is not known whether it meets a filter.
+    /// Something has to be looked up first.
     Unknown,
     Nowhere,
 }
@@ -85,7 +85,10 @@ impl Ways<'_> {
             (Way::UnknownDestination, false) => {
                 return match registry.named(destination) {
                     Some(one) if one.bulkhead.is_some() => Where::Customer(one),
-                    None if registry.is_removed(destination) => Where::Removed,
+                    None if registry.is_removed(destination) => match self.met {
+                        Some(_) => Where::Removed,
+                        None => Where::Unknown,
+                    },
                     Some(_) | None => Where::Nowhere,
                 };
             }
@@ -254,6 +257,30 @@ mod tests {
         }
         let named = of("none", |one| one.message.destination = "b".to_owned());
         assert_eq!(named.to, To::Bulkhead(1));
+    }
+
+    /// R46: the destination may have been put again since this relay has last looked.
+    #[test]
+    fn what_names_a_removed_destination_dies_only_where_that_was_looked_up() {
+        let (bulkheads, ..) =
+            Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
+        let dies = |met| {
+            let mut ways = Ways {
+                routes: &Routes::new(&Config::default()),
+                bulkheads: &bulkheads,
+                registry: Arc::new(Registry::default().without(["gone".to_owned()].into())),
+                rooms: Rooms::default(),
+                met,
+            };
+            let mut one = claimed(1, "a", None);
+            one.message.destination = "gone".to_owned();
+            ways.job(one, LeaseId(1), Instant::now()).unsent
+        };
+        assert!(matches!(dies(None), Some(Verdict::Released)));
+        let Some(Verdict::Dead(failure, 0)) = dies(Some(Met::new())) else {
+            panic!("it waits");
+        };
+        assert_eq!(failure.code, ReasonCode::DestinationRemoved);
     }
 
     /// R20

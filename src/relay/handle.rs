@@ -62,14 +62,18 @@ impl RelayHandle {
         Arc::clone(&self.state().now.shared)
     }
 
-    /// This one takes the place of the one before, which ends.
+    /// This one takes the place of the one before, which ends. Where somebody shuts the relay down, this one ends.
     pub(super) fn replace(&self, next: Incarnation, deadline: Duration) {
         let next = Arc::new(next);
-        let old = {
+        let (old, is_over) = {
             let mut state = self.state();
-            let old = std::mem::replace(&mut state.now, next);
+            let is_over = state.now.shared.is_stopping();
+            let old = match is_over {
+                true => next,
+                false => std::mem::replace(&mut state.now, next),
+            };
             state.ending.push(Arc::clone(&old));
-            old
+            (old, is_over)
         };
         if let Err(error) = old.shutdown(deadline) {
             log::error!(event = "shutdown_failed", error:% = error; "the relay was reloaded, and the one before did not end cleanly: {error}");
@@ -77,7 +81,9 @@ impl RelayHandle {
         let mut state = self.state();
         state.ending.retain(|one| !Arc::ptr_eq(one, &old));
         state.ended = state.ended.and(old.shared.stats());
-        log::info!(event = "reloaded"; "the settings were read anew");
+        if !is_over {
+            log::info!(event = "reloaded"; "the settings were read anew");
+        }
     }
 
     /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became
@@ -103,7 +109,12 @@ impl RelayHandle {
     /// # Errors
     /// A [`ShutdownError`] when the deadline came first or a thread had panicked. Nothing is lost.
     pub fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
-        let now = Arc::clone(&self.state().now);
+        let now = {
+            let state = self.state();
+            // From here on no other takes its place.
+            state.now.shared.begin_stop();
+            Arc::clone(&state.now)
+        };
         now.shutdown(deadline)
     }
 

@@ -12,6 +12,7 @@ use super::registered::Customer;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
+use crate::store::destinations::AsSeen;
 use crate::store::relay::pause::{Pausable, Paused, REMOVED};
 
 /// Beyond the time of a send, a probe has this long to be claimed and answered.
@@ -63,8 +64,8 @@ fn tell(
     if matches!(news, News::Opened(..)) {
         let metrics = &shared.metrics.destinations[bulkhead.number];
         metrics.breaker_opened.increment(1);
-        if shared.registered.registry().named(&bulkhead.name).is_some() {
-            disable_where_long(shared, db, &bulkhead.name)?;
+        if let Some(customer) = shared.registered.registry().named(&bulkhead.name) {
+            disable_where_long(shared, db, customer)?;
         }
     }
     Ok(())
@@ -74,20 +75,26 @@ fn tell(
 fn disable_where_long(
     shared: &Shared,
     db: &mut impl Database,
-    name: &str,
+    customer: &Customer,
 ) -> Result<(), DatabaseError> {
     let after = shared.config.registered_disable_after;
-    if db.has_failed_for(name, after)? {
+    if db.has_failed_for(customer.name(), after)? {
         let why = format!("it has failed for {}", humantime::format_duration(after));
-        disable(db, name, &why)?;
+        disable(db, customer.as_seen(), &why)?;
     }
     Ok(())
 }
 
-/// Disables a registered destination, and says so.
-pub(super) fn disable(db: &mut impl Database, name: &str, why: &str) -> Result<(), DatabaseError> {
-    db.disable(name, why)?;
-    log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}");
+/// Disables a registered destination that is as it was seen, and says so.
+pub(super) fn disable(
+    db: &mut impl Database,
+    seen: AsSeen<'_>,
+    why: &str,
+) -> Result<(), DatabaseError> {
+    if db.disable(seen, why)? {
+        let name = seen.name;
+        log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}");
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use uuid::Uuid;
 
@@ -23,7 +23,7 @@ use crate::registered::RegisteredDestination;
 use crate::routes::{Routes, Way, matches_any};
 use crate::sealed::{Place, Unreadable, open_all};
 use crate::status::ReasonCode;
-use crate::store::destinations::{Registered as Row, Stamp};
+use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::own::is_own;
 use crate::store::relay::served::Others;
@@ -36,6 +36,7 @@ pub(crate) struct Customer {
     /// The same for a name, as long as that is there.
     pub(super) id: u32,
     stamp: i64,
+    updated_at: Option<SystemTime>,
     topics: Vec<String>,
     tenant_id: Option<Uuid>,
     pub(super) has_filter: bool,
@@ -49,6 +50,13 @@ impl Customer {
     /// Empty where it is disabled: then nothing goes there.
     pub(super) fn name(&self) -> &str {
         self.bulkhead.as_ref().map_or("", |one| &one.name)
+    }
+
+    pub(super) fn as_seen(&self) -> AsSeen<'_> {
+        AsSeen {
+            name: self.name(),
+            updated_at: self.updated_at,
+        }
     }
 
     /// Whether its topics and tenant are those of the message.
@@ -102,9 +110,19 @@ pub(crate) struct Changes {
 /// A row that cannot be used, and why.
 pub(super) struct Bad {
     pub(super) name: String,
+    updated_at: Option<SystemTime>,
     pub(super) why: String,
     /// Only for this relay: it cannot decrypt the secret.
     pub(super) is_locked: bool,
+}
+
+impl Bad {
+    pub(super) fn as_seen(&self) -> AsSeen<'_> {
+        AsSeen {
+            name: &self.name,
+            updated_at: self.updated_at,
+        }
+    }
 }
 
 /// In the place of a dispatcher that cannot sign. The claimer leaves such destinations alone, so only a message that was
@@ -181,7 +199,13 @@ impl Registry {
     }
 
     /// The same, with what has changed. With it: rows that cannot be used.
-    fn with(&self, changes: Changes, pool: &Bulkhead, maker: &Maker) -> (Self, Vec<Bad>) {
+    fn with(
+        &self,
+        changes: Changes,
+        pool: &Bulkhead,
+        maker: &Maker,
+        routes: &Routes,
+    ) -> (Self, Vec<Bad>) {
         let mut next = Self {
             stamp: changes.stamp,
             by_name: self.by_name.clone(),
@@ -200,12 +224,14 @@ impl Registry {
                 next.last_id += 1;
                 next.last_id
             });
-            let made = row
-                .enabled
-                .then(|| maker.make(&row, secrets.as_ref(), pool));
+            let made = row.enabled.then(|| match routes.has(&row.name) {
+                true => Err("a destination of a relay's settings has its name".to_owned()),
+                false => maker.make(&row, secrets.as_ref(), pool),
+            });
             let mut tell = |why, is_locked| {
                 bad.push(Bad {
                     name: row.name.clone(),
+                    updated_at: row.updated_at,
                     why,
                     is_locked,
                 });
@@ -223,6 +249,7 @@ impl Registry {
             let customer = Customer {
                 id,
                 stamp,
+                updated_at: row.updated_at,
                 topics: row.topics,
                 tenant_id: row.tenant_id,
                 has_filter: row.filter.is_some(),
@@ -236,7 +263,7 @@ impl Registry {
     }
 
     /// The same, with those that are gone.
-    fn without(&self, removed: HashSet<String>) -> Self {
+    pub(super) fn without(&self, removed: HashSet<String>) -> Self {
         let mut next = Self {
             stamp: self.stamp,
             by_name: self.by_name.clone(),
@@ -340,13 +367,18 @@ struct Made {
     locked: Option<String>,
 }
 
+#[derive(Default)]
+struct Known {
+    registry: Arc<Registry>,
+    /// Those whose gates may not let everything through, or have news for the table.
+    watched: HashSet<u32>,
+}
+
 /// What the threads of a relay share about registered destinations.
 pub(crate) struct Registered {
     /// `None`: the application has a dispatcher of its own, or this build has no HTTP.
     maker: Option<Maker>,
-    now: Mutex<Arc<Registry>>,
-    /// Those whose gates may not let everything through, or have news for the table.
-    watched: Mutex<HashSet<u32>>,
+    known: Mutex<Known>,
     turns: Mutex<Turns>,
     /// Calls a thread that has nothing to do.
     pub(super) bell: Bell,
@@ -356,8 +388,7 @@ impl Registered {
     pub(super) fn new(config: &Config, customers: Option<Arc<Customers>>) -> Self {
         Self {
             maker: customers.map(|customers| Maker::new(config, customers)),
-            now: Mutex::default(),
-            watched: Mutex::default(),
+            known: Mutex::default(),
             turns: Mutex::new(Turns::new(config.registered_threads)),
             bell: Bell::new(),
         }
@@ -369,7 +400,7 @@ impl Registered {
     }
 
     pub(super) fn registry(&self) -> Arc<Registry> {
-        Arc::clone(&lock(&self.now))
+        Arc::clone(&lock(&self.known).registry)
     }
 
     pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {
@@ -392,7 +423,12 @@ impl Registered {
     }
 
     /// Takes over what has changed. Returns rows that cannot be used, and whether messages go elsewhere than before.
-    pub(super) fn change(&self, changes: Changes, pool: &Bulkhead) -> (Vec<Bad>, bool) {
+    pub(super) fn change(
+        &self,
+        changes: Changes,
+        pool: &Bulkhead,
+        routes: &Routes,
+    ) -> (Vec<Bad>, bool) {
         let Some(maker) = &self.maker else {
             return (Vec::new(), false);
         };
@@ -403,47 +439,47 @@ impl Registered {
         }
         let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
         let changed: Vec<String> = changed.collect();
-        let (next, bad) = before.with(changes, pool, maker);
+        let (next, bad) = before.with(changes, pool, maker, routes);
         for bulkhead in next.by_id.values().filter_map(|one| one.bulkhead.as_ref()) {
             bulkhead.gate.share(next.others.registered);
         }
         // A gate that is new knows nothing of the table's pauses.
         let new = changed.iter().filter_map(|name| next.named(name));
-        lock(&self.watched).extend(new.map(|one| one.id));
         self.turns().keep(|id| next.get(id).is_some());
-        *lock(&self.now) = Arc::new(next);
+        let mut known = lock(&self.known);
+        known.watched.extend(new.map(|one| one.id));
+        known.registry = Arc::new(next);
         (bad, true)
     }
 
     /// These are gone, and may have messages still. `true`: others than before are.
     pub(super) fn set_removed(&self, removed: HashSet<String>) -> bool {
-        let mut now = lock(&self.now);
-        let is_new = now.removed != removed;
+        let registry = &mut lock(&self.known).registry;
+        let is_new = registry.removed != removed;
         if is_new {
-            *now = Arc::new(now.without(removed));
+            *registry = Arc::new(registry.without(removed));
         }
         is_new
     }
 
     /// Its gate may not let everything through from here on.
     pub(super) fn watch(&self, id: u32) {
-        lock(&self.watched).insert(id);
+        lock(&self.known).watched.insert(id);
     }
 
     /// Those that are watched.
     pub(super) fn watched(&self) -> Vec<Arc<Customer>> {
-        let registry = self.registry();
-        let watched = lock(&self.watched);
+        let known = lock(&self.known);
+        let watched = known.watched.iter();
         watched
-            .iter()
-            .filter_map(|id| registry.get(*id).cloned())
+            .filter_map(|id| known.registry.get(*id).cloned())
             .collect()
     }
 
     /// Watches no longer what flows again, or is not there.
     pub(super) fn forget_flowing(&self) {
-        let registry = self.registry();
-        lock(&self.watched).retain(|id| {
+        let Known { registry, watched } = &mut *lock(&self.known);
+        watched.retain(|id| {
             let customer = registry.get(*id);
             let bulkhead = customer.and_then(|one| one.bulkhead.as_ref());
             let is_locked = customer.is_some_and(|one| one.is_locked);

@@ -363,7 +363,7 @@ mod tests {
         for sequence in 0..100 {
             turns.put(1, job(1, sequence));
         }
-        let mut send = |turns: &mut Turns| next(turns, now);
+        let send = |turns: &mut Turns| next(turns, now);
         for went_well in [true, true, true, false] {
             let sent = send(&mut turns).expect("a send");
             turns.ended(sent, Some(went_well), 16);

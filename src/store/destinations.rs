@@ -1,9 +1,9 @@
 //! Registered destinations: rows of `outbox_destination`.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use diesel::data_types::PgInterval;
+use diesel::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
     OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
@@ -15,6 +15,7 @@ use diesel::{PgConnection, delete, insert_into, update};
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
+use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
 use super::statement::{statement, statement_anew};
 use super::table::destination;
@@ -144,6 +145,12 @@ fn length(interval: PgInterval) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
+#[cfg(feature = "relay")]
+fn timestamp(time: SystemTime) -> PgTimestamp {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
 fn registered(name: &OutboxName) -> destination::table {
     destination::table(name.destination())
 }
@@ -258,16 +265,30 @@ pub(crate) fn set_enabled(
         .map(|count| count > 0)
 }
 
-/// Disables it for this reason, if it is enabled. Its tenant, if it has one; `None`: it was disabled, or is not there.
+/// A row as it was when it was last changed.
 #[cfg(feature = "relay")]
-pub(crate) fn disable_enabled(
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AsSeen<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) updated_at: Option<SystemTime>,
+}
+
+/// Disables it for this reason, if it is enabled and as it was seen. Its tenant, if it has one; `None`: it is otherwise
+/// by now, or is not there.
+#[cfg(feature = "relay")]
+pub(crate) fn disable_as_seen(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    seen: AsSeen<'_>,
     reason: &str,
 ) -> QueryResult<Option<Option<Uuid>>> {
     update(registered(name))
-        .filter(destination::name.eq(which))
+        .filter(destination::name.eq(seen.name))
+        .filter(
+            destination::updated_at
+                .nullable()
+                .eq(seen.updated_at.map(timestamp)),
+        )
         .filter(destination::enabled)
         .set((
             destination::enabled.eq(false),
@@ -446,6 +467,17 @@ pub(crate) fn meeting(
     .bind::<Array<Text>, _>(names)
     .giving::<BigInt>()
     .load(conn)
+}
+
+/// Fails where no filter can be asked about this payload: JSON that is no `jsonb`, as with `\u0000` or a number that is
+/// too large.
+///
+/// Text: Diesel casts no text to `jsonb`.
+pub(crate) fn read_payload(conn: &mut PgConnection, payload: &str) -> QueryResult<()> {
+    statement("SELECT $1::jsonb IS NULL".to_owned())
+        .bind::<Text, _>(payload.to_owned())
+        .execute(conn)
+        .map(drop)
 }
 
 /// Puts a secret before those that it has, which sign for so long still. `false`: it is not there.

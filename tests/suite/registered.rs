@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::{Destination, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -522,4 +522,103 @@ fn one_that_has_failed_for_five_days_is_disabled() {
     let reason = database.text("SELECT disabled_reason FROM {o}_destination");
     assert_eq!(reason.as_deref(), Some("it has failed for 5days"));
     assert_eq!((receiver.count(), database.count("retrying")), (1, 1));
+}
+
+/// R46: JSON that PostgreSQL keeps and cannot look into harms no other message.
+#[test]
+fn a_payload_that_no_filter_can_be_asked_about_meets_none_and_holds_nobody() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let hook = |name: &str| RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
+    put(&database, &hook("all"));
+    put(&database, &hook("filtered").filter("$.good"));
+    for payload in [
+        r#"{"bad":"\u0000"}"#,
+        r#"{"good":1}"#,
+        r#"{"bad":1e999999}"#,
+    ] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload) VALUES ('order.paid', '{payload}')"
+        ));
+    }
+    let relay = started(&database);
+    eventually("all is settled", || database.count("delivered") == 4);
+    end(&relay);
+    assert_eq!(
+        ledger(&database),
+        "all delivered, all delivered, all delivered, filtered delivered"
+    );
+}
+
+/// R46: whatever names it goes to the one of the settings.
+#[test]
+fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
+    let database = Database::new();
+    let (configured, registered) = (Receiver::ok(), Receiver::ok());
+    put(
+        &database,
+        &RegisteredDestination::new("acme", registered.url()),
+    );
+    put(
+        &database,
+        &RegisteredDestination::new("other", registered.url()),
+    );
+    let acme = Destination::new("acme", &configured.url()).expect("a URL");
+    let relay = relay(&database)
+        .destination(acme)
+        .route("order.*", "acme")
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    database.enqueue("member.joined", json!({}));
+    eventually("all is settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!(
+        ledger(&database),
+        "acme delivered, other delivered, other delivered"
+    );
+    assert_eq!((configured.count(), registered.count()), (1, 2));
+    let reason = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'acme'");
+    assert_eq!(
+        reason.as_deref(),
+        Some("a destination of a relay's settings has its name")
+    );
+}
+
+/// R46: a relay knows for up to a second that a row is gone which is there again.
+#[test]
+fn what_names_a_row_that_was_just_put_again_does_not_die() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let again = || {
+        let acme = RegisteredDestination::new("acme", receiver.url());
+        put(&database, &acme);
+    };
+    let enqueue = || {
+        database.execute(
+            "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
+        );
+    };
+    again();
+    // As where a listener has just lost its connection.
+    database.execute("ALTER TABLE {o}_destination DISABLE TRIGGER outbox_destination_wake");
+    let relay = started(&database);
+    for _ in 0..5 {
+        database.execute("DELETE FROM {o}_destination");
+        let dead = database.count("dead");
+        eventually("it is known to be gone", || {
+            enqueue();
+            database.count("dead") > dead
+        });
+        eventually("nothing is left", || database.count("pending") == 0);
+        let (sent, dead) = (receiver.count(), database.count("dead"));
+        again();
+        enqueue();
+        relay.wake();
+        eventually("it has come to its end", || database.count("pending") == 0);
+        assert_eq!((receiver.count(), database.count("dead")), (sent + 1, dead));
+    }
+    end(&relay);
 }

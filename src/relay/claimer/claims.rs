@@ -265,7 +265,7 @@ impl<D: Database> Claimer<'_, D> {
             stats.claims += 1;
         });
         shared.metrics.claim_seconds.record(took.as_secs_f64());
-        let met = self.met_filters(&claimed);
+        let met = self.look_up(&claimed);
         let jobs = shared.took(claimed, lease, met);
         self.hand_over(By::Claimer, jobs);
     }

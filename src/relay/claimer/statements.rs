@@ -49,25 +49,31 @@ impl<D: Database> Claimer<'_, D> {
         if !registered.is_on() {
             return Ok(());
         }
-        let before = registered.registry();
-        let changes = self.db.registered(&before)?;
         let removed = paused.iter().filter(|row| is_removed(row));
         let removed = removed.map(|row| row.name.clone()).collect();
-        let mut is_new = registered.set_removed(removed);
-        if let (Some(changes), Some(all)) = (changes, self.shared.bulkheads.last()) {
-            let (bad, is_changed) = registered.change(changes, all);
-            is_new |= is_changed;
+        if registered.set_removed(removed) {
+            self.planner.registered(registered.registry());
+        }
+        self.look_at_rows()
+    }
+
+    /// The same, without those that are gone.
+    pub(super) fn look_at_rows(&mut self) -> Answer<()> {
+        let (shared, registered) = (self.shared, &self.shared.registered);
+        let changes = self.db.registered(&registered.registry())?;
+        if let (Some(changes), Some(all)) = (changes, shared.bulkheads.last()) {
+            let (bad, is_changed) = registered.change(changes, all, &shared.routes);
+            if is_changed {
+                self.planner.registered(registered.registry());
+            }
             let (locked, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(|one| one.is_locked);
             if let Some(Bad { name, why, .. }) = locked.first() {
                 let count = locked.len();
                 log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot read the secrets of {count} registered destinations, and sends nothing to them: their messages wait for a relay that can. For example {name}: {why}");
             }
-            for Bad { name, why, .. } in bad {
-                disable(&mut self.db, &name, &why)?;
+            for one in bad {
+                disable(&mut self.db, one.as_seen(), &one.why)?;
             }
-        }
-        if is_new {
-            self.planner.registered(registered.registry());
         }
         Ok(())
     }

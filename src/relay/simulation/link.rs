@@ -18,6 +18,7 @@ use crate::relay::registered::{self, Registry};
 use crate::relay::session::AfterRefusal;
 use crate::relay::settler::Settle;
 use crate::relay::settler::Written;
+use crate::store::destinations::AsSeen;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::{Late, LookForLate};
@@ -282,12 +283,21 @@ impl Database for Link<'_> {
         Ok(None)
     }
 
-    fn meeting(&mut self, _: &[(i64, &str)], _: Duration) -> Answer<Option<Vec<i64>>> {
+    fn meeting(
+        &mut self,
+        _: AfterRefusal,
+        _: &[(i64, &str)],
+        _: Duration,
+    ) -> Answer<Option<Vec<i64>>> {
         Ok(Some(Vec::new()))
     }
 
-    fn disable(&mut self, _: &str, _: &str) -> Answer<()> {
-        Ok(())
+    fn is_filterable(&mut self, _: &str) -> Answer<bool> {
+        Ok(true)
+    }
+
+    fn disable(&mut self, _: AsSeen<'_>, _: &str) -> Answer<bool> {
+        Ok(false)
     }
 
     fn has_failed_for(&mut self, _: &str, _: Duration) -> Answer<bool> {

@@ -15,7 +15,7 @@ use super::pause::{self, Pausable};
 use super::settle::Failed;
 use crate::message::Message;
 use crate::name::OutboxName;
-use crate::store::destinations;
+use crate::store::destinations::{self, AsSeen};
 use crate::store::place::rfc3339;
 use crate::store::sql::Json;
 use crate::store::table::outbox;
@@ -95,23 +95,24 @@ pub(crate) fn tell_dead<'a>(
     write(conn, name, &events)
 }
 
-/// Disables a registered destination, and tells so where it was enabled.
+/// As [`disable_as_seen`](destinations::disable_as_seen), and tells so. `false`: it was not disabled.
 pub(crate) fn disable(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    seen: AsSeen<'_>,
     reason: &str,
-) -> QueryResult<()> {
-    let Some(tenant_id) = destinations::disable_enabled(conn, name, which, reason)? else {
-        return Ok(());
+) -> QueryResult<bool> {
+    let Some(tenant_id) = destinations::disable_as_seen(conn, name, seen, reason)? else {
+        return Ok(false);
     };
-    let payload = json!({ "name": which, "tenant_id": text(tenant_id), "reason": reason });
+    let payload = json!({ "name": seen.name, "tenant_id": text(tenant_id), "reason": reason });
     let event = OwnEvent {
         topic: DISABLED,
         payload,
         tenant_id,
     };
-    write(conn, name, &[event])
+    write(conn, name, &[event])?;
+    Ok(true)
 }
 
 /// Writes down that a breaker has opened, and tells so where it was closed. A probe that fails opens no breaker: so a
