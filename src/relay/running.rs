@@ -11,7 +11,7 @@ use super::heartbeat::{self, Ending};
 use super::job::Job;
 use super::settlement::Outcomes;
 use super::shared::Shared;
-use super::threads::{Life, Post, State};
+use super::threads::{Post, State};
 use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::{LeaseId, Registration};
@@ -97,11 +97,17 @@ impl Running {
         name: &str,
         work: impl FnOnce(&Arc<Shared>) + Send + 'static,
     ) -> Result<(), StartError> {
-        let guard = ExitGuard::new(shared, format!("relay-{name}").into());
+        let (shared, guard) = (
+            Arc::clone(shared),
+            shared.threads.begin(&format!("relay-{name}")),
+        );
         let name = Arc::clone(&guard.thread);
         let thread = std::thread::Builder::new()
             .name(name.to_string())
-            .spawn(move || work(&guard.shared))?;
+            .spawn(move || {
+                let _guard = guard;
+                work(&shared);
+            })?;
         self.threads.push((name, thread));
         Ok(())
     }
@@ -117,32 +123,5 @@ impl Running {
                 log::error!(event = "thread_panicked", thread = &*name; "a thread of the relay panicked");
             }
         }
-    }
-}
-
-/// Reports a thread's end, also when it ends by a panic.
-pub(super) struct ExitGuard {
-    shared: Arc<Shared>,
-    thread: Arc<str>,
-}
-
-impl ExitGuard {
-    /// This thread is at work from here on.
-    pub(super) fn new(shared: &Arc<Shared>, thread: Arc<str>) -> Self {
-        shared.threads.set_life(&thread, Life::AtWork);
-        let shared = Arc::clone(shared);
-        Self { shared, thread }
-    }
-}
-
-impl Drop for ExitGuard {
-    fn drop(&mut self) {
-        let is_panic = std::thread::panicking();
-        let life = if is_panic {
-            Life::Panicked
-        } else {
-            Life::Ended
-        };
-        self.shared.threads.set_life(&self.thread, life);
     }
 }

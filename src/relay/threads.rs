@@ -163,6 +163,22 @@ pub(super) enum Life {
     Panicked,
 }
 
+/// Reports a thread's end, also when it ends by a panic.
+pub(super) struct ExitGuard {
+    threads: Arc<Threads>,
+    pub(super) thread: Arc<str>,
+}
+
+impl Drop for ExitGuard {
+    fn drop(&mut self) {
+        let life = match std::thread::panicking() {
+            true => Life::Panicked,
+            false => Life::Ended,
+        };
+        self.threads.set_life(&self.thread, life);
+    }
+}
+
 /// Why a thread has no database.
 #[derive(Debug, Clone)]
 pub(super) struct Trouble {
@@ -364,6 +380,14 @@ impl Threads {
     /// The janitor has looked whether something is due that the relay should have claimed.
     pub(super) fn set_left(&self, is_left: bool) {
         follow(&mut self.lock().watch.left, is_left, now());
+    }
+
+    /// A thread is at work from here on, until the guard is dropped.
+    pub(super) fn begin(self: &Arc<Self>, thread: &str) -> ExitGuard {
+        let thread = thread.into();
+        self.set_life(&thread, Life::AtWork);
+        let threads = Arc::clone(self);
+        ExitGuard { threads, thread }
     }
 
     /// The thread is about to begin, or has come to its end.

@@ -13,7 +13,6 @@ use crate::clock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
-use crate::relay::running::ExitGuard;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -42,7 +41,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
             let name = format!("relay-registered-{}", number + 1);
             let thread = thread::Builder::new().name(name.clone());
             let work = move || {
-                let _guard = ExitGuard::new(shared, name.into());
+                let _guard = shared.threads.begin(&name);
                 worker.run();
             };
             if let Err(error) = thread.spawn_scoped(scope, work) {
