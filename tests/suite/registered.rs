@@ -622,3 +622,28 @@ fn what_names_a_row_that_was_just_put_again_does_not_die() {
     }
     end(&relay);
 }
+
+/// R46: the look for all lanes takes longer than a claim may be kept waiting.
+#[test]
+fn a_new_topic_does_not_wait_beside_a_hundred_thousand_lanes() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    put(
+        &database,
+        &RegisteredDestination::new("new", receiver.url()).topics(["new.*"]),
+    );
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, enabled)
+         SELECT 'd' || n, 'https://nobody.example', false FROM generate_series(1, 10000) n",
+    );
+    database.execute(
+        "INSERT INTO {o} (topic, payload, destination)
+         SELECT 't' || t, '{}', 'd' || n FROM generate_series(1, 10000) n, generate_series(1, 10) t",
+    );
+    let relay = started(&database);
+    for count in 1..=3 {
+        database.enqueue(&format!("new.{count}"), json!({}));
+        eventually("it is delivered", || receiver.count() == count);
+    }
+    end(&relay);
+}

@@ -230,7 +230,12 @@ impl Lanes {
             }
         }
         // No lane twice: its messages would be claimed twice.
-        let mut known: HashSet<Stream> = self.streams().into_iter().collect();
+        let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
+        let known = self.lanes.iter().map(|lane| &lane.stream);
+        let mut known: HashSet<Stream> = known
+            .filter(|stream| there.contains(stream))
+            .cloned()
+            .collect();
         let new = found
             .into_iter()
             .filter(|found| known.insert(found.stream.clone()));

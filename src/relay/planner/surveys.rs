@@ -29,8 +29,8 @@ pub(in crate::relay) enum Streams {
     All,
     /// Those that are not among these.
     Beside(Vec<Stream>),
-    /// None: it would take too long.
-    None,
+    /// Those of the newest messages: a look for the others would take too long.
+    Newest,
 }
 
 /// What a survey has found.
@@ -76,7 +76,8 @@ pub(super) struct Looks {
 
 impl Looks {
     /// Looks for all streams. Where an old snapshot makes that slow, it looks beside the known ones
-    /// instead; and where that is slow, too, only now and then, unless somebody waits for an answer.
+    /// instead; and where that is slow, too, at the newest messages, and beside the known ones only now and then, unless
+    /// somebody waits for an answer.
     pub(super) fn next(
         &mut self,
         now: Instant,
@@ -94,7 +95,7 @@ impl Looks {
         self.is_owed = !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE);
         match (is_all, self.is_owed) {
             (true, _) => Streams::All,
-            (false, true) => Streams::None,
+            (false, true) => Streams::Newest,
             (false, false) => Streams::Beside(known()),
         }
     }
@@ -107,15 +108,20 @@ impl Looks {
         found: Option<Vec<Found>>,
         took: Duration,
     ) -> Seen {
-        let last = match looked {
-            Streams::All => &mut self.for_all,
-            Streams::Beside(_) => &mut self.beside_known,
-            Streams::None => return Seen::default(),
+        let is_slow = match looked {
+            Streams::All => {
+                self.for_all = Some((now, took));
+                took >= SLOW || found.is_none()
+            }
+            Streams::Beside(_) => {
+                self.beside_known = Some((now, took));
+                took >= SLOW || found.is_none()
+            }
+            Streams::Newest => true,
         };
-        *last = Some((now, took));
         Seen {
             is_all: *looked == Streams::All && found.is_some(),
-            slow: (took >= SLOW || found.is_none()).then_some(took),
+            slow: is_slow.then_some(took),
             found: found.unwrap_or_default(),
         }
     }
@@ -145,7 +151,7 @@ mod tests {
         assert_eq!(looks.owed_at(), None, "it is made");
         looks.learn(now, &beside, Some(Vec::new()), slow);
         assert_eq!(next(&mut looks, now, true), beside, "somebody asks");
-        assert_eq!(next(&mut looks, now, false), Streams::None);
+        assert_eq!(next(&mut looks, now, false), Streams::Newest);
         assert_eq!(looks.owed_at(), Some(now + SWEEP_SHARE * slow));
         let later = now + SWEEP_SHARE * slow;
         assert_eq!(next(&mut looks, later, false), beside);

@@ -241,14 +241,15 @@ impl Database for Link<'_> {
         moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)> {
         let stage = self.stage;
-        let is_too_long = *asked != Streams::None && self.is_too_long(moment, stage.dice(20, 300));
+        let is_too_long =
+            *asked != Streams::Newest && self.is_too_long(moment, stage.dice(20, 300));
         let took = self.took;
         let server = stage.number_of_server();
         self.ask(|tables, now, broken, _| {
             let streams = match asked {
                 Streams::All => Some(tables.streams(&[])),
                 Streams::Beside(known) => Some(tables.streams(known)),
-                Streams::None => None,
+                Streams::Newest => Some(tables.streams(&[])),
             };
             let streams = streams.filter(|_| !is_too_long);
             let shortened = tables.shorten(lease.0, now.micros);

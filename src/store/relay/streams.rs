@@ -4,7 +4,9 @@
 
 use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 
@@ -21,6 +23,9 @@ pub(crate) struct Found {
     pub(crate) first: Position,
 }
 
+/// A look at the newest messages goes back so many sequences.
+const NEWEST: i64 = 5_000;
+
 /// All of them, by loose index scans: one probe for each.
 pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Found>> {
     statement(format!(
@@ -31,6 +36,44 @@ pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     ))
     .load(conn)
     .map(all_found)
+}
+
+/// Those of the newest messages: so what is new has not to wait for a look that takes long.
+pub(crate) fn streams_of_newest(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<Found>> {
+    let outbox = || candidate::table(name.outbox());
+    let newest: Option<i64> = (outbox().select(candidate::sequence))
+        .order(candidate::sequence.desc())
+        .first(conn)
+        .optional()?;
+    let Some(newest) = newest else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for is_keyed in [false, true] {
+        let rows = outbox()
+            .filter(candidate::sequence.gt(newest.saturating_sub(NEWEST)))
+            .filter(candidate::ordering_key.is_not_null().eq(is_keyed))
+            .distinct_on((candidate::topic, candidate::destination))
+            .order((
+                candidate::topic,
+                candidate::destination,
+                candidate::available_at,
+                candidate::sequence,
+            ))
+            .select((
+                candidate::topic,
+                candidate::destination,
+                candidate::available_at,
+                candidate::sequence,
+                candidate::ordering_key.is_not_null(),
+            ))
+            .load::<Row>(conn)?;
+        found.extend(all_found(rows));
+    }
+    Ok(found)
 }
 
 /// Where messages may be that name this destination: one probe for each topic, however many destinations there are.
@@ -159,7 +202,7 @@ fn first_of_next(name: &OutboxName, which: &str, within: &str) -> String {
     )
 }
 
-#[derive(diesel::QueryableByName)]
+#[derive(diesel::Queryable, diesel::QueryableByName)]
 struct Row {
     #[diesel(sql_type = Text)]
     topic: String,
@@ -257,6 +300,29 @@ mod tests {
         };
         let found = streams_beside(&mut conn, &outbox.name, &[gone]).expect("the others");
         assert_eq!(found.len(), all.len());
+    }
+
+    #[test]
+    fn the_newest_messages_tell_their_streams_and_where_each_begins() {
+        let outbox = Outbox::new();
+        let mut conn = outbox.connect();
+        assert_eq!(streams_of_newest(&mut conn, &outbox.name), Ok(Vec::new()));
+        conn.batch_execute(&format!(
+            "INSERT INTO {} (topic, destination, ordering_key, payload, available_at)
+             SELECT CASE WHEN n = 1 THEN 'old' ELSE 'a' END, destination, key, '1', now() - n * interval '1 s'
+               FROM generate_series(1, {NEWEST}) n,
+                    unnest(ARRAY['', 'one'], ARRAY[NULL, 'k']) AS of(destination, key)
+              ORDER BY n",
+            outbox.name.outbox()
+        ))
+        .expect("messages");
+        let mut found = streams_of_newest(&mut conn, &outbox.name).expect("streams");
+        let mut all = streams(&mut conn, &outbox.name).expect("all");
+        all.retain(|one| one.stream.topic.topic == "a");
+        for found in [&mut found, &mut all] {
+            found.sort_by_key(|one| one.stream.is_keyed);
+        }
+        assert_eq!((found.len(), found), (2, all));
     }
 
     #[test]
