@@ -27,7 +27,7 @@ use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Trace};
-use crate::store::relay::streams::{streams, streams_beside, streams_of_newest};
+use crate::store::relay::streams::{streams, streams_behind, streams_beside};
 use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
@@ -193,7 +193,9 @@ impl Database for Session {
                 Streams::Beside(known) => {
                     briefly(conn, moment, |conn| streams_beside(conn, name, known))?
                 }
-                Streams::Newest => briefly(conn, moment, |conn| streams_of_newest(conn, name))?,
+                Streams::Behind(sequence) => {
+                    briefly(conn, moment, |conn| streams_behind(conn, name, *sequence))?
+                }
             };
             let took = began.elapsed();
             let shortened = lease::shorten(conn, name, lease)?;

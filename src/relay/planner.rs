@@ -359,7 +359,8 @@ impl<'a> Planner<'a> {
             return None;
         }
         let (lanes, moment) = (&self.lanes, self.settings.moment);
-        let streams = (self.looks).next(now, || lanes.streams(), view.is_asked, moment);
+        let newest = self.late.before_newest();
+        let streams = (self.looks).next(now, || lanes.streams(), view.is_asked, newest, moment);
         let look = Self::look(now, view.question, view.is_nothing_in_flight);
         Some(Step::Survey(Survey { streams, look }))
     }

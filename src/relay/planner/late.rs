@@ -10,6 +10,8 @@ use crate::store::relay::late::{LookForLate, Writers};
 pub(in crate::relay) const STEP: usize = 500;
 /// A round begins no sooner than this after the last one.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// A look for streams of the newest messages goes back so many sequences.
+const NEWEST: i64 = 5_000;
 /// A relay that has just begun looks at so many of the newest sequences.
 const AT_FIRST: i64 = 10_000;
 
@@ -43,6 +45,12 @@ impl Late {
     /// A message of this sequence was committed.
     pub(super) fn saw(&mut self, sequence: i64) {
         self.newest = self.newest.max(Some(sequence));
+    }
+
+    /// The newest messages are behind this one.
+    pub(super) fn before_newest(&self) -> i64 {
+        self.newest
+            .map_or(i64::MAX, |newest| newest.saturating_sub(NEWEST))
     }
 
     /// The look that is to be made now. Claims have passed nothing that is due since `passed`; `None`: nothing at

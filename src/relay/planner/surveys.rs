@@ -29,8 +29,8 @@ pub(in crate::relay) enum Streams {
     All,
     /// Those that are not among these.
     Beside(Vec<Stream>),
-    /// Those of the newest messages: a look for the others would take too long.
-    Newest,
+    /// Those of messages behind this sequence: a look for the others would take too long.
+    Behind(i64),
 }
 
 /// What a survey has found.
@@ -75,14 +75,15 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// Looks for all streams. Where an old snapshot makes that slow, it looks beside the known ones
-    /// instead; and where that is slow, too, at the newest messages, and beside the known ones only now and then, unless
-    /// somebody waits for an answer.
+    /// Looks for all streams. Where an old snapshot makes that slow, it looks beside the known ones instead; and where
+    /// that is slow, too, at the messages behind `newest`, and beside the known ones only now and then, unless somebody
+    /// waits for an answer.
     pub(super) fn next(
         &mut self,
         now: Instant,
         known: impl FnOnce() -> Vec<Stream>,
         is_asked: bool,
+        newest: i64,
         moment: Duration,
     ) -> Streams {
         let is_fast = |took| took < SLOW.min(moment);
@@ -95,7 +96,7 @@ impl Looks {
         self.is_owed = !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE);
         match (is_all, self.is_owed) {
             (true, _) => Streams::All,
-            (false, true) => Streams::Newest,
+            (false, true) => Streams::Behind(newest),
             (false, false) => Streams::Beside(known()),
         }
     }
@@ -117,7 +118,7 @@ impl Looks {
                 self.beside_known = Some((now, took));
                 took >= SLOW || found.is_none()
             }
-            Streams::Newest => true,
+            Streams::Behind(_) => true,
         };
         Seen {
             is_all: *looked == Streams::All && found.is_some(),
@@ -142,7 +143,8 @@ mod tests {
     fn a_look_that_was_left_out_is_owed_until_it_may_be_made() {
         let (now, moment) = (Instant::now(), Duration::from_millis(250));
         let mut looks = Looks::default();
-        let next = |looks: &mut Looks, now, is_asked| looks.next(now, Vec::new, is_asked, moment);
+        let next =
+            |looks: &mut Looks, now, is_asked| looks.next(now, Vec::new, is_asked, 7, moment);
         assert_eq!(next(&mut looks, now, false), Streams::All);
         let slow = Duration::from_millis(200);
         looks.learn(now, &Streams::All, Some(Vec::new()), slow);
@@ -151,7 +153,7 @@ mod tests {
         assert_eq!(looks.owed_at(), None, "it is made");
         looks.learn(now, &beside, Some(Vec::new()), slow);
         assert_eq!(next(&mut looks, now, true), beside, "somebody asks");
-        assert_eq!(next(&mut looks, now, false), Streams::Newest);
+        assert_eq!(next(&mut looks, now, false), Streams::Behind(7));
         assert_eq!(looks.owed_at(), Some(now + SWEEP_SHARE * slow));
         let later = now + SWEEP_SHARE * slow;
         assert_eq!(next(&mut looks, later, false), beside);

@@ -325,7 +325,10 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     let looked = ground.now;
     ground.planner.has_news();
     let survey = ground.begin_survey();
-    assert_eq!(survey.streams, Streams::Newest, "it took long just now");
+    assert!(
+        matches!(survey.streams, Streams::Behind(_)),
+        "it took long just now"
+    );
     (ground.planner).surveyed(
         ground.now,
         survey,
@@ -344,7 +347,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     ground.now = owed;
     ground.planner.surveyed = Some(owed);
     (ground.planner).waited(owed, Awaited::Room, false, true);
-    assert_ne!(ground.begin_survey().streams, Streams::Newest);
+    assert!(!matches!(ground.begin_survey().streams, Streams::Behind(_)));
 }
 
 /// G2: the database's answer is on its way for a while, and a lane must not pass what is enqueued meanwhile.

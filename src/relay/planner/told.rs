@@ -98,7 +98,8 @@ impl Planner<'_> {
             kept_back,
         } = found;
         let began = survey.look.began;
-        let is_cut = survey.streams != Streams::Newest && streams.is_none();
+        let is_of_newest = matches!(survey.streams, Streams::Behind(_));
+        let is_cut = !is_of_newest && streams.is_none();
         let seen = self.looks.learn(now, &survey.streams, streams, took);
         if is_cut {
             self.patrol.want(now);

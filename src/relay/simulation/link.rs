@@ -242,14 +242,14 @@ impl Database for Link<'_> {
     ) -> Answer<(Surveyed, Vec<Paused>)> {
         let stage = self.stage;
         let is_too_long =
-            *asked != Streams::Newest && self.is_too_long(moment, stage.dice(20, 300));
+            !matches!(asked, Streams::Behind(_)) && self.is_too_long(moment, stage.dice(20, 300));
         let took = self.took;
         let server = stage.number_of_server();
         self.ask(|tables, now, broken, _| {
             let streams = match asked {
-                Streams::All => Some(tables.streams(&[])),
-                Streams::Beside(known) => Some(tables.streams(known)),
-                Streams::Newest => Some(tables.streams(&[])),
+                Streams::All => Some(tables.streams(i64::MIN, &[])),
+                Streams::Beside(known) => Some(tables.streams(i64::MIN, known)),
+                Streams::Behind(sequence) => Some(tables.streams(*sequence, &[])),
             };
             let streams = streams.filter(|_| !is_too_long);
             let shortened = tables.shorten(lease.0, now.micros);

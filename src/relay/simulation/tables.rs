@@ -326,9 +326,9 @@ impl Tables {
         self.pauses.iter().map(paused).collect()
     }
 
-    pub(super) fn streams(&self, beside: &[Stream]) -> Vec<Found> {
+    pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<Found> {
         let mut first: BTreeMap<(&str, &str, bool), Position> = BTreeMap::new();
-        for row in self.rows.values() {
+        for row in self.rows.values().filter(|row| row.sequence > behind) {
             let of = (
                 row.topic,
                 row.destination.as_str(),

@@ -4,9 +4,7 @@
 
 use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
-};
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 
@@ -23,9 +21,6 @@ pub(crate) struct Found {
     pub(crate) first: Position,
 }
 
-/// A look at the newest messages goes back so many sequences.
-const NEWEST: i64 = 5_000;
-
 /// All of them, by loose index scans: one probe for each.
 pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Found>> {
     statement(format!(
@@ -38,23 +33,16 @@ pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     .map(all_found)
 }
 
-/// Those of the newest messages: so what is new has not to wait for a look that takes long.
-pub(crate) fn streams_of_newest(
+/// Those of the messages behind a sequence: so what is new has not to wait for a look that takes long.
+pub(crate) fn streams_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
+    behind: i64,
 ) -> QueryResult<Vec<Found>> {
-    let outbox = || candidate::table(name.outbox());
-    let newest: Option<i64> = (outbox().select(candidate::sequence))
-        .order(candidate::sequence.desc())
-        .first(conn)
-        .optional()?;
-    let Some(newest) = newest else {
-        return Ok(Vec::new());
-    };
     let mut found = Vec::new();
     for is_keyed in [false, true] {
-        let rows = outbox()
-            .filter(candidate::sequence.gt(newest.saturating_sub(NEWEST)))
+        let rows = candidate::table(name.outbox())
+            .filter(candidate::sequence.gt(behind))
             .filter(candidate::ordering_key.is_not_null().eq(is_keyed))
             .distinct_on((candidate::topic, candidate::destination))
             .order((
@@ -303,20 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_messages_tell_their_streams_and_where_each_begins() {
+    fn messages_tell_their_streams_and_where_each_begins() {
         let outbox = Outbox::new();
         let mut conn = outbox.connect();
-        assert_eq!(streams_of_newest(&mut conn, &outbox.name), Ok(Vec::new()));
         conn.batch_execute(&format!(
             "INSERT INTO {} (topic, destination, ordering_key, payload, available_at)
              SELECT CASE WHEN n = 1 THEN 'old' ELSE 'a' END, destination, key, '1', now() - n * interval '1 s'
-               FROM generate_series(1, {NEWEST}) n,
+               FROM generate_series(1, 3) n,
                     unnest(ARRAY['', 'one'], ARRAY[NULL, 'k']) AS of(destination, key)
               ORDER BY n",
             outbox.name.outbox()
         ))
         .expect("messages");
-        let mut found = streams_of_newest(&mut conn, &outbox.name).expect("streams");
+        let mut found = streams_behind(&mut conn, &outbox.name, 2).expect("streams");
         let mut all = streams(&mut conn, &outbox.name).expect("all");
         all.retain(|one| one.stream.topic.topic == "a");
         for found in [&mut found, &mut all] {

@@ -206,7 +206,7 @@ impl<'a> Dice<'a> {
     }
 
     fn streams(&mut self) -> Vec<Stream> {
-        let all = self.tables.streams(&[]).into_iter();
+        let all = self.tables.streams(i64::MIN, &[]).into_iter();
         self.some(all.map(|found| found.stream), 2)
     }
 
