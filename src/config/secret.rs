@@ -258,6 +258,7 @@ mod tests {
         assert_eq!(secrets[1].key(), [b'A'; 32]);
     }
 
+    /// R47
     #[test]
     fn symmetric_and_asymmetric_secrets_may_stand_together() {
         let (symmetric, seed) = (

@@ -27,7 +27,7 @@ fn a_rotation_fails_no_verification(library: Library) {
     rotate_to(library, NEW_SECRET, NEW_SECRET);
 }
 
-/// Signatures by the cryptography of Python and Node, which know nothing of ours.
+/// R47: signatures by the cryptography of Python and Node, which know nothing of ours.
 fn a_change_to_an_asymmetric_secret_fails_no_verification(library: Library) {
     rotate_to(library, PRIVATE_KEY, PUBLIC_KEY);
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::{Database, File, Receiver, Running, end, eventually};
 
-/// R46: nothing is lost or sent twice meanwhile.
+/// R47: nothing is lost or sent twice meanwhile.
 #[test]
 fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     let database = Database::new();
@@ -43,7 +43,7 @@ fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     end(&relay);
 }
 
-/// R46: `systemctl reload`.
+/// R47: `systemctl reload`.
 #[test]
 fn sighup_has_the_settings_read_anew_and_what_is_wrong_is_said() {
     let database = Database::new();

@@ -67,7 +67,7 @@ fn command(database: &Database, keys: &SecretKeys, arguments: &[&str]) -> Finish
     }
 }
 
-/// R46
+/// R47
 #[test]
 fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -122,7 +122,7 @@ fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
     assert_eq!(stored(&database, "acme"), both);
 }
 
-/// R46: a row's secret is of no use in another row.
+/// R47: a row's secret is of no use in another row.
 #[test]
 fn a_secret_that_was_moved_to_another_row_is_a_problem_there() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -154,7 +154,7 @@ fn a_secret_that_was_moved_to_another_row_is_a_problem_there() {
     assert_eq!(problems, [false, true]);
 }
 
-/// R46
+/// R47
 #[test]
 fn a_relay_with_the_key_signs_as_the_customer_expects() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -175,7 +175,7 @@ fn a_relay_with_the_key_signs_as_the_customer_expects() {
         .expect("verified");
 }
 
-/// R46: such a relay neither signs wrongly, nor loses a message, nor disables what others can send to.
+/// R47: such a relay neither signs wrongly, nor loses a message, nor disables what others can send to.
 #[test]
 fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -213,7 +213,7 @@ fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
     assert_eq!(receiver.count(), 6);
 }
 
-/// R46
+/// R47
 #[test]
 fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
     let (database, receiver) = (Database::new(), Receiver::ok());

@@ -96,7 +96,7 @@ fn what_has_no_public_key_is_told_and_never_shown() {
     }
 }
 
-/// R33. The relay signs by both secrets; a receiver with the public key alone verifies, and cannot sign.
+/// R33, R47. The relay signs by both secrets; a receiver with the public key alone verifies, and cannot sign.
 #[test]
 fn a_destination_may_have_secrets_of_both_kinds() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -131,6 +131,7 @@ fn a_destination_may_have_secrets_of_both_kinds() {
     }
 }
 
+/// R47
 #[test]
 fn of_a_registered_destination_with_an_asymmetric_secret_only_the_public_key_is_shown() {
     let database = Database::new();
