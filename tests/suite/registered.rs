@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
 use diesel_outbox::{Destination, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::json;
 use uuid::Uuid;
@@ -646,4 +646,54 @@ fn a_new_topic_does_not_wait_beside_a_hundred_thousand_lanes() {
         eventually("it is delivered", || receiver.count() == count);
     }
     end(&relay);
+}
+
+/// R46: URLs of strangers. Whatever they are when they are put, what is inside gets nothing, and the words tell nothing of
+/// it.
+#[test]
+fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
+    let database = Database::new();
+    let inside = Receiver::ok();
+    let port = inside.url().rsplit(':').next().expect("a port").to_owned();
+    let name_inside = format!("https://localhost:{}", port.trim_end_matches('/'));
+    put(
+        &database,
+        &RegisteredDestination::new("named", &name_inside),
+    );
+    put(
+        &database,
+        &RegisteredDestination::new("changed", "https://hooks.invalid/"),
+    );
+    let relay = relay(&database)
+        .registered_https_only(true)
+        .registered_public_only(true)
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("the first has failed", || database.count("dead") == 1);
+    let literal = inside.url().replace("http://", "https://");
+    database.execute(&format!(
+        "UPDATE {{o}}_destination SET url = '{literal}' WHERE name = 'changed'"
+    ));
+    eventually("the other is disabled", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+    });
+    end(&relay);
+    assert_eq!((inside.count(), database.count("retrying")), (0, 1));
+    assert_eq!(
+        database.text("SELECT destination || ' ' || reason FROM {o}_dead"),
+        Some("named BLOCKED_ADDRESS".to_owned())
+    );
+    let (outbox, filter) = (database.outbox(), DeliveryFilter::default());
+    let deliveries = outbox.destinations();
+    for name in ["named", "changed"] {
+        let page = deliveries
+            .deliveries(&mut database.connect(), name, &filter, 10)
+            .expect("a page");
+        let words = page.rows[0].public_error().expect("it has failed");
+        assert!(
+            !words.contains("127") && !words.contains("resolve"),
+            "{words}"
+        );
+    }
 }
