@@ -76,6 +76,16 @@ pub struct Enqueued {
     pub is_new: bool,
 }
 
+impl From<OutboxName> for Outbox {
+    fn from(name: OutboxName) -> Self {
+        Self {
+            name,
+            trace: None,
+            allows_outside: false,
+        }
+    }
+}
+
 impl Outbox {
     /// The outbox of this name: `outbox`, `org_outbox`, `hrm.outbox`.
     ///
@@ -91,11 +101,7 @@ impl Outbox {
     /// # Errors
     /// [`BadName`] when it is not the name of an outbox.
     pub fn new(name: &str) -> Result<Self, BadName> {
-        Ok(Self {
-            name: name.parse()?,
-            trace: None,
-            allows_outside: false,
-        })
+        name.parse::<OutboxName>().map(Self::from)
     }
 
     /// Lets messages be written where no transaction is open: each call then commits by itself. By default

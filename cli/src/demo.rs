@@ -142,7 +142,7 @@ fn start_receiver(seen: Arc<Mutex<Seen>>) -> Result<std::net::SocketAddr> {
 
 /// Returns how many orders were committed.
 fn take_orders(orders: u32, config: &Config, conn: &mut PgConnection) -> Result<usize> {
-    let outbox = Outbox::new(&config.table.to_string())?;
+    let outbox = Outbox::from(config.table.clone());
     let mut committed = 0;
     for id in 1..=orders {
         let result = conn.transaction(|conn| {

@@ -100,6 +100,9 @@ struct List {
     /// The disabled ones only
     #[arg(long)]
     disabled: bool,
+    /// Those with this in their name, URL or description only
+    #[arg(long, value_name = "TEXT")]
+    search: Option<String>,
     /// Those behind this name only
     #[arg(long, value_name = "NAME")]
     after: Option<String>,
@@ -151,7 +154,7 @@ struct Put {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let outbox = Outbox::new(&config.table.to_string())?;
+    let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
     let mut conn = pause::connect(&config, "destination")?;
     let conn = &mut conn;
@@ -340,6 +343,7 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     let filter = DestinationFilter {
         tenant_id: how.tenant,
         enabled: how.disabled.then_some(false),
+        search: how.search.clone(),
         after: how.after.clone(),
     };
     let limit = usize::try_from(how.limit)?;

@@ -11,7 +11,7 @@ use diesel::prelude::{
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::upsert::excluded;
-use diesel::{PgConnection, delete, insert_into, update};
+use diesel::{PgConnection, PgTextExpressionMethods, delete, insert_into, update};
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
@@ -33,6 +33,8 @@ pub struct DestinationFilter {
     pub tenant_id: Option<Uuid>,
     /// `true`: the enabled ones; `false`: the disabled ones.
     pub enabled: Option<bool>,
+    /// Those whose name, URL or description has this in it, in upper or lower case.
+    pub search: Option<String>,
     /// Only those whose names come behind this one: what a page of the list goes on behind.
     pub after: Option<String>,
 }
@@ -237,6 +239,15 @@ pub(crate) fn list(
             destination::tenant_id.assume_not_null().eq(tenant)
         }),
         given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
+        given(filter.search.as_deref(), |text| {
+            let text = format!("%{}%", escaped(text));
+            let in_description = destination::description
+                .assume_not_null()
+                .ilike(text.clone());
+            (destination::name.ilike(text.clone()))
+                .or(destination::url.ilike(text))
+                .or(destination::description.is_not_null().and(in_description))
+        }),
         given(filter.after.as_deref(), |after| destination::name.gt(after)),
     ]);
     let found = registered(name)
@@ -246,6 +257,18 @@ pub(crate) fn list(
         .select(row!())
         .load::<Row>(conn)?;
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
+}
+
+/// As LIKE means it literally.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '%' | '_' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
 }
 
 /// Enables it, or disables it for this reason. `false`: it is not there.

@@ -51,6 +51,10 @@ impl Ground {
             warehouse.url()
         );
         std::fs::write(&settings, text).expect("a file");
+        database.execute(
+            "INSERT INTO {o}_destination (name, url, topics, description)
+             VALUES ('acme', 'https://hooks.acme.example/orders', '{webhook.*}', 'Acme Ltd.')",
+        );
         Self {
             database,
             billing,
@@ -179,6 +183,16 @@ impl Ground {
             "_lease",
             "relay, expires_at",
             format!("'{}', now() + interval '1 hour'", html("relay")),
+        );
+        row(
+            "_destination",
+            "name, url, topics, description, enabled, disabled_reason",
+            format!(
+                "'{topic}', 'https://a.example/{}', ARRAY['{topic}'], '{}', false, '{}'",
+                html("url"),
+                html("description"),
+                html("why"),
+            ),
         );
         topic
     }

@@ -6,7 +6,7 @@ import path from "node:path";
 import { audit } from "./looks.mjs";
 import { expectStatus, inBrowser, photograph, says, told, visit } from "./ground.mjs";
 
-const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/relays"];
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/relays"];
 
 /** Presses Tab until the focus is on something with this name, and its outline is seen. */
 const tabTo = async (page, name) => {
@@ -101,7 +101,7 @@ const scenarios = {
   hostile: async (open) => {
     const page = await open();
     let texts = "";
-    for (const where of [...PAGES, `/dead?topic=${encodeURIComponent(told.hostile)}`, `/messages?q=${encodeURIComponent(told.hostile)}`, `/keys?key=${encodeURIComponent(told.hostile)}`, `/ledger?topic=${encodeURIComponent(told.hostile)}`]) {
+    for (const where of [...PAGES, `/dead?topic=${encodeURIComponent(told.hostile)}`, `/messages?q=${encodeURIComponent(told.hostile)}`, `/keys?key=${encodeURIComponent(told.hostile)}`, `/ledger?topic=${encodeURIComponent(told.hostile)}`, `/destinations?name=${encodeURIComponent(told.hostile)}`]) {
       assert.equal(await visit(page, where), 200, where);
       texts += await page.innerText("main");
       const made = await page.evaluate(() => ({
@@ -111,7 +111,7 @@ const scenarios = {
       assert.deepEqual(made, { elements: 0, was: false }, where);
     }
     // In the topic, the error, the answer, the payload, the key and the relay's name.
-    for (const mark of ["topic", "error", "response", "payload", "ordering", "relay", "pause"]) {
+    for (const mark of ["topic", "error", "response", "payload", "ordering", "relay", "pause", "description", "why"]) {
       const shown = new RegExp(`<img[ /]src=x[ /]onerror=\\\\?"window.hacked=true\\\\?"[ /]class=${mark}>`);
       assert.match(texts, shown);
     }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{Nullable, Text};
 use diesel::{QueryableByName, RunQueryDsl, sql_query};
+use diesel_outbox::destinations::RegisteredDestination;
+use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
 use crate::commands::With;
@@ -14,13 +16,14 @@ use crate::fresh::FreshDatabase;
 use crate::page::{Answer, Page, TOKEN};
 use crate::support::{Database, Receiver, Running, binary, eventually, finish};
 
-const PAGES: [&str; 7] = [
+const PAGES: [&str; 8] = [
     "/",
     "/dead",
     "/messages",
     "/messages?q=1",
     "/ledger",
     "/keys",
+    "/destinations",
     "/relays",
 ];
 
@@ -387,6 +390,99 @@ fn a_topic_is_paused_and_resumed_and_what_cannot_be_is_said() {
     for event in ["admin_pause", "admin_resume"] {
         page.process.wait_for_log(&format!("\"{event}\""));
     }
+}
+
+/// R46
+#[test]
+fn registered_destinations_are_searched_shown_and_changed() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let outbox = database.outbox();
+    let acme = RegisteredDestination::new("acme", receiver.url())
+        .topics(["order.*"])
+        .header("x-key", "hunter2");
+    let conn = &mut database.connect();
+    outbox.destinations().put(conn, &acme).expect("put");
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, description, enabled)
+         SELECT 'd' || n, 'https://customer.example/' || n, '100%_' || n || '<b>', n % 2 = 0
+           FROM generate_series(10001, 20000) n",
+    );
+    let environment = [
+        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
+        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+    ];
+    let mut command = database.binary(&["admin"]);
+    command.envs(environment);
+    let page = Page::start(command);
+    let rows = |path: &str| {
+        let answer = page.get(path);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.body.matches("/destinations?name=").count()
+    };
+    assert_eq!(rows("/destinations"), 50);
+    assert_eq!(rows("/destinations?after=d19990"), 10);
+    assert_eq!(rows("/destinations?q=EXAMPLE%2F1234&state=enabled"), 5);
+    assert_eq!(rows("/destinations?q=100%25_12345"), 1, "a sign is itself");
+    assert_eq!(rows("/destinations?q=100__12345"), 0);
+    assert_eq!(page.get("/destinations?state=odd").status, 400);
+    assert_eq!(page.get("/destinations?name=nobody").status, 404);
+    let body = page.get("/destinations?q=d12345").body;
+    assert!(
+        body.contains("&lt;b&gt;") && !body.contains("<b>"),
+        "{body}"
+    );
+
+    // A letter that died there, and one that it got.
+    let message = |table: &str, columns: &str, values: &str| {
+        database.execute(&format!(
+            "INSERT INTO {{o}}{table} (sequence, message_id, topic, destination, idempotency_key, created_at, {columns})
+             VALUES (1, '0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c', 'order.paid', 'acme', 'k', now(), {values})"
+        ));
+    };
+    message(
+        "_dead",
+        "payload, available_at, attempts, reason, last_error",
+        "'{}', now(), 3, 'REJECTED', 'the receiver answered 422'",
+    );
+    let one = "/destinations?name=acme";
+    let body = page.get(one).body;
+    for shown in ["order.*", "x-key", "REJECTED", "Send again", "enabled"] {
+        assert!(body.contains(shown), "{shown}: {body}");
+    }
+    let secret = outbox.destinations().secret(conn, "acme").expect("read");
+    let secret = secret.expect("one").written().expose_secret().to_owned();
+    for hidden in ["hunter2", &secret] {
+        assert!(!body.contains(hidden), "{hidden}");
+    }
+
+    let change = |what: &str, fields: &str| {
+        let (path, fields) = (
+            format!("/destination/{what}"),
+            format!("name=acme&{fields}"),
+        );
+        post_overview(&page, &path, &fields)
+    };
+    let leads = |answer: &Answer| answer.header("location").map(str::to_owned);
+    assert_eq!(change("disable", "reason=+").status, 400);
+    let done = change("disable", "reason=they+asked");
+    assert_eq!(leads(&done), Some(format!("{one}&done=disabled")));
+    assert!(page.get(one).body.contains("they asked"));
+    let tested = change("test", "");
+    assert!(tested.body.contains("went well"), "{tested:?}");
+    assert_eq!(receiver.count(), 1);
+    let done = change("enable", "");
+    assert_eq!(leads(&done), Some(format!("{one}&done=enabled")));
+    assert_eq!(change("send-again", "message=1").status, 400);
+    let done = change("send-again", "message=0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c");
+    assert_eq!(leads(&done), Some(format!("{one}&done=sent_again")));
+    assert_eq!(database.count("pending"), 1);
+    assert!(change("remove", "").body.contains("No, go back"));
+    let done = change("remove", "sure=yes");
+    assert_eq!(leads(&done), Some("/destinations?done=removed".to_owned()));
+    let done = change("enable", "");
+    assert_eq!(leads(&done), Some(format!("{one}&done=no_destination")));
+    page.process.wait_for_log("\"admin_destination\"");
 }
 
 /// R30. A login name with a space, an equals sign or a line end is a name and nothing else.

@@ -12,6 +12,7 @@ mod mask;
 mod messages;
 mod overview;
 mod pauses;
+mod registered;
 mod relays;
 mod sparkline;
 mod table;
@@ -55,6 +56,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     match request.path.as_str() {
         "/" => overview::show(site, visitor, request),
         "/dead" => dead::show(site, visitor, request),
+        "/destinations" => registered::show(site, visitor, request),
         "/keys" => keys::show(site, visitor, request),
         "/ledger" => ledger::show(site, visitor, request),
         "/messages" => messages::show(site, visitor, request),
@@ -74,6 +76,11 @@ pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Respo
         "/message/cancel" | "/message/reschedule" | "/message/settle" => {
             messages::change::answer(site, visitor, request)
         }
+        "/destination/disable"
+        | "/destination/enable"
+        | "/destination/remove"
+        | "/destination/send-again"
+        | "/destination/test" => registered::change::answer(site, visitor, request),
         "/pause" => pauses::pause(site, visitor, request),
         "/resume" => pauses::resume(site, visitor, request),
         _ => missing(

@@ -99,7 +99,7 @@ fn beside_dead(options: &Options, ground: &mut Ground) -> Result<Delivery> {
 
 /// Enqueues as an import does: messages, and nothing else. Returns the seconds it took.
 fn enqueue(messages: u64, ground: &mut Ground) -> Result<f64> {
-    let outbox = Outbox::new(&ground.config.table.to_string())?.allow_outside_transaction();
+    let outbox = Outbox::from(ground.config.table.clone()).allow_outside_transaction();
     let payload = payload(ground.payload_bytes);
     let progress = ground.progress("enqueueing", messages);
     let began = Instant::now();

@@ -109,7 +109,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             ground.say(format_args!("round {round}: {}", run.way.name()));
             ground.fresh()?;
             ground.quiet()?;
-            let outbox = Outbox::new(&ground.config.table.to_string())?;
+            let outbox = Outbox::from(ground.config.table.clone());
             let messages = run.way.messages(options);
             let before = Wal::now(&mut ground.conn)?;
             let began = Instant::now();

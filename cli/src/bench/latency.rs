@@ -140,7 +140,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
 }
 
 fn commit_at_a_pace(options: &Options, ground: &mut Ground, times: &Times) -> Result<()> {
-    let outbox = Outbox::new(&ground.config.table.to_string())?;
+    let outbox = Outbox::from(ground.config.table.clone());
     let payload = payload(ground.payload_bytes);
     let progress = ground.progress("committing", u64::from(options.commits()));
     let began = Instant::now();

@@ -199,7 +199,7 @@ impl Client {
     fn new(ground: &Ground) -> Result<Self> {
         Ok(Self {
             conn: ground.connect()?,
-            outbox: Outbox::new(&ground.config.table.to_string())?,
+            outbox: Outbox::from(ground.config.table.clone()),
             payload: payload(ground.payload_bytes),
         })
     }

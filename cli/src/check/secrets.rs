@@ -85,10 +85,7 @@ fn named(all: &[impl AsRef<str>]) -> String {
 /// How the secrets of registered destinations are stored. Without a key, and without encrypted secrets, there is
 /// nothing to say.
 pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
-    let outbox = match Outbox::new(&config.table.to_string()) {
-        Ok(outbox) => outbox,
-        Err(error) => return vec![bad(WHAT, error.to_string())],
-    };
+    let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
     let found = match destinations.encryption(conn) {
         Ok(found) => found,

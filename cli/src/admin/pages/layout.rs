@@ -10,12 +10,13 @@ use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
 /// The pages of the menu, and what they are called.
-const MENU: [(&str, &str); 6] = [
+const MENU: [(&str, &str); 7] = [
     ("/", "Overview"),
     ("/dead", "Dead letters"),
     ("/messages", "Messages"),
     ("/ledger", "Ledger"),
     ("/keys", "Keys"),
+    ("/destinations", "Destinations"),
     ("/relays", "Relays"),
 ];
 
@@ -171,6 +172,14 @@ fn notice(query: &Form) -> Option<String> {
         }
         ("unknown", _) => "Nothing was changed: the message is not known any more.".to_owned(),
         ("nothing", _) => "Nothing was chosen.".to_owned(),
+        ("enabled", _) => "Enabled. Relays learn of it within a second.".to_owned(),
+        ("disabled", _) => "Disabled: its messages wait.".to_owned(),
+        ("removed", _) => "Removed. What waited for it becomes dead letters.".to_owned(),
+        ("sent_again", _) => "The message is sent there again.".to_owned(),
+        ("no_destination", _) => {
+            "Nothing was changed: there is no such destination, or no such message of it."
+                .to_owned()
+        }
         _ => return None,
     })
 }

@@ -134,7 +134,7 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
 }
 
 /// For how long a pause lasts.
-pub(super) fn left(pause: &Pause) -> String {
+pub(in crate::admin::pages) fn left(pause: &Pause) -> String {
     match pause.left {
         None => "until it is resumed".to_owned(),
         Some(left) if left.is_zero() => "one message is tried next".to_owned(),
