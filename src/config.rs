@@ -122,6 +122,8 @@ pub struct Config {
     pub registered_https_only: bool,
     /// Whether registered destinations may resolve to public addresses only.
     pub registered_public_only: bool,
+    /// The only ports that URLs of registered destinations may have; empty: any.
+    pub registered_ports: Vec<u16>,
     /// How long a registered destination may fail before it is disabled.
     pub registered_disable_after: Duration,
     /// Messages per claim and per settle, at most.
@@ -209,6 +211,7 @@ impl Default for Config {
             registered_threads: 0,
             registered_https_only: true,
             registered_public_only: true,
+            registered_ports: Vec::new(),
             registered_disable_after: Duration::ZERO,
             batch: 0,
             poll_interval: Duration::ZERO,

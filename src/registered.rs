@@ -179,6 +179,14 @@ impl RegisteredDestination {
                 "it has to be https: OUTBOX_REGISTERED_HTTPS_ONLY is set",
             ));
         }
+        let port = destination.url.port_or_known_default();
+        let is_allowed = |port: u16| config.registered_ports.contains(&port);
+        if !config.registered_ports.is_empty() && !port.is_some_and(is_allowed) {
+            return Err(ConfigError::new(
+                format!("destinations.{}.url", self.name),
+                "its port is not among OUTBOX_REGISTERED_PORTS",
+            ));
+        }
         destination.mode = self.mode;
         destination.secrets = secrets;
         destination.headers = self.headers.clone();

@@ -11,7 +11,9 @@ use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots};
 use super::error::{ConfigError, nearest};
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
-use super::text::{TICK, at_least, database_url, duration, not_empty, source, switch, url, within};
+use super::text::{
+    TICK, at_least, database_url, duration, not_empty, ports, source, switch, url, within,
+};
 use super::{Config, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
@@ -204,6 +206,8 @@ pub const SETTINGS: &[Setting] = &[
         "true: registered destinations without TLS are refused").by("RelayBuilder::registered_https_only"),
     setting("OUTBOX_REGISTERED_PUBLIC_ONLY", "true", field!(registered_public_only: Switch),
         "true: registered destinations may resolve to public addresses only").by("RelayBuilder::registered_public_only"),
+    setting("OUTBOX_REGISTERED_PORTS", "", field!(registered_ports: Words("PORTS", ports)),
+        "The only ports that URLs of registered destinations may have, with commas: 443,8443; unset: any").by("RelayBuilder::registered_ports"),
     setting("OUTBOX_REGISTERED_DISABLE_AFTER", "120h", field!(registered_disable_after: Time(TICK)),
         "How long a registered destination may fail before it is disabled"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),

@@ -161,6 +161,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+pub(super) fn ports(text: &str) -> Result<Vec<u16>, String> {
+    let port = |word: &str| match word.parse() {
+        Ok(0) | Err(_) => Err(format!("{word:?} is no port: 1 to 65535")),
+        Ok(port) => Ok(port),
+    };
+    words(text).map(port).collect()
+}
+
 pub(crate) fn url(text: &str) -> Result<Url, String> {
     let url = Url::parse(text.trim()).map_err(|error| {
         let why = match error {
@@ -322,6 +330,15 @@ fn pairs(text: &str) -> Option<Vec<(&str, String)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_are_numbers_with_commas() {
+        assert_eq!(ports("443, 8443"), Ok(vec![443, 8443]));
+        assert_eq!(ports(""), Ok(Vec::new()));
+        for bad in ["0", "https", "443;8443", "65536", "-1"] {
+            assert!(ports(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn of_a_url_no_more_than_the_first_segment_is_shown() {

@@ -69,7 +69,9 @@ impl<'a> Counting<'a> {
         let depths = session.run(depths::depths)?;
         self.earliest = Instant::now() + SHARE * began.elapsed();
         self.next = self.earliest.max(Instant::now() + INTERVAL);
-        self.gauges.show(&depths);
+        let registry = self.shared.registered.registry();
+        let is_registered = |name: &str| registry.named(name).is_some();
+        self.gauges.show_with(&depths, is_registered);
         self.look_for_unrouted(&depths);
         let is_left = self.is_left(session, &depths)?;
         self.shared.threads.set_left(is_left);

@@ -398,7 +398,8 @@ fn registered_destinations_are_searched_shown_and_changed() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let outbox = database.outbox();
-    let acme = RegisteredDestination::new("acme", receiver.url())
+    let hook = format!("{}/services/T0/B0", receiver.url());
+    let acme = RegisteredDestination::new("acme", hook)
         .topics(["order.*"])
         .header("x-key", "hunter2");
     let conn = &mut database.connect();
@@ -452,7 +453,7 @@ fn registered_destinations_are_searched_shown_and_changed() {
     }
     let secret = outbox.destinations().secret(conn, "acme").expect("read");
     let secret = secret.expect("one").written().expose_secret().to_owned();
-    for hidden in ["hunter2", &secret] {
+    for hidden in ["hunter2", "T0/B0", &secret] {
         assert!(!body.contains(hidden), "{hidden}");
     }
 

@@ -83,6 +83,20 @@ impl RelayBuilder {
         })
     }
 
+    /// The only ports that URLs of registered destinations may have. Defaults to any.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_ports([443, 8443]);
+    /// ```
+    #[must_use]
+    pub fn registered_ports(self, ports: impl IntoIterator<Item = u16>) -> Self {
+        self.with("OUTBOX_REGISTERED_PORTS", |config| {
+            config.registered_ports = ports.into_iter().collect();
+        })
+    }
+
     /// The keys that secrets of registered destinations are encrypted with in the database: see
     /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
     ///

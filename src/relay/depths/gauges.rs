@@ -1,5 +1,6 @@
 //! The gauges of what waits, whoever counts it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -11,6 +12,12 @@ use crate::status::Status;
 use crate::store::operate::depths::Depths;
 
 type Labels = (Arc<str>, Arc<str>);
+
+/// So many of the registered destinations get a label of their own at each look: those with the most messages, and those
+/// whose messages have waited for the longest.
+const WORST: usize = 10;
+/// No more than these ever do: a label stays as long as the process.
+const MOST_NAMED: usize = 100;
 
 /// The states that are counted.
 const STATES: [Status; 4] = [
@@ -55,6 +62,8 @@ pub struct DepthGauges {
     outbox: Arc<str>,
     /// Those that have a label of their own.
     destinations: BTreeSet<Arc<str>>,
+    /// How many of the others can still have one.
+    unnamed: usize,
     /// By topic and destination, as labels.
     lanes: BTreeMap<Labels, LaneGauges>,
 }
@@ -69,12 +78,19 @@ impl DepthGauges {
         Self {
             outbox: outbox.to_string().into(),
             destinations: all.map(Arc::from).collect(),
+            unnamed: MOST_NAMED,
             lanes: BTreeMap::new(),
         }
     }
 
     /// Sets them. Lanes that were there before and are not any more show 0.
     pub fn show(&mut self, depths: &Depths) {
+        self.show_with(depths, |_| false);
+    }
+
+    /// The same. Of the destinations that are registered the worst get labels of their own.
+    pub(super) fn show_with(&mut self, depths: &Depths, is_registered: impl Fn(&str) -> bool) {
+        self.name_the_worst(depths, is_registered);
         let mut shown = summed(depths, |topic, destination| {
             (
                 topic_label(&self.outbox, topic),
@@ -91,6 +107,23 @@ impl DepthGauges {
         }
     }
 
+    fn name_the_worst(&mut self, depths: &Depths, is_registered: impl Fn(&str) -> bool) {
+        let label = |_: &str, destination: &str| (Arc::default(), destination.into());
+        let mut others: Vec<(Arc<str>, Shown)> = (summed(depths, label).into_iter())
+            .map(|((_, destination), shown)| (destination, shown))
+            .filter(|(name, _)| is_registered(name) && !self.destinations.contains(name))
+            .collect();
+        others.sort_by_key(|(_, shown)| Reverse(shown.messages.iter().sum::<i64>()));
+        let mut worst: Vec<Arc<str>> = names(&others);
+        others.sort_by(|(_, a), (_, b)| b.oldest_due_seconds.total_cmp(&a.oldest_due_seconds));
+        worst.extend(names(&others));
+        for name in worst {
+            if self.unnamed > 0 && self.destinations.insert(name) {
+                self.unnamed -= 1;
+            }
+        }
+    }
+
     fn destination_label(&self, name: &str) -> Arc<str> {
         let own = self.destinations.get(name).cloned();
         own.unwrap_or_else(|| OTHER.into())
@@ -103,6 +136,12 @@ impl std::fmt::Debug for DepthGauges {
             .field("outbox", &self.outbox)
             .finish_non_exhaustive()
     }
+}
+
+/// Of the first ones.
+fn names(others: &[(Arc<str>, Shown)]) -> Vec<Arc<str>> {
+    let first = others.iter().take(WORST);
+    first.map(|(name, _)| Arc::clone(name)).collect()
 }
 
 fn summed(depths: &Depths, labels: impl Fn(&str, &str) -> Labels) -> BTreeMap<Labels, Shown> {
@@ -144,5 +183,48 @@ impl LaneGauges {
             gauge.set(count as f64);
         }
         self.oldest_due_seconds.set(shown.oldest_due_seconds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::operate::depths::LaneDepth;
+
+    /// R46, R38: of thousands of destinations the worst are named, and there are never many labels.
+    #[test]
+    fn the_worst_registered_ones_have_labels_and_no_more_than_a_hundred_ever_do() {
+        let mut gauges = DepthGauges::new(&OutboxName::default(), ["billing"]);
+        let lane = |n: i64, pending, oldest| LaneDepth {
+            topic: "order.paid".to_owned(),
+            destination: format!("d{n}"),
+            pending,
+            oldest_due_seconds: Some(oldest),
+            ..LaneDepth::default()
+        };
+        let look = |from: i64| Depths {
+            lanes: (from..from + 1_000)
+                .map(|n| lane(n, n, f64::from(u8::from(n % 1_000 == 5))))
+                .collect(),
+            ..Depths::default()
+        };
+        let show =
+            |gauges: &mut DepthGauges, from| gauges.show_with(&look(from), |name| name != "d998");
+        show(&mut gauges, 0);
+        for (name, label) in [
+            ("d999", "d999"),
+            ("d998", "other"),
+            ("d989", "d989"),
+            ("d988", "other"),
+            ("d5", "d5"),
+            ("billing", "billing"),
+        ] {
+            assert_eq!(&*gauges.destination_label(name), label, "{name}");
+        }
+        for round in 1..50 {
+            show(&mut gauges, 1_000 * round);
+        }
+        assert_eq!(gauges.destinations.len(), MOST_NAMED + 2);
+        assert_eq!(&*gauges.destination_label("d999"), "d999", "it keeps it");
     }
 }

@@ -7,7 +7,7 @@ use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryFilter, DestinationError, DestinationFilter, Destinations,
     RegisteredDestination,
 };
-use diesel_outbox::{DatabaseError, Outbox, OutboxName};
+use diesel_outbox::{DatabaseError, Destination, Outbox, OutboxName};
 use maud::{Markup, html};
 
 use super::layout::{Page, token};
@@ -120,7 +120,7 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
                 @if after.is_some() { a href=(link("/destinations", &asked.pairs())) { "Back to the first page" } }
             }
             @if found.is_empty() { p.none role="status" { "No registered destination matches." } }
-            @else { (rows(found)) }
+            @else { (rows(site, found)) }
             @if let Some(last) = next {
                 div.actions {
                     a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last.name)]].concat())) { "Next ones" }
@@ -159,7 +159,7 @@ fn filter_form(asked: &Asked<'_>) -> Markup {
     }
 }
 
-fn rows(found: &[RegisteredDestination]) -> Markup {
+fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
     let columns = [
         Column("Name", Kind::Text),
         Column("URL", Kind::Plain),
@@ -172,7 +172,7 @@ fn rows(found: &[RegisteredDestination]) -> Markup {
             vec![
                 html! { a.key href=(page_of(&one.name)) { (words::name(&one.name)) } },
                 html! {
-                    span.key { (words::shortened(&one.url, 80)) }
+                    span.key { (words::shortened(&url(site, one), 80)) }
                     @if let Some(description) = &one.description {
                         " " span.quiet { (words::shortened(description, 80)) }
                     }
@@ -183,6 +183,15 @@ fn rows(found: &[RegisteredDestination]) -> Markup {
         })
         .collect();
     table("Registered destinations", &columns, &rows)
+}
+
+/// Its path may be a secret, as Slack's.
+fn url(site: &Site, one: &RegisteredDestination) -> String {
+    if site.config.admin.payloads {
+        return one.url.clone();
+    }
+    let parsed = Destination::new(&one.name, &one.url);
+    parsed.map_or_else(|_| "no URL".to_owned(), |one| one.shown_url())
 }
 
 fn state(one: &RegisteredDestination) -> Markup {
@@ -269,7 +278,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                             " " (words::shortened(&pause.reason, 200)) " " span.quiet { (left(pause)) }
                         }
                     }
-                    dt { "URL" } dd { span.key { (one.url) } }
+                    dt { "URL" } dd { span.key { (url(site, one)) } }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (tenant) } }
