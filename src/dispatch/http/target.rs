@@ -248,6 +248,11 @@ impl Target {
     }
 }
 
+/// Of an answer's head, which has its place in a connection's buffer.
+const HEADER_BYTES: usize = 64 * 1024;
+/// Written at once. Each connection has such a buffer: hundreds of them are memory.
+const OUTPUT_BYTES: usize = 32 * 1024;
+
 /// What is not said here has a default that loses messages or never ends: redirects that turn POST into GET, proxies
 /// from the environment, no timeout. (A proxy of the settings is our own connector's.)
 fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
@@ -260,7 +265,9 @@ fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
         .proxy(None)
         .tls_config(tls)
         .no_delay(true)
-        .max_response_header_size(64 * 1024)
+        .max_response_header_size(HEADER_BYTES)
+        .input_buffer_size(HEADER_BYTES + 1024)
+        .output_buffer_size(OUTPUT_BYTES)
         .max_idle_connections(IDLE_CONNECTIONS)
         .max_idle_connections_per_host(IDLE_CONNECTIONS)
         .max_idle_age(IDLE_AGE)
