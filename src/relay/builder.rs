@@ -548,7 +548,8 @@ impl RelayBuilder {
 impl RelayHandle {
     /// Has a relay with other settings take the place of this one: starts it, and then ends this one as
     /// [`shutdown`](Self::shutdown) does. Nothing is lost or sent twice meanwhile: for a moment they are two relays of
-    /// one outbox. Where the new one cannot start, this one goes on.
+    /// one outbox. Where the new one cannot start, this one goes on; where this one was shut down meanwhile, or before, the
+    /// new one is shut down, too.
     ///
     /// `deadline` is for the end of this one. Handlers, dispatchers and observers are those of `builder`.
     ///

@@ -43,6 +43,20 @@ fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     end(&relay);
 }
 
+/// R47: whoever shuts a relay down means what takes its place, too.
+#[test]
+fn a_reload_brings_no_relay_back_that_was_shut_down() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&receiver.url()).start();
+    let relay = relay.expect("a relay");
+    end(&relay);
+    let next = database.relay().url(&receiver.url());
+    let deadline = Duration::from_secs(30);
+    relay.reload(next, deadline).expect("it ends");
+    assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
+}
+
 /// R47: `systemctl reload`.
 #[test]
 fn sighup_has_the_settings_read_anew_and_what_is_wrong_is_said() {

@@ -2,6 +2,8 @@
 
 pub(super) mod change;
 
+use std::time::Instant;
+
 use diesel_outbox::admin::Place;
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryFilter, DestinationError, DestinationFilter, Destinations,
@@ -11,7 +13,7 @@ use diesel_outbox::{DatabaseError, Destination, Outbox, OutboxName};
 use maud::{Markup, html};
 
 use super::layout::{Page, token};
-use super::messages::badge;
+use super::messages::{QUICK, badge};
 use super::overview::left;
 use super::table::{Column, Kind, table};
 use super::{bad_request, database_away, link, missing, words};
@@ -219,6 +221,7 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
         after,
         ..DeliveryFilter::default()
     };
+    let began = Instant::now();
     let found = site.searches.run(|conn, outbox| {
         with(site, outbox, |destinations| {
             let Some(found) = destinations.get(conn, name)? else {
@@ -243,7 +246,8 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
         visitor,
         request,
         title: &title,
-        is_live: after.is_none(),
+        // A search of seconds is not made again and again.
+        is_live: after.is_none() && began.elapsed() < QUICK,
     };
     let can_change = !site.config.admin.read_only;
     let content = html! {
