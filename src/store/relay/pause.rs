@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use diesel::dsl::{case_when, exists, not};
+use diesel::dsl::{case_when, exists};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
@@ -14,8 +14,9 @@ use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, select, update};
 
 use crate::name::OutboxName;
+use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
-use crate::store::table::{outbox, pause};
+use crate::store::table::{candidate, pause};
 
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
@@ -266,6 +267,7 @@ pub(crate) fn resume(
 ) -> QueryResult<bool> {
     delete(pauses(name))
         .filter(is(kind, which))
+        .filter(pause::reason.ne(REMOVED))
         .execute(conn)
         .map(|count| count > 0)
 }
@@ -288,16 +290,37 @@ pub(crate) fn forget_removed(
     name: &OutboxName,
     age: Duration,
 ) -> QueryResult<usize> {
-    let waited_for = outbox::table(name.outbox()).select(outbox::destination);
-    delete(pauses(name))
-        .filter(pause::reason.eq(REMOVED))
-        .filter(pause::paused_at.lt(clock_timestamp() - interval(age)))
-        .filter(not(pause::name.eq_any(waited_for)))
-        .execute(conn)
+    let long_ago = clock_timestamp() - interval(age);
+    let is_old = pause::reason.eq(REMOVED).and(pause::paused_at.lt(long_ago));
+    let gone = QueryDsl::filter(pauses(name), is_old).select(pause::name);
+    let gone: Vec<String> = gone.load(conn)?;
+    let mut count = 0;
+    for one in gone {
+        if !is_named(conn, name, &one)? {
+            count += delete(pauses(name))
+                .filter(pause::reason.eq(REMOVED))
+                .filter(pause::name.eq(&one))
+                .execute(conn)?;
+        }
+    }
+    Ok(count)
+}
+
+/// Whether messages name this destination: one probe for each topic, as a look at the table would read all that waits.
+fn is_named(conn: &mut PgConnection, name: &OutboxName, destination: &str) -> QueryResult<bool> {
+    for lane in streams_to(conn, name, destination)? {
+        let messages = QueryDsl::filter(candidate::table(name.outbox()), is_of(&lane));
+        if select(exists(messages)).get_result(conn)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
 mod tests {
+    use diesel::connection::SimpleConnection;
+
     use super::*;
     use crate::store::tests::Outbox;
 
@@ -326,5 +349,32 @@ mod tests {
         close_breaker(conn, name, "billing").expect("closed");
         pause_for(conn, None);
         assert!(!opens(conn, 1), "an operator's pause stays");
+    }
+
+    /// R46: a note that a destination is gone stays as long as a message names it, and ends by no resume.
+    #[test]
+    fn a_removed_destination_is_forgotten_when_no_message_names_it() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        conn.batch_execute(&format!(
+            "INSERT INTO {destination} (name, url) VALUES ('acme', 'https://a.example'), ('other', 'https://a.example');
+             INSERT INTO {table} (topic, destination, ordering_key, payload) VALUES
+                ('a', '', NULL, '1'), ('b', 'other', NULL, '1'), ('c', 'acme', 'k', '1');
+             DELETE FROM {destination}",
+            destination = name.destination(),
+            table = name.outbox()
+        ))
+        .expect("rows");
+        let left = |conn: &mut PgConnection, age| {
+            forget_removed(conn, name, age).expect("looked at");
+            let rows = all(conn, name).expect("pauses");
+            rows.into_iter().map(|row| row.name).collect::<Vec<_>>()
+        };
+        assert_eq!(left(conn, MINUTE).len(), 2, "they are young");
+        assert_eq!(resume(conn, name, Pausable::Destination, "acme"), Ok(false));
+        assert_eq!(left(conn, Duration::ZERO), ["acme", "other"]);
+        conn.batch_execute(&format!("DELETE FROM {} WHERE topic = 'b'", name.outbox()))
+            .expect("settled");
+        assert_eq!(left(conn, Duration::ZERO), ["acme"]);
     }
 }

@@ -11,7 +11,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 use super::claim::{Position, Stream, Topic};
 use crate::name::OutboxName;
 use crate::store::sql::On;
-use crate::store::statement::{statement, statement_anew};
+use crate::store::statement::{planned_anew, statement, statement_anew};
 use crate::store::table::candidate;
 
 /// A stream, and where its first live message is.
@@ -41,7 +41,7 @@ pub(crate) fn streams_behind(
 ) -> QueryResult<Vec<Found>> {
     let mut found = Vec::new();
     for is_keyed in [false, true] {
-        let rows = candidate::table(name.outbox())
+        let newest = candidate::table(name.outbox())
             .filter(candidate::sequence.gt(behind))
             .filter(candidate::ordering_key.is_not_null().eq(is_keyed))
             .distinct_on((candidate::topic, candidate::destination))
@@ -57,9 +57,9 @@ pub(crate) fn streams_behind(
                 candidate::available_at,
                 candidate::sequence,
                 candidate::ordering_key.is_not_null(),
-            ))
-            .load::<Row>(conn)?;
-        found.extend(all_found(rows));
+            ));
+        // A plan for any sequence would go through the index of the claim.
+        found.extend(all_found(planned_anew(newest).load::<Row>(conn)?));
     }
     Ok(found)
 }
