@@ -52,6 +52,41 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
     });
 }
 
+impl Shared {
+    /// What a thread of the pool does next. Where there is more, another one is called.
+    pub(in crate::relay) fn next_turn(&self, all: &Bulkhead) -> Next {
+        let (registered, now) = (&self.registered, clock::now());
+        let registry = registered.registry();
+        let mut turns = registered.turns();
+        let next = turns.next(now, |id| {
+            let customer = registry.get(id).filter(|one| !one.is_locked);
+            let customer = customer.and_then(|one| one.bulkhead.as_ref());
+            customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
+        });
+        let has_more = turns.has_ready();
+        let is_room = turns.waiting_of_good() <= all.prefetch();
+        drop(turns);
+        if has_more {
+            registered.bell.ring();
+        }
+        if self.wanted.is(Want::Room) && is_room {
+            self.signals.doorbell.ring();
+        }
+        next
+    }
+
+    /// A send there has ended: its gate is watched where it may not let everything through.
+    pub(in crate::relay) fn sent_to_registered(&self, id: u32, bulkhead: &Bulkhead) {
+        if bulkhead.gate.standing() != Standing::Flowing {
+            self.registered.watch(id);
+            if bulkhead.gate.has_news() {
+                // The claimer may have looked before it was watched.
+                self.signals.doorbell.ring();
+            }
+        }
+    }
+}
+
 /// One of the threads.
 struct Worker<'a> {
     shared: &'a Arc<Shared>,
@@ -72,7 +107,7 @@ impl Worker<'_> {
     fn work(&self) -> Result<(), NobodyListens> {
         let (shared, bell) = (self.shared, &self.shared.registered.bell);
         while !shared.is_stopping() {
-            let until = match self.next() {
+            let until = match shared.next_turn(self.all) {
                 Next::Send(job, pass, send) => {
                     let (went_well, most) = self.send(job, pass)?;
                     shared.registered.turns().ended(send, went_well, most);
@@ -94,28 +129,6 @@ impl Worker<'_> {
             }
         }
         Ok(())
-    }
-
-    /// What is next. Where there is more, another thread is called.
-    fn next(&self) -> Next {
-        let (shared, now) = (self.shared, clock::now());
-        let registry = shared.registered.registry();
-        let mut turns = shared.registered.turns();
-        let next = turns.next(now, |id| {
-            let customer = registry.get(id).filter(|one| !one.is_locked);
-            let customer = customer.and_then(|one| one.bulkhead.as_ref());
-            customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
-        });
-        let has_more = turns.has_ready();
-        let is_room = turns.waiting_of_good() <= self.all.prefetch();
-        drop(turns);
-        if has_more {
-            shared.registered.bell.ring();
-        }
-        if shared.wanted.is(Want::Room) && is_room {
-            shared.signals.doorbell.ring();
-        }
-        next
     }
 
     /// Returns whether it went well, and how many sends the destination may have under way.
@@ -142,13 +155,7 @@ impl Worker<'_> {
         if went_well == Some(true) {
             self.all.learn(began.elapsed());
         }
-        if bulkhead.gate.standing() != Standing::Flowing {
-            shared.registered.watch(id);
-            if bulkhead.gate.has_news() {
-                // The claimer may have looked before it was watched.
-                shared.signals.doorbell.ring();
-            }
-        }
+        shared.sent_to_registered(id, bulkhead);
         Ok((went_well, bulkhead.concurrency))
     }
 

@@ -43,6 +43,10 @@ pub(super) enum Broken {
     SleepsAtOnce,
     /// A look for late commits finds none.
     OverlooksWhatIsLate,
+    /// Nobody hears that a registered destination is gone.
+    OverlooksWhatIsRemoved,
+    /// The end of a send to a registered destination makes no place for the next one.
+    LosesTurns,
     /// A key goes on after the settle's transaction, and not in it.
     ContinuesLater,
     /// What a transaction has enqueued that is rolled back stays.
@@ -75,7 +79,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// Each that the simulation has to find, and the promises that do not hold.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 20] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 22] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -110,6 +114,8 @@ impl Broken {
         (Self::SleepsAtOnce, &[Promise::Late]),
         (Self::OverlooksWhatIsLate, &[Promise::Late]),
         (Self::ContinuesLater, &[Promise::Order]),
+        (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),
+        (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
     ];
 
     /// What statements would do that are broken: each that the comparison with PostgreSQL has to find.

@@ -33,6 +33,8 @@ pub(super) struct History {
     /// keys that a claim looks at no others.
     pub(super) is_crowded: bool,
     pub(super) lease: Duration,
+    /// Some messages are for destinations that are registered: `x` and `y`.
+    pub(super) has_registered: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -45,6 +47,8 @@ pub(super) struct Item {
 #[derive(Debug, Clone)]
 pub(super) struct New {
     pub(super) topic: &'static str,
+    /// Empty: where its topic goes.
+    pub(super) destination: &'static str,
     pub(super) ordering_key: Option<&'static str>,
     /// Due after so long.
     pub(super) delay: Duration,
@@ -57,6 +61,7 @@ impl New {
     fn of(topic: &'static str) -> Self {
         Self {
             topic,
+            destination: "",
             ordering_key: None,
             delay: Duration::ZERO,
             expires_after: None,
@@ -86,6 +91,9 @@ pub(super) enum Event {
     Mood(&'static str, Mood, Duration),
     /// An operator pauses a topic or a destination.
     Pause(&'static str, &'static str, Duration),
+    /// Somebody disables a registered destination, or removes it; after so long it is there again, or never.
+    Disable(&'static str, Duration),
+    Remove(&'static str, Option<Duration>),
     /// Somebody asks whether nothing is due.
     Ask(usize),
     /// The process is killed, and another one is started after so long.
@@ -140,6 +148,7 @@ impl History {
             // Of dice of its own: the others stay as they were.
             is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
+            has_registered: false,
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -162,6 +171,7 @@ impl History {
             };
             let new = |rng: &mut Rng| New {
                 topic: topics[rng.usize(..topics.len())],
+                destination: "",
                 ordering_key: (rng.u8(..4) < keyed).then(|| keys[rng.usize(..keys.len())]),
                 delay: if has_delays && rng.u8(..6) == 0 {
                     millis(rng, 1..4000)
@@ -241,8 +251,48 @@ impl History {
             history.come_late(&mut rng);
             history.slow_claims = !is_calm;
         }
+        // Of dice of its own: the others stay as they were.
+        let mut rng = Rng::with_seed(seed.rotate_left(17) ^ 0x5851_f42d_4c95_7f2d);
+        if rng.u8(..3) == 0 {
+            history.register(&mut rng, is_calm);
+        }
         history.items.sort_by_key(|item| item.at);
         history
+    }
+
+    /// Some messages go to registered destinations, which come, go, and answer as they like.
+    fn register(&mut self, rng: &mut Rng, is_calm: bool) {
+        const REGISTERED: [&str; 2] = ["x", "y"];
+
+        self.has_registered = true;
+        for item in &mut self.items {
+            let Event::Enqueue { messages, .. } = &mut item.event else {
+                continue;
+            };
+            for new in messages {
+                if rng.bool() {
+                    continue;
+                }
+                new.destination = REGISTERED[rng.usize(..2)];
+                // Keys of their own: what names no destination is part of no order there.
+                new.ordering_key = new.ordering_key.map(|_| ["r", "s"][rng.usize(..2)]);
+            }
+        }
+        if is_calm {
+            return;
+        }
+        for _ in 0..rng.usize(..4) {
+            let name = REGISTERED[rng.usize(..2)];
+            let event = match rng.u8(..3) {
+                0 => Event::Disable(name, millis(rng, 50..6000)),
+                1 => Event::Remove(name, rng.bool().then(|| millis(rng, 50..6000))),
+                _ => {
+                    let mood = [Mood::Failing, Mood::Hanging, Mood::Slow][rng.usize(..3)];
+                    Event::Mood(name, mood, millis(rng, 100..5000))
+                }
+            };
+            self.add(rng, event);
+        }
     }
 
     /// While many messages go to a slow destination, a relay is held up for longer than its lease lasts.
@@ -344,7 +394,11 @@ impl History {
     pub(super) fn is_calm(&self) -> bool {
         // Failures open a breaker.
         let holds_up = |event: &Event| match event {
-            Event::Mood(..) | Event::Stop(..) | Event::Deaf(..) => true,
+            Event::Mood(..)
+            | Event::Stop(..)
+            | Event::Deaf(..)
+            | Event::Disable(..)
+            | Event::Remove(..) => true,
             Event::Enqueue { messages, .. } => messages.iter().any(|new| new.fails > 0),
             _ => false,
         };

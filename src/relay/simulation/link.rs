@@ -25,7 +25,7 @@ use crate::store::relay::late::{Late, LookForLate};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key, Page};
 use crate::store::relay::patrol::Free;
-use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::pause::{BREAKER_OPEN, Paused, REMOVED};
 use crate::store::relay::settle::{Claim, Trace};
 use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::Whereabouts;
@@ -276,12 +276,16 @@ impl Database for Link<'_> {
                 },
                 ..Surveyed::default()
             };
-            (found, tables.all_pauses(now.micros))
+            let mut pauses = tables.all_pauses(now.micros);
+            if broken == Some(Broken::OverlooksWhatIsRemoved) {
+                pauses.retain(|pause| pause.reason != REMOVED);
+            }
+            (found, pauses)
         })
     }
 
-    fn registered(&mut self, _: &Registry) -> Answer<Option<registered::Changes>> {
-        Ok(None)
+    fn registered(&mut self, known: &Registry) -> Answer<Option<registered::Changes>> {
+        self.ask(|tables, _, _, _| tables.registered_since(known))
     }
 
     fn meeting(

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
@@ -17,9 +18,9 @@ use super::tables::Row;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::{Breaker, Config, Destination, Route};
-use crate::dispatch::{Failure, Outcome, Response};
+use crate::dispatch::{Customers, Failure, Outcome, Response};
 use crate::message::Message;
-use crate::relay::bulkhead::{Bulkhead, Dispatchers};
+use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::heartbeat::Heartbeat;
@@ -27,12 +28,14 @@ use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{Awaited, Wait};
-use crate::relay::registered::Registered;
+use crate::relay::registered::{Customer, Registered};
 use crate::relay::registration;
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
+use crate::relay::to::To;
 use crate::relay::told::Told;
+use crate::relay::turns::{Next, UnderWay};
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
@@ -92,6 +95,8 @@ struct Listening {
 pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
+    /// Its turn, and its destination, where that is a registered one.
+    registered: Option<(UnderWay, Arc<Customer>)>,
     pub(super) job: Job,
     pass: Pass,
     outcome: Outcome,
@@ -132,6 +137,13 @@ pub(super) struct Process<'w> {
     _channels: (Sender<()>, Sender<()>),
 }
 
+/// What makes dispatchers, which nobody asks here: one for all, as it has threads.
+fn customers() -> Arc<Customers> {
+    static ALL: OnceLock<Arc<Customers>> = OnceLock::new();
+    let made = || Customers::new(Config::default()).expect("settings");
+    Arc::clone(ALL.get_or_init(|| Arc::new(made().expect("a build with HTTP"))))
+}
+
 fn config(stage: &Stage<'_>) -> Config {
     let mut config = Config {
         listener: true,
@@ -143,6 +155,8 @@ fn config(stage: &Stage<'_>) -> Config {
         max_attempts: 4,
         backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
         single_active: stage.history.single_active,
+        registered_threads: stage.history.senders,
+        registered_https_only: false,
         ..Config::default()
     };
     for name in ["a", "b"] {
@@ -175,7 +189,12 @@ impl<'w> Process<'w> {
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
             let config = config(stage);
-            let (bulkheads, senders) = Bulkhead::all(&config, Dispatchers::idle(&config));
+            let customers = stage.history.has_registered.then(customers);
+            let dispatchers = Dispatchers {
+                customers: customers.clone(),
+                ..Dispatchers::idle(&config)
+            };
+            let (bulkheads, senders) = Bulkhead::all(&config, dispatchers);
             queues = senders;
             let (longest, takeover_after) = (config.longest_send(), config.takeover_after());
             let clock = match stage.broken {
@@ -186,7 +205,7 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&config),
             };
             let source = Source::Url(SecretString::from(""));
-            let registered = Registered::new(&config, None);
+            let registered = Registered::new(&config, customers);
             let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;
             shared
@@ -236,7 +255,7 @@ impl<'w> Process<'w> {
             ],
             heartbeat: Some(Heartbeat::new(
                 shared,
-                registration(&shared.config, "relay", false),
+                registration(&shared.config, "relay", shared.registered.is_on()),
                 None,
                 link(Actor::Heartbeat),
             )),
@@ -280,9 +299,13 @@ impl<'w> Process<'w> {
         let number = bulkheads
             .zip(0..)
             .find(|(one, _)| *one.name == *destination);
-        number.is_some_and(|(bulkhead, number)| {
-            !self.queues[number].is_empty() || self.sending[number].busy >= bulkhead.concurrency
-        })
+        match number {
+            Some((bulkhead, number)) => {
+                !self.queues[number].is_empty() || self.sending[number].busy >= bulkhead.concurrency
+            }
+            // Registered ones have a few threads together.
+            None => self.shared.registered.registry().is_in_use() && self.shared.unsettled() > 0,
+        }
     }
 
     pub(super) fn pass_on_what_is_told(&self, broken: Option<Broken>) {
@@ -357,6 +380,16 @@ impl<'w> Process<'w> {
                 let sending = &self.sending[number];
                 let bulkhead = &self.shared.bulkheads[number];
                 let is_free = sending.busy < bulkhead.concurrency;
+                if matches!(bulkhead.serves, Serves::Registered) {
+                    let registered = &self.shared.registered;
+                    let is_called = !registered.bell.ear.is_empty();
+                    return match registered.turns().waiting() {
+                        0 => None,
+                        _ if !is_free => None,
+                        _ if is_called => Some(now),
+                        _ => Some(sending.next),
+                    };
+                }
                 let has_job = sending.held.is_some() || !self.queues[number].is_empty();
                 (is_free && has_job).then_some(sending.next)
             }
@@ -387,7 +420,10 @@ impl<'w> Stage<'w> {
             Actor::Claimer => self.run_claimer(number),
             Actor::Settler(which) => self.run_settler(number, which),
             Actor::Heartbeat => self.run_heartbeat(number),
-            Actor::Sender(bulkhead) => self.run_sender(number, bulkhead),
+            Actor::Sender(bulkhead) => match self.is_of_registered(number, bulkhead) {
+                true => self.run_pool(number, bulkhead),
+                false => self.run_sender(number, bulkhead),
+            },
             Actor::Listener => self.run_listener(number),
         }
     }
@@ -639,18 +675,92 @@ impl<'w> Stage<'w> {
             bulkhead.gate.give_back(&pass);
             return settle(job, Verdict::expired());
         }
-        let message = &job.message;
+        self.begin_send((number, which), &bulkhead.name, (job, pass), None);
+    }
+
+    fn is_of_registered(&self, number: usize, which: usize) -> bool {
+        let processes = self.processes.borrow();
+        let bulkhead = &processes[number].shared.bulkheads[which];
+        matches!(bulkhead.serves, Serves::Registered)
+    }
+
+    /// A thread of the pool for registered destinations.
+    fn run_pool(&self, number: usize, which: usize) {
+        let (shared, outcomes) = {
+            let processes = self.processes.borrow();
+            (processes[number].shared, processes[number].outcomes.clone())
+        };
+        while shared.registered.bell.ear.try_recv().is_ok() {}
+        let settle = |job, verdict| {
+            let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
+            // Its other end is here.
+            let _ = outcomes.send(settlement);
+        };
+        let now = self.now();
+        let next = match shared.next_turn(&shared.bulkheads[which]) {
+            Next::Nothing(until) => {
+                let processes = self.processes.borrow();
+                until.map_or(Duration::MAX, |until| {
+                    self.when(&processes[number], until).max(now)
+                })
+            }
+            Next::GiveBack(jobs) => {
+                jobs.into_iter()
+                    .for_each(|job| settle(job, Verdict::Released));
+                now
+            }
+            Next::Send(job, pass, under_way) => {
+                let registry = shared.registered.registry();
+                let customer = match job.to {
+                    To::Registered(id) => registry.get(id),
+                    _ => None,
+                };
+                let customer = customer.and_then(|one| Some((one, one.bulkhead.as_ref()?)));
+                let may_send = !shared.is_stopping() && shared.lease.may_send(job.lease);
+                let verdict = match is_expired(&job.message, clock::now()) {
+                    _ if !may_send || customer.is_none() => Some(Verdict::Released),
+                    true => Some(Verdict::expired()),
+                    false => None,
+                };
+                match (verdict, customer) {
+                    (None, Some((customer, bulkhead))) => {
+                        let turn = Some((under_way, Arc::clone(customer)));
+                        self.begin_send((number, which), &bulkhead.name, (job, pass), turn);
+                    }
+                    (verdict, customer) => {
+                        if let Some((_, bulkhead)) = customer {
+                            bulkhead.gate.give_back(&pass);
+                        }
+                        shared.registered.turns().ended(under_way, None, 1);
+                        settle(job, verdict.unwrap_or(Verdict::Released));
+                    }
+                }
+                now
+            }
+        };
+        self.processes.borrow_mut()[number].sending[which].next = next;
+    }
+
+    fn begin_send(
+        &self,
+        (number, which): (usize, usize),
+        name: &str,
+        (job, pass): (Job, Pass),
+        registered: Option<(UnderWay, Arc<Customer>)>,
+    ) {
+        let (message, lease) = (&job.message, job.lease);
         self.check_send(message, lease);
-        let (outcome, lasts) = self.answer(message, &bulkhead.name);
+        let (outcome, lasts) = self.answer(message, name);
         self.tell(|| {
             format!(
-                "process {number} sends {} {} under {lease}: {outcome:?} in {lasts:?}",
+                "process {number} sends {} {} to {name} under {lease}: {outcome:?} in {lasts:?}",
                 message.topic, message.sequence.0
             )
         });
         let send = Send {
             process: number,
             bulkhead: which,
+            registered,
             job,
             pass,
             outcome,
@@ -801,6 +911,7 @@ impl<'w> Stage<'w> {
         let Send {
             process,
             bulkhead,
+            registered,
             job,
             pass,
             outcome,
@@ -811,13 +922,29 @@ impl<'w> Stage<'w> {
             let mut processes = self.processes.borrow_mut();
             let process = &mut processes[process];
             process.sending[bulkhead].busy -= 1;
+            process.sending[bulkhead].next = self.now();
             (process.shared, process.outcomes.clone())
         };
-        let bulkhead = &shared.bulkheads[bulkhead];
         let took = clock::since(began);
-        bulkhead.learn(took);
+        let is_delivered = matches!(outcome, Outcome::Delivered(_));
+        if registered.is_none() || is_delivered {
+            shared.bulkheads[bulkhead].learn(took);
+        }
+        let (turn, customer) = registered.unzip();
+        let of_customer = customer.as_ref().and_then(|one| one.bulkhead.as_ref());
+        let bulkhead = of_customer.unwrap_or(&shared.bulkheads[bulkhead]);
         if bulkhead.gate.record(&pass, &outcome) {
             shared.signals.doorbell.ring();
+        }
+        if let (Some(turn), Some(customer)) = (turn, &customer) {
+            shared.sent_to_registered(customer.id, bulkhead);
+            if self.broken != Some(Broken::LosesTurns) {
+                let most = bulkhead.concurrency;
+                shared
+                    .registered
+                    .turns()
+                    .ended(turn, Some(is_delivered), most);
+            }
         }
         let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
         let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);

@@ -83,6 +83,8 @@ enum Happens {
     Resume(String, String),
     Well(&'static str, u32),
     Accept(&'static str),
+    /// A registered destination is put, enabled.
+    Put(&'static str),
     Janitor(usize),
     Calm,
     Tick,
@@ -237,6 +239,10 @@ impl<'w> Stage<'w> {
     pub(super) fn play(&'w self) -> Option<Fall> {
         let begin = self.now.get();
         fastrand::seed(self.history.seed);
+        if self.history.has_registered {
+            let mut tables = self.tables.borrow_mut();
+            ["x", "y"].iter().for_each(|name| tables.put(name, true));
+        }
         for relay in 0..self.history.relays {
             self.start(relay);
         }
@@ -700,6 +706,7 @@ impl<'w> Stage<'w> {
             Happens::Accept(topic) => {
                 self.refused.borrow_mut().remove(topic);
             }
+            Happens::Put(name) => self.tables.borrow_mut().put(name, true),
             Happens::Janitor(number) => {
                 let vanished = self.tables.borrow().vanished();
                 let processes = self.processes.borrow();
@@ -745,6 +752,19 @@ impl<'w> Stage<'w> {
                     *lasts,
                     Happens::Resume((*kind).to_owned(), (*name).to_owned()),
                 );
+            }
+            Event::Disable(name, lasts) => {
+                let is_there = self.tables.borrow().registered.contains_key(name);
+                if is_there {
+                    self.tables.borrow_mut().put(name, false);
+                    self.after(*lasts, Happens::Put(name));
+                }
+            }
+            Event::Remove(name, lasts) => {
+                self.tables.borrow_mut().remove(name);
+                if let Some(lasts) = lasts {
+                    self.after(*lasts, Happens::Put(name));
+                }
             }
             Event::Ask(relay) => {
                 if let Some(number) = self.process_of(*relay) {
@@ -885,7 +905,7 @@ impl<'w> Stage<'w> {
                 sequence: tables.last_sequence,
                 id: truths.len() - 1,
                 topic: new.topic,
-                destination: String::new(),
+                destination: new.destination.to_owned(),
                 ordering_key: new.ordering_key,
                 idempotency_key: None,
                 body: 0,
@@ -995,6 +1015,11 @@ impl<'w> Stage<'w> {
         }
         let mut tables = self.tables.borrow_mut();
         tables.pauses.retain(|_, (reason, ..)| reason != "OPERATOR");
+        // Another server may not have heard that one was enabled.
+        let registered: Vec<&str> = tables.registered.keys().copied().collect();
+        registered
+            .into_iter()
+            .for_each(|name| tables.put(name, true));
         drop(tables);
         for process in self.processes.borrow_mut().iter_mut() {
             (process.cut_off_until, process.stuck_until) = (Duration::ZERO, Duration::ZERO);
@@ -1200,7 +1225,9 @@ impl History {
 
     /// Whether messages of a key become parts.
     fn has_parts(&self) -> bool {
-        let is_apart = |new: &New| new.topic == "fan" && new.ordering_key.is_some();
+        let is_apart = |new: &New| {
+            (new.topic == "fan" || !new.destination.is_empty()) && new.ordering_key.is_some()
+        };
         let enqueues = |item: &Item| match &item.event {
             Event::Enqueue { messages, .. } => messages.iter().any(is_apart),
             _ => false,

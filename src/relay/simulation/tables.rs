@@ -11,11 +11,14 @@ use uuid::Uuid;
 
 use super::broken::Broken;
 use crate::message::{Message, Sequence};
+use crate::registered::RegisteredDestination;
 use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
+use crate::relay::registered::{self, Registry};
 use crate::relay::settlement::{Kind, Settlement, failed};
 use crate::relay::settler::Settle;
 use crate::relay::settler::{Written, blocks_key};
 use crate::status::ReasonCode;
+use crate::store::destinations;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
@@ -23,7 +26,7 @@ use crate::store::relay::late::{Late, LookForLate, Writers};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Head, Key, Page};
 use crate::store::relay::patrol::Free;
-use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::pause::{BREAKER_OPEN, Paused, REMOVED};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;
 use crate::store::relay::unserved;
@@ -102,6 +105,9 @@ pub(super) struct Tables {
     pub(super) leases: BTreeMap<i64, Lease>,
     /// Until when; `None`: until it is resumed.
     pub(super) pauses: BTreeMap<(String, String), (String, u32, Option<i64>)>,
+    /// The registered destinations.
+    pub(super) registered: BTreeMap<&'static str, Registered>,
+    pub(super) last_stamp: i64,
     pub(super) last_sequence: i64,
     /// Rows that an open transaction has changed.
     pub(super) locked: BTreeSet<i64>,
@@ -112,6 +118,14 @@ pub(super) struct Tables {
     pub(super) writers: BTreeSet<i64>,
     pub(super) next_writer: i64,
     pub(super) broken: Option<Broken>,
+}
+
+/// A registered destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Registered {
+    pub(super) enabled: bool,
+    /// Another one after each change.
+    pub(super) stamp: i64,
 }
 
 /// Where messages of a topic go that name no destination; `None`: apart, or nowhere.
@@ -310,6 +324,50 @@ impl Tables {
         let gone = held.filter(|held| !self.leases.contains_key(&held.lease));
         let gone: BTreeSet<i64> = gone.map(|held| held.lease).collect();
         gone.into_iter().collect()
+    }
+
+    /// Puts a registered destination, or changes it.
+    pub(super) fn put(&mut self, name: &'static str, enabled: bool) {
+        self.last_stamp += 1;
+        let stamp = self.last_stamp;
+        self.registered.insert(name, Registered { enabled, stamp });
+        let key = ("destination".to_owned(), name.to_owned());
+        let is_removed = |(reason, ..): &(String, u32, Option<i64>)| reason == REMOVED;
+        if self.pauses.get(&key).is_some_and(is_removed) {
+            self.pauses.remove(&key);
+        }
+    }
+
+    pub(super) fn remove(&mut self, name: &'static str) {
+        if self.registered.remove(name).is_none() {
+            return;
+        }
+        let key = ("destination".to_owned(), name.to_owned());
+        self.pauses.insert(key, (REMOVED.to_owned(), 0, None));
+    }
+
+    /// What has changed since they were known so.
+    pub(super) fn registered_since(&self, known: &Registry) -> Option<registered::Changes> {
+        if self.registered.is_empty() && !known.is_in_use() {
+            return None;
+        }
+        let stamp = self.registered.values().map(|one| one.stamp).sum();
+        let count = i64::try_from(self.registered.len()).unwrap_or(i64::MAX);
+        let mut gone = known.stamps();
+        let mut rows = Vec::new();
+        for (name, one) in &self.registered {
+            if gone.remove(*name) != Some(one.stamp) {
+                let mut row = RegisteredDestination::new(*name, "http://x").topics(["none"]);
+                row.enabled = one.enabled;
+                rows.push((destinations::Registered { row, secrets: None }, one.stamp));
+            }
+        }
+        Some(registered::Changes {
+            stamp: (count, stamp),
+            rows,
+            gone: gone.into_keys().collect(),
+            ..registered::Changes::default()
+        })
     }
 
     pub(super) fn all_pauses(&self, now: i64) -> Vec<Paused> {
