@@ -124,6 +124,13 @@ impl Turns {
         }
     }
 
+    /// Whether a destination has messages here, or on their way.
+    #[cfg(test)]
+    pub(super) fn has(&self, id: u32) -> bool {
+        let turn = self.of.get(&id);
+        turn.is_some_and(|turn| turn.under_way > 0 || !turn.jobs.is_empty())
+    }
+
     /// Forgets those that are gone and have nothing left.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |turn: &Turn| turn.under_way > 0 || !turn.jobs.is_empty();

@@ -47,6 +47,10 @@ pub(super) enum Broken {
     OverlooksWhatIsRemoved,
     /// The end of a send to a registered destination makes no place for the next one.
     LosesTurns,
+    /// While one registered destination has messages, the pool serves no other.
+    PrefersOne,
+    /// The pool for registered destinations takes failures for successes.
+    TrustsWhatFails,
     /// A key goes on after the settle's transaction, and not in it.
     ContinuesLater,
     /// What a transaction has enqueued that is rolled back stays.
@@ -79,7 +83,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// Each that the simulation has to find, and the promises that do not hold.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 22] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 24] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -116,6 +120,8 @@ impl Broken {
         (Self::ContinuesLater, &[Promise::Order]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
+        (Self::PrefersOne, &[Promise::Fair, Promise::Late]),
+        (Self::TrustsWhatFails, &[Promise::Late]),
     ];
 
     /// What statements would do that are broken: each that the comparison with PostgreSQL has to find.

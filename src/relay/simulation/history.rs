@@ -33,9 +33,18 @@ pub(super) struct History {
     /// keys that a claim looks at no others.
     pub(super) is_crowded: bool,
     pub(super) lease: Duration,
-    /// Some messages are for destinations that are registered: `x` and `y`.
+    /// Some messages are for destinations that are registered: `x` and `y`, or `c` for those of both.
     pub(super) has_registered: bool,
+    /// Many are: see [`History::crowd`].
+    pub(super) has_crowd: bool,
 }
+
+/// Registered destinations; in a crowd: those that have as much to get as they can, from the same moment on.
+pub(super) const REGISTERED: [&str; 3] = ["x", "y", "z"];
+/// One that gets a message now and then.
+pub(super) const QUIET: &str = "quiet";
+/// Those that hang or fail.
+pub(super) const BAD: [&str; 5] = ["p", "q", "r", "s", "t"];
 
 #[derive(Debug, Clone)]
 pub(super) struct Item {
@@ -149,6 +158,7 @@ impl History {
             is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
             has_registered: false,
+            has_crowd: false,
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -253,8 +263,10 @@ impl History {
         }
         // Of dice of its own: the others stay as they were.
         let mut rng = Rng::with_seed(seed.rotate_left(17) ^ 0x5851_f42d_4c95_7f2d);
-        if rng.u8(..3) == 0 {
-            history.register(&mut rng, is_calm);
+        match rng.u8(..12) {
+            0..4 => history.register(&mut rng, is_calm),
+            4 => history.crowd(&mut rng),
+            _ => {}
         }
         history.items.sort_by_key(|item| item.at);
         history
@@ -262,8 +274,6 @@ impl History {
 
     /// Some messages go to registered destinations, which come, go, and answer as they like.
     fn register(&mut self, rng: &mut Rng, is_calm: bool) {
-        const REGISTERED: [&str; 2] = ["x", "y"];
-
         self.has_registered = true;
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
@@ -273,9 +283,12 @@ impl History {
                 if rng.bool() {
                     continue;
                 }
-                new.destination = REGISTERED[rng.usize(..2)];
-                // Keys of their own: what names no destination is part of no order there.
+                // Keys of their own: what other routes serve is part of no order there.
                 new.ordering_key = new.ordering_key.map(|_| ["r", "s"][rng.usize(..2)]);
+                match rng.u8(..3) {
+                    0 => new.topic = "c",
+                    _ => new.destination = REGISTERED[rng.usize(..2)],
+                }
             }
         }
         if is_calm {
@@ -295,9 +308,55 @@ impl History {
         }
     }
 
+    /// Some have much to get and answer, others hang or fail, and one gets little: the first are served alike, and the
+    /// last is served soon.
+    fn crowd(&mut self, rng: &mut Rng) {
+        (self.has_registered, self.has_crowd) = (true, true);
+        self.relays = 1 + rng.usize(..2);
+        (self.single_active, self.slow_claims) = (false, false);
+        (self.troubles, self.slow) = (0, 0);
+        (self.has_dead_entries, self.is_crowded) = (false, false);
+        self.senders = 4;
+        self.items.clear();
+        let enqueue = |at, messages| Item {
+            at,
+            event: Event::Enqueue {
+                messages,
+                lasts: Duration::ZERO,
+                commits: true,
+            },
+        };
+        let to = |destination| New {
+            destination,
+            ..New::of("a")
+        };
+        for name in BAD.into_iter().take(rng.usize(..=BAD.len())) {
+            let mood = [Mood::Failing, Mood::Hanging][rng.usize(..2)];
+            self.items.push(Item {
+                at: Duration::ZERO,
+                event: Event::Mood(name, mood, LENGTH),
+            });
+            let messages = vec![to(name); rng.usize(1..15)];
+            self.items.push(enqueue(millis(rng, 0..6000), messages));
+        }
+        let mut at = Duration::ZERO;
+        while at < Duration::from_secs(10) {
+            at += millis(rng, 10..1000);
+            self.items.push(enqueue(at, vec![to(QUIET)]));
+        }
+        let of_each = REGISTERED.map(|name| vec![to(name); rng.usize(40..120)]);
+        let mut messages = of_each.concat();
+        if rng.bool() {
+            rng.shuffle(&mut messages);
+        }
+        self.items.push(enqueue(millis(rng, 0..5000), messages));
+    }
+
     /// While many messages go to a slow destination, a relay is held up for longer than its lease lasts.
     fn besiege(&mut self, rng: &mut Rng) {
         let at = millis(rng, 0..6000);
+        // Another one takes over.
+        self.relays = self.relays.max(2);
         let relay = rng.usize(..self.relays);
         let new = New::of("a");
         let event = Event::Enqueue {

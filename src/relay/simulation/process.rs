@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use secrecy::SecretString;
 
 use super::broken::Broken;
-use super::history::{History, Mood};
+use super::history::{History, Mood, REGISTERED};
 use super::link::Link;
 use super::promises::Promise;
 use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
@@ -147,7 +147,7 @@ fn customers() -> Arc<Customers> {
 fn config(stage: &Stage<'_>) -> Config {
     let mut config = Config {
         listener: true,
-        batch: 8,
+        batch: if stage.history.has_crowd { 32 } else { 8 },
         concurrency: stage.history.senders,
         poll_interval: stage.poll,
         lease: stage.history.lease,
@@ -304,7 +304,14 @@ impl<'w> Process<'w> {
                 !self.queues[number].is_empty() || self.sending[number].busy >= bulkhead.concurrency
             }
             // Registered ones have a few threads together.
-            None => self.shared.registered.registry().is_in_use() && self.shared.unsettled() > 0,
+            None => {
+                let registered = &self.shared.registered;
+                let registry = registered.registry();
+                let pool = self.sending.last().zip(self.shared.bulkheads.last());
+                let is_full = pool.is_some_and(|(pool, threads)| pool.busy >= threads.concurrency);
+                let customer = registry.named(destination);
+                customer.is_some_and(|one| is_full || registered.turns().has(one.id))
+            }
         }
     }
 
@@ -716,6 +723,17 @@ impl<'w> Stage<'w> {
                     _ => None,
                 };
                 let customer = customer.and_then(|one| Some((one, one.bulkhead.as_ref()?)));
+                if let Some((one, bulkhead)) = customer
+                    && self.broken == Some(Broken::PrefersOne)
+                    && self.history.has_crowd
+                    && REGISTERED[1..].contains(&one.name())
+                    && let Some(preferred) = registry.named(REGISTERED[0])
+                    && shared.registered.turns().has(preferred.id)
+                {
+                    bulkhead.gate.give_back(&pass);
+                    shared.registered.turns().ended(under_way, None, 1);
+                    return shared.registered.put(vec![job]);
+                }
                 let may_send = !shared.is_stopping() && shared.lease.may_send(job.lease);
                 let verdict = match is_expired(&job.message, clock::now()) {
                     _ if !may_send || customer.is_none() => Some(Verdict::Released),
@@ -724,6 +742,7 @@ impl<'w> Stage<'w> {
                 };
                 match (verdict, customer) {
                     (None, Some((customer, bulkhead))) => {
+                        self.check_fairness(&bulkhead.name);
                         let turn = Some((under_way, Arc::clone(customer)));
                         self.begin_send((number, which), &bulkhead.name, (job, pass), turn);
                     }
@@ -781,11 +800,7 @@ impl<'w> Stage<'w> {
         let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
         let has_failed = {
             let messages = self.messages.borrow();
-            messages[id]
-                .failed
-                .get(&message.destination)
-                .copied()
-                .unwrap_or_default()
+            of(&messages[id].failed, &message.destination)
         };
         let fails = has_failed < self.messages.borrow()[id].fails;
         let failed = |code| Outcome::Retry(Failure::new(code, "no"));
@@ -875,7 +890,7 @@ impl<'w> Stage<'w> {
             });
         }
         let truth = &messages[row.id];
-        let of = |of: &BTreeMap<String, u32>| of.get(&row.destination).copied().unwrap_or_default();
+        let of = |counts| of(counts, &row.destination);
         let most = of(&truth.failed) + of(&truth.taken_over);
         if message.attempts > most {
             self.fall(Promise::Attempts, || {
@@ -940,10 +955,8 @@ impl<'w> Stage<'w> {
             shared.sent_to_registered(customer.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
                 let most = bulkhead.concurrency;
-                shared
-                    .registered
-                    .turns()
-                    .ended(turn, Some(is_delivered), most);
+                let went_well = is_delivered || self.broken == Some(Broken::TrustsWhatFails);
+                shared.registered.turns().ended(turn, Some(went_well), most);
             }
         }
         let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
@@ -951,6 +964,13 @@ impl<'w> Stage<'w> {
         // Its other end is here.
         let _ = outcomes.send(settlement);
     }
+}
+
+/// Of these at a destination: a message for one registered destination alone is sent there before a row names it.
+fn of(counts: &BTreeMap<String, u32>, destination: &str) -> u32 {
+    let unnamed = (!destination.is_empty()).then_some("");
+    let names = unnamed.into_iter().chain([destination]);
+    names.filter_map(|name| counts.get(name)).sum()
 }
 
 /// What the settlers have claimed waits beside a full queue, and nobody tells the claimer when the queue has room

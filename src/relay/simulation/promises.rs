@@ -20,6 +20,8 @@ pub(super) enum Promise {
     Late,
     /// "Nothing is due" is said when nothing is.
     Idle,
+    /// R46: registered destinations with work get as much as each other.
+    Fair,
     /// Nothing is done again and again.
     Busy,
 }

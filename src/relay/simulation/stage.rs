@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 use super::broken::Broken;
-use super::history::{Event, History, Item, LENGTH, Mood, New};
+use super::history::{BAD, Event, History, Item, LENGTH, Mood, New, QUIET, REGISTERED};
 use super::process::{Actor, Process, Send};
 use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
@@ -49,6 +49,10 @@ const MOST_STATEMENTS: u32 = 4000;
 /// The same while nothing has been there for two seconds.
 const MOST_IDLE_STATEMENTS: u32 = 100;
 const IDLE: Duration = Duration::from_secs(2);
+/// Of two registered destinations with work one has had no more sends than so many more, for each relay.
+const MOST_AHEAD: usize = 8;
+/// Where others hang, a first message to a registered destination is on its way within this.
+const BESIDE_HANGING: Duration = Duration::from_secs(6);
 /// Turns of a claimer in which no time passes.
 pub(super) const MOST_TURNS: u32 = 2000;
 
@@ -179,6 +183,8 @@ pub(super) struct Stage<'w> {
     pub(super) sends: RefCell<BTreeMap<u64, Send>>,
     send_count: Cell<u64>,
     waits_since: RefCell<BTreeMap<i64, Duration>>,
+    /// Sends to registered destinations that have more to get.
+    sends_while_busy: RefCell<BTreeMap<&'static str, usize>>,
     /// When messages were last there, or about to be.
     busy_at: Cell<Duration>,
     is_over: Cell<bool>,
@@ -227,6 +233,7 @@ impl<'w> Stage<'w> {
             sends: RefCell::default(),
             send_count: Cell::new(0),
             waits_since: RefCell::default(),
+            sends_while_busy: RefCell::default(),
             busy_at: Cell::new(BEGIN),
             is_over: Cell::new(false),
             fall: RefCell::default(),
@@ -241,7 +248,11 @@ impl<'w> Stage<'w> {
         fastrand::seed(self.history.seed);
         if self.history.has_registered {
             let mut tables = self.tables.borrow_mut();
-            ["x", "y"].iter().for_each(|name| tables.put(name, true));
+            let names = match self.history.has_crowd {
+                true => [&REGISTERED[..], &BAD, &[QUIET]].concat(),
+                false => REGISTERED[..2].to_vec(),
+            };
+            names.into_iter().for_each(|name| tables.put(name, true));
         }
         for relay in 0..self.history.relays {
             self.start(relay);
@@ -1020,6 +1031,10 @@ impl<'w> Stage<'w> {
         registered
             .into_iter()
             .for_each(|name| tables.put(name, true));
+        if self.history.has_registered && tables.registered.is_empty() {
+            // Where none is registered, messages that no route serves wait for one.
+            tables.put(REGISTERED[2], true);
+        }
         drop(tables);
         for process in self.processes.borrow_mut().iter_mut() {
             (process.cut_off_until, process.stuck_until) = (Duration::ZERO, Duration::ZERO);
@@ -1047,6 +1062,7 @@ impl<'w> Stage<'w> {
             self.busy_at.set(now);
         }
         self.check_answers();
+        self.check_quiet();
         if self.history.is_calm() {
             self.check_lateness();
         }
@@ -1057,6 +1073,49 @@ impl<'w> Stage<'w> {
         {
             self.check_end();
             self.is_over();
+        }
+    }
+
+    /// A send to a registered destination begins. Those that have had messages to get since the same moment, which
+    /// nobody holds yet, have had as many sends as each other.
+    pub(super) fn check_fairness(&self, destination: &str) {
+        let Some(one) = REGISTERED.into_iter().find(|name| *name == destination) else {
+            return;
+        };
+        if !self.history.has_crowd {
+            return;
+        }
+        let tables = self.tables.borrow();
+        let has_work = |name: &str| {
+            let mut rows = tables.rows.values();
+            rows.any(|row| row.destination == name && row.held.is_none())
+        };
+        let mut sends = self.sends_while_busy.borrow_mut();
+        *sends.entry(one).or_default() += 1;
+        let so_many = sends[one];
+        let most = MOST_AHEAD * self.history.relays;
+        let others = REGISTERED.into_iter().filter(|name| has_work(name));
+        for other in others {
+            let its = sends.get(other).copied().unwrap_or(0);
+            if so_many > its + most {
+                self.fall(Promise::Fair, || {
+                    format!("{so_many} messages went to {one}, and {its} to {other}, for which more are there")
+                });
+            }
+        }
+    }
+
+    /// Others that hang or fail do not keep messages from a destination.
+    fn check_quiet(&self) {
+        let (tables, messages) = (self.tables.borrow(), self.messages.borrow());
+        for row in tables.rows.values().filter(|row| row.destination == QUIET) {
+            let truth = &messages[row.id];
+            let waits = truth.committed.map(|at| self.now.get() - at);
+            if truth.well.is_empty() && waits > Some(BESIDE_HANGING) {
+                self.fall(Promise::Late, || {
+                    format!("{row:?} has waited for {waits:?}")
+                });
+            }
         }
     }
 
@@ -1188,7 +1247,9 @@ impl<'w> Stage<'w> {
                 let of = |of: &BTreeMap<String, u32>| {
                     of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
-                if entry.is_delivered && of(&truth.well) == 0 {
+                // Of `c` nobody may have wanted any.
+                let is_nobodys = entry.row.topic == "c" && entry.row.destination.is_empty();
+                if entry.is_delivered && of(&truth.well) == 0 && !is_nobodys {
                     return self.fall(Promise::Lost, || format!("{entry:?}: it was never sent"));
                 }
                 let is_twice = entries
@@ -1226,7 +1287,8 @@ impl History {
     /// Whether messages of a key become parts.
     fn has_parts(&self) -> bool {
         let is_apart = |new: &New| {
-            (new.topic == "fan" || !new.destination.is_empty()) && new.ordering_key.is_some()
+            (["fan", "c"].contains(&new.topic) || !new.destination.is_empty())
+                && new.ordering_key.is_some()
         };
         let enqueues = |item: &Item| match &item.event {
             Event::Enqueue { messages, .. } => messages.iter().any(is_apart),

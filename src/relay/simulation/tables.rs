@@ -357,7 +357,7 @@ impl Tables {
         let mut rows = Vec::new();
         for (name, one) in &self.registered {
             if gone.remove(*name) != Some(one.stamp) {
-                let mut row = RegisteredDestination::new(*name, "http://x").topics(["none"]);
+                let mut row = RegisteredDestination::new(*name, "http://x").topics(["c"]);
                 row.enabled = one.enabled;
                 rows.push((destinations::Registered { row, secrets: None }, one.stamp));
             }
