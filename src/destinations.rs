@@ -75,7 +75,7 @@ use crate::store::pinned::pinned;
 pub use self::trial::{DestinationTest, TestAnswer};
 pub use crate::registered::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
-pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
+pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryCount, DeliveryFilter};
 
 /// Who has sent a message again, in its history.
 const SENT_AGAIN_BY: &str = "send again";
@@ -507,6 +507,41 @@ impl<'a> Destinations<'a> {
     ) -> Result<Deliveries, DestinationError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
             deliveries::deliveries(conn, outbox, name, filter, limit)
+        })?)
+    }
+
+    /// How many of its messages were delivered and how many died, in each of `windows` spans of time, the oldest first;
+    /// the last one ends now. `None`: two seconds were not enough to count it.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let minute = Duration::from_secs(60);
+    /// for count in outbox.destinations().delivery_counts(&mut conn, "acme", minute, 60)? {
+    ///     match count {
+    ///         Some(count) => println!("{} delivered, {} dead", count.delivered, count.dead),
+    ///         None => println!("not known"),
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub fn delivery_counts(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        window: Duration,
+        windows: usize,
+    ) -> Result<Vec<Option<DeliveryCount>>, DestinationError> {
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            deliveries::counts(conn, outbox, name, window, windows)
         })?)
     }
 

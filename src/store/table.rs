@@ -270,6 +270,10 @@ macro_rules! tables {
         impl diesel::expression::ValidGrouping<()> for $column {
             type IsAggregate = diesel::expression::is_aggregate::No;
         }
+
+        impl diesel::expression::ValidGrouping<$column> for $column {
+            type IsAggregate = diesel::expression::is_aggregate::Yes;
+        }
     };
 }
 

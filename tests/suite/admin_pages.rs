@@ -446,8 +446,18 @@ fn registered_destinations_are_searched_shown_and_changed() {
         "payload, available_at, attempts, reason, last_error",
         "'{}', now(), 3, 'REJECTED', 'the receiver answered 422'",
     );
+    database.execute(
+        "INSERT INTO {o}_ledger (part, sequence, message_id, topic, destination, named_destination,
+                status, attempts, created_at, settled_at)
+         SELECT 0, 100 + n, gen_random_uuid(), 'order.paid', 'acme', '', 'delivered', 1, now(), now()
+           FROM generate_series(1, 37) n",
+    );
     let one = "/destinations?name=acme";
     let body = page.get(one).body;
+    assert!(
+        body.contains("37") && body.contains("Messages that it got, last hour"),
+        "{body}"
+    );
     for shown in ["order.*", "x-key", "REJECTED", "Send again", "enabled"] {
         assert!(body.contains(shown), "{shown}: {body}");
     }

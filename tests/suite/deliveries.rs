@@ -166,6 +166,36 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     assert_eq!(states(&none), "");
 }
 
+/// R46
+#[test]
+fn what_a_destination_got_is_counted_by_spans_of_time() {
+    let database = Database::new();
+    // Every 20 minutes: three that it got, one that died, and one of another.
+    database.execute(
+        "INSERT INTO {o}_ledger (part, sequence, message_id, topic, destination, named_destination,
+                status, reason, attempts, created_at, settled_at)
+         SELECT 0, n, gen_random_uuid(), 'order.paid', CASE n % 5 WHEN 4 THEN 'other' ELSE 'acme' END, '',
+                CASE n % 5 WHEN 3 THEN 'dead' ELSE 'delivered' END,
+                CASE n % 5 WHEN 3 THEN 'REJECTED' END, 1, now(),
+                now() - interval '10 minutes' - n / 5 * interval '20 minutes'
+           FROM generate_series(0, 19) n",
+    );
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    let mut counts = |name: &str, minutes: u64, windows| -> Vec<(u64, u64)> {
+        let window = std::time::Duration::from_secs(60 * minutes);
+        let destinations = outbox.destinations();
+        let counts = destinations.delivery_counts(conn, name, window, windows);
+        let counts = counts.expect("counts").into_iter();
+        let counts = counts.map(|count| count.expect("in two seconds"));
+        counts.map(|count| (count.delivered, count.dead)).collect()
+    };
+    assert_eq!(counts("acme", 20, 3), [(3, 1); 3]);
+    assert_eq!(counts("acme", 5, 4), [(0, 0), (3, 1), (0, 0), (0, 0)]);
+    assert_eq!(counts("other", 60, 1), [(3, 0)]);
+    assert_eq!(counts("nobody", 60, 1), [(0, 0)]);
+}
+
 /// R46: whatever the size of a page, each is on one.
 #[test]
 fn pages_have_each_delivery_once() {

@@ -7,12 +7,12 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-use diesel::PgConnection;
 use diesel::dsl::array;
 use diesel::prelude::{
     ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
+use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use super::dead::{self, DeadFilter, DeadLetter};
@@ -23,16 +23,18 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
 use crate::store::looking::looking_briefly;
-use crate::store::place::{Place, as_micros};
+use crate::store::place::{Place, as_micros, to_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::searched::{ALL, Deadline};
-use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, given};
+use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::store::statement::planned_anew;
 use crate::store::table::{attempt, candidate, outbox};
 
 /// While so much is written that only the end of the ledger is read, what is older than this is read as usual.
 const UNINDEXED: Duration = Duration::from_secs(60);
+/// Counting one window may take so long.
+const TO_COUNT: Duration = Duration::from_millis(500);
 
 /// Which deliveries. Everything given has to hold.
 ///
@@ -64,6 +66,16 @@ pub struct Deliveries {
     pub next: Option<Place>,
     /// `false`: while very much is written, some of this page may be missing.
     pub is_complete: bool,
+}
+
+/// How many messages of a destination were settled in a span of time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeliveryCount {
+    /// It got so many.
+    pub delivered: u64,
+    /// So many were given up: they died, expired, or were discarded or cancelled.
+    pub dead: u64,
 }
 
 /// One message on its way to one destination.
@@ -265,6 +277,35 @@ fn waiting(
     })?;
     let rows = found.flatten();
     Ok(rows.map(|rows| rows.into_iter().map(Delivery::from).collect()))
+}
+
+/// What was settled in each of so many windows, the oldest first; the last one ends now.
+pub(crate) fn counts(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    window: Duration,
+    windows: usize,
+) -> QueryResult<Vec<Option<DeliveryCount>>> {
+    let deadline = Deadline::new();
+    let micros = i64::try_from(window.as_micros()).unwrap_or(i64::MAX).max(1);
+    let mut end = select(clock_timestamp()).get_result(conn).map(to_micros)?;
+    let mut counts = vec![None; windows];
+    // The latest first: what has no time left is the oldest.
+    for count in counts.iter_mut().rev() {
+        let Some(left) = deadline.left(TO_COUNT) else {
+            break;
+        };
+        let begin = end.saturating_sub(micros);
+        *count = looking_briefly(conn, left, |conn| {
+            ledger::count(conn, name, destination, (begin, end))
+        })?;
+        if count.is_none() {
+            break;
+        }
+        end = begin;
+    }
+    Ok(counts)
 }
 
 /// The sequences of the last messages of a lane.

@@ -8,8 +8,10 @@
 //! latest second means reading all that: then the end of the table is read instead, where most of the latest
 //! rows are.
 
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
+use diesel::dsl::count_star;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable, RunQueryDsl,
@@ -18,6 +20,7 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
+use super::deliveries::DeliveryCount;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
@@ -305,6 +308,29 @@ fn between(
             planned_anew(rows.filter(ledger::ctid.ge(PageBegin(page)))).load(conn)
         }
     }
+}
+
+/// What a destination has got, and what of it died, from the first time on and before the second.
+pub(super) fn count(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    (from, to): (i64, i64),
+) -> QueryResult<DeliveryCount> {
+    let counts = ledger::table(name.ledger())
+        .filter(ledger::settled_at.ge(from_micros(from)))
+        .filter(ledger::settled_at.lt(from_micros(to)))
+        .filter(ledger::destination.eq(destination))
+        .group_by(ledger::status)
+        .select((ledger::status, count_star()));
+    let counts: Vec<(Status, i64)> = planned_anew(counts).load(conn)?;
+    let counts: HashMap<Status, i64> = counts.into_iter().collect();
+    let of = |status| counts.get(&status).copied().unwrap_or(0);
+    let of = |status| u64::try_from(of(status)).unwrap_or(0);
+    Ok(DeliveryCount {
+        delivered: of(Status::Delivered),
+        dead: of(Status::Dead),
+    })
 }
 
 /// Just behind a place: rows of the same time may be before it.

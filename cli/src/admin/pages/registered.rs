@@ -2,12 +2,12 @@
 
 pub(super) mod change;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use diesel_outbox::admin::Place;
 use diesel_outbox::destinations::{
-    Deliveries, Delivery, DeliveryFilter, DestinationError, DestinationFilter, Destinations,
-    RegisteredDestination,
+    Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
+    Destinations, RegisteredDestination,
 };
 use diesel_outbox::{DatabaseError, Destination, Outbox, OutboxName};
 use maud::{Markup, html};
@@ -15,6 +15,7 @@ use maud::{Markup, html};
 use super::layout::{Page, token};
 use super::messages::{QUICK, badge};
 use super::overview::left;
+use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table};
 use super::{bad_request, database_away, link, missing, words};
 use crate::admin::http::{Form, Status};
@@ -22,6 +23,9 @@ use crate::admin::{Request, Response, Site, Visitor};
 
 /// Rows of one page.
 const PAGE: usize = 50;
+/// The last hour is counted in so many steps.
+const WINDOW: Duration = Duration::from_secs(120);
+const WINDOWS: usize = 30;
 
 /// The address of a destination's page.
 fn page_of(name: &str) -> String {
@@ -228,10 +232,14 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
                 return Ok(None);
             };
             let deliveries = destinations.deliveries(conn, name, &filter, PAGE)?;
-            Ok(Some((found, deliveries)))
+            let counts = match after {
+                None => destinations.delivery_counts(conn, name, WINDOW, WINDOWS)?,
+                Some(_) => Vec::new(),
+            };
+            Ok(Some((found, deliveries, counts)))
         })
     });
-    let (found, deliveries) = match found.and_then(|found| Ok(found?)) {
+    let (found, deliveries, counts) = match found.and_then(|found| Ok(found?)) {
         Ok(Some(found)) => found,
         Ok(None) => {
             let words = format!("There is no registered destination {name:?}.");
@@ -257,9 +265,38 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
         }
         @if can_change { (actions(visitor, &found)) }
         (facts(site, &found))
+        @if after.is_none() { (curves(&counts)) }
         (deliveries_of(visitor, name, &deliveries, after.is_some(), can_change))
     };
     page.answer(Status::Ok, &content)
+}
+
+/// What it got in the last hour, and what of it died.
+fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
+    #[allow(clippy::cast_precision_loss, reason = "to be drawn")]
+    let per_second = |count: u64| count as f64 / WINDOW.as_secs_f64();
+    let values = |of: fn(&DeliveryCount) -> u64| -> Vec<Option<f64>> {
+        let counts = counts.iter().map(Option::as_ref);
+        counts.map(|count| count.map(of).map(per_second)).collect()
+    };
+    let sum = |of: fn(&DeliveryCount) -> u64| counts.iter().flatten().map(of).sum::<u64>();
+    let span = WINDOW * u32::try_from(counts.iter().flatten().count()).unwrap_or(0);
+    let figure = |name: &str, label: &str, title: &str, of: fn(&DeliveryCount) -> u64| {
+        html! {
+            li.panel.figure {
+                span.label { (label) }
+                span.value { (words::count(i64::try_from(sum(of)).unwrap_or(i64::MAX), false)) }
+                span.parts { "in the last " (humantime::format_duration(span)) }
+                (sparkline(name, title, span, &values(of), a_minute))
+            }
+        }
+    };
+    html! {
+        ul.figures aria-label="The last hour" {
+            (figure("delivered", "Delivered", "Messages that it got", |count| count.delivered))
+            (figure("died", "Died", "Messages that died", |count| count.dead))
+        }
+    }
 }
 
 fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
