@@ -110,7 +110,7 @@ impl HttpDispatcher {
     }
 
     fn looking_up(config: &Config, lookup: Box<Lookup>) -> Result<Self, ConfigError> {
-        let mut common = Common::new(lookup)?;
+        let mut common = Common::new(lookup);
         let source = source(config);
         let place = |destination| {
             let form = Form::new(&destination, config, &source)?;
@@ -197,7 +197,7 @@ impl Customers {
     /// `config`: as it is for registered destinations.
     pub(crate) fn new(config: Config) -> Result<Option<Self>, ConfigError> {
         Ok(Some(Self {
-            common: Mutex::new(Common::shared(Box::new(system_lookup))?),
+            common: Mutex::new(Common::shared(Box::new(system_lookup))),
             source: source(&config),
             config,
         }))

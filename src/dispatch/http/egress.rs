@@ -22,6 +22,8 @@ pub(super) enum Egress {
     NoMetadata,
     /// Public ones, and those in the networks that are allowed.
     Public { allow: Vec<IpNet> },
+    /// Those of a registered destination, for which nothing is allowed beside.
+    Registered { public_only: bool },
 }
 
 impl Egress {
@@ -37,13 +39,21 @@ impl Egress {
         }
     }
 
+    pub(super) fn of_registered(config: &Config) -> Self {
+        Self::Registered {
+            public_only: config.registered_public_only,
+        }
+    }
+
     /// The family of an address that is refused, or `None`.
     pub(super) fn refusal(&self, address: IpAddr) -> Option<&'static str> {
         match self {
             Self::Any => None,
-            Self::NoMetadata => metadata(address),
+            Self::NoMetadata | Self::Registered { public_only: false } => metadata(address),
             Self::Public { allow } if allow.iter().any(|net| net.contains(&address)) => None,
-            Self::Public { .. } => metadata(address).or_else(|| special(address)),
+            Self::Public { .. } | Self::Registered { public_only: true } => {
+                metadata(address).or_else(|| special(address))
+            }
         }
     }
 
@@ -105,6 +115,9 @@ impl Egress {
                     "only public addresses are reached, those in `allow`, and with `internal = true` all"
                 }
                 Self::Any | Self::NoMetadata => "it is reached with `internal = true` only",
+                Self::Registered { .. } => {
+                    "registered destinations have public addresses (`OUTBOX_REGISTERED_PUBLIC_ONLY`)"
+                }
             },
         }
     }
@@ -167,6 +180,24 @@ mod tests {
         }
         for address in ["127.0.0.1", "169.254.169.254", "::", "10.0.0.1"] {
             assert_eq!(Egress::Any.refusal(ip(address)), None, "{address}");
+        }
+    }
+
+    /// R46
+    #[test]
+    fn registered_destinations_have_public_addresses_or_at_least_none_of_metadata() {
+        for (public_only, address, is_refused) in [
+            (true, "10.0.0.1", true),
+            (true, "8.8.8.8", false),
+            (false, "10.0.0.1", false),
+            (false, "169.254.169.254", true),
+        ] {
+            let config = Config {
+                registered_public_only: public_only,
+                ..Config::default()
+            };
+            let refusal = Egress::of_registered(&config).refusal(ip(address));
+            assert_eq!(refusal.is_some(), is_refused, "{public_only}, {address}");
         }
     }
 

@@ -116,6 +116,7 @@ impl fmt::Debug for FirstAddress {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::io;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Mutex, mpsc};
@@ -123,7 +124,7 @@ mod tests {
     use ureq::Timeout;
     use ureq::unversioned::transport::time;
 
-    use super::super::lookups::THREADS;
+    use super::super::lookups::{THREADS, Times};
     use super::*;
 
     const PUBLIC: Egress = Egress::Public { allow: Vec::new() };
@@ -132,7 +133,12 @@ mod tests {
         lookup: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
         keep: Duration,
     ) -> Arc<Lookups> {
-        Arc::new(Lookups::keeping(Box::new(lookup), keep, keep).expect("threads"))
+        let times = Times {
+            keep,
+            keep_failure: keep,
+            patience: SOON,
+        };
+        Arc::new(Lookups::new(Box::new(lookup), THREADS, times))
     }
 
     fn resolver(lookups: &Arc<Lookups>, url: &str, egress: Egress) -> FirstAddress {
@@ -272,6 +278,67 @@ mod tests {
             "it is not waited for"
         );
         drop(release);
+    }
+
+    /// R46: who registers a destination may have a name that hangs whenever it likes.
+    #[test]
+    fn names_that_failed_and_hang_leave_a_thread_to_others() {
+        let (release, hang) = mpsc::channel::<()>();
+        let (hang, has_failed) = (Mutex::new(hang), Mutex::new(HashSet::new()));
+        let lookup = move |host: &str, port| {
+            if host.starts_with("bad") {
+                if has_failed.lock().expect("no panic").insert(host.to_owned()) {
+                    return Err(io::Error::other("no"));
+                }
+                let _ = hang.lock().expect("no panic").recv();
+            }
+            Ok(vec![SocketAddr::from(([8, 8, 8, 8], port))])
+        };
+        let lookups = lookups(lookup, Duration::ZERO);
+        for number in 0..THREADS {
+            let url = format!("http://bad{number}.example/");
+            let bad = resolver(&lookups, &url, PUBLIC);
+            let error = error_of(resolve(&bad, SOON));
+            assert!(error.ends_with(": no"), "{error}");
+            let error = resolve(&bad, Duration::from_millis(50));
+            assert!(matches!(error, Err(ureq::Error::Timeout(_))), "{error:?}");
+        }
+        let other = resolver(&lookups, "http://b.example/", PUBLIC);
+        resolve(&other, SOON).expect("one thread is free");
+        drop(release);
+    }
+
+    /// R46
+    #[test]
+    fn where_a_lookup_hangs_the_answer_before_it_is_used_and_then_the_new_one() {
+        let (release, hang) = mpsc::channel::<[u8; 4]>();
+        let hang = Mutex::new(hang);
+        let lookup = move |_: &str, port| {
+            let address = hang.lock().expect("no panic").recv().expect("an address");
+            Ok(vec![SocketAddr::from((address, port))])
+        };
+        let times = Times {
+            keep: Duration::ZERO,
+            patience: Duration::from_millis(50),
+            ..Times::default()
+        };
+        let lookups = Arc::new(Lookups::new(Box::new(lookup), THREADS, times));
+        let moves = resolver(&lookups, "http://a.example/", PUBLIC);
+        release.send([8, 8, 8, 8]).expect("it is there");
+        let first = resolve(&moves, SOON).expect("the first one");
+        let began = Instant::now();
+        for _ in 0..3 {
+            assert_eq!(resolve(&moves, SOON).expect("the same"), first);
+        }
+        assert!(
+            began.elapsed() < SOON / 2,
+            "it waits for no lookup that hangs"
+        );
+        release.send([9, 9, 9, 9]).expect("it is there");
+        let until = Instant::now() + SOON;
+        while resolve(&moves, SOON).expect("one") == first {
+            assert!(Instant::now() < until, "the new one is not used");
+        }
     }
 
     #[test]

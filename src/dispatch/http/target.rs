@@ -15,7 +15,7 @@ use ureq::unversioned::transport::Connector;
 use super::USER_AGENT;
 use super::connection::OneWriteConnector;
 use super::egress::{Blocked, Egress};
-use super::lookups::{Lookup, LookupFailed, Lookups};
+use super::lookups::{Lookup, LookupFailed, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
 use super::proxy::{FirstHop, NotConnected, ProxyFailed, Via};
 use super::resolver::FirstAddress;
 use super::tls::{HandshakeFailed, SharedTls, TlsSettings};
@@ -120,25 +120,23 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// Starts what looks up names by `lookup`.
-    pub(super) fn new(lookup: Box<Lookup>) -> Result<Self, ConfigError> {
-        let lookups = Lookups::new(lookup).map_err(|error| {
-            ConfigError::new("destinations", format!("no thread for names: {error}"))
-        })?;
-        Ok(Self {
-            lookups: Arc::new(lookups),
+    /// Looks up names by `lookup`.
+    pub(super) fn new(lookup: Box<Lookup>) -> Self {
+        Self {
+            lookups: Arc::new(Lookups::new(lookup, THREADS, Times::default())),
             tls: TlsSettings::default(),
             sharing: None,
-        })
+        }
     }
 
-    /// The same for destinations that share their agents: all have the same settings of TLS.
-    pub(super) fn shared(lookup: Box<Lookup>) -> Result<Self, ConfigError> {
-        let sharing = Some(Sharing::default());
-        Ok(Self {
-            sharing,
-            ..Self::new(lookup)?
-        })
+    /// The same for registered destinations, which share their agents: all have the same settings of TLS.
+    pub(super) fn shared(lookup: Box<Lookup>) -> Self {
+        let lookups = Lookups::new(lookup, THREADS_OF_REGISTERED, Times::default());
+        Self {
+            lookups: Arc::new(lookups),
+            tls: TlsSettings::default(),
+            sharing: Some(Sharing::default()),
+        }
     }
 }
 
@@ -154,7 +152,10 @@ impl Target {
         let uri: Uri = destination.url.as_str().parse().map_err(|error| {
             ConfigError::new(format!("destinations.{name}.url"), format!("{error}"))
         })?;
-        let egress = Egress::of(&destination, config);
+        let egress = match common.sharing {
+            None => Egress::of(&destination, config),
+            Some(_) => Egress::of_registered(config),
+        };
         egress.check_literal(&destination, config)?;
         let via = Via::of(&destination, config)?;
         let resolver = match &via {
