@@ -241,7 +241,7 @@ def check_manifest():
 
 
 def check_grace(seconds, name):
-    [default] = re.findall(r"^\| `OUTBOX_SHUTDOWN_TIMEOUT` \| `(\d+)s`", read("README.md"), re.M)
+    [default] = re.findall(r"^\| `OUTBOX_SHUTDOWN_TIMEOUT` \| `(\d+)s`", read("docs/settings.md"), re.M)
     if seconds <= int(default):
         fail(f"{name} is not longer than OUTBOX_SHUTDOWN_TIMEOUT")
 

@@ -2,6 +2,10 @@
 //!
 //! The same pages are in the repository, as `docs/*.md`.
 
+/// Enqueueing, handlers, the relay in your process, tests.
+#[doc = include_str!("../docs/application.md")]
+pub mod application {}
+
 /// Topics, versions, ordering keys, idempotency keys, transactions, tenants, payloads.
 #[doc = include_str!("../docs/keys-and-topics.md")]
 pub mod keys_and_topics {}
@@ -33,6 +37,30 @@ pub mod scaling {}
 /// Settings of the server, roles, poolers, backups.
 #[doc = include_str!("../docs/postgresql.md")]
 pub mod postgresql {}
+
+/// Every setting, `outbox.toml`, TLS, and where requests may go.
+#[doc = include_str!("../docs/settings.md")]
+pub mod settings {}
+
+/// Every command of the binary.
+#[doc = include_str!("../docs/commands.md")]
+pub mod commands {}
+
+/// Headers, signatures, and what each answer causes.
+#[doc = include_str!("../docs/requests.md")]
+pub mod requests {}
+
+/// What an ordering key promises, and what it costs.
+#[doc = include_str!("../docs/order.md")]
+pub mod order {}
+
+/// What each table holds, and who creates it.
+#[doc = include_str!("../docs/tables.md")]
+pub mod tables {}
+
+/// Numbers, with the commands that give them.
+#[doc = include_str!("../docs/performance.md")]
+pub mod performance {}
 
 /// Versions of the crate, of the tables, of events.
 #[doc = include_str!("../docs/upgrading.md")]

@@ -98,8 +98,8 @@ fn an_inbox_that_forgets_at_once_is_refused() {
 }
 
 #[test]
-fn the_readme_lists_every_setting_with_its_default() {
-    let readme = include_str!("../../README.md");
+fn the_reference_lists_every_setting_with_its_default() {
+    let page = include_str!("../../docs/settings.md");
     for setting in SETTINGS {
         let default = match setting.default {
             "" => String::new(),
@@ -109,7 +109,7 @@ fn the_readme_lists_every_setting_with_its_default() {
             "| `{}` | {default} | {} |",
             setting.variable, setting.summary
         );
-        assert!(readme.contains(&row), "the README has no row {row}");
+        assert!(page.contains(&row), "docs/settings.md has no row {row}");
         let of_file = format!("; or {}_FILE", setting.variable);
         let is_told = setting.summary.ends_with(&of_file);
         assert_eq!(is_told, setting.place == Place::OwnFile, "{row}");

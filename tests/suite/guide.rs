@@ -110,7 +110,7 @@ fn every_page_is_a_module_of_the_guide_and_in_its_list() {
             assert!(list.contains(&format!("]({page})")), "{page}");
         }
         for link in text.split(own).skip(1) {
-            let name = link.split(|c: char| c.is_whitespace() || c == '#');
+            let name = link.split(|c: char| c.is_whitespace() || "#)".contains(c));
             let name = name.into_iter().next().unwrap_or_default();
             assert!(folder.join(name).is_file(), "{page} links to {name}");
         }
