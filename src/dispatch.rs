@@ -171,7 +171,7 @@ pub(crate) fn caught<T>(message: &Message, run: impl FnOnce() -> T) -> Result<T,
         };
         // It is the application's own, and dropping it may panic, too.
         std::mem::forget(panic);
-        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "message {} ({}): the dispatcher or handler panicked", message.message_id, message.topic);
+        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "the dispatcher or handler panicked: message {} ({})", message.message_id, message.topic);
         Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked{text}"))
     })
 }

@@ -96,7 +96,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     bar.finish_and_clear();
     let left = left.unwrap_or_else(|error| {
         // What was done is told all the same.
-        log::warn!(event = "left_unknown", error:% = error; "what is left cannot be read");
+        log::warn!(event = "left_unknown", error:% = error; "cannot read how many messages are left: {error}");
         Left::default()
     });
     report(options, stats, elapsed, &left)?;

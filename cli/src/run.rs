@@ -20,7 +20,7 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     let (signals, reload) = signals::with_reload()?;
     let shutdown_timeout = config.shutdown_timeout;
     if !config.enabled {
-        log::warn!(event = "relay_disabled"; "OUTBOX_ENABLED is false: nothing is claimed or sent");
+        log::warn!(event = "relay_disabled"; "OUTBOX_ENABLED is false: this relay claims and sends nothing");
     }
     let page = Bound::new(&config)?;
     let relay = Arc::new(Relay::from_config(config).start()?);
@@ -51,6 +51,6 @@ fn read_anew(relay: &RelayHandle, settings: &SettingFlags) {
         Ok(relay.reload(Relay::from_config(config), deadline)?)
     };
     if let Err(error) = reload() {
-        log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the settings stay as they are, because the new ones cannot be used: {error:#}");
+        log::error!(event = "reload_failed", error:% = format!("{error:#}"); "keeping the old settings, because the new ones are invalid: {error:#}");
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn channel() -> Result<Receiver<i32>> {
             let mut asked = false;
             for signal in signals.forever() {
                 if asked {
-                    log::warn!(event = "exit_now", signal = signal; "second signal: exiting now; what is not settled is taken over when the lease is over");
+                    log::warn!(event = "exit_now", signal = signal; "second signal: exiting now; unsettled messages are taken over when the lease expires");
                     std::process::exit(1);
                 }
                 asked = true;

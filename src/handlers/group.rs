@@ -199,8 +199,8 @@ impl Group {
             drop(all);
             log::error!(
                 event = "handler_stuck", message_id:% = key.1, handlers = self.shared.name;
-                "message {}: its handler has been running for longer than {}; the message waits for the handler to return",
-                key.1, humantime::format_duration(self.timeout)
+                "a handler of {} has run for more than {}: message {} waits for the handler to return",
+                self.shared.name, humantime::format_duration(self.timeout), key.1
             );
         }
         Waited::ToTheLimit
@@ -283,8 +283,8 @@ impl Shared {
             let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
             log::warn!(
                 event = "handler_late", message_id:% = key.1, handlers = self.name;
-                "message {}: its handler has returned after {}",
-                key.1, humantime::format_duration(Duration::from_millis(took))
+                "a late handler of {} has returned after {}: message {}",
+                self.name, humantime::format_duration(Duration::from_millis(took)), key.1
             );
         }
         for on_end in call.on_end {

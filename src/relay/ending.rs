@@ -79,7 +79,7 @@ impl Incarnation {
                 threads: threads.join(" "),
             });
         }
-        log::info!(event = "relay_stopped", outbox:% = self.shared.config.table; "relay stopped");
+        log::info!(event = "relay_stopped", outbox:% = self.shared.config.table; "relay stopped ({})", self.shared.config.table);
         Ok(())
     }
 }
@@ -93,7 +93,7 @@ impl Drop for Incarnation {
             is_over
         });
         if !is_over && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
-            log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped and did not end cleanly");
+            log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped and did not shut down cleanly: {error}");
         }
     }
 }

@@ -341,7 +341,7 @@ impl Gate {
         }
         self.turn(&mut state, Phase::Trying(None));
         drop(state);
-        log::info!(event = "destination_resumed", destination:% = self.name; "the time of {}'s pause is over", self.name);
+        log::info!(event = "destination_resumed", destination:% = self.name; "the pause of {} has expired: sending again", self.name);
         Due::Nothing
     }
 

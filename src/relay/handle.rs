@@ -76,13 +76,13 @@ impl RelayHandle {
             (old, is_over)
         };
         if let Err(error) = old.shutdown(deadline) {
-            log::error!(event = "shutdown_failed", error:% = error; "the relay was reloaded, and the one before did not end cleanly: {error}");
+            log::error!(event = "shutdown_failed", error:% = error; "reloaded, but the relay with the old settings did not shut down cleanly: {error}");
         }
         let mut state = self.state();
         state.ending.retain(|one| !Arc::ptr_eq(one, &old));
         state.ended = state.ended.and(old.shared.stats());
         if !is_over {
-            log::info!(event = "reloaded"; "the settings were read anew");
+            log::info!(event = "reloaded"; "reloaded the settings");
         }
     }
 

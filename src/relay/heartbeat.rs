@@ -126,7 +126,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         match result {
             Ok(Some(id)) => {
                 if self.current.is_none() {
-                    log::info!(event = "lease_registered", lease = id.0; "the relay has a lease again");
+                    log::info!(event = "lease_registered", lease = id.0; "registered a new lease ({}): the relay works again", id.0);
                     shared.lease.registered(id, asked);
                 } else {
                     shared.lease.renewed(id, asked);
@@ -164,7 +164,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         if let Some(id) = self.current
             && let Err(error) = end(id).or_else(|_| end(id))
         {
-            log::warn!(event = "lease_left", lease = id.0, error:% = error; "the lease could not be ended and will expire");
+            log::warn!(event = "lease_left", lease = id.0, error:% = error; "could not end lease {}: other relays wait until it expires: {error}", id.0);
         }
     }
 }

@@ -104,11 +104,11 @@ impl<'a> Janitor<'a> {
         let turned = (self.session).run(|conn, name| clean::rotate(conn, name, retention))?;
         let parts = turned.emptied;
         if parts > 0 {
-            log::info!(event = "cleaned", parts = parts; "{parts} old parts of the ledger were emptied");
+            log::info!(event = "cleaned", parts = parts; "emptied {parts} old parts of the ledger");
         }
         let was_in_use = std::mem::replace(&mut self.is_ledger_in_use, turned.is_in_use);
         if turned.is_in_use && !was_in_use {
-            log::warn!(event = "ledger_in_use", retry_in:? = self.interval; "another transaction reads old parts of the ledger: emptying them is retried until the transaction ends");
+            log::warn!(event = "ledger_in_use", retry_in:? = self.interval; "cannot empty old parts of the ledger while a transaction reads them: retrying");
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl<'a> Janitor<'a> {
             Cleaning::NoRight => "the relay's role needs SELECT and DELETE on outbox_inbox",
         };
         if before != Some(cleaning) {
-            log::warn!(event = "inbox_not_cleaned"; "OUTBOX_INBOX_RETENTION is set, and the inbox is not cleaned: {why}");
+            log::warn!(event = "inbox_not_cleaned"; "cannot clean the inbox (OUTBOX_INBOX_RETENTION): {why}");
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl<'a> Janitor<'a> {
             self.look()?;
         }
         if removed > 0 {
-            log::info!(event = "inbox_cleaned", rows = removed; "old rows of the inbox were removed");
+            log::info!(event = "inbox_cleaned", rows = removed; "removed {removed} old rows of the inbox");
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ const RECONNECT: Duration = Duration::from_secs(1);
 /// Listens until the relay stops. Everything it does is a hint: without it the relay polls.
 pub(crate) fn run(shared: &Shared) {
     let Some(url) = shared.listener_url() else {
-        log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager, and none of them can listen: new messages are found by polling. Set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false");
+        log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager and cannot listen: polling for new messages every {:?}. Set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
         // This thread's end would be taken for a defect.
         let _ = shared.signals.stop.recv();
         return;
@@ -40,12 +40,12 @@ pub(crate) fn run(shared: &Shared) {
         let end = match connected {
             Ok(Some(listener)) => {
                 if listener.is_pooled {
-                    log::warn!(event = "listener_url_pooled"; "a pooler seems to stand before OUTBOX_LISTENER_URL: new messages are heard of only if it gives each client a connection of its own (session mode)");
+                    log::warn!(event = "listener_url_pooled"; "OUTBOX_LISTENER_URL seems to lead to a pooler: notifications arrive only if the pooler works in session mode");
                 }
                 listen(shared, listener)
             }
             Ok(None) => {
-                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "a pooler stands before the database, through which nothing can be heard: new messages are found by polling. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false");
+                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "the database is behind a pooler, which passes no notifications on: polling for new messages every {:?}. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
                 // This thread's end would be taken for a defect.
                 let _ = shared.signals.stop.recv();
                 return;

@@ -87,7 +87,7 @@ impl Observers {
     pub(super) fn tell(&self, message: &Message, tell: impl Fn(&dyn Observer)) {
         for observer in &self.0 {
             if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
-                log::error!(event = "observer_panic", sequence = message.sequence.0, message_id:% = message.message_id; "message {}: an observer panicked", message.message_id);
+                log::error!(event = "observer_panic", sequence = message.sequence.0, message_id:% = message.message_id; "an observer panicked: message {} ({})", message.message_id, message.topic);
             }
         }
     }

@@ -120,7 +120,7 @@ impl Running {
         self.threads = left;
         for (name, thread) in ended {
             if thread.join().is_err() {
-                log::error!(event = "thread_panicked", thread = &*name; "a thread of the relay panicked");
+                log::error!(event = "thread_panicked", thread = &*name; "the relay's thread {name} panicked");
             }
         }
     }

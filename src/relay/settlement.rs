@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-pub(super) use self::told::{log_conflict, log_settled};
+pub(super) use self::told::{Failures, log_conflict, log_settled};
 
 use super::bulkhead::Bulkhead;
 use super::job::Job;

@@ -18,7 +18,7 @@ use self::refused::Refused;
 use super::database::Database;
 use super::pauses;
 use super::session::{AfterRefusal, Session};
-use super::settlement::{Kind, Settlement, log_conflict, log_settled};
+use super::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
 use super::shared::Shared;
 use super::threads::Post;
 use super::told::{Returned, Told};
@@ -94,6 +94,7 @@ pub(super) struct Settler<'a, D> {
     /// The last batch was a large one.
     is_busy: bool,
     refused: Refused,
+    failures: Failures,
     /// What a refusal means to the statement under way.
     after_refusal: AfterRefusal,
     /// The topic of the statement under way, where its messages were put aside.
@@ -108,6 +109,7 @@ impl<'a, D: Database> Settler<'a, D> {
             keys,
             is_busy: false,
             refused: Refused::default(),
+            failures: Failures::default(),
             after_refusal: AfterRefusal::Reconnect,
             topic_aside: None,
         }
@@ -130,16 +132,22 @@ impl<'a, D: Database> Settler<'a, D> {
                     self.settle_all(batch)?;
                 }
                 Err(RecvTimeoutError::Timeout) => self.is_busy = false,
-                Err(RecvTimeoutError::Disconnected) => return self.try_the_rest(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let rest = self.try_the_rest();
+                    self.failures.tell_all(clock::now());
+                    return rest;
+                }
             }
             // Asked here: a channel that is never empty would not let the time run out.
             self.try_next();
+            self.failures.tell(clock::now());
         }
     }
 
-    /// When something that was refused is tried again.
+    /// When something that was refused is tried again, or the log is to be told of failures.
     pub(super) fn next_try(&self) -> Option<Instant> {
-        self.refused.next_try(clock::now())
+        let tries = self.refused.next_try(clock::now());
+        tries.into_iter().chain(self.failures.due()).min()
     }
 
     /// Until everything is written down or put aside.
@@ -245,7 +253,7 @@ impl<'a, D: Database> Settler<'a, D> {
         });
         shared.metrics.conflicts.increment(conflicts.len() as u64);
         for settlement in done.into_iter().chain(&dead) {
-            tell(shared, settlement, now);
+            self.tell(settlement, now);
         }
         self.tell_conflicts(&conflicts);
         if matches!(kind, Kind::Split | Kind::Released) {
@@ -279,6 +287,18 @@ impl<'a, D: Database> Settler<'a, D> {
             before.extend(self.db.settled(self.after_refusal, &traces)?);
         }
         Ok(before)
+    }
+
+    /// Tells the log, the metrics and the observers what is written down.
+    fn tell(&mut self, settlement: &Settlement, now: Instant) {
+        let shared = self.shared;
+        shared.metrics.of(settlement.to).settled(settlement, now);
+        let (config, bulkheads) = (&shared.config, &shared.bulkheads);
+        log_settled(settlement, config, bulkheads, &mut self.failures, now);
+        if let Some(settled) = settlement.told(bulkheads) {
+            let message = &settlement.message;
+            shared.observers.tell(message, |one| one.settled(&settled));
+        }
     }
 
     /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
@@ -324,14 +344,4 @@ fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Ve
         .chain(outcomes.try_iter())
         .take(most)
         .collect()
-}
-
-/// Tells the log, the metrics and the observers what is written down.
-fn tell(shared: &Shared, settlement: &Settlement, now: Instant) {
-    shared.metrics.of(settlement.to).settled(settlement, now);
-    log_settled(settlement, &shared.config, &shared.bulkheads);
-    if let Some(settled) = settlement.told(&shared.bulkheads) {
-        let message = &settlement.message;
-        shared.observers.tell(message, |one| one.settled(&settled));
-    }
 }

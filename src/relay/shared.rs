@@ -287,7 +287,7 @@ impl Shared {
         if self.lease.lost(lease) {
             self.count(|stats| stats.leases_lost += 1);
             self.metrics.leases_lost.increment(1);
-            log::error!(event = "lease_lost", lease = lease.0; "the lease was over before it was renewed: nothing is sent under it any more");
+            log::error!(event = "lease_lost", lease = lease.0; "lease {} expired before it was renewed: other relays take its messages over", lease.0);
         }
     }
 }

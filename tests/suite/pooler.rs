@@ -189,10 +189,10 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     let relay = Running::start(command);
     enqueue(&database, &pooler, 30);
     receiver.wait_for(30);
-    relay.wait_for_log("a pooler stands before the database");
+    relay.wait_for_log("the database is behind a pooler");
     enqueue(&database, &pooler, 30);
     receiver.wait_for(60);
-    assert_eq!(relay.log().matches("a pooler stands").count(), 1);
+    assert_eq!(relay.log().matches("is behind a pooler").count(), 1);
     let mut through = PgConnection::establish(&pooler.url).expect("the pooler is there");
     through.set_prepared_statement_cache_size(CacheSize::Disabled);
     for _ in 0..5 {
@@ -233,7 +233,7 @@ fn a_listener_that_is_led_through_the_pooler_says_so() {
     command.env("DATABASE_URL", &pooler.url);
     command.env("OUTBOX_LISTENER_URL", &pooler.url);
     let relay = Running::start(command);
-    relay.wait_for_log("a pooler seems to stand before OUTBOX_LISTENER_URL");
+    relay.wait_for_log("OUTBOX_LISTENER_URL seems to lead to a pooler");
     enqueue(&database, &pooler, 10);
     receiver.wait_for(10);
 }

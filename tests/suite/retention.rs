@@ -64,7 +64,7 @@ fn a_long_report_on_the_ledger_delays_retention_and_nothing_else() {
     assert_eq!(database.number(old), 0);
     let history = "SELECT count(*) FROM {o}_attempt WHERE part IN (3, 5)";
     assert_eq!(database.number(history), 0);
-    relay.wait_for_log("2 old parts of the ledger were emptied");
+    relay.wait_for_log("emptied 2 old parts of the ledger");
     let log = relay.log();
     assert_eq!(log.matches("ledger_in_use").count(), 1, "{log}");
     assert!(!log.contains("the database failed"), "{log}");

@@ -83,7 +83,7 @@ fn another_single_active_relay_takes_over_within_a_lease() {
     receiver.wait_for(50);
     first.kill();
     let killed = Instant::now();
-    second.wait_for_log("does the work now");
+    second.wait_for_log("this relay is active now");
     let waited = killed.elapsed();
     // Its lease of 3 s, and a look.
     assert!(waited < Duration::from_secs(8), "{waited:?}");

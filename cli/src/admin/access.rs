@@ -174,7 +174,7 @@ impl Access {
             .with_header("retry-after", &seconds.to_string()));
         }
         self.guesses.wrong(peer, now);
-        log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "a wrong token was given");
+        log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "admin page: wrong token from {}", peer);
         Err(unauthorized("this is not the token\n"))
     }
 
@@ -194,7 +194,7 @@ impl Access {
             .map(|bytes: [u8; 32]| hex(&bytes))?;
         self.sessions
             .begin(session.clone(), name.clone(), Instant::now());
-        log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.peer; "logged in to the admin page");
+        log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.peer; "{name:?} logged in to the admin page from {}", request.peer);
         Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
     }
 
@@ -261,7 +261,7 @@ impl Access {
         if is_same_site && is_own {
             return Ok(());
         }
-        log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = request.header("origin").unwrap_or("none"); "a form of another site was refused");
+        log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = request.header("origin").unwrap_or("none"); "admin page: refused a form of another site from {}", request.peer);
         Err(forbidden(
             "forms of other sites are refused; behind a proxy, list the page's name in OUTBOX_ADMIN_HOSTS\n",
         ))

@@ -313,7 +313,7 @@ impl Drop for Sampler {
             && has_ended
             && thread.join().is_err()
         {
-            log::error!(event = "admin_panic"; "the thread that looks for the admin page has panicked");
+            log::error!(event = "admin_panic"; "admin page: the thread that samples the outbox panicked");
         }
     }
 }
@@ -365,7 +365,7 @@ impl Look {
             // Said once for each outage.
             Err(error) if !self.is_away => {
                 self.is_away = true;
-                log::warn!(event = "admin_look_failed", error:% = error; "the admin page cannot look at the outbox");
+                log::warn!(event = "admin_look_failed", error:% = error; "admin page: cannot read the outbox: {error}");
             }
             Err(_) => {}
         }

@@ -80,7 +80,7 @@ impl Drop for Server {
             && is_woken
             && accepting.join().is_err()
         {
-            log::error!(event = "admin_panic"; "the thread that accepts the admin page's connections has panicked");
+            log::error!(event = "admin_panic"; "admin page: the thread that accepts connections panicked");
         }
     }
 }
@@ -115,14 +115,14 @@ fn accept(listener: &TcpListener, stopping: &AtomicBool, handler: &Arc<Handler>)
         let stream = match stream {
             Ok(stream) => stream,
             Err(error) => {
-                log::warn!(event = "admin_accept_failed", error:% = error; "the admin page cannot take a connection");
+                log::warn!(event = "admin_accept_failed", error:% = error; "admin page: cannot accept a connection: {error}");
                 std::thread::sleep(ACCEPT_PAUSE);
                 continue;
             }
         };
         number += 1;
         if let Err(error) = begin(stream, number, &connections, handler) {
-            log::warn!(event = "admin_connection_failed", error:% = format!("{error:#}"); "the admin page cannot serve a connection");
+            log::warn!(event = "admin_connection_failed", error:% = format!("{error:#}"); "admin page: a connection failed: {error:#}");
         }
     }
 }
@@ -200,7 +200,7 @@ fn answer(request: Request, number: u64, handler: &Arc<Handler>) -> Response {
             Response::text(Status::Unavailable, late)
         }
         Err(RecvTimeoutError::Disconnected) => {
-            log::error!(event = "admin_panic"; "an answer of the admin page has panicked");
+            log::error!(event = "admin_panic"; "admin page: a request handler panicked");
             Response::text(
                 Status::Failed,
                 "this page has a defect: the log says more\n",

@@ -66,7 +66,7 @@ impl<D: Database> Claimer<'_, D> {
         for message in messages.filter(|one| asked.contains(&one.sequence.0)) {
             let sequence = message.sequence.0;
             if !self.db.is_filterable(&message.payload)? {
-                log::warn!(event = "payload_unfilterable", sequence = sequence, topic = message.topic; "message {sequence} of {} goes to no destination with a filter: its payload is no jsonb", message.topic);
+                log::warn!(event = "payload_unfilterable", sequence = sequence, topic = message.topic; "message {sequence} ({}) matches no filter: PostgreSQL cannot read its payload as jsonb", message.topic);
                 pairs.retain(|(one, _)| *one != sequence);
             }
         }

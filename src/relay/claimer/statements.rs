@@ -22,14 +22,14 @@ impl<D: Database> Claimer<'_, D> {
         let (mut found, paused) = found?;
         let shared = self.shared;
         for lease in &found.shortened {
-            log::info!(event = "session_gone", lease = lease; "a relay's connection is gone: its lease ends soon, unless it comes back");
+            log::info!(event = "session_gone", lease = lease; "another relay has lost its connection: taking its messages over soon, unless it comes back (lease {lease})");
         }
         found.is_active |= !shared.config.single_active;
         self.look_at_registered(&paused)?;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
         if self.planner.is_other_server(found.server) {
-            log::info!(event = "server_changed"; "the database was restarted, or another server has taken its place: looking for messages that it shows as held by this relay");
+            log::info!(event = "server_changed"; "the database was restarted or failed over: checking which messages it shows as held by this relay");
             shared.begin_doubt(Doubt::of_another_server(self.planner.lease()));
             self.planner.lost_answer();
         }
@@ -69,7 +69,7 @@ impl<D: Database> Claimer<'_, D> {
             let (locked, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(|one| one.is_locked);
             if let Some(Bad { name, why, .. }) = locked.first() {
                 let count = locked.len();
-                log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot read the secrets of {count} registered destinations, and sends nothing to them: their messages wait for a relay that can. For example {name}: {why}");
+                log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot decrypt the secrets of {count} registered destinations: holding their messages for a relay that can. For example {name}: {why}");
             }
             for one in bad {
                 disable(&mut self.db, one.as_seen(), &one.why)?;
@@ -83,10 +83,10 @@ impl<D: Database> Claimer<'_, D> {
         let (shared, is_active) = (self.shared, self.planner.is_active());
         shared.threads.set_standing_by(!is_active);
         if is_active {
-            log::info!(event = "active", outbox:% = shared.config.table; "this relay does the work now");
+            log::info!(event = "active", outbox:% = shared.config.table; "this relay is active now");
         } else {
             shared.signals.sleep.end();
-            log::info!(event = "standby", outbox:% = shared.config.table; "another relay does the work: standing by");
+            log::info!(event = "standby", outbox:% = shared.config.table; "another relay is active: standing by");
         }
     }
 

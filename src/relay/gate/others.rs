@@ -29,7 +29,7 @@ impl Gate {
                 state.openings = 0;
                 self.turn(&mut state, Phase::Trying(None));
                 drop(state);
-                log::info!(event = "destination_resumed", destination:% = self.name; "{} is not paused any more", self.name);
+                log::info!(event = "destination_resumed", destination:% = self.name; "resumed {}", self.name);
             }
             return;
         };
@@ -42,7 +42,7 @@ impl Gate {
         self.changed(&state);
         drop(state);
         if !was_closed {
-            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "{} is paused: its messages wait, at no cost", self.name);
+            log::info!(event = "destination_closed", destination:% = self.name, reason = row.reason; "{} is paused ({}): holding its messages, no attempts used", self.name, row.reason);
         }
     }
 

@@ -1,11 +1,14 @@
 //! What follows for a destination from what came of a send.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE, later};
 use crate::dispatch::Pause;
 use crate::relay::breaker::{Sign, open_time};
 use crate::status::ReasonCode;
+
+/// A pause that is longer by less than this is no news.
+const SAME: Duration = Duration::from_secs(1);
 
 impl State {
     pub(super) fn pause(&mut self, pause: Pause, code: ReasonCode, now: Instant) -> Option<News> {
@@ -13,14 +16,17 @@ impl State {
             Pause::UntilResumed => None,
             Pause::For(duration) => Some(later(now, duration)),
         };
-        // A longer pause stays; the answers of many senders come at once.
+        // A longer pause stays.
         if let Phase::Closed { until: before, .. } = self.phase
             && (before.is_none() || until.is_some_and(|until| before >= Some(until)))
         {
             return None;
         }
+        // Those of many senders come at once, each a moment later than the one before.
+        let is_the_same = matches!((self.phase, until), (Phase::Closed { until: Some(before), .. }, Some(until))
+            if until < before + SAME);
         self.close(until, false);
-        Some(News::Paused(code, until))
+        (!is_the_same).then_some(News::Paused(code, until))
     }
 
     pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<News> {
@@ -80,20 +86,20 @@ impl Gate {
         });
         match news {
             News::Paused(code, Some(until)) => {
-                log::warn!(event = "destination_parked", destination:% = name, reason = code.as_str(), seconds = seconds(until); "{name} wants to be left alone: its messages wait, at no cost");
+                log::warn!(event = "destination_parked", destination:% = name, reason = code.as_str(), seconds = seconds(until); "{name} asked to back off for {:.0?} ({code}): holding its messages, no attempts used", until.saturating_duration_since(now));
             }
             News::Paused(code, None) => {
-                log::error!(event = "destination_paused", destination:% = name, reason = code.as_str(); "{name} is paused until an operator resumes it (diesel-outbox resume destination {name}): its messages wait, at no cost");
+                log::error!(event = "destination_paused", destination:% = name, reason = code.as_str(); "paused {name} ({code}): holding its messages, no attempts used, until an operator runs `diesel-outbox resume destination {name}`");
             }
             News::Opened(until, openings) => {
                 let why = match sign {
-                    Sign::NoWay => "there is no way to",
-                    _ => "too many sends fail to",
+                    Sign::NoWay => "cannot be reached",
+                    _ => "fails too often",
                 };
-                log::warn!(event = "breaker_opened", destination:% = name, seconds = seconds(until), in_a_row = openings; "{why} {name}: its messages wait, at no cost, then one is tried");
+                log::warn!(event = "breaker_opened", destination:% = name, seconds = seconds(until), in_a_row = openings; "circuit breaker opened: {name} {why}; holding its messages for {:.0?}, no attempts used, then one is sent to try", until.saturating_duration_since(now));
             }
             News::Recovered => {
-                log::info!(event = "breaker_closed", destination:% = name; "{name} works again");
+                log::info!(event = "breaker_closed", destination:% = name; "circuit breaker closed: {name} accepts messages again");
             }
         }
     }

@@ -64,6 +64,27 @@ fn the_first_send_goes_alone_and_its_answer_closes_the_gate_for_all() {
     assert!(matches!(gate.take_news(), Some(News::Paused(..))));
 }
 
+/// Sends that are under way get answers a moment apart.
+#[test]
+fn a_pause_that_is_longer_by_a_moment_is_kept_and_no_news() {
+    let gate = gate(|_| {});
+    let passes: Vec<Pass> = (0..3)
+        .map(|_| {
+            let pass = gate.admit(|| true).expect("it is open");
+            gate.record(&pass, &Outcome::Delivered(Response::default()));
+            pass
+        })
+        .collect();
+    gate.record(&passes[0], &asked_to_wait(Duration::from_secs(5)));
+    assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+    let before = gate.opens_at();
+    gate.record(&passes[1], &asked_to_wait(Duration::from_millis(5500)));
+    assert!(gate.take_news().is_none());
+    assert!(gate.opens_at() > before);
+    gate.record(&passes[2], &asked_to_wait(Duration::from_secs(20)));
+    assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+}
+
 #[test]
 fn a_slow_first_send_holds_the_others_for_a_moment_only() {
     let gate = gate(|_| {});

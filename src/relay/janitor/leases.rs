@@ -91,7 +91,7 @@ impl Round {
         })?;
         let vanished: Vec<i64> = self.vanished.iter().copied().collect();
         if !vanished.is_empty() {
-            log::warn!(event = "lease_vanished", leases:? = vanished; "messages name leases that were removed: they are taken over");
+            log::warn!(event = "lease_vanished", leases:? = vanished; "messages are held by leases that were removed ({vanished:?}): taking these messages over");
         }
         shared.tell_claimer(Told::Vanished(vanished));
         Ok(())

@@ -125,7 +125,7 @@ impl Planner<'_> {
         }
         // Those that had ended before this relay began are no news.
         for id in newly_ended.iter().filter(|_| !is_first) {
-            log::warn!(event = "lease_expired", lease = id; "a relay's lease is over: what it held is taken over");
+            log::warn!(event = "lease_expired", lease = id; "lease {id} of another relay has expired: taking its messages over");
         }
         self.expire(&ended, &held);
         self.ended = Some(ended);
@@ -207,7 +207,7 @@ impl Planner<'_> {
     /// A claim of these lanes took too long: they go on where fewer dead entries are, and the patrol looks
     /// at the rest.
     pub(in crate::relay) fn was_too_slow(&mut self, now: Instant, asked: &[Lane], took: Duration) {
-        log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took longer than it may: an old transaction may keep what was settled in the index. Messages are looked for in parts");
+        log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
         self.lanes.were_too_slow(asked, took, self.now(now));
         self.patrol.want(now);
     }

@@ -45,7 +45,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                 worker.run();
             };
             if let Err(error) = thread.spawn_scoped(scope, work) {
-                log::error!(event = "thread_failed", threads = number, error:% = error; "only {number} threads send to registered destinations: the system has no more");
+                log::error!(event = "thread_failed", threads = number, error:% = error; "only {number} threads send to registered destinations: the system refused another thread: {error}");
                 break;
             }
         }

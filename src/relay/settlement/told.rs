@@ -1,5 +1,8 @@
 //! What the log and observers are told of a settlement.
 
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
 use super::{ERROR_CHARS, Kind, Settlement, Verdict, storable};
 use crate::config::Config;
 use crate::message::hashed_key;
@@ -51,6 +54,54 @@ impl Settlement {
         }
     }
 
+    /// What has happened, to which message and destination, and what follows.
+    fn sentence(&self, told: &Settled<'_>, error: &str) -> String {
+        let (topic, id, to) = (
+            &self.message.topic,
+            self.message.message_id,
+            told.destination,
+        );
+        let attempts = told.attempts;
+        match &self.verdict {
+            Verdict::Delivered(_) => format!("delivered {topic} to {to} (message {id})"),
+            Verdict::Nobody => {
+                format!("no destination wants {topic}: settled without a send (message {id})")
+            }
+            Verdict::Deduplicated => format!(
+                "{topic} was delivered to {to} before, with the same key: not sent again (message {id})"
+            ),
+            Verdict::Retry(_, delay, counted) => {
+                let delay = match delay.as_secs() {
+                    0..10 => Duration::from_millis(
+                        u64::from(delay.subsec_millis()) + delay.as_secs() * 1000,
+                    ),
+                    seconds => Duration::from_secs(seconds),
+                };
+                let delay = humantime::format_duration(delay);
+                let what = match counted {
+                    0 => "not sent".to_owned(),
+                    _ => format!("attempt {attempts} failed"),
+                };
+                format!("{topic} to {to}: {what}: {error}; next attempt in {delay} (message {id})")
+            }
+            Verdict::Dead(..) if attempts == 0 => {
+                format!("gave up on {topic} to {to}, without a send: {error} (message {id})")
+            }
+            Verdict::Dead(..) => {
+                format!(
+                    "gave up on {topic} to {to} after {attempts} attempts: {error} (message {id})"
+                )
+            }
+            Verdict::Split(to) => {
+                format!(
+                    "fanned {topic} out to {} destinations (message {id})",
+                    to.len()
+                )
+            }
+            Verdict::Released => format!("released {topic} unsent (message {id})"),
+        }
+    }
+
     /// What has happened, as the log names it.
     fn event(&self) -> &'static str {
         match self.verdict {
@@ -66,15 +117,86 @@ impl Settlement {
     }
 }
 
-/// One line for each message that was settled, with a stable event name.
+/// Failures of one destination for one reason have a line, and then a count this often.
+const COUNTED: Duration = Duration::from_secs(10);
+
+/// Failed attempts that the log was told of.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct Failures {
+    /// Since when they are counted, and how many there were, by destination and reason.
+    of: BTreeMap<(String, ReasonCode), (Instant, u64)>,
+}
+
+impl Failures {
+    /// Whether this one has a line; else it is counted.
+    fn is_new(&mut self, destination: &str, code: ReasonCode, now: Instant) -> bool {
+        match self.of.get_mut(&(destination.to_owned(), code)) {
+            Some((_, count)) => {
+                *count += 1;
+                false
+            }
+            None => {
+                self.of.insert((destination.to_owned(), code), (now, 0));
+                true
+            }
+        }
+    }
+
+    /// When counts are to be told.
+    pub(in crate::relay) fn due(&self) -> Option<Instant> {
+        let since = self.of.values().map(|(since, _)| *since);
+        since.min().map(|since| since + COUNTED)
+    }
+
+    /// Tells the counts that are due. Where nothing has failed since, the next failure has a line.
+    pub(in crate::relay) fn tell(&mut self, now: Instant) {
+        for (destination, code, count) in self.take_due(now) {
+            log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempts to deliver to {destination} have failed ({code}): retrying each of them");
+        }
+    }
+
+    /// The same at the end, whether they are due or not.
+    pub(in crate::relay) fn tell_all(&mut self, now: Instant) {
+        self.tell(now + COUNTED);
+    }
+
+    fn take_due(&mut self, now: Instant) -> Vec<(String, ReasonCode, u64)> {
+        let mut due = Vec::new();
+        self.of.retain(|(destination, code), (since, count)| {
+            if now < *since + COUNTED {
+                return true;
+            }
+            let counted = std::mem::take(count);
+            *since = now;
+            if counted > 0 {
+                due.push((destination.clone(), *code, counted));
+            }
+            counted > 0
+        });
+        due
+    }
+}
+
+/// One line for each message that was settled, with a stable event name; of failures see [`Failures`].
 pub(in crate::relay) fn log_settled(
     settlement: &Settlement,
     config: &Config,
     bulkheads: &[Bulkhead],
+    failures: &mut Failures,
+    now: Instant,
 ) {
     let level = match settlement.kind() {
         Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
         Kind::Deduplicated => log::Level::Info,
+        Kind::Retry if log::max_level() >= log::Level::Warn => {
+            let code = settlement.failure().map(|failure| failure.code);
+            let is_new =
+                code.is_none_or(|code| failures.is_new(settlement.place(bulkheads), code, now));
+            match is_new {
+                true => log::Level::Warn,
+                false => log::Level::Debug,
+            }
+        }
         Kind::Retry => log::Level::Warn,
         Kind::Dead => log::Level::Error,
     };
@@ -101,7 +223,7 @@ pub(in crate::relay) fn log_settled(
         attempts = told.attempts,
         reason = told.reason.map_or("", ReasonCode::as_str),
         latency_ms = u64::try_from(settlement.latency.as_millis()).unwrap_or(u64::MAX);
-        "{event}{}", if error.is_empty() { String::new() } else { format!(": {error}") }
+        "{}", settlement.sentence(&told, &error)
     );
 }
 
@@ -146,7 +268,35 @@ pub(in crate::relay) fn log_conflict(
         attempts = standing.map_or(0, |standing| standing.attempts),
         holder = standing.and_then(|standing| standing.relay.as_deref()).unwrap_or_default(),
         holder_lease = standing.and_then(|standing| standing.lease).unwrap_or_default();
-        "message {}: the outcome {} of lease {} changed nothing: {why}",
-        message.message_id, settlement.kind().as_str(), settlement.lease.0
+        "discarded the result of {} to {} ({}): lease {} no longer holds message {}: {why}",
+        message.topic, settlement.place(bulkheads), settlement.kind().as_str(), settlement.lease.0, message.message_id
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_one_destination_have_a_line_and_then_a_count() {
+        let (mut failures, begin) = (Failures::default(), Instant::now());
+        let code = ReasonCode::ServerError;
+        assert!(failures.is_new("a", code, begin));
+        assert!(!failures.is_new("a", code, begin));
+        assert!(!failures.is_new("a", code, begin));
+        assert!(
+            failures.is_new("a", ReasonCode::Timeout, begin),
+            "another reason"
+        );
+        assert!(failures.is_new("b", code, begin), "another destination");
+        assert_eq!(failures.take_due(begin), []);
+        let at = failures.due().expect("they are counted");
+        assert_eq!(failures.take_due(at), [("a".to_owned(), code, 2)]);
+        assert!(!failures.is_new("a", code, at), "it goes on");
+        assert!(failures.is_new("b", code, at), "it had ended");
+        let later = at + COUNTED;
+        assert_eq!(failures.take_due(later), [("a".to_owned(), code, 1)]);
+        assert_eq!(failures.take_due(later + COUNTED), []);
+        assert_eq!(failures.due(), None);
+    }
 }

@@ -123,7 +123,7 @@ impl<D: Database> Settler<'_, D> {
             }
             Err(error) => {
                 // They stay in flight, so the lease is left to expire, and they are taken over.
-                log::warn!(event = "release_failed", messages = count, error:% = error; "messages could not be given back; another relay takes them when the lease is over");
+                log::warn!(event = "release_failed", messages = count, error:% = error; "could not release {count} messages: they are taken over when the lease expires: {error}");
             }
         }
     }

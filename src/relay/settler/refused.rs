@@ -283,7 +283,7 @@ impl<D: Database> Settler<'_, D> {
         self.refused.rests_until = Some(now + rest * took);
         if is_news.is_none() {
             let Topic { topic, destination } = one.topic();
-            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record what became of messages of {topic}: they are put aside and tried again");
+            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record the results of {} messages of {topic}: retrying until it accepts them: {error}", one.group.len());
         }
         let mut was_changed = false;
         for message in &mut one.group {

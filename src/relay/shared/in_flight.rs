@@ -177,7 +177,7 @@ impl Shared {
             log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
         }
         if taken_over > 0 {
-            log::warn!(event = "takeover", messages = taken_over; "messages were taken over from a relay that died or lost its lease");
+            log::warn!(event = "takeover", messages = taken_over; "took over {taken_over} messages from a relay that died or lost its lease");
         }
         let count = claimed.len() as u64;
         self.count(|stats| {
@@ -466,7 +466,7 @@ fn tell(judged: impl IntoIterator<Item = Judged>) {
         let (messages, all) = (judged.messages, judged.all);
         let Topic { topic, destination } = judged.topic;
         if judged.is_held {
-            log::error!(event = "claims_held", topic = topic, destination = destination, messages = messages, all = all; "the database refuses to record {messages} messages of {topic}: this relay claims no more of them until it does");
+            log::error!(event = "claims_held", topic = topic, destination = destination, messages = messages, all = all; "the database refuses to record the results of {messages} messages of {topic}: this relay claims no more of {topic} until the database accepts them");
         } else {
             log::info!(event = "claims_resumed", topic = topic, destination = destination, messages = messages; "claiming messages of {topic} again");
         }
