@@ -75,7 +75,8 @@ use crate::store::pinned::pinned;
 pub use self::trial::{DestinationTest, TestAnswer};
 pub use crate::registered::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
-pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryCount, DeliveryFilter};
+pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
+pub use crate::store::operate::ledger::DeliveryCount;
 
 /// Who has sent a message again, in its history.
 const SENT_AGAIN_BY: &str = "send again";

@@ -16,7 +16,7 @@ use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use super::dead::{self, DeadFilter, DeadLetter};
-use super::ledger::{self, LedgerFilter, LedgerRow, Looked};
+use super::ledger::{self, DeliveryCount, LedgerFilter, LedgerRow, Looked};
 use super::messages::{self, Content, MessageRecord};
 use super::waiting::is_so;
 use crate::message::Sequence;
@@ -66,16 +66,6 @@ pub struct Deliveries {
     pub next: Option<Place>,
     /// `false`: while very much is written, some of this page may be missing.
     pub is_complete: bool,
-}
-
-/// How many messages of a destination were settled in a span of time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeliveryCount {
-    /// It got so many.
-    pub delivered: u64,
-    /// So many were given up: they died, expired, or were discarded or cancelled.
-    pub dead: u64,
 }
 
 /// One message on its way to one destination.

@@ -20,7 +20,6 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
-use super::deliveries::DeliveryCount;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
@@ -107,6 +106,16 @@ pub struct LedgerRow {
     /// Its payload is kept, so it can be replayed.
     pub has_payload: bool,
     settled: PgTimestamp,
+}
+
+/// How many messages of a destination were settled in a span of time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeliveryCount {
+    /// It got so many.
+    pub delivered: u64,
+    /// So many were given up: they died, expired, or were discarded or cancelled.
+    pub dead: u64,
 }
 
 impl LedgerRow {
