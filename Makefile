@@ -31,7 +31,7 @@ HISTORIES ?=
 MINUTES ?= $(if $(HISTORIES),,1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate screenshots examples test-matrix check api semver compile-time bench bench-nginx static check-static bootstrap clean
+.PHONY: help demo test simulate screenshots examples test-matrix check api semver compile-time bench bench-nginx compare static check-static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -93,6 +93,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	scripts/public-api
 	scripts/requirements.py
 	scripts/imports.py
+	benchmarks/compare.py --check
 	@if command -v shellcheck >/dev/null; then \
 		echo shellcheck $(SHELL_SCRIPTS); \
 		shellcheck $(SHELL_SCRIPTS); \
@@ -119,6 +120,15 @@ bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=
 bench-nginx: bootstrap ## The same with nginx as the receiver, which costs the machine less
 	$(CARGO) build --release
 	scripts/with-postgres scripts/with-nginx $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
+
+compare: bootstrap ## Measure pg-boss, graphile-worker, awa and outbox-pattern-processor beside this (ARGS=--write: into the documents)
+	@command -v npm >/dev/null || scripts/install-package npm
+	@command -v psql >/dev/null || scripts/install-package psql
+	cd benchmarks/peers/node && npm ci --no-audit --no-fund
+	CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/peers $(CARGO) build --release --locked --manifest-path benchmarks/peers/rust/Cargo.toml
+	$(CARGO) build --release
+	scripts/with-postgres scripts/with-nginx benchmarks/compare.py --ours $(abspath $(TARGET_DIR))/release/diesel-outbox \
+		--peers $(abspath $(TARGET_DIR))/peers/release $(ARGS)
 
 static: ## Build one small static executable, libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl

@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""The same work by diesel-outbox and by others, side by side in one run: `make compare`.
+
+Each round, each of them: a new database, so many messages in it, then a worker that posts each of them to nginx, until
+all are acknowledged. Time counts from the first request. Needs DATABASE_URL of a server that may be used up, OUTBOX_URL
+of an nginx that counts its requests at /requests, and the programs (see `make compare`).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+NODE = HERE / "peers/node"
+DATABASE = "compare"
+PAYLOAD_BYTES = 250
+PATIENCE = 600
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Peer:
+    """One of those that are compared."""
+
+    def __init__(self, name, version, prepare, work, left, crash):
+        self.name, self.version, self.prepare, self.work, self.left = name, version, prepare, work, left
+        # What an acknowledgement means when a process dies.
+        self.crash = crash
+
+
+def locked(package):
+    packages = json.loads((NODE / "package-lock.json").read_text())["packages"]
+    return packages[f"node_modules/{package}"]["version"]
+
+
+def of_cargo(package):
+    text = (HERE / "peers/rust/Cargo.lock").read_text()
+    return re.search(rf'name = "{package}"\nversion = "([^"]+)"', text).group(1)
+
+
+def peers(programs, ours):
+    node = str(NODE / "node_modules/.bin/node")
+    enqueue = (
+        "INSERT INTO outbox (topic, payload) SELECT 'bench', json_build_object('text', repeat('x', {bytes}))"
+        " FROM generate_series(1, {count})"
+    )
+    opp = (
+        "INSERT INTO outbox (idempotent_key, partition_key, destinations, payload)"
+        " SELECT gen_random_uuid(), gen_random_uuid(),"
+        " json_build_array(json_build_object('url', '{url}')), repeat('x', {bytes})"
+        " FROM generate_series(1, {count})"
+    )
+    return [
+        Peer(
+            "diesel-outbox",
+            subprocess.run([ours, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1],
+            [[ours, "migrate"], enqueue],
+            [ours, "run"],
+            "SELECT EXISTS (SELECT FROM outbox)",
+            "each message by itself, many in one statement, fenced by a lease; a ledger row for each",
+        ),
+        Peer(
+            "pg-boss",
+            locked("pg-boss"),
+            [[node, str(NODE / "pg-boss.mjs"), "prepare", "{count}", "{bytes}"]],
+            [node, str(NODE / "pg-boss.mjs"), "work"],
+            "SELECT EXISTS (SELECT FROM pgboss.job WHERE name = 'bench' AND state < 'completed')",
+            "a batch of 1,000 together: a crash sends up to 2,000 again, after 15 min",
+        ),
+        Peer(
+            "graphile-worker",
+            locked("graphile-worker"),
+            [[node, str(NODE / "graphile-worker.mjs"), "prepare", "{count}", "{bytes}"]],
+            [node, str(NODE / "graphile-worker.mjs"), "work"],
+            "SELECT EXISTS (SELECT FROM graphile_worker._private_jobs)",
+            "jobs deleted in batches; a crash holds up to 500 jobs for 4 hours",
+        ),
+        Peer(
+            "awa",
+            of_cargo("awa"),
+            [[str(programs / "awa"), "prepare", "{count}", "{bytes}"]],
+            [str(programs / "awa"), "work"],
+            "SELECT EXISTS (SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled'))",
+            "each job by itself, many in one statement; jobs of a dead worker are rescued by heartbeat",
+        ),
+        Peer(
+            "outbox-pattern-processor",
+            of_cargo("outbox-pattern-processor"),
+            [(HERE / "peers/outbox-pattern-processor.sql").read_text(), opp],
+            [str(programs / "outbox-pattern-processor")],
+            "SELECT EXISTS (SELECT FROM outbox)",
+            "a query's messages together: a crash sends up to 1,000 again after 30 s",
+        ),
+    ]
+
+
+class Server:
+    """PostgreSQL: what it is asked, and what it costs."""
+
+    def __init__(self, url):
+        self.url = url
+        base, _, query = url.partition("?")
+        self.of_database = base.rsplit("/", 1)[0] + "/" + DATABASE + (f"?{query}" if query else "")
+
+    def ask(self, sql, url=None):
+        command = ["psql", "-X", "-q", "-At", "-v", "ON_ERROR_STOP=1", url or self.of_database, "-c", sql]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        if answer.returncode != 0:
+            raise SystemExit(f"compare: {answer.stderr.strip()}: {sql[:200]}")
+        return answer.stdout.strip()
+
+    def fresh(self):
+        self.ask(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)", self.url)
+        self.ask(f"CREATE DATABASE {DATABASE}", self.url)
+
+    def cpu_seconds(self):
+        """Of all its processes, also those that have ended."""
+        folder = self.ask("SHOW data_directory", self.url)
+        main = int((pathlib.Path(folder) / "postmaster.pid").read_text().split()[0])
+        ticks = sum(int(field) for field in stat(main)[11:15])
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit() and (fields := stat(int(entry.name))) and int(fields[1]) == main:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / TICKS
+
+
+def stat(process):
+    """The fields of /proc/…/stat behind the name, which may hold anything. None: it is gone."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rsplit(")", 1)[1].split()
+
+
+def requests(url):
+    with urllib.request.urlopen(url + "requests") as answer:
+        numbers = answer.read().decode().splitlines()[2].split()
+    return int(numbers[2])
+
+
+def measure(peer, server, receiver, count):
+    environment = {
+        **os.environ,
+        "DATABASE_URL": server.of_database,
+        "OUTBOX_URL": receiver,
+        "RECEIVER_URL": receiver,
+        "RUST_LOG": "error",
+    }
+    given = {"count": count, "bytes": PAYLOAD_BYTES, "url": receiver}
+    server.fresh()
+    for step in peer.prepare:
+        if isinstance(step, str):
+            server.ask(step.format(**given) if "{" in step else step)
+        else:
+            subprocess.run([part.format(**given) for part in step], env=environment, check=True, stdout=subprocess.DEVNULL)
+    server.ask("VACUUM ANALYZE")
+    server.ask("CHECKPOINT")
+    before, wal = requests(receiver), server.ask("SELECT pg_current_wal_lsn()")
+    cpu_before = server.cpu_seconds()
+    with open(f"/tmp/compare-{peer.name}.log", "w") as log:
+        worker = subprocess.Popen(peer.work, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        until = time.monotonic() + PATIENCE
+        seen, began = before, None
+        while seen - before < count:
+            # One of these requests is this one.
+            seen, now = requests(receiver), time.monotonic()
+            before += 1
+            if began is None and seen > before:
+                began = now
+            check(worker, peer, now < until, f"{seen - before} of {count} messages are sent")
+            time.sleep(0.005 if began is None else 0.02)
+        while server.ask(peer.left) == "t":
+            check(worker, peer, time.monotonic() < until, "not all are acknowledged")
+            time.sleep(0.005)
+        took = time.monotonic() - began
+        own = sum(int(field) for field in stat(worker.pid)[11:15]) / TICKS
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    wal_bytes = float(server.ask(f"SELECT pg_current_wal_lsn() - '{wal}'"))
+    sent = requests(receiver) - before - 1
+    return {
+        "messages_per_second": count / took,
+        "own_cpu_us": own / count * 1e6,
+        "server_cpu_us": (server.cpu_seconds() - cpu_before) / count * 1e6,
+        "wal_bytes": wal_bytes / count,
+        "requests": sent / count,
+    }
+
+
+def check(worker, peer, is_in_time, standing):
+    if worker.poll() is not None:
+        raise SystemExit(f"compare: {peer.name} has ended by itself: see /tmp/compare-{peer.name}.log")
+    if not is_in_time:
+        raise SystemExit(f"compare: {peer.name} takes longer than {PATIENCE} s: {standing}")
+
+
+MEASURES = [
+    ("messages_per_second", "messages/s", 0),
+    ("own_cpu_us", "own CPU each, µs", 1),
+    ("server_cpu_us", "server CPU each, µs", 1),
+    ("wal_bytes", "WAL each, bytes", 0),
+    ("requests", "requests each", 2),
+]
+
+
+def shown(values, digits):
+    """The median, and the range where it is one."""
+    median = f"{statistics.median(values):,.{digits}f}"
+    low, high = f"{min(values):,.{digits}f}", f"{max(values):,.{digits}f}"
+    return median if low == high else f"{median} ({low}–{high})"
+
+
+def table(report):
+    """In Markdown, the fastest first."""
+    lines = ["| | " + " | ".join(title for _, title, _ in MEASURES) + " | what an acknowledgement covers |"]
+    lines.append("|---" * (len(MEASURES) + 2) + "|")
+    speed = lambda one: -statistics.median(one["measures"]["messages_per_second"])
+    for one in sorted(report["peers"], key=speed):
+        numbers = [shown(one["measures"][name], digits) for name, _, digits in MEASURES]
+        lines.append(f"| {one['name']} {one['version']} | " + " | ".join(numbers) + f" | {one['crash']} |")
+    return "\n".join(lines)
+
+
+# Of a chart: bars of one measure, one below the other. Light or dark as the reader's page is.
+STYLE = (
+    "text{font:14px system-ui,sans-serif;fill:#1f2328}.title{font-weight:600}.bar{fill:#8c959f}.ours{fill:#0969da}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#6e7681}.ours{fill:#4493f8}}"
+)
+CHARTS = [("messages_per_second", "Messages delivered a second"), ("own_cpu_us", "Own CPU for each message, µs")]
+NAMES, WIDTH, ROW = 220, 720, 26
+
+
+def chart(report):
+    """An SVG of rates and costs."""
+    parts, y = [], 0
+    for name, title in CHARTS:
+        y += 24
+        parts.append(f'<text class="title" x="0" y="{y}">{title}</text>')
+        medians = [(statistics.median(one["measures"][name]), one["name"]) for one in report["peers"]]
+        most = max(value for value, _ in medians)
+        for value, label in sorted(medians, reverse=name == "messages_per_second"):
+            y += ROW
+            length = round(value / most * (WIDTH - NAMES - 80))
+            kind = "bar ours" if label == "diesel-outbox" else "bar"
+            parts.append(f'<text x="0" y="{y}">{label}</text>')
+            parts.append(f'<rect class="{kind}" x="{NAMES}" y="{y - 13}" width="{max(length, 1)}" height="16"/>')
+            parts.append(f'<text x="{NAMES + length + 8}" y="{y}">{value:,.0f}</text>')
+        y += 16
+    words = "; ".join(f"{title}: " + ", ".join(
+        f"{one['name']} {statistics.median(one['measures'][name]):,.0f}" for one in report["peers"]
+    ) for name, title in CHARTS)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" role="img">'
+    return "\n".join([head, f"<title>{words}</title>", f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
+
+
+NUMBERS, CHART = HERE / "compare.json", HERE.parent / "docs/images/compare.svg"
+PAGE = HERE.parent / "docs/compared.md"
+BEGIN, END = "<!-- make compare -->\n", "<!-- end of make compare -->"
+
+
+def documents(report):
+    """What the documents show of the numbers: by their files."""
+    text = PAGE.read_text()
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    said = (
+        f"{report['messages']:,} messages of {report['payload_bytes']} bytes, {report['rounds']} rounds, PostgreSQL"
+        f" {report['postgresql'].split()[0]}, {report['cores']} cores: medians, and ranges.\n\n"
+    )
+    return {PAGE: head + BEGIN + "\n" + said + table(report) + "\n\n" + END + tail, CHART: chart(report)}
+
+
+def write(report):
+    NUMBERS.write_text(json.dumps(report, indent=1) + "\n")
+    for file, text in documents(report).items():
+        file.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", help="the executable of diesel-outbox")
+    parser.add_argument("--peers", type=pathlib.Path, help="the folder with the Rust peers")
+    parser.add_argument("--messages", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of those to measure")
+    parser.add_argument("--write", action="store_true", help="write numbers, table and chart into the repository")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: write table and chart of the numbers again")
+    parser.add_argument("--check", action="store_true", help="measure nothing: are table and chart those of the numbers?")
+    options = parser.parse_args()
+    if options.check:
+        for file, text in documents(json.loads(NUMBERS.read_text())).items():
+            if file.read_text() != text:
+                raise SystemExit(f"compare: {file.name} does not show what {NUMBERS.name} has: run compare.py --draw")
+        return
+    if options.draw:
+        return write(json.loads(NUMBERS.read_text()))
+    server, receiver = Server(os.environ["DATABASE_URL"]), os.environ["OUTBOX_URL"]
+    all_of_them = [one for one in peers(options.peers, options.ours) if not options.only or one.name in options.only]
+    measured = {one.name: [] for one in all_of_them}
+    for number in range(1, options.rounds + 1):
+        for peer in all_of_them:
+            print(f"round {number} of {options.rounds}: {peer.name} {peer.version}", file=sys.stderr, flush=True)
+            measured[peer.name].append(measure(peer, server, receiver, options.messages))
+    report = {
+        "messages": options.messages,
+        "rounds": options.rounds,
+        "payload_bytes": PAYLOAD_BYTES,
+        "cores": os.cpu_count(),
+        "postgresql": server.ask("SHOW server_version", server.url),
+        "peers": [
+            {
+                "name": one.name,
+                "version": one.version,
+                "crash": one.crash,
+                "measures": {name: [run[name] for run in measured[one.name]] for name, *_ in MEASURES},
+            }
+            for one in all_of_them
+        ],
+    }
+    print(table(report))
+    if options.write:
+        write(report)
+
+
+if __name__ == "__main__":
+    main()
