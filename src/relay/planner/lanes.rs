@@ -30,6 +30,10 @@ const LOOK_IS_GOOD: Duration = Duration::from_secs(2);
 /// large; a lane that has more is a busy one from then on.
 const QUIET_ROOM: usize = 15;
 
+/// A lane that is empty is kept this long: a new message of the same topic need not wait for the next survey. Under load
+/// surveys are 100 ms apart, and a survey often finds a topic empty whose messages are delivered at once.
+const EMPTY_KEPT: Duration = Duration::from_secs(10);
+
 /// With more lanes than this a look for streams is slow for their number: none is kept that has nothing.
 const MOST_KEPT: usize = 1000;
 
@@ -73,6 +77,8 @@ struct State {
     is_swept_in_look: bool,
     /// When its first message is due, as the last look for streams has seen it, or what was given back since.
     first: i64,
+    /// When a survey or a claim last found a message.
+    seen: Instant,
 }
 
 /// What a look for streams has found.
@@ -131,6 +137,7 @@ impl State {
             swept: slow.map(|took| (now.here, took)),
             is_swept_in_look: false,
             first: found.first.available_at,
+            seen: now.here,
         }
     }
 
@@ -215,9 +222,17 @@ impl Lanes {
             is_all,
             slow,
         } = seen;
-        if is_all && (slow.is_none() || self.lanes.len() > MOST_KEPT) {
+        if is_all {
             let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
-            self.lanes.retain(|lane| there.contains(&lane.stream));
+            let keeps_empty = self.lanes.len() <= MOST_KEPT;
+            self.lanes.retain_mut(|lane| {
+                if there.contains(&lane.stream) {
+                    lane.state.seen = now.here;
+                    return true;
+                }
+                let is_recent = now.here.saturating_duration_since(lane.state.seen) < EMPTY_KEPT;
+                keeps_empty && (slow.is_some() || is_recent && !lane.is_of_registered())
+            });
         }
         if is_all {
             self.looked = Some(now.here);
@@ -503,6 +518,9 @@ impl Lanes {
             } else {
                 let of_lane = found.get(&(topic.as_str(), destination.as_str()));
                 let (count, last) = of_lane.copied().unwrap_or_default();
+                if count > 0 {
+                    known.state.seen = now.here;
+                }
                 (count >= lane.room, last)
             };
             let state = &mut known.state;

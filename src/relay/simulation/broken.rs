@@ -98,7 +98,10 @@ impl Broken {
             Self::TakesOverFromTheLiving,
             &[Promise::Fence, Promise::Order],
         ),
-        (Self::ClaimsWhatIsLocked, &[Promise::Fence, Promise::Order]),
+        (
+            Self::ClaimsWhatIsLocked,
+            &[Promise::Fence, Promise::Order, Promise::Doubled],
+        ),
         (Self::CountsTakeoversTwice, &[Promise::Attempts]),
         (Self::NeverTakesOver, &[Promise::Lost]),
         (Self::RenewsWhatIsOver, &[Promise::Fence, Promise::Order]),

@@ -270,9 +270,11 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
         .collect();
     let expected = [("a", Position::of_time(5)), ("b", Position::of_time(1_000))];
     assert_eq!(places, expected);
-    // All of them: what is not among them has nothing any more.
+    // The survey found all lanes: "a" is empty, and is forgotten after a while.
     let nowhere = config.clone();
     lanes.take_over(all(&["b"]), by(&nowhere), now);
+    assert_eq!(lanes.streams(), ["a", "b"].map(stream));
+    lanes.take_over(all(&["b"]), by(&nowhere), long_after(now));
     assert_eq!(lanes.streams(), [stream("b")]);
     assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
 }
@@ -295,8 +297,27 @@ fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
     lanes.take_over(slow(&["b", "c"], true), by(&nowhere), unknown());
     lanes.take_over(slow(&["a", "d", "d"], false), by(&nowhere), unknown());
     assert_eq!(lanes.streams(), ["a", "b", "c", "d"].map(stream));
-    lanes.take_over(all(&["d", "a"]), by(&nowhere), unknown());
+    lanes.take_over(all(&["d", "a"]), by(&nowhere), long_after(unknown()));
     assert_eq!(lanes.streams(), ["a", "d"].map(stream));
+}
+
+/// When an empty lane is not kept any longer.
+fn long_after(now: Now) -> Now {
+    Now {
+        here: now.here + EMPTY_KEPT + Duration::from_secs(1),
+        ..now
+    }
+}
+
+/// A message of a topic that was just delivered must not wait for the next survey.
+#[test]
+fn a_lane_that_has_just_become_empty_is_asked_with_the_next_claim() {
+    let mut lanes = lanes(&["backlog", "quick"], &[]);
+    let config = Config::default();
+    let now = unknown();
+    lanes.take_over(all(&["backlog"]), by(&config), now);
+    let asked = lanes.allot(now, |_| 10, false);
+    assert!(asked.iter().any(|lane| lane.stream == stream("quick")));
 }
 
 #[test]
