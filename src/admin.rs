@@ -1,7 +1,8 @@
-//! What operators do: migrate, look, cancel, settle, requeue, discard, pause, forget. The binary's commands are made of this.
+//! Functions for operators: migrate, inspect, cancel, settle, requeue, discard, replay, pause, forget. The commands of
+//! the binary call these functions.
 //!
-//! The functions work on the caller's connection and on the outbox that is named, and commit what they
-//! do unless a transaction of the caller's is open. After an outage of a receiver, for example:
+//! Each function takes the caller's connection and the name of an outbox. Each function commits, unless the caller has
+//! a transaction open. For example, after an outage of a receiver:
 //!
 //! ```no_run
 //! use diesel_outbox::admin::{self, DeadFilter, Pausable};
@@ -12,18 +13,18 @@
 //! let url = std::env::var("DATABASE_URL")?.into();
 //! let mut conn = admin::connect(&url, "requeue", Duration::from_secs(30))?;
 //!
-//! // What its 5xx answers have killed is tried again …
+//! // Requeue the messages that were dead-lettered because of 5xx responses …
 //! let filter = DeadFilter {
 //!     topic: Some("order.paid".to_owned()),
 //!     reason: Some(ReasonCode::ServerError),
 //!     ..DeadFilter::default()
 //! };
 //! let sequences = admin::matching_dead_letters(&mut conn, &outbox, &filter)?;
-//! let note = admin::Note::new("alice", "the receiver is mended");
+//! let note = admin::Note::new("alice", "the receiver is fixed");
 //! let requeued = admin::requeue(&mut conn, &outbox, &sequences, &note)?;
 //! println!("{requeued} of {} dead letters are due again", sequences.len());
 //!
-//! // … and the destination gets messages again.
+//! // … and resume the destination.
 //! admin::resume(&mut conn, &outbox, Pausable::Destination, "billing")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -93,17 +94,17 @@ pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
 pub use crate::store::searched::Searched;
 
-/// Blocked keys that an overview shows.
+/// The most blocked keys in an overview.
 const MOST_KEYS: i64 = 100;
 
-/// Connects with a limit on each statement, and notices soon when the server is gone. (Behind a pooler
-/// in transaction mode there is no limit: others would have it, too.)
+/// Opens a connection that limits the time of each statement, and quickly detects a lost server. Behind a
+/// pooler in transaction mode, statements have no limit, because it would also apply to other clients.
 ///
-/// `purpose`, a word or two without quotes, becomes a part of the connection's `application_name`. Any
-/// other [`PgConnection`] serves the functions here as well.
+/// `purpose` is a word or two without quotes, and becomes part of the connection's `application_name`. The
+/// functions here also accept any other [`PgConnection`].
 ///
 /// # Errors
-/// [`DatabaseError::Connect`], without the URL's password.
+/// [`DatabaseError::Connect`]; the text omits the password of the URL.
 pub fn connect(
     database_url: &SecretString,
     purpose: &str,
@@ -117,30 +118,30 @@ pub fn connect(
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Overview {
-    /// Messages by state, states without any left out; those delivered for as long as the ledger
-    /// remembers them.
+    /// The number of messages in each state; empty states are left out. Delivered messages count for as
+    /// long as the ledger keeps them.
     pub counts: Vec<StatusCount>,
-    /// The same by topic and destination, without those delivered.
+    /// Live messages and dead letters by topic and destination.
     pub depths: Depths,
-    /// What waiting messages wait for and dead ones died of: by state, then the most frequent first,
-    /// a hundred at most.
+    /// Why messages wait or were dead-lettered: by state, then the most frequent reason first, at most
+    /// 100.
     pub troubles: Vec<TroubleCount>,
-    /// Ordering keys whose messages wait for a retry, for a delayed message or for an operator, a
-    /// hundred at most; those with the most messages first.
+    /// Ordering keys whose messages wait for a retry, a delayed message or an operator: the keys with the
+    /// most messages first, at most 100.
     pub blocked_keys: Vec<BlockedKey>,
-    /// Seconds since the oldest unclaimed due message became due; `None`: none is due.
+    /// Seconds since the oldest due, unclaimed message became due. `None`: no message is due.
     pub oldest_due_seconds: Option<f64>,
-    /// Relays, by their leases.
+    /// The leases of the relays.
     pub leases: Vec<LeaseRow>,
 }
 
-/// What is in an outbox, what is wrong with it, and which relays work on it, at a cost that does not grow
-/// with it: numbers of large outboxes are estimates, and say so.
+/// The contents, the troubles and the relays of an outbox. The cost does not grow with the outbox: the numbers
+/// of a large outbox are estimates, and marked as estimates.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// /// What is worth an alarm.
+/// /// The reasons to raise an alarm.
 /// fn alarms(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Vec<String>, DatabaseError> {
 ///     let overview = admin::overview(conn, outbox)?;
 ///     let mut alarms = Vec::new();
@@ -160,7 +161,7 @@ pub fn overview(conn: &mut PgConnection, name: &OutboxName) -> Result<Overview, 
     pinned(conn, name, |conn, name| look(conn, name, Care::Cheap))
 }
 
-/// The same with every message counted: seconds where there are millions.
+/// The same as [`overview`], but counts every message. Takes seconds if there are millions of messages.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -215,7 +216,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     })
 }
 
-/// Messages that wait because no relay at work serves them.
+/// Messages that wait because no active relay serves them.
 fn unrouted(lane: &LaneDepth) -> TroubleCount {
     let what = match lane.destination.as_str() {
         "" => "no relay has a route or a handler for it".to_owned(),
@@ -231,12 +232,12 @@ fn unrouted(lane: &LaneDepth) -> TroubleCount {
     }
 }
 
-/// How many messages are due and not claimed, those of paused destinations and topics included.
+/// The number of due, unclaimed messages, including messages of paused destinations and topics.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// /// For an autoscaler: one relay for each ten thousand messages that wait.
+/// /// For an autoscaler: one relay, and one more for every 10,000 due messages.
 /// fn relays(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
 ///     Ok(1 + admin::count_due(conn, outbox)? / 10_000)
 /// }
@@ -248,31 +249,31 @@ pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, Data
     Ok(u64::try_from(pinned(conn, name, status::count_due)?).unwrap_or(0))
 }
 
-/// Due messages of a topic that nobody has claimed.
+/// The due, unclaimed messages of one topic and destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DueTopic {
     /// The topic.
     pub topic: String,
-    /// The destination that the messages name; empty where they name none.
+    /// The destination that the messages name; empty if they name none.
     pub destination: String,
-    /// How many.
+    /// The number of messages.
     pub count: u64,
-    /// Those of them that wait for another message, or a dead letter, of their ordering key.
+    /// The number of these messages that wait for another message, or a dead letter, of their ordering key.
     pub behind: u64,
-    /// `NO_ROUTE`: relays are at work, and none of them serves these messages.
+    /// `NO_ROUTE`: relays are active, but no relay serves these messages.
     pub no_route: bool,
 }
 
-/// The due messages that nobody has claimed, by topic and destination, those of paused ones included.
-/// `topics`: patterns, as in routes; none of them: all topics. Counts every message.
+/// The due, unclaimed messages by topic and destination, including paused topics and destinations. `topics` are
+/// patterns, as in routes; an empty slice selects all topics. Counts every message.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, admin};
 /// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
 ///     for due in admin::due(conn, outbox, &["order.*".to_owned()])? {
-///         println!("{}: {}, of which {} wait for their turn", due.topic, due.count, due.behind);
+///         println!("{}: {}, of which {} wait for an earlier message", due.topic, due.count, due.behind);
 ///     }
 ///     Ok(())
 /// }
@@ -299,24 +300,24 @@ pub fn due(
     Ok(rows.into_iter().map(due).collect())
 }
 
-/// A topic that has live messages.
+/// A topic with live messages, for one destination.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LiveTopic {
     /// The topic.
     pub topic: String,
-    /// The destination that they name; empty where they name none.
+    /// The destination that the messages name; empty if they name none.
     pub destination: String,
-    /// The relays at work that have a route, a handler or a destination for them, by their names.
+    /// The names of the active relays that have a route, a handler or a destination for these messages.
     pub served_by: Vec<String>,
 }
 
-/// The topics of live messages, sorted, each once for each destination that its messages name.
+/// The topics of live messages, sorted: one entry for each topic and destination.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, HttpDispatcher, OutboxName, admin};
-/// /// Topics that neither these settings nor a relay at work serves.
+/// /// Topics that neither these settings nor an active relay serves.
 /// fn unrouted(
 ///     conn: &mut PgConnection,
 ///     outbox: &OutboxName,
@@ -354,21 +355,21 @@ pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopi
     Ok(topics)
 }
 
-/// How a relay with these settings hears of new messages.
+/// How a relay with these settings learns of new messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WakeUp {
     /// By notification.
     Listening,
-    /// By polling: it is told not to listen.
+    /// By polling: the settings turn the listener off.
     Off,
-    /// By polling: a pooler stands before the database, through which nothing is heard.
+    /// By polling: a pooler in front of the database delivers no notifications.
     Pooled,
-    /// By polling: the outbox has no trigger `outbox_wake`, or it is off.
+    /// By polling: the trigger `outbox_wake` is missing or disabled.
     NoTrigger,
 }
 
-/// How a relay with these settings hears of new messages: found out by connecting as it would.
+/// Determines how a relay with these settings learns of new messages, by connecting as the relay would.
 ///
 /// ```no_run
 /// use diesel_outbox::admin::{self, WakeUp};
@@ -382,7 +383,7 @@ pub enum WakeUp {
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`], for example where the listener cannot connect.
+/// A [`DatabaseError`], for example if the listener cannot connect.
 pub fn wake_up(conn: &mut PgConnection, config: &Config) -> Result<WakeUp, DatabaseError> {
     if !config.listener {
         return Ok(WakeUp::Off);
@@ -403,7 +404,7 @@ pub fn wake_up(conn: &mut PgConnection, config: &Config) -> Result<WakeUp, Datab
     Ok(listener.map_or(WakeUp::Pooled, |_| WakeUp::Listening))
 }
 
-/// The server's version, as it says it: `18.1 (Debian 18.1-1)`.
+/// The version of the server as PostgreSQL reports it, such as `18.1 (Debian 18.1-1)`.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;

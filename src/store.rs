@@ -1,4 +1,4 @@
-//! Every statement. Free functions, the connection first, one short transaction each.
+//! Every SQL statement: free functions that take the connection first, one short transaction each.
 //!
 //! Invariants: a settle of a claimed message names the lease that holds it
 //! (`locked_by = $lease`) and the time of the claim (`locked_at`), so a relay whose messages were taken
@@ -6,7 +6,7 @@
 //! locked in the order of their sequence (a sorted `= ANY(array)` on the primary key); only the
 //! database's clock decides what is due and which lease is over.
 
-// What statements are made of.
+// Building blocks of statements.
 pub(crate) mod brief;
 pub(crate) mod catalogue;
 mod live;
@@ -38,9 +38,9 @@ use diesel::{Connection, IntoSql, RunQueryDsl};
 
 use crate::name::OutboxName;
 
-/// The digest of a row's content: plain inserts give none. As `message::digest` makes it.
+/// SQL for the digest of a row's content. Plain inserts write no digest, so it is computed as in `message::digest`.
 ///
-/// Text, as what follows: parts of statements that are text.
+/// Text, like the functions below: fragments of statements that are SQL text.
 pub(crate) fn digest_of(row: &str) -> String {
     format!(
         "coalesce({row}.digest, pg_catalog.sha256(pg_catalog.convert_to(
@@ -49,7 +49,7 @@ pub(crate) fn digest_of(row: &str) -> String {
     )
 }
 
-/// The digest that the ledger keeps: of a row that has a key to compare under.
+/// SQL for the digest that the ledger keeps: only rows with an idempotency key need one.
 pub(crate) fn kept_digest(row: &str) -> String {
     format!(
         "CASE WHEN {row}.idempotency_key IS NOT NULL THEN {} END",
@@ -57,8 +57,8 @@ pub(crate) fn kept_digest(row: &str) -> String {
     )
 }
 
-/// The part of the ring that the ledger is written into now. Where its rows are lost: the first one, so that a
-/// settle never depends on them; `outbox_rotate` makes them again.
+/// SQL for the part of the ledger's ring that takes new entries. If the rows that describe the ring are lost, the
+/// first part does, so that a settle never depends on those rows; `outbox_rotate` recreates them.
 pub(crate) fn open_part(name: &OutboxName) -> String {
     format!(
         "coalesce((SELECT part FROM {} WHERE opened_at IS NOT NULL AND closed_at IS NULL), 0)",
@@ -66,20 +66,20 @@ pub(crate) fn open_part(name: &OutboxName) -> String {
     )
 }
 
-/// The outbox named $1, its table's oid as a signed number: the first half of the keys of its advisory locks. As
-/// the trigger `outbox_wake` makes it.
+/// The first half of the keys of an outbox's advisory locks: the oid of the table named $1, as a signed number.
+/// The trigger `outbox_wake` computes the same number.
 const OUTBOX_NUMBER: &str = "to_regclass($1)::oid::bigint::bit(32)::integer";
 
-/// A thousand years: the database cannot count much further back.
+/// A thousand years. PostgreSQL cannot count much further back.
 const LONGEST_AGE: std::time::Duration = std::time::Duration::from_secs(1000 * 365 * 24 * 3600);
 
-/// Milliseconds for a `bigint` parameter. Settings are far below its range.
+/// Milliseconds for a `bigint` parameter. Settings are far below the largest `bigint`.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// An error where a statement of the open transaction has failed. PostgreSQL would answer its COMMIT with
-/// a rollback, and Diesel would take that for a commit.
+/// Returns an error if a statement of the open transaction has failed. PostgreSQL would roll back at COMMIT, and
+/// Diesel would report a commit.
 pub(crate) fn check_transaction(conn: &mut impl Connection<Backend = Pg>) -> QueryResult<()> {
     diesel::select(1.into_sql::<Integer>())
         .execute(conn)

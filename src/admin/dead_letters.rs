@@ -1,4 +1,4 @@
-//! Dead letters: found, read, put back or removed.
+//! Dead letters: list, read, requeue, discard.
 
 use diesel::PgConnection;
 
@@ -8,10 +8,10 @@ use crate::name::OutboxName;
 use crate::store::operate::dead::{self, DeadFilter, DeadGroup, DeadLetter};
 use crate::store::pinned::pinned;
 
-/// Dead letters moved by one statement.
+/// Dead letters that one statement moves.
 const BATCH: usize = 1000;
 
-/// Dead letters without payloads, the latest first, `limit` at most.
+/// Dead letters without payloads, latest first, at most `limit`.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -40,8 +40,7 @@ pub fn dead_letters(
     })?)
 }
 
-/// What dead letters died of, by reason, topic and destination: the most frequent first, `limit` groups at
-/// most.
+/// Dead letters grouped by reason, topic and destination: the most frequent group first, at most `limit` groups.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -50,7 +49,7 @@ pub fn dead_letters(
 ///
 /// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
 ///     for group in admin::dead_groups(conn, outbox, &DeadFilter::default(), 20)? {
-///         println!("{} of {} died: {}", group.count, group.topic, group.reason);
+///         println!("{} of {} were dead-lettered: {}", group.count, group.topic, group.reason);
 ///     }
 ///     Ok(())
 /// }
@@ -69,7 +68,7 @@ pub fn dead_groups(
     })?)
 }
 
-/// One dead letter, by its sequence, with its payload and headers. `None`: there is none.
+/// The dead letter with this sequence, with payload and headers. `None`: there is no such letter.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -94,8 +93,8 @@ pub fn dead_letter(
     })?)
 }
 
-/// The dead letters of a message, by its id, with payloads and headers: one for each destination that
-/// did not get it.
+/// The dead letters of the message with this id, with payloads and headers: one for each destination that
+/// did not get the message.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -122,14 +121,14 @@ pub fn dead_letters_of(
     })?)
 }
 
-/// The sequences of the dead letters that match, the oldest first.
+/// The sequences of the matching dead letters, oldest first.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, ReasonCode};
 /// use diesel_outbox::admin::{self, DeadFilter, Note};
 ///
-/// /// Removes what came too late to be sent.
+/// /// Discards the messages that expired before delivery.
 /// fn discard_expired(conn: &mut PgConnection, outbox: &OutboxName) -> Result<usize, DatabaseError> {
 ///     let expired = DeadFilter { reason: Some(ReasonCode::Expired), ..DeadFilter::default() };
 ///     let sequences = admin::matching_dead_letters(conn, outbox, &expired)?;
@@ -149,9 +148,9 @@ pub fn matching_dead_letters(
     })?)
 }
 
-/// Puts dead letters back into the outbox, due at once, with no attempts and, where their time was
-/// over, without an end. One whose key is in the outbox again stays dead. The history keeps who did it and
-/// why. Returns how many were requeued.
+/// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
+/// A letter stays dead if its idempotency key is in the outbox again. The history records who requeued the
+/// letters and why. Returns the number of requeued letters.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -159,7 +158,7 @@ pub fn matching_dead_letters(
 /// use diesel_outbox::admin::{self, Note};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// let note = Note::new("alice", "the receiver is mended");
+/// let note = Note::new("alice", "the receiver is fixed");
 /// if admin::requeue(&mut conn, &OutboxName::default(), &[42], &note)? == 0 {
 ///     println!("there is no dead letter 42, or its key is in the outbox again");
 /// }
@@ -167,7 +166,7 @@ pub fn matching_dead_letters(
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`]; what was requeued before it stays so.
+/// A [`DatabaseError`]; letters requeued before the error stay requeued.
 pub fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -183,8 +182,8 @@ pub fn requeue(
     Ok(requeued)
 }
 
-/// Removes dead letters for good; the ledger keeps that they died, the history who has removed them and why.
-/// Returns how many.
+/// Deletes dead letters for good. The ledger keeps their entries; the history records who discarded the letters
+/// and why. Returns the number of discarded letters.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -194,12 +193,12 @@ pub fn requeue(
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
 /// let note = Note::new("alice", "the orders were cancelled");
 /// let discarded = admin::discard(&mut conn, &OutboxName::default(), &[42, 43], &note)?;
-/// println!("{discarded} removed");
+/// println!("{discarded} discarded");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`]; what was discarded before it stays so.
+/// A [`DatabaseError`]; letters discarded before the error stay discarded.
 pub fn discard(
     conn: &mut PgConnection,
     name: &OutboxName,

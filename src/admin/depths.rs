@@ -1,4 +1,4 @@
-//! How much is in an outbox, and how much goes through it.
+//! The depth and the throughput of an outbox.
 
 use diesel::PgConnection;
 
@@ -8,9 +8,9 @@ use crate::store::operate::activity::{self, Activity};
 use crate::store::operate::depths::{self, Depths};
 use crate::store::pinned::pinned;
 
-/// How many messages wait and how many are dead, by topic and destination, at a cost that does not grow
-/// with their number: for metrics and pages that are looked at every few seconds. Small outboxes are
-/// counted; of large ones the short lanes are exact and the long ones estimated.
+/// The numbers of waiting messages and dead letters, by topic and destination. The cost does not grow with the
+/// number of messages, so metrics and pages may query every few seconds. A small outbox is counted. In a large
+/// outbox, short lanes (a lane is one topic and destination) are exact, and long lanes are estimates.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -30,7 +30,7 @@ pub fn depths(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, Data
     Ok(pinned(conn, name, depths::depths)?)
 }
 
-/// The same by counting every message, however many there are: seconds where there are millions.
+/// The same as [`depths()`], but counts every message. Takes seconds if there are millions of messages.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -46,15 +46,15 @@ pub fn count_all(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, D
     Ok(pinned(conn, name, depths::exact_depths)?)
 }
 
-/// What has gone through the outbox since the database's statistics began, without reading a table: two
-/// of these make a rate ([`Activity::since`]). In an open transaction it always is the same.
+/// The messages written since PostgreSQL's statistics began. Reads no table. Two readings give a rate
+/// ([`Activity::since`]). Within one open transaction, all readings are the same.
 ///
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, admin};
 /// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
 ///     let activity = admin::activity(conn, outbox)?;
-///     println!("{} came in, {} were settled", activity.enqueued, activity.settled);
+///     println!("{} enqueued, {} settled", activity.enqueued, activity.settled);
 ///     Ok(())
 /// }
 /// ```

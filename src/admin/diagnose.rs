@@ -1,4 +1,4 @@
-//! The doctor: what is, or soon will be, wrong with an outbox and its database, and what to do.
+//! The doctor: finds what is wrong with an outbox and its database, or soon will be, and says what to do.
 
 mod health;
 mod schema;
@@ -18,18 +18,18 @@ use crate::store::pinned::pinned;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Severity {
-    /// All is well.
+    /// Nothing is wrong.
     Ok,
-    /// It could not be looked at, for example for lack of rights.
+    /// The check could not run, for example because the role lacks rights.
     Skipped,
-    /// It works, for now or not as well as it could.
+    /// The outbox works, but not as well as it could, or not for long.
     Warning,
-    /// It does not work, or something can be lost.
+    /// The outbox does not work, or data can be lost.
     Error,
 }
 
 impl Severity {
-    /// `ok`, `skipped`, `warning` or `error`.
+    /// The name: `ok`, `skipped`, `warning` or `error`.
     ///
     /// ```
     /// use diesel_outbox::admin::Severity;
@@ -46,21 +46,21 @@ impl Severity {
     }
 }
 
-/// One thing that was looked at.
+/// One finding of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at, in a word: `indexes`, `vacuum`, `snapshots`, …
+    /// The name of the check: `indexes`, `vacuum`, `snapshots`, …
     pub check: &'static str,
-    /// How bad it is.
+    /// How bad the finding is.
     pub severity: Severity,
-    /// What was found, in a sentence.
+    /// What was found, as a sentence.
     pub what: String,
     /// What to do: SQL, a command or a setting.
     pub advice: Option<String>,
 }
 
-/// What one check finds, gathered.
+/// Collects the findings of one check.
 struct Findings {
     check: &'static str,
     all: Vec<Finding>,
@@ -90,7 +90,7 @@ impl Findings {
         self.add(Severity::Error, what, Some(advice.into()));
     }
 
-    /// Where nothing was found, this is well.
+    /// Without any finding, the check is ok.
     fn or_ok(mut self, what: impl Into<String>) -> Vec<Finding> {
         if self.all.is_empty() {
             self.add(Severity::Ok, what.into(), None);
@@ -99,11 +99,15 @@ impl Findings {
     }
 }
 
-/// Looks at everything that has been seen to go wrong around an outbox: its schema and indexes, vacuum and
-/// who keeps it from working, clocks, sequences and transaction ids, connections, settings of the role, who can
-/// create in its search path, a pooler, leases, and what is kept too long. What cannot be looked at for lack of rights is said, and no
-/// error. Nothing is changed: for comparing the schema an outbox is made in a transaction that is rolled
-/// back, where the role may do that.
+/// Runs all checks of the doctor.
+///
+/// The checks cover the schema and its indexes, vacuum and what holds vacuum back, clocks, sequences and
+/// transaction ids, connections, settings of the role, who can create objects in its search path, a pooler,
+/// leases, and rows that are kept too long. A check for which the role lacks rights is
+/// [`Skipped`](Severity::Skipped), and no error.
+///
+/// Nothing is changed. To compare the schema, a second outbox is created in a transaction that is rolled back,
+/// if the role may create one.
 ///
 /// ```no_run
 /// use diesel_outbox::admin::{self, Severity};
@@ -119,7 +123,7 @@ impl Findings {
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`] where the connection is lost, or the outbox is not there.
+/// A [`DatabaseError`] if the connection is lost, or if the outbox is missing or damaged.
 pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>, DatabaseError> {
     super::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
@@ -173,7 +177,7 @@ fn is_lost(error: &Error) -> bool {
     )
 }
 
-/// Seconds as people say them.
+/// Formats seconds in the unit that suits their size.
 fn ago(seconds: f64) -> String {
     match seconds {
         s if s < 120.0 => format!("{s:.0} s"),
@@ -183,7 +187,7 @@ fn ago(seconds: f64) -> String {
     }
 }
 
-/// The same of a setting.
+/// Formats the duration of a setting in the same way.
 fn span(duration: Duration) -> String {
     ago(duration.as_secs_f64())
 }

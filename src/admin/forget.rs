@@ -1,4 +1,4 @@
-//! Forgetting a tenant.
+//! Forgets a tenant: removes the tenant's messages, and blanks the tenant's ledger entries.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,44 +14,44 @@ use crate::store::pinned::pinned;
 
 /// Rows that one transaction changes.
 const STEP: usize = 1_000;
-/// Between looks at what is under way.
+/// How long to wait before counting the messages that relays hold again.
 const TICK: Duration = Duration::from_millis(100);
 
 /// What [`forget`] has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Forgotten {
-    /// Live messages that were removed.
+    /// Live messages removed.
     pub messages: u64,
-    /// Dead letters that were removed.
+    /// Dead letters removed.
     pub dead_letters: u64,
-    /// Entries of the history that were removed.
+    /// History entries removed.
     pub attempts: u64,
-    /// Entries of the ledger that were blanked.
+    /// Ledger entries blanked.
     pub ledger_entries: u64,
-    /// Registered destinations that were removed.
+    /// Registered destinations removed.
     pub destinations: u64,
-    /// Live messages that are there still: relays hold them. Forget again to be done with them.
+    /// Live messages that remain because relays hold them. Call [`forget`] again to remove them.
     pub left: u64,
 }
 
-/// Removes what the outbox holds of a tenant. It cannot be undone.
+/// Removes everything that the outbox holds of a tenant. This cannot be undone.
 ///
-/// | what | what becomes of it |
+/// | data | effect |
 /// |---|---|
-/// | live messages | Removed. The ledger gets an entry for each: `dead`, for the reason `CANCELLED` |
-/// | dead letters, and the history of attempts | removed |
-/// | the ledger | Blanked. It keeps sequence, message id, topic, status, reason code, HTTP status, attempts and times |
+/// | live messages | Removed. The ledger gets an entry for each: `dead`, with the reason `CANCELLED` |
+/// | dead letters, and the history of attempts | Removed |
+/// | the ledger | Blanked. Sequence, message id, topic, status, reason code, HTTP status, attempts and times remain |
 /// | the tenant's registered destinations | Removed, and their names blanked in the ledger |
 ///
-/// - **Stop enqueueing for the tenant first.** Idempotency keys are blanked, because they may say who somebody is:
+/// - **Stop enqueueing for the tenant first.** Idempotency keys are blanked, because they may identify a person:
 ///   the same key enqueued again is a new message.
-/// - Messages that a relay holds are waited for, for as long as `patience` says. Those that are not settled by then
-///   are [`left`](Forgotten::left), and so are the tenant's registered destinations, until `forget` is called again.
-/// - A thousand rows are changed in each transaction. `progress` is called after each, and while messages are
-///   waited for. Where it returns `false`, `forget` ends there; calling it again goes on.
-/// - What is the tenant's is told by [`tenant_id`](crate::NewMessage::tenant_id). Messages without one, log lines,
-///   metrics and backups are not looked at.
+/// - `forget` waits up to `patience` for messages that a relay holds. Messages that are not settled in time are
+///   [`left`](Forgotten::left). Then the tenant's registered destinations stay, too, until the next call.
+/// - Each transaction changes 1,000 rows. `progress` is called after each transaction, and while `forget` waits for
+///   messages. `forget` stops when `progress` returns `false`; the next call continues.
+/// - The [`tenant_id`](crate::NewMessage::tenant_id) of a message decides. Messages without a tenant, log lines,
+///   metrics and backups are not touched.
 /// - The role needs the rights of the outbox's owner: no relay may change the ledger.
 ///
 /// ```
@@ -70,8 +70,8 @@ pub struct Forgotten {
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`]: [`Schema`](DatabaseError::Schema) where the role lacks rights, before anything is changed. What
-/// was forgotten before another error stays forgotten.
+/// A [`DatabaseError`]: [`Schema`](DatabaseError::Schema) if the role lacks rights, before anything is changed. After
+/// any other error, completed transactions stay.
 pub fn forget(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -97,12 +97,12 @@ pub fn forget(
     Ok(forgetting.done)
 }
 
-/// How rows of a table are found, in the order of a column.
+/// Finds the tenant's rows of a table, in the order of a column.
 type Look<K> = fn(&mut PgConnection, &OutboxName, Uuid, Option<K>) -> QueryResult<Vec<K>>;
-/// How they are changed. Returns how many were.
+/// Changes the rows. Returns the number of changed rows.
 type Change<K> = fn(&mut PgConnection, &OutboxName, Uuid, &[K]) -> QueryResult<usize>;
 
-/// It goes on, or was told to stop.
+/// Whether `forget` continues, or `progress` has stopped it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goes {
     On,
@@ -118,8 +118,8 @@ struct Forgetting<'a> {
 }
 
 impl Forgetting<'_> {
-    /// Live messages first: what settles later would write into the tables that are done. Registered destinations
-    /// last: their names are blanked in the ledger.
+    /// Live messages come first: a message settled later would write into tables that are done. Registered
+    /// destinations come last: the ledger is blanked by their names.
     fn run(&mut self, patience: Duration) -> Result<(), DatabaseError> {
         if self.live(patience)? == Goes::NoFurther
             || self.each(store::dead_letters, store::remove_dead_letters, |done| {
@@ -141,7 +141,7 @@ impl Forgetting<'_> {
         Ok(())
     }
 
-    /// Until none is left, or patience is.
+    /// Removes live messages until none is left, or until `patience` has passed.
     fn live(&mut self, patience: Duration) -> Result<Goes, DatabaseError> {
         let began = Instant::now();
         loop {
@@ -165,7 +165,7 @@ impl Forgetting<'_> {
         Ok(self.done.left)
     }
 
-    /// Looks through a table, and changes what is found, step by step.
+    /// Finds the tenant's rows of a table, and changes them step by step.
     fn each<K: Clone>(
         &mut self,
         look: Look<K>,

@@ -1,4 +1,4 @@
-//! Ordering keys that wait, and the relays that are at work.
+//! Blocked ordering keys, and the leases of relays.
 
 use diesel::PgConnection;
 
@@ -8,9 +8,9 @@ use crate::store::operate::blocked::{self, BlockedKey};
 use crate::store::operate::status::{self, LeaseRow};
 use crate::store::pinned::pinned;
 
-/// Ordering keys whose messages wait for a retry, for a delayed message or for an operator: those with
-/// the most messages first, `limit` at most. Fast, however many wait: at most 2,000 of the messages that
-/// could hold a key are looked at, those that are due soonest, and as many dead letters.
+/// Ordering keys whose messages wait for a retry, a delayed message or an operator: the keys with the most
+/// messages first, at most `limit`. Fast for any number of waiting messages: of the messages that could hold a
+/// key, the query reads at most 2,000 that are due soonest, and at most 2,000 dead letters.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -36,7 +36,7 @@ pub fn blocked_keys(
     })?)
 }
 
-/// The relays that are, or were, at work: by their leases, the oldest first.
+/// The leases of relays, oldest first, including expired leases.
 ///
 /// ```
 /// # use diesel::PgConnection;

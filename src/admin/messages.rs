@@ -1,4 +1,4 @@
-//! Messages, wherever they are, and what the ledger remembers.
+//! Messages in all tables, their history, and the ledger.
 
 use diesel::PgConnection;
 
@@ -10,12 +10,12 @@ use crate::store::operate::messages::{self, MessageKey, MessageRecord};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
 
-/// Everything that the outbox has of a message: live, dead and in the ledger, at each destination, with
-/// its replays and with payloads and headers where they are kept.
+/// All rows of a message: live rows, dead letters and ledger entries, for every destination and every replay.
+/// Payloads and headers are included where they are kept.
 ///
-/// By key it is found at once, by sequence as long as it is not delivered. Neither outbox nor ledger has
-/// an index of message ids; those that the library makes say when they were made, and are found by that.
-/// For others the tables are read, for two seconds at most ([`Searched::is_complete`]).
+/// An index finds a message by its idempotency key, or by its sequence until the message is delivered. The live
+/// messages have no index of message ids. An id made by the library contains its time, which leads to the message.
+/// For other ids, the tables are read for at most two seconds ([`Searched::is_complete`]).
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -43,8 +43,8 @@ pub fn message(
     })?)
 }
 
-/// What has happened to messages, the first first: attempts that failed, and what operators did. A thousand
-/// entries at most. Of a message that was delivered at once there is none.
+/// The history of messages, oldest first: failed attempts, and actions of operators. At most 1,000 entries. A
+/// message that was delivered at the first attempt has none.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -69,8 +69,8 @@ pub fn history(
     })?)
 }
 
-/// The live messages and the dead letters of an ordering key, in their order, without payloads and
-/// headers, `limit` at most.
+/// The live messages and the dead letters of an ordering key, in the order of the key, without payloads and
+/// headers, at most `limit`.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -96,8 +96,8 @@ pub fn key_messages(
     })?)
 }
 
-/// What the ledger remembers, the latest first, `limit` rows at most. A search for something rare in a
-/// large ledger ends after two seconds ([`Searched::is_complete`]).
+/// The entries of the ledger, latest first, at most `limit`. A search for rare entries in a large ledger stops
+/// after two seconds ([`Searched::is_complete`]).
 ///
 /// ```
 /// # use diesel::PgConnection;

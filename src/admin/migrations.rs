@@ -1,4 +1,4 @@
-//! Making an outbox, and asking whether it is as it has to be.
+//! Creates outboxes and roles, and checks schema and rights.
 
 use diesel::PgConnection;
 
@@ -8,15 +8,15 @@ use crate::store::pinned::pinned;
 use crate::store::setup::migrate::{self as migrations, Direction};
 use crate::store::setup::{inspect, rights};
 
-/// Undoes all migrations, and with them the first outbox and the inbox and what is in them. Outboxes of
-/// other names stay: undo each before, by `SELECT outbox_drop('hrm.outbox')`.
+/// Reverts all migrations. This drops the first outbox and the inbox, with their contents. Outboxes of other
+/// names stay: drop each of them first, with `SELECT outbox_drop('hrm.outbox')`.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
 /// use diesel_outbox::{OutboxName, admin};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// // Not while there is something to deliver.
+/// // Only if no message is due.
 /// if admin::count_due(&mut conn, &OutboxName::default())? == 0 {
 ///     admin::revert_migrations(&mut conn)?;
 /// }
@@ -24,13 +24,12 @@ use crate::store::setup::{inspect, rights};
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`]; then nothing was changed.
+/// A [`DatabaseError`]; then nothing is changed.
 pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     migrations::revert(conn)
 }
 
-/// The migrations as SQL, for the outbox `name`, to be put into a migration of the application's
-/// own.
+/// The migrations as SQL for the outbox `name`, to copy into a migration of the application.
 ///
 /// ```
 /// use diesel_outbox::OutboxName;
@@ -47,8 +46,8 @@ pub fn migration_sql(direction: Direction, name: &OutboxName) -> String {
     migrations::printed(direction, name)
 }
 
-/// Roles with the least that they need, as SQL: one that enqueues into the outbox `name`, one for its
-/// relays, one that looks, and one that handles messages by the [`inbox`](crate::inbox).
+/// SQL that creates six roles with minimal rights on the outbox `name`: to enqueue, to cancel, to register
+/// destinations, to relay, to read, and to handle messages once with the [`inbox`](crate::inbox).
 ///
 /// ```
 /// use diesel_outbox::{OutboxName, admin};
@@ -60,8 +59,8 @@ pub fn roles_sql(name: &OutboxName) -> String {
     rights::printed(name)
 }
 
-/// What a relay needs in the outbox `name` and the connection's role may not do, as the `GRANT`
-/// statements that are missing.
+/// The rights that a relay needs in the outbox `name` and that the connection's role lacks, as `GRANT`
+/// statements.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -84,7 +83,7 @@ pub fn missing_rights(
     pinned(conn, name, rights::missing)
 }
 
-/// Whether the outbox is there and as this version needs it.
+/// Checks that the outbox exists and has the schema that this version needs.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -95,7 +94,7 @@ pub fn missing_rights(
 ///     match admin::check_schema(conn, outbox) {
 ///         Ok(()) => Ok(true),
 ///         Err(DatabaseError::Schema(reason)) => {
-///             println!("{reason}"); // what is missing, and what to do
+///             println!("{reason}"); // the missing part, and what to do
 ///             Ok(false)
 ///         }
 ///         Err(error) => Err(error),
@@ -104,7 +103,7 @@ pub fn missing_rights(
 /// ```
 ///
 /// # Errors
-/// [`DatabaseError::Schema`] says what is missing and what to do.
+/// [`DatabaseError::Schema`] names the missing part and says what to do. Another [`DatabaseError`] if a query fails.
 pub fn check_schema(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     pinned(conn, name, inspect::check)
 }

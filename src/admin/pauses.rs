@@ -1,4 +1,4 @@
-//! Letting the messages of a destination or a topic wait.
+//! Pauses of destinations and topics.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::name::OutboxName;
 use crate::store::pinned::pinned;
 use crate::store::relay::pause::{self, Pausable};
 
-/// A destination or a topic whose messages wait.
+/// A paused destination or topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pause {
     /// `destination` or `topic`.
     pub kind: String,
-    /// Which one.
+    /// The name of the destination or the topic.
     pub name: String,
-    /// Why: a reason code of the relay's, `BREAKER_OPEN`, or an operator's words.
+    /// Why: a reason code of the relay, `BREAKER_OPEN`, or the text of an operator.
     pub reason: String,
-    /// For how long; zero: it is over, and one message is tried next; `None`: until it is resumed.
+    /// The time left. Zero: the pause has ended, and one message is tried next. `None`: until it is resumed.
     pub left: Option<Duration>,
 }
 
-/// What is paused now: by an operator, by a receiver's wish or by a circuit breaker.
+/// The destinations and topics that are paused now: by an operator, by a receiver's request, or by a circuit breaker.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -57,8 +57,8 @@ pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, 
         .collect())
 }
 
-/// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait at no cost.
-/// Relays learn of it within a second; what they have claimed of a topic is still sent.
+/// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait and use no attempts.
+/// Relays notice the pause within a second. Messages of a topic that are already claimed are still sent.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -88,7 +88,7 @@ pub fn pause(
     })?)
 }
 
-/// Ends a pause, whatever its reason. `false`: there was none.
+/// Ends a pause, whatever its reason. Returns `false` if there was no pause.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;

@@ -1,4 +1,4 @@
-//! Delivering again what was delivered.
+//! Replays: delivered messages are delivered again.
 
 use diesel::PgConnection;
 
@@ -9,16 +9,15 @@ use crate::status::UnknownWord;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds, Replayed};
 use crate::store::pinned::pinned;
 
-/// The name of a run of [`replay`]: it stands in the idempotency keys of the messages that the run makes,
-/// as `<key>#replay-<run>`. A run that was broken off is continued under its name, and replays nothing
-/// twice.
+/// The name of a run of [`replay`]. The name is part of the idempotency key of each message that the run
+/// enqueues: `<key>#replay-<run>`. An interrupted run continues under its name, and replays no message twice.
 ///
 /// ```
 /// use diesel_outbox::admin::ReplayRun;
 ///
 /// let run: ReplayRun = "billing-lost-a-day".parse()?;
 /// assert_eq!(run.to_string(), "billing-lost-a-day");
-/// assert!("spaces are none".parse::<ReplayRun>().is_err());
+/// assert!("no spaces allowed".parse::<ReplayRun>().is_err());
 /// # Ok::<(), diesel_outbox::UnknownWord>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +45,7 @@ impl std::fmt::Display for ReplayRun {
     }
 }
 
-/// What [`replay`] would do with this filter, now.
+/// Counts what [`replay`] would do with this filter now.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -73,17 +72,17 @@ pub fn count_replayable(
     })?)
 }
 
-/// Enqueues delivered messages again, in the order in which they were delivered, a thousand in each
-/// transaction. `progress` is called after each with the run's name and what it has done so far. Where the
-/// last one is not wanted any more, it returns `false`, and the replay ends there.
+/// Enqueues delivered messages again, in the order in which they were delivered, 1,000 in each transaction.
+/// `progress` is called after each transaction, with the name of the run and the totals so far. The replay
+/// stops when `progress` returns `false`.
 ///
-/// - A replayed message goes to the destination that it named, and to no other. One that named none goes to the
-///   [`destination`](ReplayFilter::destination) that is asked for, else where the routes of today lead.
-/// - It has the same topic, payload, ordering key and tenant; no headers, which the ledger does not keep;
-///   and no payload in the ledger (`OUTBOX_LEDGER_PAYLOAD`) means no replay.
-/// - It has the same message id, so a receiver that knows what it has handled leaves it alone, or a new
-///   one ([`ReplayIds`]). Its idempotency key is `<key>#replay-<run>`.
-/// - The history keeps who replayed it and why.
+/// - A replayed message goes only to the destination that it named. A message that named none goes to the
+///   requested [`destination`](ReplayFilter::destination), otherwise where the current routes lead.
+/// - Topic, payload, ordering key and tenant stay the same. Headers are missing, because the ledger does not keep
+///   them. A message whose payload is not in the ledger (`OUTBOX_LEDGER_PAYLOAD`) is not replayed.
+/// - The message id stays the same, so a receiver that remembers handled ids ignores the message; or the id is new
+///   ([`ReplayIds`]). The idempotency key is `<key>#replay-<run>`.
+/// - The history records who replayed the message and why.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -91,7 +90,7 @@ pub fn count_replayable(
 /// use diesel_outbox::admin::{self, Note, ReplayFilter, ReplayIds};
 /// use std::time::{Duration, SystemTime};
 ///
-/// /// Billing has lost the work of an hour.
+/// /// Billing has lost an hour of work.
 /// fn again(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
 ///     let filter = ReplayFilter {
 ///         since: SystemTime::now().checked_sub(Duration::from_secs(3600)),
@@ -109,7 +108,7 @@ pub fn count_replayable(
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`]; what was replayed before it stays so, and is skipped when the run goes on.
+/// A [`DatabaseError`]; messages replayed before the error stay, and are skipped when the run continues.
 pub fn replay(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,4 +1,4 @@
-//! Messages that wait: listed, cancelled, put off, or settled by an operator's word.
+//! Waiting messages: list, cancel, reschedule, or settle by hand.
 
 use diesel::PgConnection;
 
@@ -11,15 +11,16 @@ use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
 use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
 
-/// Characters of an operator's name, and of what is kept of the reason.
+/// The characters that a [`Note`] keeps of a name.
 const WHO: usize = 100;
+/// The characters that a [`Note`] keeps of a reason.
 const WHY: usize = 400;
 
 /// Live messages (pending, sending, retrying) without payloads and headers, in the order in which they are
-/// due, `limit` at most.
+/// due, at most `limit`.
 ///
-/// An index finds them, however many wait. Where few of many match (a state, or a key or tenant with
-/// hundreds of thousands of messages), the search ends after two seconds ([`Searched::is_complete`]).
+/// An index finds the messages, however many wait. If few of many messages match (a state, or a key or tenant with
+/// hundreds of thousands of messages), the search stops after two seconds ([`Searched::is_complete`]).
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -53,8 +54,8 @@ pub fn waiting(
     })?)
 }
 
-/// Who decides something about a message by hand, and why. The ledger keeps it as the message's error:
-/// `alice: refunded by phone`; 100 characters of the name and 400 of the reason.
+/// Who acts on a message by hand, and why. The ledger keeps the note as the error of the message, such as
+/// `alice: refunded by phone`. At most 100 characters of the name and 400 of the reason are kept.
 ///
 /// ```
 /// let note = diesel_outbox::admin::Note::new("alice", "refunded by phone");
@@ -64,7 +65,7 @@ pub fn waiting(
 pub struct Note(String);
 
 impl Note {
-    /// Control characters are left out.
+    /// Joins name and reason, without control characters.
     ///
     /// ```
     /// let note = diesel_outbox::admin::Note::new("alice\n", "");
@@ -95,8 +96,8 @@ impl std::fmt::Display for Note {
     }
 }
 
-/// Cancels a message that waits, as [`Outbox::cancel`](crate::Outbox::cancel) does, and writes down who
-/// did it and why.
+/// Cancels a waiting message, as [`Outbox::cancel`](crate::Outbox::cancel) does, and records who cancelled it
+/// and why.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -125,8 +126,7 @@ pub fn cancel(
     })?)
 }
 
-/// Lets a message that waits be due at another time, as
-/// [`Outbox::reschedule`](crate::Outbox::reschedule) does.
+/// Changes when a waiting message is due, as [`Outbox::reschedule`](crate::Outbox::reschedule) does.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -149,20 +149,20 @@ pub fn reschedule(
     })?)
 }
 
-/// What an operator says of a message.
+/// How an operator settles a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It was delivered by other means: it ends `delivered`, for the reason `BY_HAND`.
+    /// The message was delivered by other means. It ends `delivered`, with the reason `BY_HAND`.
     Delivered,
-    /// It must not be sent: it ends `dead`, for the reason `CANCELLED`, and is no dead letter.
+    /// The message must not be sent. It ends `dead`, with the reason `CANCELLED`, and is no dead letter.
     NotToBeSent,
 }
 
-/// Settles a message by hand: one that waits, one that a relay held whose lease is over, or a dead letter,
-/// which is one no more. The ledger keeps who said so and why, and no payload.
+/// Settles a message by hand: a waiting message, a message of a relay whose lease has expired, or a dead
+/// letter, which is removed from the dead letters. The ledger keeps who settled the message and why, and no payload.
 ///
-/// A message that a live relay holds is left alone ([`Answer::UnderWay`](crate::Answer::UnderWay)): its
-/// outcome is not known yet. One that was delivered stays delivered.
+/// A message that a live relay holds is left unchanged ([`Answer::UnderWay`](crate::Answer::UnderWay)), because its
+/// outcome is not known yet. A delivered message stays delivered.
 ///
 /// ```
 /// # use diesel::PgConnection;

@@ -1,4 +1,4 @@
-//! Statements that may take no longer than a moment.
+//! Statements with a short time limit.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use diesel::{Connection, PgConnection};
 
 use crate::store::millis;
 
-/// Runs statements in a transaction, and undoes them where one of them takes longer than `timeout`: `None`.
+/// Runs statements in a transaction. If a statement takes longer than `timeout`, rolls back and returns `None`.
 pub(crate) fn briefly<T>(
     conn: &mut PgConnection,
     timeout: Duration,
@@ -27,8 +27,8 @@ pub(crate) fn briefly<T>(
     }
 }
 
-/// Whether a statement has failed because it took too long: known by its time, as a server says it in its own
-/// language and Diesel does not give its SQLSTATE away. Two clocks: the server's may be a little faster.
+/// Whether a statement failed because it exceeded `limit`. The elapsed time decides: the server's message is in the
+/// server's language, and Diesel hides the SQLSTATE. The tolerance allows for a slightly faster server clock.
 pub(crate) fn is_over_time(error: &Error, took: Duration, limit: Duration) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::Unknown, _))
         && took >= limit.mul_f64(0.9)
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
     use crate::store::tests::Outbox;
 
-    /// R30: a server says it in the language of `lc_messages`, and a trigger of a user's may say anything.
+    /// R30: the server's message is in the language of `lc_messages`, and a user's trigger may raise any text.
     #[test]
     fn a_timeout_is_known_by_its_time_and_not_by_words() {
         let error = |kind, text: &str| Error::DatabaseError(kind, Box::new(text.to_owned()));

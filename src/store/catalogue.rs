@@ -15,12 +15,12 @@ use diesel::select;
 use super::sql::{pg_relation_size, to_regclass};
 
 diesel::table! {
-    /// Columns of tables, and of indexes.
+    /// Columns of tables and indexes.
     pg_catalog.pg_attribute (attrelid, attnum) {
         attrelid -> Oid,
         attname -> Text,
         atttypid -> Oid,
-        /// Of a column that everybody has, such as `ctid`, below zero.
+        /// Negative for system columns, such as `ctid`.
         attnum -> SmallInt,
         attisdropped -> Bool,
     }
@@ -31,14 +31,14 @@ diesel::table! {
     pg_catalog.pg_class (oid) {
         oid -> Oid,
         relname -> Text,
-        /// Pages and rows when it was last vacuumed or analysed.
+        /// Pages at the last VACUUM or ANALYZE; `reltuples`: rows.
         relpages -> Integer,
         reltuples -> Float,
     }
 }
 
 diesel::table! {
-    /// Parts of tables, and of indexes.
+    /// Partitions of tables and indexes.
     pg_catalog.pg_inherits (inhrelid) {
         inhrelid -> Oid,
         inhparent -> Oid,
@@ -52,7 +52,7 @@ diesel::table! {
         oid -> Oid,
         tgrelid -> Oid,
         tgname -> Text,
-        /// When it fires: `O` mostly, `A` always.
+        /// When the trigger fires: `O` except during replication (default), `A` always.
         tgenabled -> CChar,
     }
 }
@@ -61,9 +61,9 @@ diesel::table! {
 diesel::table! {
     pg_catalog.pg_settings (name) {
         name -> Text,
-        /// Of this session.
+        /// The value in this session.
         setting -> Nullable<Text>,
-        /// Of a new session.
+        /// The value in a new session.
         reset_val -> Nullable<Text>,
     }
 }
@@ -77,7 +77,7 @@ diesel::table! {
     }
 }
 
-/// The pages of something that has so many bytes.
+/// Converts bytes to pages.
 #[cfg(feature = "relay")]
 macro_rules! pages_of {
     ($bytes:expr) => {
@@ -91,7 +91,7 @@ macro_rules! pages_of {
 #[cfg(feature = "relay")]
 pub(crate) use pages_of;
 
-/// The size of a table with its parts, in pages.
+/// The size of a table and its partitions, in pages.
 #[cfg(feature = "relay")]
 pub(crate) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
     let own = select(pages_of!(pg_relation_size(to_regclass(table))));

@@ -23,19 +23,19 @@ use crate::name::OutboxName;
 use crate::registered::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
 
-/// Secrets of one destination that sign at the same time.
+/// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
 
-/// Which registered destinations. Everything given has to hold.
+/// Selects registered destinations. All conditions that are set must hold.
 #[derive(Debug, Clone, Default)]
 pub struct DestinationFilter {
-    /// Those of this tenant only.
+    /// Only destinations of this tenant.
     pub tenant_id: Option<Uuid>,
-    /// `true`: the enabled ones; `false`: the disabled ones.
+    /// `true`: only enabled destinations; `false`: only disabled destinations.
     pub enabled: Option<bool>,
-    /// Those whose name, URL or description has this in it, in upper or lower case.
+    /// Only destinations whose name, URL or description contains this text, ignoring case.
     pub search: Option<String>,
-    /// Only those whose names come behind this one: what a page of the list goes on behind.
+    /// Only destinations whose names sort after this name: the last name of the previous page.
     pub after: Option<String>,
 }
 
@@ -61,7 +61,7 @@ struct Row {
     updated_at: SystemTime,
 }
 
-/// Its columns.
+/// The columns of a `Row`.
 macro_rules! row {
     () => {
         (
@@ -118,7 +118,7 @@ impl From<Row> for RegisteredDestination {
     }
 }
 
-/// What was read; where that is not to be had, why.
+/// The value. If it cannot be read, `None`, and `problem` says why.
 fn read<T, E: std::fmt::Display>(
     column: &str,
     value: Result<T, E>,
@@ -131,7 +131,7 @@ fn read<T, E: std::fmt::Display>(
 type Headers = Vec<(String, secrecy::SecretString)>;
 
 fn headers(json: &str) -> Result<Headers, &'static str> {
-    // The parser's own error would show a part of a value.
+    // The parser's own error would reveal part of a header value.
     let found: BTreeMap<String, String> =
         serde_json::from_str(json).map_err(|_| "it is no JSON object of texts")?;
     Ok(found
@@ -140,7 +140,7 @@ fn headers(json: &str) -> Result<Headers, &'static str> {
         .collect())
 }
 
-/// Of an interval without months, as the table allows no other.
+/// The length of an interval. The table allows no months in it.
 fn length(interval: PgInterval) -> Duration {
     const DAY: i64 = 24 * 3600 * 1_000_000;
     let micros = i64::from(interval.days) * DAY + interval.microseconds;
@@ -157,13 +157,13 @@ fn registered(name: &OutboxName) -> destination::table {
     destination::table(name.destination())
 }
 
-/// Whether the trigger `outbox_destination_most` has refused one: its tenant has enough.
+/// Whether the trigger `outbox_destination_most` refused a destination because its tenant has reached the limit.
 pub(crate) fn is_over_the_limit(error: &Error) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::CheckViolation, info)
         if info.constraint_name() == Some("outbox_destinations_of_a_tenant"))
 }
 
-/// Inserts it with this secret, or replaces all but the secrets of the one that has its name.
+/// Inserts the destination with this secret. If the name exists, replaces everything except the secrets.
 pub(crate) fn put(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -227,7 +227,7 @@ pub(crate) fn get(
     Ok(found.map(RegisteredDestination::from))
 }
 
-/// In the order of their names.
+/// Registered destinations, ordered by name.
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -259,7 +259,7 @@ pub(crate) fn list(
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
 }
 
-/// As LIKE means it literally.
+/// Escapes the text for LIKE.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -271,7 +271,7 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// Enables it, or disables it for this reason. `false`: it is not there.
+/// Enables the destination, or disables it for this reason. `false`: the destination does not exist.
 pub(crate) fn set_enabled(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -288,7 +288,7 @@ pub(crate) fn set_enabled(
         .map(|count| count > 0)
 }
 
-/// A row as it was when it was last changed.
+/// One version of a row: its name, and the time of its last change.
 #[cfg(feature = "relay")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AsSeen<'a> {
@@ -296,8 +296,8 @@ pub(crate) struct AsSeen<'a> {
     pub(crate) updated_at: Option<SystemTime>,
 }
 
-/// Disables it for this reason, if it is enabled and as it was seen. Its tenant, if it has one; `None`: it is otherwise
-/// by now, or is not there.
+/// Disables the destination for this reason, if it is enabled and unchanged since it was seen. Returns the tenant, if
+/// any. Outer `None`: the destination has changed, is already disabled, or is gone.
 #[cfg(feature = "relay")]
 pub(crate) fn disable_as_seen(
     conn: &mut PgConnection,
@@ -322,7 +322,7 @@ pub(crate) fn disable_as_seen(
         .optional()
 }
 
-/// Its tenant, if it has one. `None`: it is not there.
+/// The tenant of the destination, if any. Outer `None`: the destination does not exist.
 #[cfg(feature = "relay")]
 pub(crate) fn tenant(
     conn: &mut PgConnection,
@@ -336,7 +336,7 @@ pub(crate) fn tenant(
         .optional()
 }
 
-/// `false`: it is not there.
+/// Removes the destination. `false`: the destination does not exist.
 pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
     delete(registered(name))
         .filter(destination::name.eq(which))
@@ -344,7 +344,7 @@ pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) ->
         .map(|count| count > 0)
 }
 
-/// Its secrets, the newest first.
+/// The secrets of the destination, newest first.
 pub(crate) fn secret(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -358,7 +358,7 @@ pub(crate) fn secret(
     Ok(found.flatten())
 }
 
-/// The secrets of these destinations, plain or sealed, in the order of their names.
+/// The secrets of these destinations, plain or sealed, ordered by name.
 pub(crate) fn secrets_of(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -371,7 +371,7 @@ pub(crate) fn secrets_of(
         .load(conn)
 }
 
-/// The same of all behind this name, in the order of their names.
+/// The secrets of all destinations whose names sort after this name, plain or sealed, ordered by name.
 pub(crate) fn secrets_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -386,7 +386,7 @@ pub(crate) fn secrets_behind(
         .load(conn)
 }
 
-/// Puts these secrets in the place of the ones that it had. `false`: it is not there, or has others by now.
+/// Replaces the secrets `before`. `false`: the destination does not exist, or its secrets have changed.
 pub(crate) fn replace_secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -402,15 +402,17 @@ pub(crate) fn replace_secrets(
         .map(|count| count > 0)
 }
 
-/// What tells whether any row has changed: how many there are, and a sum over all of them.
+/// The number of rows, and the sum of their stamps. Both together show whether any row has changed.
 pub(crate) type Stamp = (i64, i64);
 
-/// What changes with a row, and when its old secrets sign no more.
+/// A row's stamp: a number that changes when the row changes, and when its old secrets stop signing.
 ///
-/// Text: a hash of the server's and an interval as microseconds.
+/// Text: a hash function of the server, and a time in microseconds.
 const STAMP: &str = "hashtextextended(name, (extract(epoch FROM updated_at) * 1000000)::bigint
     + (coalesce(old_secrets_until > clock_timestamp(), true))::int)";
 
+/// The stamp of the whole table.
+///
 /// Text: a sum of hashes.
 pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Stamp> {
     statement(format!(
@@ -421,7 +423,7 @@ pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<S
     .get_result(conn)
 }
 
-/// Each row by its name, with what changes with it. Text: as [`stamp`].
+/// The stamp of each row, by name. Text: like [`stamp`].
 pub(crate) fn stamps(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -435,11 +437,11 @@ pub(crate) fn stamps(
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) row: RegisteredDestination,
-    /// Those that sign now.
+    /// The secrets that sign now.
     pub(crate) secrets: Option<SecretString>,
 }
 
-/// Those of these that are there.
+/// The existing destinations among `names`.
 pub(crate) fn registered_as(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -467,7 +469,8 @@ pub(crate) fn registered_as(
     Ok(found.into_iter().map(of_row).collect())
 }
 
-/// Which of these messages meet the filters of these destinations, each pair by its place. One that errs does not.
+/// The places (from 1) of the pairs whose message passes the filter of its destination. A filter that fails on a
+/// message does not let the message pass.
 ///
 /// Text: operators of jsonpath, and `unnest`.
 pub(crate) fn meeting(
@@ -492,10 +495,10 @@ pub(crate) fn meeting(
     .load(conn)
 }
 
-/// Fails where no filter can be asked about this payload: JSON that is no `jsonb`, as with `\u0000` or a number that is
-/// too large.
+/// Fails if no filter can be applied to this payload: JSON that is not valid `jsonb`, such as `\u0000` or a number that
+/// is too large.
 ///
-/// Text: Diesel casts no text to `jsonb`.
+/// Text: Diesel cannot cast a text to `jsonb`.
 pub(crate) fn read_payload(conn: &mut PgConnection, payload: &str) -> QueryResult<()> {
     statement("SELECT $1::jsonb IS NULL".to_owned())
         .bind::<Text, _>(payload.to_owned())
@@ -503,7 +506,8 @@ pub(crate) fn read_payload(conn: &mut PgConnection, payload: &str) -> QueryResul
         .map(drop)
 }
 
-/// Puts a secret before those that it has, which sign for so long still. `false`: it is not there.
+/// Adds a new secret before the existing secrets, which keep signing for `keep`. `false`: the destination does not
+/// exist.
 pub(crate) fn rotate(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,4 +1,4 @@
-//! A live message as its row says it.
+//! A live message, read from its row.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use super::table::outbox;
 use crate::message::{Message, Sequence, digest};
 use crate::status::Status;
 
-/// A row of the outbox, as relays need it.
+/// The columns of the outbox that relays need.
 #[derive(Queryable, Selectable)]
 #[diesel(table_name = outbox)]
 pub(super) struct Row {
@@ -38,7 +38,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Plain inserts give no digest.
+    /// Whether the content has the digest `delivered`. Plain inserts write no digest, so it is computed.
     pub(super) fn has_content(&self, delivered: &[u8]) -> bool {
         match &self.digest {
             Some(digest) => digest == delivered,
@@ -46,7 +46,8 @@ impl Row {
         }
     }
 
-    /// The message, claimed at a time of the database's; `before`: a moment before that, by this process's clock.
+    /// The message. `claimed_at` is the time of the claim by the database's clock, `before` a moment before the claim
+    /// by this process's clock.
     pub(super) fn into_message(self, claimed_at: PgTimestamp, before: Instant) -> Message {
         let expires = self
             .expires_at
@@ -77,7 +78,7 @@ impl Row {
     }
 }
 
-/// How a live message stands: `sending`, `retrying` or `pending`.
+/// The status of a live message: `sending`, `retrying` or `pending`.
 pub(super) fn status() -> On<'static, outbox::table, Text> {
     let word = |status: Status| status.as_str().into_sql::<Text>();
     let status = case_when(outbox::locked_by.is_not_null(), word(Status::Sending))
@@ -86,29 +87,29 @@ pub(super) fn status() -> On<'static, outbox::table, Text> {
     Box::new(status)
 }
 
-/// When a message that was claimed at `claimed_at` expires, by the clock of this process.
+/// When a message claimed at `claimed_at` expires, by this process's clock.
 fn expiry(at: PgTimestamp, claimed_at: PgTimestamp, before: Instant) -> Option<Instant> {
     // PostgreSQL's infinity.
     if at.0 == i64::MAX {
         return None;
     }
-    // Further away than the clock can say is never.
+    // A time beyond the clock's range means never.
     let end = before.checked_add(between(claimed_at, at));
     Some(end.unwrap_or_else(|| before + FAR))
 }
 
-/// A year: no message waits in a relay's memory for that long.
+/// A year. No message stays in a relay's memory that long.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The last second of the year 9999: later ones have no RFC 3339 form.
+/// The last second of the year 9999. Later times have no RFC 3339 form.
 const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
 
-/// From one time to a later one.
+/// The time between `from` and a later time; zero if `to` is earlier.
 fn between(from: PgTimestamp, to: PgTimestamp) -> Duration {
     Duration::from_micros(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
 }
 
-/// The nearest time that can be written in a header: plain SQL can store any, and infinity.
+/// The nearest time that a header can hold. Plain SQL can store any time, and infinity.
 fn system_time(timestamp: PgTimestamp) -> SystemTime {
     let since_1970 = u64::try_from(to_micros(timestamp)).unwrap_or(0);
     UNIX_EPOCH + Duration::from_micros(since_1970).min(LAST_SECOND)

@@ -1,4 +1,4 @@
-//! Looking without a trace: limits and plans of its own for a few statements, whatever the connection's are.
+//! Read-only queries that leave no trace: they have their own limits and planner settings on any connection.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use diesel::{Connection, PgConnection};
 use super::brief::is_over_time;
 use crate::store::millis;
 
-/// Runs statements that change nothing in a transaction (or a savepoint of the caller's) that is always
-/// rolled back, so what is set for them ends with them. Plans are as the server likes, without compiling
-/// and without parallel workers, which would cost more than they save. `timeout`: for each statement;
-/// `None`: as the connection has it.
+/// Runs read-only statements in a transaction, or a savepoint of the caller's. It is always rolled back, so the
+/// settings end with the statements. The server chooses the plans, but without JIT compilation and parallel
+/// workers, which would cost more than they save. `timeout` limits each statement; `None` keeps the connection's
+/// limit.
 pub(crate) fn looking<T>(
     conn: &mut PgConnection,
     timeout: Option<Duration>,
@@ -37,8 +37,8 @@ pub(crate) fn looking<T>(
     }
 }
 
-/// The same, and `None` where a statement took longer than `timeout`. By its time and not by what the server
-/// says of it, which may be in any language.
+/// Like [`looking`], but returns `None` if a statement took longer than `timeout`. The elapsed time decides,
+/// because the server's message may be in any language.
 pub(crate) fn looking_briefly<T>(
     conn: &mut PgConnection,
     timeout: Duration,

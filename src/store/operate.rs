@@ -1,4 +1,4 @@
-//! What people look at, and change.
+//! What operators read and change: live messages, dead letters, the history, the ledger, replays.
 
 #[cfg(feature = "relay")]
 pub(crate) mod activity;

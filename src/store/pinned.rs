@@ -1,12 +1,11 @@
-//! Statements of ours mean PostgreSQL's own functions, operators and types, whoever can create others in a
-//! schema of the search path. A function of the exact types of a call is preferred to PostgreSQL's, wherever
-//! in the path it is, so a path that others can write to runs their code.
+//! Our statements use PostgreSQL's own functions, operators and types, even if others can create objects in a
+//! schema of the search path. PostgreSQL prefers a function whose types match a call exactly, wherever in the path
+//! the function is. A path that others can write to would therefore run their code.
 //!
-//! - Relays' connections have the path [`PATH`] for as long as they live, and tables are named with the
-//!   schema that was found at the start.
-//! - `admin` sets it for a transaction, on whatever connection it is given ([`pinned`]).
-//! - What runs on an application's connection beside that (enqueueing, the inbox, migrations) leaves the
-//!   path alone, and names the schema of every function, operator and type.
+//! - A relay's connections keep the path [`PATH`], and qualify tables with the schema found at the start.
+//! - `admin` sets the path for one transaction, on any connection ([`pinned`]).
+//! - Other statements on an application's connection (enqueueing, the inbox, migrations) leave the path alone, and
+//!   qualify every function, operator and type with its schema.
 
 use diesel::connection::{SimpleConnection, TransactionManager};
 use diesel::result::{Error, QueryResult};
@@ -17,12 +16,13 @@ use super::sql::set_config;
 use super::statement::statement_anew;
 use crate::name::OutboxName;
 
-/// Where names without a schema are looked for. Without `pg_temp` temporary tables would come first.
+/// The search path for names without a schema. Without `pg_temp` in the path, PostgreSQL would search temporary
+/// tables first.
 pub(crate) const PATH: &str = "pg_catalog, pg_temp";
 
-/// The path of a connection, and the schema in which it finds a table of this (quoted) name.
+/// The path of a connection, and the schema in which the connection finds the table with this quoted name.
 ///
-/// Text: it asks PostgreSQL's catalogue, on an application's search path.
+/// Text: it queries PostgreSQL's catalogue, on an application's search path.
 fn place(conn: &mut PgConnection, table: &str) -> QueryResult<(String, Option<String>)> {
     statement_anew(
         "SELECT pg_catalog.current_setting('search_path'),
@@ -39,17 +39,18 @@ fn place(conn: &mut PgConnection, table: &str) -> QueryResult<(String, Option<St
 fn in_place(name: &OutboxName, schema: Option<&str>) -> OutboxName {
     match schema {
         Some(schema) => name.found_in(schema),
-        // What is missing is said by whoever needs it.
+        // The statement that needs the missing table reports it.
         None => name.clone(),
     }
 }
 
-/// The outbox with the schema in which this connection finds it.
+/// The outbox, qualified with the schema in which this connection finds it.
 pub(crate) fn located(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<OutboxName> {
     place(conn, &name.outbox()).map(|(_, schema)| in_place(name, schema.as_deref()))
 }
 
-/// A table with the schema in which a new connection of this role finds it, both quoted. `None`: there is none.
+/// A table, qualified with the schema in which a new connection of this role finds it, both quoted. `None`: there is
+/// no such table.
 pub(crate) fn located_by_default(
     conn: &mut PgConnection,
     table: &str,
@@ -61,13 +62,13 @@ pub(crate) fn located_by_default(
     Ok(schema.map(|schema| format!("\"{}\".{table}", schema.replace('"', "\"\""))))
 }
 
-/// Sets the path for as long as the connection lives.
+/// Sets [`PATH`] until the connection closes.
 pub(crate) fn pin(conn: &mut PgConnection) -> QueryResult<()> {
     conn.batch_execute(&format!("SET search_path = {PATH}"))
 }
 
-/// Does `work` in a transaction, or a savepoint of the caller's, that has the path [`PATH`], with the outbox
-/// that the connection finds by its own. Afterwards the connection has its own path again.
+/// Runs `work` in a transaction, or a savepoint of the caller's, with the path [`PATH`]. `work` gets the outbox that
+/// the connection finds by its own path. Afterwards the connection has its own path again.
 pub(crate) fn pinned<T, E: From<Error>>(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -78,7 +79,7 @@ pub(crate) fn pinned<T, E: From<Error>>(
         let (path, schema) = place(conn, &name.outbox())?;
         conn.batch_execute(&format!("SET LOCAL search_path = {PATH}"))?;
         let worked = work(conn, &in_place(name, schema.as_deref()))?;
-        // Where the transaction goes on, so would the path. Where it does not, its end resets it.
+        // A transaction of the caller's would keep the path. The end of our own transaction resets it.
         if is_nested {
             select(set_config("search_path", path, true)).execute(conn)?;
         }
@@ -86,10 +87,10 @@ pub(crate) fn pinned<T, E: From<Error>>(
     })
 }
 
-/// Whether a transaction is open that was begun by Diesel. Asks nobody.
+/// Whether Diesel has begun a transaction that is still open. Sends no query.
 pub(crate) fn is_in_transaction<C: Connection>(conn: &mut C) -> bool {
     let status = C::TransactionManager::transaction_manager_status_mut(conn);
-    // One that is broken is told by the next statement.
+    // A broken transaction counts as open: the next statement reports it.
     status
         .transaction_depth()
         .map_or(true, |depth| depth.is_some())

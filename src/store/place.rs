@@ -1,4 +1,4 @@
-//! A place in a list that is read in pages.
+//! A place in a list that is read page by page.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use diesel::sql_types::{Nullable, Timestamptz};
 
 use crate::status::UnknownWord;
 
-/// PostgreSQL counts from 2000 on.
+/// 2000-01-01, from which PostgreSQL counts, in microseconds since 1970.
 const BEGIN_MICROS: i64 = 946_684_800_000_000;
 
 /// Microseconds since 1970.
@@ -23,8 +23,8 @@ pub(crate) fn as_micros(time: SystemTime) -> i64 {
     }
 }
 
-/// Where a page of a list ended: the next one goes on behind it, whatever has come or gone meanwhile.
-/// Written as text it fits into a link or a flag.
+/// The end of a page of a list. The next page continues after it, even if rows were added or removed meanwhile.
+/// Its text form fits into a link or a flag.
 ///
 /// ```
 /// use diesel_outbox::admin::Place;
@@ -41,13 +41,13 @@ pub struct Place {
 }
 
 impl Place {
-    /// Before all rows of this time.
+    /// The place before all rows of this time.
     pub(super) fn before(micros: i64) -> Self {
         let sequence = i64::MIN;
         Self { micros, sequence }
     }
 
-    /// As rows have it.
+    /// The place in the types of a row's columns.
     pub(super) fn of_row(self) -> (PgTimestamp, i64) {
         (from_micros(self.micros), self.sequence)
     }
@@ -74,7 +74,7 @@ impl FromStr for Place {
     }
 }
 
-/// Microseconds since 1970 as PostgreSQL has them; the first and the last stand for no end.
+/// Converts microseconds since 1970 to PostgreSQL's time. The smallest value is `-infinity`, the largest `infinity`.
 pub(super) fn from_micros(micros: i64) -> PgTimestamp {
     match micros {
         i64::MIN | i64::MAX => PgTimestamp(micros),
@@ -82,7 +82,7 @@ pub(super) fn from_micros(micros: i64) -> PgTimestamp {
     }
 }
 
-/// PostgreSQL's time as microseconds since 1970; no end, or no beginning, is the last and the first.
+/// Converts PostgreSQL's time to microseconds since 1970. `-infinity` is the smallest value, `infinity` the largest.
 pub(crate) fn to_micros(time: PgTimestamp) -> i64 {
     match time.0 {
         i64::MIN | i64::MAX => time.0,
@@ -90,11 +90,11 @@ pub(crate) fn to_micros(time: PgTimestamp) -> i64 {
     }
 }
 
-/// A time as it is shown, by [`rfc3339`].
+/// A time as text, formatted by [`rfc3339`].
 #[derive(Debug, FromSqlRow)]
 pub struct Rfc3339(String);
 
-/// The same, where there may be none.
+/// A nullable time as text, formatted by [`rfc3339`].
 #[derive(Debug, FromSqlRow)]
 pub struct MaybeRfc3339(Option<String>);
 
@@ -128,7 +128,7 @@ impl FromSql<Nullable<Timestamptz>, Pg> for MaybeRfc3339 {
 
 const DAY_MICROS: i64 = 86_400 * 1_000_000;
 
-/// A time as RFC 3339, to the millisecond; `infinity` as it is.
+/// Formats a time as RFC 3339 with milliseconds; infinity as `infinity` or `-infinity`.
 pub(super) fn rfc3339(PgTimestamp(micros): PgTimestamp) -> String {
     match micros {
         i64::MAX => return "infinity".to_owned(),
@@ -136,7 +136,7 @@ pub(super) fn rfc3339(PgTimestamp(micros): PgTimestamp) -> String {
         _ => {}
     }
     let (year, month, day) = date(micros.div_euclid(DAY_MICROS));
-    // Before Christ, PostgreSQL writes the year without saying so.
+    // PostgreSQL writes years BC without marking them as such.
     let year = if year > 0 { year } else { 1 - year };
     let millis = micros.rem_euclid(DAY_MICROS) / 1000;
     let (seconds, millis) = (millis / 1000, millis % 1000);
@@ -144,8 +144,7 @@ pub(super) fn rfc3339(PgTimestamp(micros): PgTimestamp) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// The Gregorian date that is so many days after 2000-01-01. Years are counted from a 1st of March, so that
-/// the day that some of them have more comes last.
+/// The Gregorian date `days` days after 2000-01-01. Years start on 1 March here, so that a leap day comes last.
 fn date(days: i64) -> (i64, i64, i64) {
     /// From 0000-03-01 to 2000-01-01.
     const BEFORE: i64 = 730_425;
@@ -164,7 +163,7 @@ fn date(days: i64) -> (i64, i64, i64) {
     (period * 400 + year + next_year, month, day)
 }
 
-/// The first time that PostgreSQL knows: 4714 before Christ.
+/// The earliest time that PostgreSQL can store, in 4714 BC.
 const EARLIEST: i64 = -211_813_488_000_000_000;
 
 #[cfg(test)]

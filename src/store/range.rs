@@ -1,11 +1,11 @@
-//! A part of the outbox.
+//! A range of the outbox.
 
-/// Sequences.
+/// A range of sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// All of them are greater.
+    /// The lower bound, exclusive.
     pub(crate) after: i64,
-    /// None of them is.
+    /// The upper bound, inclusive.
     pub(crate) upto: i64,
 }
 

@@ -1,4 +1,4 @@
-//! What relays work with.
+//! The statements of relays.
 
 pub(crate) mod claim;
 pub(crate) mod claimable;

@@ -1,21 +1,22 @@
-//! A search that ends in time.
+//! Searches with a time limit.
 
 use std::time::{Duration, Instant};
 
-/// How long a search may take. What is found by an index takes milliseconds; this is for the rest.
+/// The time limit of a search. A search by an index takes milliseconds; the limit is for all others.
 const BUDGET: Duration = Duration::from_secs(2);
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Searched<T> {
-    /// What was found.
+    /// The rows that were found.
     pub rows: Vec<T>,
-    /// Everything was looked at. `false`: the search took too long and was ended; there may be more.
+    /// Whether the search covered everything. `false`: the search took too long (over 2 s) and was stopped, so there
+    /// may be more rows.
     pub is_complete: bool,
 }
 
-/// When a search has to end.
+/// When a search must end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadline(Instant);
 
@@ -24,12 +25,12 @@ impl Deadline {
         Self(Instant::now() + BUDGET)
     }
 
-    /// What is left, `most` at most. `None`: nothing is.
+    /// The time left, at most `most`. `None`: no time is left.
     pub(super) fn left(self, most: Duration) -> Option<Duration> {
         let left = self.0.saturating_duration_since(Instant::now()).min(most);
         (left > Duration::from_millis(1)).then_some(left)
     }
 }
 
-/// For the whole of what is left.
+/// As an argument of [`Deadline::left`]: all the time left.
 pub(super) const ALL: Duration = BUDGET;

@@ -1,4 +1,4 @@
-//! What sets the tables up, and looks whether they are as they must be.
+//! Creates the tables and roles, and checks them.
 
 #[cfg(feature = "relay")]
 pub(crate) mod doctor;

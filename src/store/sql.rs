@@ -1,7 +1,7 @@
-//! PostgreSQL's functions, and values, that statements say in Diesel's words.
+//! PostgreSQL's functions and values for Diesel's query builder.
 //!
-//! Functions have their schema: on an application's connection the search path is the application's (see
-//! `pinned`). `greatest` is syntax, so nobody can make another one.
+//! Functions are qualified with their schema, because the search path of an application's connection is the
+//! application's (see `pinned`). `greatest` is syntax, so no other function can replace it.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use diesel::sql_types::{
 
 #[declare_sql_function]
 extern "SQL" {
-    /// The clock, which goes on while a transaction lasts.
+    /// The current time. It advances during a transaction.
     #[sql_name = "pg_catalog.clock_timestamp"]
     fn clock_timestamp() -> Timestamptz;
 
@@ -39,10 +39,10 @@ extern "SQL" {
     #[sql_name = "pg_catalog.date_part"]
     fn date_part(part: Text, time: Timestamptz) -> diesel::sql_types::Double;
 
-    /// The greater one; a null is none.
+    /// The greater number. A null is ignored.
     fn greatest(first: BigInt, second: Nullable<BigInt>) -> BigInt;
 
-    /// The latest of these times; a null is none.
+    /// The latest of these times. Nulls are ignored.
     #[sql_name = "greatest"]
     fn latest(
         first: Timestamptz,
@@ -50,42 +50,42 @@ extern "SQL" {
         third: Nullable<Timestamptz>,
     ) -> Timestamptz;
 
-    /// The first one, or the second where that is null. Syntax, as `greatest` is.
+    /// The first number, or the second if the first is null. Syntax, like `greatest`.
     fn coalesce(first: Nullable<BigInt>, second: BigInt) -> BigInt;
 
-    /// The same, of the parts of a ring.
+    /// `coalesce` for the parts of the ring.
     #[sql_name = "coalesce"]
     fn part_or(first: Nullable<SmallInt>, second: SmallInt) -> SmallInt;
 
-    /// Bytes of a text, in the encoding of the database.
+    /// The bytes of a text, in the database's encoding.
     #[sql_name = "pg_catalog.octet_length"]
     fn octet_length(text: Text) -> diesel::sql_types::Integer;
 
-    /// The same, where there may be none.
+    /// `octet_length` for a nullable text.
     #[sql_name = "pg_catalog.octet_length"]
     fn maybe_octet_length(text: Nullable<Text>) -> Nullable<diesel::sql_types::Integer>;
 
-    /// The first one, or where it is null the second.
+    /// `coalesce` for texts.
     #[sql_name = "coalesce"]
     fn text_or(first: Nullable<Text>, second: Text) -> Text;
 
-    /// An id as it is written.
+    /// A UUID as text.
     #[sql_name = "pg_catalog.text"]
     fn id_text(id: diesel::sql_types::Uuid) -> Text;
 
-    /// The place of a number in an ascending array, from 1 on.
+    /// The place of a number in an ascending array, from 1.
     #[sql_name = "pg_catalog.width_bucket"]
     fn width_bucket(number: BigInt, ascending: Array<BigInt>) -> diesel::sql_types::Integer;
 
-    /// The table of this name; null: there is none.
+    /// The table with this name; null if there is none.
     #[sql_name = "pg_catalog.to_regclass"]
     fn to_regclass(name: Text) -> Nullable<diesel::sql_types::Oid>;
 
-    /// The function of this name and these types; null: there is none.
+    /// The function with this name and these types; null if there is none.
     #[sql_name = "pg_catalog.to_regprocedure"]
     fn to_regprocedure(name: Text) -> Nullable<diesel::sql_types::Oid>;
 
-    /// A type as it is written; `modifier`: its length and the like.
+    /// The SQL name of a type. `modifier`: the type's length or precision.
     #[sql_name = "pg_catalog.format_type"]
     fn format_type(
         of: diesel::sql_types::Oid,
@@ -95,37 +95,37 @@ extern "SQL" {
     #[sql_name = "pg_catalog.current_database"]
     fn current_database() -> Text;
 
-    /// Whether this role may do that in a database.
+    /// Whether this role has the privilege on a database.
     #[sql_name = "pg_catalog.has_database_privilege"]
     fn has_database_privilege(database: Text, privilege: Text) -> Bool;
 
-    /// Whether this role may do that with a table; null: there is none.
+    /// Whether this role has the privilege on a table; null if there is no table.
     #[sql_name = "pg_catalog.has_table_privilege"]
     fn has_table_privilege(
         table: Nullable<diesel::sql_types::Oid>,
         privilege: Text,
     ) -> Nullable<Bool>;
 
-    /// Makes an outbox. Of this library's, found by the search path. What it answers is not to be read.
+    /// Creates an outbox. A function of this library, found by the search path. Its result must not be read.
     fn outbox_create(name: Text) -> Text;
 
-    /// Takes the lock, if it is free or this session's, and keeps it until the session ends.
+    /// Takes the lock if it is free or this session's, and keeps it until the session ends.
     #[sql_name = "pg_catalog.pg_try_advisory_lock"]
     fn pg_try_advisory_lock(key: BigInt) -> Bool;
 
-    /// The same, until the transaction ends.
+    /// Like `pg_try_advisory_lock`, but keeps the lock until the transaction ends.
     #[sql_name = "pg_catalog.pg_try_advisory_xact_lock"]
     fn pg_try_advisory_xact_lock(key: BigInt) -> Bool;
 
-    /// Waits for the lock, and keeps it until the transaction ends. What it answers is not to be read.
+    /// Waits for the lock, and keeps it until the transaction ends. Its result must not be read.
     #[sql_name = "pg_catalog.pg_advisory_xact_lock"]
     fn pg_advisory_xact_lock(key: BigInt) -> Text;
 
-    /// Rows that were written into a table since statistics began; null: there is none.
+    /// The rows inserted into a table since statistics began; null if there is no table.
     #[sql_name = "pg_catalog.pg_stat_get_tuples_inserted"]
     fn pg_stat_get_tuples_inserted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
 
-    /// Bytes of a table.
+    /// The size of a table in bytes.
     #[sql_name = "pg_catalog.pg_relation_size"]
     fn pg_relation_size(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
 
@@ -137,7 +137,7 @@ extern "SQL" {
     #[sql_name = "pg_catalog.set_config"]
     fn set_config(name: Text, value: Text, is_local: Bool) -> Text;
 
-    /// The process that serves the connection.
+    /// The server process of the connection.
     #[sql_name = "pg_catalog.pg_backend_pid"]
     fn pg_backend_pid() -> diesel::sql_types::Integer;
 
@@ -150,7 +150,7 @@ extern "SQL" {
     fn current_schemas(with_implicit: Bool) -> Array<Text>;
 }
 
-/// The idempotency key that is shown of a table's row: the message id where the caller gave none.
+/// The idempotency key to show for a row: the message id if the caller gave no key.
 macro_rules! shown_key {
     ($table:ident) => {
         crate::store::sql::text_or(
@@ -160,7 +160,7 @@ macro_rules! shown_key {
     };
 }
 
-/// No value of this type of Rust and of SQL, for a column that one part of a UNION lacks.
+/// A null of this Rust type and SQL type, for a column that one part of a UNION lacks.
 macro_rules! null {
     ($value:ty, $sql:ty) => {
         None::<$value>.into_sql::<Nullable<$sql>>()
@@ -169,7 +169,7 @@ macro_rules! null {
 
 pub(crate) use {null, shown_key};
 
-/// Diesel gives operators to functions that have arguments, and not to these.
+/// Diesel implements operators only for functions that have arguments.
 macro_rules! plus_and_minus_interval {
     ($($time:ident)+) => {$(
         impl<T: AsExpression<Interval>> std::ops::Add<T> for $time {
@@ -192,7 +192,7 @@ macro_rules! plus_and_minus_interval {
 
 plus_and_minus_interval!(clock_timestamp now);
 
-/// For `time + interval(…)`. Settings and ages are far below its range.
+/// An interval for `time + interval(…)`. Settings and ages are far below the longest interval.
 pub(crate) fn interval(duration: Duration) -> PgInterval {
     PgInterval::from_microseconds(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX))
 }
@@ -201,7 +201,7 @@ pub(crate) fn interval(duration: Duration) -> PgInterval {
 pub(crate) type On<'a, T, SqlType = Bool> =
     Box<dyn BoxableExpression<T, Pg, SqlType = SqlType> + 'a>;
 
-/// The condition that a filter makes of a value, where one was given.
+/// The condition that `is` makes of a filter's value, if the value is set.
 pub(crate) fn given<'a, V, T, C>(value: Option<V>, is: impl FnOnce(V) -> C) -> Option<On<'a, T>>
 where
     C: BoxableExpression<T, Pg, SqlType = Bool> + 'a,
@@ -209,7 +209,7 @@ where
     value.map(|value| -> On<'a, T> { Box::new(is(value)) })
 }
 
-/// All of these conditions. Of none: true.
+/// All of these conditions joined by AND; true if there are none.
 pub(crate) fn all_of<'a, T: 'a>(
     conditions: impl IntoIterator<Item = Option<On<'a, T>>>,
 ) -> On<'a, T> {
@@ -218,10 +218,10 @@ pub(crate) fn all_of<'a, T: 'a>(
     all.unwrap_or_else(|| Box::new(true.into_sql::<Bool>()))
 }
 
-/// A time and a sequence, by which lists are in order: compared as one.
+/// A time and a sequence, compared as one value: the order of lists.
 pub(crate) type TimeAndSequence = Record<(Timestamptz, BigInt)>;
 
-/// Any element of an array, for `column.eq(AnyOf(array))`: Diesel's `eq_any` takes no array that is boxed.
+/// Any element of an array, for `column.eq(AnyOf(array))`: Diesel's `eq_any` takes no boxed array.
 #[derive(ValidGrouping)]
 pub(crate) struct AnyOf<'a>(pub(crate) On<'a, NoFromClause, Array<BigInt>>);
 
@@ -229,7 +229,7 @@ impl Expression for AnyOf<'_> {
     type SqlType = BigInt;
 }
 
-/// The array is made from no table of the query.
+/// The array uses no table of the query.
 impl<QS> AppearsOnTable<QS> for AnyOf<'_> {}
 
 impl<QS> SelectableExpression<QS> for AnyOf<'_> {}
@@ -249,12 +249,12 @@ impl QueryFragment<Pg> for AnyOf<'_> {
     }
 }
 
-/// JSON as it is written.
+/// JSON text to write.
 #[derive(Debug, AsExpression)]
 #[diesel(sql_type = diesel::sql_types::Json)]
 pub(crate) struct Json<'a>(pub(crate) &'a str);
 
-/// JSON as it was written.
+/// JSON text as it was written.
 #[derive(Debug, FromSqlRow)]
 pub struct JsonText(String);
 
@@ -270,7 +270,7 @@ impl FromSql<diesel::sql_types::Json, Pg> for JsonText {
     }
 }
 
-/// JSON as it was written, where there is some.
+/// Nullable JSON text as it was written.
 #[derive(Debug, FromSqlRow)]
 pub struct MaybeJson(Option<String>);
 

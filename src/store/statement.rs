@@ -1,4 +1,4 @@
-//! Which statements are prepared once for each connection.
+//! Statements as SQL text, and which statements are prepared once for each connection.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use diesel::serialize::ToSql;
 use diesel::sql_types::{HasSqlType, Untyped};
 use diesel::{PgConnection, RunQueryDsl};
 
-/// SQL with its values: `.bind`, then `.load` or `.execute`. Made by [`statement`] or by [`statement_anew`].
+/// SQL with its values: `.bind`, then `.load` or `.execute`. Created by [`statement`] or [`statement_anew`].
 pub(crate) struct Statement<'a, Row = Untyped> {
     sql: String,
     is_kept: bool,
@@ -17,14 +17,12 @@ pub(crate) struct Statement<'a, Row = Untyped> {
     row: PhantomData<Row>,
 }
 
-/// The statement of this text; `$1`, `$2`, … stand for what is bound, in any order, any number of
-/// times.
+/// The statement with this text; `$1`, `$2`, … are the bound values, in any order, any number of times.
 ///
-/// It is prepared by its first call on a connection (one more round trip then) and kept by Diesel under its
-/// text, so later calls only bind and execute. The text must be one of few: it may name an outbox, but never
-/// hold a value, as every text is kept for as long as its connection. Its plan must be good whatever the values
-/// and whatever the size of the tables was when it was made: after five calls PostgreSQL may keep one plan for
-/// all values.
+/// The first call on a connection prepares the statement (one more round trip). Diesel keeps it under its text, so
+/// later calls only bind and execute. A connection keeps every text until it closes, so there must be few: a text
+/// may name an outbox, but never contain a value. After five calls PostgreSQL may keep one plan for all values, so
+/// the plan must be good for all values, and for any size that the tables had when the plan was made.
 pub(crate) fn statement<'a>(sql: impl Into<String>) -> Statement<'a> {
     Statement {
         is_kept: true,
@@ -32,7 +30,7 @@ pub(crate) fn statement<'a>(sql: impl Into<String>) -> Statement<'a> {
     }
 }
 
-/// The same, parsed and planned by the server at every call, as `sql_query` of Diesel's.
+/// Like [`statement`], but the server parses and plans it at every call, as with Diesel's `sql_query`.
 pub(crate) fn statement_anew<'a>(sql: impl Into<String>) -> Statement<'a> {
     Statement {
         sql: sql.into(),
@@ -57,7 +55,7 @@ impl<'a> Statement<'a> {
         self
     }
 
-    /// Says of which SQL types its rows are: they need no names then.
+    /// Sets the SQL types of the rows, whose columns then need no names.
     pub(crate) fn giving<Row>(self) -> Statement<'a, Row> {
         Statement {
             sql: self.sql,
@@ -69,8 +67,8 @@ impl<'a> Statement<'a> {
 }
 
 impl<Row> QueryFragment<Pg> for Statement<'_, Row> {
-    /// Diesel writes `$n` where a value is bound. The text has placeholders of its own, so Diesel's
-    /// stand in a comment behind it.
+    /// Diesel writes `$n` for each bound value. The text has its own placeholders, so Diesel's go into a comment
+    /// after the text.
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
         if !self.is_kept {
             out.unsafe_to_cache_prepared();
@@ -85,7 +83,7 @@ impl<Row> QueryFragment<Pg> for Statement<'_, Row> {
     }
 }
 
-/// Without an id of its type: Diesel then finds the prepared statement by its text.
+/// Without a static id, Diesel finds the prepared statement by its text.
 impl<Row> QueryId for Statement<'_, Row> {
     type QueryId = ();
 
@@ -98,11 +96,11 @@ impl<Row> Query for Statement<'_, Row> {
 
 impl<Row, C> RunQueryDsl<C> for Statement<'_, Row> {}
 
-/// A query of Diesel's that the server plans at every call, for the values of that call.
+/// A Diesel query that the server plans at every call, for the values of that call.
 ///
-/// Without this, Diesel prepares a query once for each connection, and PostgreSQL may keep one plan for all
-/// values. That is wrong where values decide which plan is good: a time of which everything or nothing is
-/// older, or a filter that leaves one row or all.
+/// Otherwise Diesel prepares a query once for each connection, and PostgreSQL may keep one plan for all values.
+/// That is wrong if the best plan depends on the values: all rows or none may be older than a time, and a filter
+/// may leave one row or all.
 #[derive(QueryId)]
 pub(crate) struct PlannedAnew<Q>(Q);
 
@@ -123,11 +121,11 @@ impl<Q: Query> Query for PlannedAnew<Q> {
 
 impl<Q> RunQueryDsl<PgConnection> for PlannedAnew<Q> {}
 
-/// An UPDATE of Diesel's that is prepared once for each connection.
+/// A Diesel UPDATE that is prepared once for each connection.
 ///
-/// Diesel keeps no UPDATE by itself, because `.set(…)` may have another text for other values. This one must
-/// not: its text is one of few, as that of a [`Statement`]. It is loaded, with RETURNING: `execute` asks a reference to it,
-/// which does not know that it is kept.
+/// Diesel never keeps an UPDATE, because `.set(…)` may produce another text for other values. A kept UPDATE must have
+/// one of few texts, like a [`Statement`]. Use RETURNING and `load`: `execute` works on a reference to the query,
+/// which Diesel would not keep.
 #[derive(QueryId)]
 pub(crate) struct Kept<Q>(Q);
 

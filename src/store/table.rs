@@ -1,26 +1,26 @@
-//! The tables of an outbox in Diesel's query builder, where their names are known only at run time.
+//! The tables of an outbox for Diesel's query builder. Their names are known only at run time.
 //!
 //! ```text
 //! lease::table(name.lease()).filter(lease::id.eq(7)).select(lease::relay)
 //! SELECT "lease"."relay" FROM "hrm"."outbox_lease" AS "lease" WHERE ("lease"."id" = $1)
 //! ```
 //!
-//! A table reads and works as one of `diesel::table!`. What differs, and why:
+//! A table is used like a table of `diesel::table!`. The differences, and their reasons:
 //!
-//! - **A table is a value that holds its name**, quoted and with its schema, as [`OutboxName`] gives it.
-//!   `table!` writes the name into the type.
-//! - **Columns write an alias**, the name of their module: a column has no value that could hold a name.
-//! - **The types of columns are those of [`schema`](crate::schema)**, which declares them for users. Only
-//!   columns that a statement of ours needs are listed here.
-//! - **No query has a static [`QueryId`]**: queries of one type have another text for another outbox.
-//!   Diesel then keeps the prepared statement under its text.
-//! - **A table that a query names twice has two modules**, for example `lease` and `other_lease`: a query
-//!   of Diesel's may hold a type only once, so that it knows whose column is meant.
-//!   Diesel is told that all of these are apart, as `allow_tables_to_appear_in_same_query!` does.
-//! - **`update(table).filter(…)`, never `update(table.filter(…))`**, and the same for `delete`: the second
-//!   form makes a new table from the type, which has no name. Such a query ends with an error.
-//! - **`ctid`**, where PostgreSQL keeps the row, is a column of every table.
-//! - Joins, `find` and associations are not there, because nothing here uses them.
+//! - **A table is a value that holds its name**, quoted and with its schema, from [`OutboxName`]. `table!` puts the
+//!   name into the type.
+//! - **Columns are written with an alias**, the name of their module: a column has no value that could hold a name.
+//! - **Column types come from [`schema`](crate::schema)**, which declares them for users. This module lists only the
+//!   columns that our statements need.
+//! - **No query has a static [`QueryId`]**: queries of one type have a different text for each outbox. Diesel then
+//!   keeps the prepared statement under its text.
+//! - **A table that a query names twice has two modules**, for example `lease` and `other_lease`: a Diesel query may
+//!   contain a type only once, so that each column belongs to one table. All modules are declared distinct, as
+//!   `allow_tables_to_appear_in_same_query!` does.
+//! - **`update(table).filter(…)`, never `update(table.filter(…))`**, and the same for `delete`: the second form
+//!   creates a new table from the type, which has no name. Such a query returns an error.
+//! - **`ctid`**, the physical place of a row, is a column of every table.
+//! - There are no joins, no `find` and no associations, because nothing here uses them.
 //!
 //! [`OutboxName`]: crate::OutboxName
 //! [`QueryId`]: diesel::query_builder::QueryId
@@ -34,7 +34,7 @@ use diesel::result::{Error, QueryResult};
 use diesel::serialize::{self, IsNull, Output, ToSql};
 use diesel::sql_types::{self, SqlType};
 
-/// PostgreSQL's `tid`: where a row is.
+/// PostgreSQL's `tid`: the physical place of a row.
 #[derive(SqlType, QueryId)]
 #[diesel(postgres_type(oid = 27, array_oid = 1010))]
 pub struct Tid;
@@ -52,7 +52,7 @@ impl ToSql<Tid, Pg> for PageBegin {
     }
 }
 
-/// The type of a column, as PostgreSQL calls it.
+/// The PostgreSQL name of a column's type.
 trait Named {
     const NAME: &'static str;
 }
@@ -133,13 +133,13 @@ macro_rules! tables {
                 quoted: String,
             }
 
-            /// The columns, and their types as PostgreSQL calls them.
+            /// The columns, and the PostgreSQL names of their types.
             pub(crate) const COLUMNS: &[(&str, &str)] = &[
                 tables!(@named $typed $key),
                 $(tables!(@named $typed $column),)*
             ];
 
-            /// The table of this quoted name.
+            /// The table with this quoted name.
             pub(crate) fn table(quoted: impl Into<String>) -> table {
                 table { quoted: quoted.into() }
             }
@@ -195,7 +195,7 @@ macro_rules! tables {
             impl HasTable for table {
                 type Table = Self;
 
-                /// Without a name: a query of this one is an error.
+                /// A table without a name: queries on it return an error.
                 fn table() -> Self {
                     table("")
                 }
@@ -239,7 +239,7 @@ macro_rules! tables {
 
         impl QueryFragment<Pg> for $column {
             fn walk_ast<'b>(&'b self, mut pass: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
-                // One literal, `"lease"."id"`: a claim names dozens of columns.
+                // One literal, `"lease"."id"`, because a claim names dozens of columns.
                 let column = concat!('"', stringify!($module), "\".\"", stringify!($column), '"');
                 pass.push_sql(column);
                 Ok(())
@@ -406,7 +406,7 @@ mod tests {
         );
     }
 
-    /// As a claim takes what it has locked.
+    /// A claim takes its locked rows this way.
     #[test]
     fn an_update_takes_its_rows_from_the_second_type_over_the_same_name() {
         use diesel::QueryDsl;

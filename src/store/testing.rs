@@ -1,4 +1,4 @@
-//! What tests look at, and what they move.
+//! Statements for tests: they read the live messages, and move times.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use super::table::outbox;
 use crate::message::Message;
 use crate::name::OutboxName;
 
-/// The live messages, in their order.
+/// The live messages, ordered by sequence.
 pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Message>> {
     let before = Instant::now();
     let rows: Vec<(Row, PgTimestamp)> = outbox::table(name.outbox())
@@ -27,12 +27,13 @@ pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Ve
     Ok(rows.into_iter().map(message).collect())
 }
 
-/// Ten thousand years: all times that a message can be given are nearer.
+/// Ten thousand years. Every time that a message can be given is nearer.
 const FURTHEST: Duration = Duration::from_secs(10_000 * 365 * 24 * 3600);
 
-/// Brings all that is to come nearer. No time goes further back than to 1970, where all of them are over.
+/// Moves all times of the messages back by `duration`, so that future times come nearer. No time moves before 1970:
+/// every time is in the past there.
 ///
-/// Text: Diesel subtracts no times.
+/// Text: Diesel cannot subtract times.
 pub(crate) fn advance(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -58,8 +59,8 @@ pub(crate) fn advance(
     .map(drop)
 }
 
-/// Works with compilation (JIT) off, as on the relay's own connections: estimates of a test's uncommitted
-/// rows are wrong, and each claim would be compiled.
+/// Runs `work` with JIT compilation off, as on the relay's own connections. The planner misjudges a test's
+/// uncommitted rows, and would compile each claim.
 pub(crate) fn without_jit<T>(
     conn: &mut PgConnection,
     work: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
@@ -70,7 +71,7 @@ pub(crate) fn without_jit<T>(
     };
     set(conn, "off")?;
     let worked = work(conn);
-    // Where a transaction has failed, its end does the same.
+    // This fails in a failed transaction, whose end then restores the setting.
     let restored = set(conn, &value);
     let value = worked?;
     restored?;

@@ -1,4 +1,4 @@
-//! What unit tests share: an outbox in a schema of its own.
+//! Shared by unit tests: an outbox in its own schema.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::relay::lease::{self, LeaseId, Registration};
 use super::setup::migrate;
 use crate::name::OutboxName;
 
-/// A statement that waits for another one would wait for ever: one thread plays all.
+/// One thread plays all parts, so a statement that waits for another would wait forever without these timeouts.
 const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";
 
-/// An outbox in a schema of its own, removed when dropped.
+/// An outbox in its own schema, removed on drop.
 pub(crate) struct Outbox {
     pub(crate) url: String,
     schema: String,
@@ -46,7 +46,7 @@ impl Outbox {
         conn
     }
 
-    /// A lease for a minute.
+    /// A lease of one minute.
     pub(in crate::store) fn lease(&self, conn: &mut PgConnection) -> LeaseId {
         self.lease_for(conn, Duration::from_secs(60), false)
     }
@@ -66,7 +66,7 @@ impl Outbox {
         lease::register(conn, &self.name, &registration).expect("a lease")
     }
 
-    /// With the limits of a relay.
+    /// Connects with the limits of a relay.
     pub(in crate::store) fn connect_as_relay(&self) -> PgConnection {
         let limits = Limits::of_relay(Duration::from_secs(30), Plans::ByIndex);
         let connected = connection::connect(&self.url.clone().into(), "test", limits);

@@ -1,4 +1,4 @@
-//! What applications write.
+//! The writes of applications: enqueueing, the inbox, and changes to waiting messages.
 
 pub(crate) mod enqueue;
 pub(crate) mod inbox;

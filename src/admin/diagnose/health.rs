@@ -1,4 +1,4 @@
-//! How the outbox fares: vacuum and what holds it back, sequences, relays, and what is kept.
+//! Checks of the outbox: vacuum and what holds it back, sequences, relays, and rows kept too long.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::store::pinned::located_by_default;
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
 
-/// Dead rows beyond this many times what starts autovacuum: it does not keep up.
+/// Autovacuum lags if the dead rows exceed its threshold by this factor.
 const LAG: f64 = 10.0;
 
-/// Transactions that a slot or a standby may hold back.
+/// The most transactions that a slot or a standby may hold back.
 const HELD_TRANSACTIONS: i64 = 1_000_000;
 
-/// What the cleaner may be behind.
+/// How far the cleaner may be behind the retention.
 const CLEANING: Duration = Duration::from_secs(6 * 3600);
 
-/// An inbox of this size that nobody cleans.
+/// Bytes above which an inbox without retention is a warning.
 const LARGE_INBOX: i64 = 1 << 30;
 
 pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
@@ -62,7 +62,7 @@ pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
 
 pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("snapshots");
-    // Nothing of an outbox's takes as long as two leases.
+    // No transaction of an outbox lasts as long as two leases.
     let age = config.lease * 2;
     for row in snapshots::held(conn, age, HELD_TRANSACTIONS)? {
         let (name, who) = (&row.name, &row.who);
@@ -174,7 +174,7 @@ pub(super) fn ledger(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
     let mut found = Findings::new("ledger");
     let (table, age) = (
         config.table.ledger(),
-        // An entry goes with its part, which takes a sixth of the retention to fill.
+        // An entry is removed with its whole part, and a part covers a sixth of the retention.
         config
             .retention
             .saturating_add(config.retention / 6)

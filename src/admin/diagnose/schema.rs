@@ -1,4 +1,4 @@
-//! Whether the outbox is as this version makes one.
+//! Compares the schema of the outbox with the schema that this version creates.
 
 use diesel::PgConnection;
 use diesel::result::QueryResult;
@@ -65,7 +65,7 @@ fn compare(found: &mut Findings, both: &Compared) {
     }
 }
 
-/// Where the table is, quoted.
+/// The quoted name of the table, with the schema.
 fn table_of(part: &Part, schema: &str) -> String {
     format!("{schema}.\"{}\"", part.table_name)
 }
@@ -106,7 +106,7 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
     match made.kind.as_str() {
         "index" => found.error(
             format!("the index {} of {table} is missing", made.name),
-            // Of a table with parts: PostgreSQL builds it on each, and none CONCURRENTLY.
+            // ON ONLY is the index of a partitioned table, which PostgreSQL cannot build CONCURRENTLY.
             match made.definition.contains(" ON ONLY ") {
                 true => made.definition.replacen(" ON ONLY ", &format!(" ON {schema}."), 1),
                 false => made
@@ -148,7 +148,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// What every role can see of the indexes.
+/// Checks the indexes by facts that every role may read.
 pub(super) fn indexes(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("indexes");
     for index in drift::invalid_indexes(conn, &config.table)? {
@@ -159,7 +159,7 @@ pub(super) fn indexes(conn: &mut PgConnection, config: &Config) -> QueryResult<V
             format!("REINDEX INDEX CONCURRENTLY {index}"),
         );
     }
-    // Where outboxes are compared, missing ones are told there, with what makes them.
+    // If the outbox can be compared, `drift` reports missing indexes, with the statements that create them.
     if !drift::can_compare(conn)? {
         for index in drift::missing_indexes(conn, &config.table)? {
             found.error(

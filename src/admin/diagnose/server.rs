@@ -1,4 +1,4 @@
-//! The server, what it has set for this role, and what stands before it.
+//! Checks of the server: clock, transaction ids, connections, settings, search path, and a pooler in front.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::config::Config;
 use crate::store::relay::connection::{self, Limits};
 use crate::store::setup::doctor::server;
 
-/// Connections of a relay: claimer, heartbeat, janitor, listener, and three settlers, two of them only
-/// where messages have ordering keys.
+/// Connections of a relay: claimer, heartbeat, janitor, listener and three settlers. Two of the settlers
+/// connect only if messages have ordering keys.
 const OF_A_RELAY: i64 = 7;
 
-/// Seconds that two clocks may differ; and those that make receivers refuse signatures, by the usual
-/// tolerance of five minutes.
+/// Seconds that two clocks may differ.
 const CLOCK: f64 = 5.0;
+/// Seconds from which receivers may refuse signatures: they usually tolerate five minutes.
 const CLOCK_IS_WRONG: f64 = 240.0;
 
 pub(super) fn clock(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<Finding>> {
@@ -93,7 +93,7 @@ pub(super) fn connections(conn: &mut PgConnection, _: &Config) -> QueryResult<Ve
     Ok(found.or_ok(format!("{} are free, and {needed}", row.of_server)))
 }
 
-/// Settings that have surprised somebody, the values that do not, and what others do.
+/// Settings that can harm an outbox: the safe values, and the effect of any other value.
 const SETTINGS: [(&str, &[&str], Severity, &str); 9] = [
     (
         "default_transaction_read_only",
@@ -180,7 +180,7 @@ pub(super) fn settings(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<F
     Ok(found.or_ok("the role's and the server's have no surprise"))
 }
 
-/// Who else can create functions and operators that sessions of this role then call.
+/// Finds other roles that can create functions and operators that sessions of this role may call.
 pub(super) fn search_path(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("search_path");
     for creator in server::creators(conn, &config.table)? {
@@ -195,7 +195,7 @@ pub(super) fn search_path(conn: &mut PgConnection, config: &Config) -> QueryResu
     Ok(found.or_ok("nobody else can create in a schema of the search path"))
 }
 
-/// Whether a pooler in transaction mode stands before the database.
+/// Checks whether DATABASE_URL leads through a pooler in transaction mode.
 pub(super) fn pooler(config: &Config) -> Vec<Finding> {
     let mut found = Findings::new("pooler");
     let Some(url) = &config.database_url else {

@@ -1,4 +1,4 @@
-//! What has gone through an outbox, as PostgreSQL counts it anyway.
+//! The throughput of an outbox, from PostgreSQL's own statistics.
 
 use diesel::result::QueryResult;
 use diesel::{
@@ -9,36 +9,35 @@ use crate::name::OutboxName;
 use crate::store::catalogue::pg_inherits;
 use crate::store::sql::{clock_timestamp, date_part, pg_stat_get_tuples_inserted, to_regclass};
 
-/// Rows written since PostgreSQL's statistics began: by all relays and all applications, without reading
-/// a table. The numbers are a second or so behind, and count what was rolled back, too.
+/// Rows that all relays and applications have written since PostgreSQL's statistics began. The numbers are
+/// about a second old, and include rows that were rolled back. No table is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Activity {
-    /// Messages that came in: enqueued, requeued, replayed, and the parts of a fan-out.
+    /// Messages that came in: enqueued, requeued, replayed, and the rows that fan-outs inserted.
     pub enqueued: i64,
-    /// Messages that were settled: delivered or dead.
+    /// Messages settled: delivered or dead.
     pub settled: i64,
-    /// Of these, the dead ones.
+    /// Messages dead-lettered.
     pub died: i64,
     /// When this was read, by the database's clock, in seconds since 1970.
     pub read_at: f64,
 }
 
-/// Messages for each second.
+/// Messages per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Rates {
-    /// Came in.
+    /// Messages that came in.
     pub enqueued: f64,
-    /// Were settled: delivered or dead.
+    /// Messages settled: delivered or dead.
     pub settled: f64,
-    /// Died.
+    /// Messages dead-lettered.
     pub died: f64,
 }
 
 impl Activity {
-    /// What went through for each second since `earlier`. `None`: no time has passed, or the counters
-    /// began anew.
+    /// The rates since `earlier`. `None`: no time has passed, or the counters were reset.
     ///
     /// ```
     /// # use diesel::PgConnection;

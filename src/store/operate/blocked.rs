@@ -1,5 +1,5 @@
-//! Keys that wait for a message that is not on its way: found from that message, so that what waits
-//! behind it is only counted, and not looked for.
+//! Blocked ordering keys: their first message waits for its time, or is a dead letter. The query starts from the
+//! blocking messages, so the messages behind them are only counted.
 //!
 //! Text: WITH, and a subquery for each row (LATERAL).
 
@@ -16,50 +16,51 @@ use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::streams;
 use crate::store::statement::statement_anew;
 
-/// Messages that are looked at because they are not due yet, and as many because they are dead and hold
-/// their key.
+/// The most messages read that are not due yet, and the most dead letters read that block their key.
 const CANDIDATES: i64 = 2_000;
 
-/// What is read to find the keys with the most messages; and to count those that are shown.
+/// The most messages counted behind each candidate, to find the keys with the most messages.
 const ROUGHLY: i64 = 50;
+/// The most messages counted for all keys that are shown.
 const COUNTED: i64 = 200_000;
+/// The most messages counted for one key.
 const MOST_COUNTED: i64 = 10_000;
 
-/// How long looking for lanes may take: usual is a millisecond.
+/// How long finding the lanes (topics and destinations) may take; it usually takes 1 ms.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// An ordering key whose messages wait for one that is not on its way.
+/// An ordering key whose messages wait for a blocking message: one that is delayed, retrying or dead.
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct BlockedKey {
-    /// The key.
+    /// The ordering key.
     #[diesel(sql_type = Text)]
     pub ordering_key: String,
-    /// The destination that the messages name; empty where they name none.
+    /// The destination that the messages name; empty if they name none.
     #[diesel(sql_type = Text)]
     pub destination: String,
-    /// The message that they wait for.
+    /// The blocking message.
     #[diesel(sql_type = BigInt)]
     pub sequence: Sequence,
-    /// Retrying, pending (it is delayed) or dead (until it is requeued or discarded).
+    /// The state of the blocking message: retrying, pending (delayed) or dead (until requeued or discarded).
     #[diesel(sql_type = Text)]
     pub status: Status,
-    /// Why: the name of a [`ReasonCode`](crate::ReasonCode).
+    /// Why the blocking message failed: the name of a [`ReasonCode`](crate::ReasonCode).
     #[diesel(sql_type = Nullable<Text>)]
     pub reason: Option<String>,
-    /// Seconds until it is due; `None`: it is dead.
+    /// Seconds until the blocking message is due. `None`: it is dead, or never due.
     #[diesel(sql_type = Nullable<Double>)]
     pub seconds_left: Option<f64>,
-    /// How many messages wait behind it.
+    /// The number of messages behind the blocking message.
     #[diesel(sql_type = BigInt)]
     pub waiting: i64,
-    /// There are more: counting ended there.
+    /// More messages wait: counting stopped at this number.
     #[diesel(sql_type = Bool)]
     pub waiting_is_capped: bool,
 }
 
-/// The keys that wait, those with the most messages first, `limit` at most. Where more than two thousand
-/// messages could hold a key, it is those that are due soonest, and the dead ones whose keys come first.
+/// The blocked keys, those with the most messages first, at most `limit`. If more than [`CANDIDATES`] messages
+/// could block a key, the messages that are due soonest are read, and the dead letters whose keys come first.
 pub(crate) fn blocked_keys(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -85,9 +86,9 @@ pub(crate) fn blocked_keys(
     })
 }
 
-/// `$1` limit, `$2` and `$3` lanes of keyed messages, `$4` candidates of each, `$5` the count's end.
+/// `$1`: limit; `$2`, `$3`: lanes of keyed messages; `$4`: candidates of each lane; `$5`: where counting stops.
 fn statement(name: &OutboxName) -> String {
-    // OFFSET 0: read as written, whatever the planner thinks of these few rows.
+    // OFFSET 0 makes the planner run the subqueries as written: it misjudges these few rows.
     let behind = |candidate: &str, limit: &str| {
         format!(
             "(SELECT count(*) FROM (

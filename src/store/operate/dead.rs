@@ -1,4 +1,4 @@
-//! Dead letters: listing, grouping, reading, requeueing, discarding.
+//! Dead letters: list, group, read, requeue, discard.
 
 mod groups;
 
@@ -27,20 +27,20 @@ use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::dead;
 use crate::store::write::waiting;
 
-/// Which dead letters. Everything given has to hold.
+/// Selects dead letters. All given conditions must hold.
 #[derive(Debug, Clone, Default)]
 pub struct DeadFilter {
-    /// These sequences only; empty: any.
+    /// Only these sequences; empty: any.
     pub sequences: Vec<i64>,
-    /// This topic only.
+    /// Only this topic.
     pub topic: Option<String>,
-    /// This reason only.
+    /// Only this reason.
     pub reason: Option<ReasonCode>,
-    /// Only those that were for this destination.
+    /// Only dead letters for this destination.
     pub destination: Option<String>,
-    /// This tenant only.
+    /// Only this tenant.
     pub tenant_id: Option<Uuid>,
-    /// Only those that died before this place: what a page of the list goes on behind.
+    /// Only dead letters from before this place: the next page of the list.
     pub before: Option<Place>,
 }
 
@@ -48,50 +48,50 @@ pub struct DeadFilter {
 #[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// Its place in the outbox, by which it is requeued.
+    /// The sequence of the message, by which the letter is requeued or discarded.
     pub sequence: Sequence,
-    /// Its id, as receivers see it.
+    /// The message id, as receivers see it.
     pub message_id: Uuid,
-    /// Its topic.
+    /// The topic of the message.
     pub topic: String,
-    /// The destination that it was for; empty where none serves its topic.
+    /// The destination of the message; empty if no destination serves its topic.
     pub destination: String,
-    /// Its idempotency key; the message id where the caller gave none.
+    /// The idempotency key; the message id if the caller gave none.
     pub idempotency_key: String,
-    /// Its ordering key.
+    /// The ordering key.
     pub ordering_key: Option<String>,
-    /// Its tenant.
+    /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
-    /// Why it died: the name of a [`ReasonCode`].
+    /// Why the message was dead-lettered: the name of a [`ReasonCode`].
     pub reason: String,
     /// The last error.
     pub last_error: Option<String>,
-    /// The last answer's status.
+    /// The HTTP status of the last response.
     pub http_status: Option<i32>,
-    /// The beginning of the last answer.
+    /// The beginning of the last response.
     pub response: Option<String>,
-    /// Attempts made.
+    /// The number of attempts.
     pub attempts: i32,
-    /// When it was enqueued, RFC 3339.
+    /// When the message was enqueued, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
     pub created_at: String,
-    /// When the event occurred, RFC 3339, where who enqueued it has said so.
+    /// When the event occurred, RFC 3339, if the application gave a time.
     #[diesel(deserialize_as = MaybeRfc3339)]
     pub occurred_at: Option<String>,
-    /// When it died, RFC 3339.
+    /// When the message was dead-lettered, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
     pub died_at: String,
-    /// The stored headers; only where one letter is read.
+    /// The stored headers; only if letters are read by sequence or message id.
     #[diesel(deserialize_as = MaybeJson)]
     pub headers: Option<String>,
-    /// The stored JSON; only where one letter is read.
+    /// The stored JSON; only if letters are read by sequence or message id.
     #[diesel(deserialize_as = MaybeJson)]
     pub payload: Option<String>,
     died: PgTimestamp,
 }
 
 impl DeadLetter {
-    /// Where it stands in the list: the next page is what is before it ([`DeadFilter::before`]).
+    /// The place of the letter in the list. The next page is before the last place ([`DeadFilter::before`]).
     ///
     /// ```
     /// # use diesel::PgConnection;
@@ -117,7 +117,7 @@ impl DeadLetter {
 
 type Condition<'a> = On<'a, dead::table>;
 
-/// The filter asks for this dead letter.
+/// Whether the filter selects a dead letter.
 fn is_meant(filter: &DeadFilter) -> Condition<'_> {
     let sequences = Some(&filter.sequences).filter(|sequences| !sequences.is_empty());
     let when = (dead::died_at, dead::sequence).into_sql::<TimeAndSequence>();
@@ -135,7 +135,7 @@ fn is_meant(filter: &DeadFilter) -> Condition<'_> {
     ])
 }
 
-/// The latest of these dead letters first.
+/// The selected dead letters, latest first.
 fn latest(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -170,7 +170,7 @@ fn latest(
     planned_anew(letters).load(conn)
 }
 
-/// The latest dead letters first, without payloads.
+/// Dead letters without payloads, latest first.
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -180,7 +180,7 @@ pub(crate) fn list(
     latest(conn, name, is_meant(filter), Content::Without, limit)
 }
 
-/// The sequences of the dead letters that match, the oldest first.
+/// The sequences of the matching dead letters, oldest first.
 pub(crate) fn matching(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -193,7 +193,7 @@ pub(crate) fn matching(
     planned_anew(sequences).load(conn)
 }
 
-/// One dead letter, whole.
+/// One dead letter, with payload and headers.
 pub(crate) fn find(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -203,7 +203,7 @@ pub(crate) fn find(
     latest(conn, name, is_one, Content::Whole, 1).map(|mut found| found.pop())
 }
 
-/// The dead letters of a message: one for each destination that did not get it.
+/// The dead letters of a message: one for each destination that did not get the message.
 pub(crate) fn find_by_message_id(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -215,9 +215,9 @@ pub(crate) fn find_by_message_id(
     Ok(letters)
 }
 
-/// Puts these dead letters back into the outbox, due at once, with no attempts and, where their
-/// time was over, without an end. One whose key is in the outbox again stays where it is. `operator`: who
-/// and why. Returns how many.
+/// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
+/// A letter stays dead if its idempotency key is in the outbox again. `operator`: who requeues, and why. Returns
+/// the number of requeued letters.
 pub(crate) fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -227,7 +227,7 @@ pub(crate) fn requeue(
     requeue_to(conn, name, sequences, "", operator)
 }
 
-/// The same. `asked`: the destination of those that name none; empty: today's routes say.
+/// The same. `asked`: the destination of letters that name none; empty: the current routes decide.
 ///
 /// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
 pub(super) fn requeue_to(
@@ -273,8 +273,8 @@ pub(super) fn requeue_to(
     .execute(conn)
 }
 
-/// Removes these dead letters for good, and lets the keys go on that they have held. The ledger keeps that
-/// they died. Returns how many.
+/// Deletes dead letters for good, and unblocks the ordering keys that they held. The ledger keeps their entries.
+/// Returns the number of deleted letters.
 pub(crate) fn discard(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,8 +1,8 @@
-//! What became of the messages of one destination: what waits for it, its dead letters, and what it got.
+//! The deliveries of one destination: waiting messages, dead letters, and delivered messages.
 //!
-//! What waits is read by the index of the claim, topic by topic, and no further than a page goes; dead letters by an
-//! index of their own. The ledger has none by destination, which would cost every message: so it is searched from its
-//! end on, for as long as a search may take.
+//! Waiting messages are read by the index of the claim, topic by topic, and only as far as the page needs. Dead letters
+//! have an index by destination. The ledger has no such index, because the index would cost every message. So the
+//! ledger is searched from its end, for as long as a search may take.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -31,12 +31,13 @@ use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, giv
 use crate::store::statement::planned_anew;
 use crate::store::table::{attempt, candidate, outbox};
 
-/// While so much is written that only the end of the ledger is read, what is older than this is read as usual.
+/// If heavy writes let a search read only the end of the ledger, the next page starts this far back, where the ledger's
+/// index works again.
 const UNINDEXED: Duration = Duration::from_secs(60);
-/// Counting one window may take so long.
+/// How long counting one window may take.
 const TO_COUNT: Duration = Duration::from_millis(500);
 
-/// Which deliveries. Everything given has to hold.
+/// Selects deliveries. All given conditions must hold.
 ///
 /// ```
 /// use diesel_outbox::Status;
@@ -47,11 +48,11 @@ const TO_COUNT: Duration = Duration::from_millis(500);
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct DeliveryFilter {
-    /// Those in this state only.
+    /// Only this state.
     pub state: Option<Status>,
-    /// Those of this tenant only.
+    /// Only this tenant.
     pub tenant_id: Option<Uuid>,
-    /// Only those behind this place: the next page ([`Deliveries::next`]).
+    /// Only deliveries after this place: the next page ([`Deliveries::next`]).
     pub after: Option<Place>,
 }
 
@@ -59,51 +60,52 @@ pub struct DeliveryFilter {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Deliveries {
-    /// The newest first: by when they were settled or, of those that wait, by when the next attempt is due.
+    /// The newest deliveries first. A settled message sorts by the time of settling, a waiting message by the time of
+    /// its next attempt.
     pub rows: Vec<Delivery>,
-    /// Where the next page begins ([`DeliveryFilter::after`]), also where this one has fewer rows than asked for: it
-    /// was searched for two seconds. `None`: there is no other one.
+    /// Where the next page begins ([`DeliveryFilter::after`]). `None`: this is the last page. A search stops after two
+    /// seconds, so a page may have fewer rows than requested and still not be the last.
     pub next: Option<Place>,
-    /// `false`: while very much is written, some of this page may be missing.
+    /// `false`: rows of this page may be missing, because of heavy writes or because the search ran out of time.
     pub is_complete: bool,
 }
 
-/// One message on its way to one destination.
+/// One message for one destination.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Delivery {
-    /// Its id, as the receiver sees it: by this it is sent again.
+    /// The message id, as the receiver sees it. Sending the message again takes this id.
     pub message_id: Uuid,
-    /// Its topic.
+    /// The topic of the message.
     pub topic: String,
-    /// Its tenant.
+    /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
-    /// Where it stands.
+    /// The state of the delivery.
     pub state: Status,
-    /// Attempts made.
+    /// The number of attempts.
     pub attempts: i32,
-    /// The last answer's status.
+    /// The HTTP status of the last response.
     pub http_status: Option<i32>,
     /// Why the last attempt failed: the name of a [`ReasonCode`].
     pub reason: Option<String>,
-    /// The same in words, for operators: it may tell of the network that the relay is in. Customers are shown
-    /// [`public_error`](Self::public_error).
+    /// The last error, for operators: the text may reveal the network of the relay. Show customers
+    /// [`public_error`](Self::public_error) instead.
     pub error: Option<String>,
-    /// When the next attempt is due, RFC 3339; only of what waits.
+    /// When the next attempt is due, RFC 3339; only for waiting messages.
     pub next_attempt_at: Option<String>,
-    /// When it was delivered or given up, RFC 3339.
+    /// When the message was delivered or dead-lettered, RFC 3339.
     pub settled_at: Option<String>,
-    /// When it was enqueued, RFC 3339.
+    /// When the message was enqueued, RFC 3339.
     pub created_at: String,
-    /// It can be sent again: it is dead, or it was delivered and its payload is kept (`OUTBOX_LEDGER_PAYLOAD`).
+    /// The message can be sent again: it is dead, or delivered with its payload kept (`OUTBOX_LEDGER_PAYLOAD`).
     pub can_be_sent_again: bool,
     sequence: Sequence,
     place: Place,
 }
 
 impl Delivery {
-    /// Why the last attempt failed, in words that say nothing of the network that the relay is in. A name that has no
-    /// address, one that has a forbidden one, and a refused connection are all the same: else whoever may register
+    /// Why the last attempt failed, in words that reveal nothing about the network of the relay. A name without an
+    /// address, a forbidden address and a refused connection give the same text. Otherwise, a customer who registers
     /// URLs could explore that network.
     ///
     /// ```
@@ -123,7 +125,7 @@ impl Delivery {
     }
 }
 
-/// What a customer may know of this reason.
+/// The text that a customer may see for this reason.
 pub(crate) fn in_public(code: ReasonCode) -> &'static str {
     use ReasonCode as Code;
 
@@ -151,7 +153,7 @@ pub(crate) fn in_public(code: ReasonCode) -> &'static str {
     }
 }
 
-/// The newest deliveries to this destination first.
+/// The deliveries to this destination, newest first.
 pub(crate) fn deliveries(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -160,7 +162,7 @@ pub(crate) fn deliveries(
     limit: usize,
 ) -> QueryResult<Deliveries> {
     let deadline = Deadline::new();
-    // One more says whether there are others.
+    // One more row tells whether there is another page.
     let one_more = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
     let asks = |state| filter.state.is_none_or(|asked| asked == state);
     let (mut rows, mut is_complete, mut looked) = (Vec::new(), true, Looked::AtAll);
@@ -213,14 +215,14 @@ pub(crate) fn deliveries(
     })
 }
 
-/// The first of these, and where the next page begins. `searched_from`: since then, in microseconds, all that was
-/// delivered is among them; what is further back comes with the rest of it.
+/// The first `limit` rows, and where the next page begins. `searched_from`, in microseconds: the rows include all
+/// deliveries since then. Older rows belong to a later page.
 fn page(
     mut rows: Vec<Delivery>,
     limit: usize,
     searched_from: Option<i64>,
 ) -> (Vec<Delivery>, Option<Place>) {
-    // One may have been settled since what waits was read.
+    // A message may have been settled since the waiting messages were read.
     let is_settled = |row: &&Delivery| row.settled_at.is_some();
     let settled = rows.iter().filter(is_settled).map(|row| row.sequence);
     let settled: HashSet<Sequence> = settled.collect();
@@ -237,7 +239,7 @@ fn page(
     (rows, next)
 }
 
-/// What waits for it, the latest to be due first. `None`: it took too long.
+/// The messages that wait for this destination, latest due first. `None`: reading took too long.
 fn waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -269,7 +271,8 @@ fn waiting(
     Ok(rows.map(|rows| rows.into_iter().map(Delivery::from).collect()))
 }
 
-/// What was settled in each of so many windows, the oldest first; the last one ends now.
+/// The messages settled in each of `windows` windows, oldest first; the last window ends now. `None`: counting took too
+/// long.
 pub(crate) fn counts(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -281,7 +284,7 @@ pub(crate) fn counts(
     let micros = i64::try_from(window.as_micros()).unwrap_or(i64::MAX).max(1);
     let mut end = select(clock_timestamp()).get_result(conn).map(to_micros)?;
     let mut counts = vec![None; windows];
-    // The latest first: what has no time left is the oldest.
+    // The latest window first: if the time runs out, the oldest windows stay uncounted.
     for count in counts.iter_mut().rev() {
         let Some(left) = deadline.left(TO_COUNT) else {
             break;
@@ -321,7 +324,7 @@ fn last_of<'a>(
     Box::new(array(last))
 }
 
-/// What the history has of the last answers to what waits.
+/// Adds the HTTP status of the last response to waiting messages, from the history.
 fn add_answers(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -341,7 +344,7 @@ fn add_answers(
         .order(attempt::happened_at)
         .select((attempt::sequence, attempt::http_status));
     let answers: Vec<(Sequence, Option<i32>)> = planned_anew(answers).load(conn)?;
-    // The last one stays.
+    // Ordered by time: the last attempt wins.
     let last: HashMap<Sequence, Option<i32>> = answers.into_iter().collect();
     for row in rows.iter_mut().filter(|row| row.settled_at.is_none()) {
         row.http_status = last.get(&row.sequence).copied().flatten();
@@ -413,18 +416,18 @@ impl From<LedgerRow> for Delivery {
     }
 }
 
-/// What [`send_again`] has done.
+/// The result of [`send_again`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SentAgain {
-    /// It goes out once more, or waits to: it was sent again before, or an attempt has failed.
+    /// The message is sent once more, or already waits: it was sent again before, or an attempt has failed.
     Yes,
-    /// There is no such message that was delivered there or is dead, or no such destination.
+    /// No such message was delivered to the destination or is dead, or the destination does not exist.
     NotFound,
-    /// It was delivered, and its payload is not kept.
+    /// The message was delivered, and its payload is not kept.
     NotKept,
 }
 
-/// Lets a dead letter of this destination, or what was delivered there, go out there once more.
+/// Sends a dead or delivered message of this destination there once more.
 pub(crate) fn send_again(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -438,7 +441,7 @@ pub(crate) fn send_again(
         .filter(|letter| letter.destination == destination);
     let sequences: Vec<i64> = of_it.map(|letter| letter.sequence.0).collect();
     if !sequences.is_empty() {
-        // One that is not requeued has its key in the outbox already.
+        // A letter that is not requeued already has its key in the outbox.
         dead::requeue_to(conn, name, &sequences, destination, operator)?;
         return Ok(SentAgain::Yes);
     }
@@ -453,8 +456,8 @@ pub(crate) fn send_again(
     })
 }
 
-/// Whether this message waits for this destination after something has happened to it: a failed attempt, or that
-/// somebody has sent it again. The history has an index of message ids, which the outbox has not.
+/// Whether this message waits for this destination after a failed attempt, or after it was sent again. The history
+/// leads to it: the history has an index of message ids, and the outbox has none.
 fn is_on_its_way(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -478,7 +481,7 @@ fn is_on_its_way(
 mod tests {
     use super::*;
 
-    /// A delivery that was settled, or is due, then.
+    /// A delivery that was settled or is due at this time.
     fn one(sequence: i64, micros: i64, state: Status) -> Delivery {
         let is_settled = matches!(state, Status::Delivered | Status::Dead);
         let at = Some(micros.to_string());
@@ -526,7 +529,7 @@ mod tests {
         assert_eq!(sequences(&rows), [1, 2, 3]);
         let next = next.expect("there is more");
         assert!(all()[2].place > next && all()[3].place < next);
-        // Nothing was found in time.
+        // No row was found in time.
         let (rows, next) = page(Vec::new(), 4, Some(300));
         assert_eq!((rows.len(), next), (0, Some(Place::before(300))));
     }

@@ -1,10 +1,10 @@
-//! How many messages wait, at a cost that does not grow with their number.
+//! The number of waiting messages, at a cost that does not grow with the number.
 //!
-//! A small table is counted. Of a large one, each lane (a topic and a destination) is found by a loose
-//! index scan and counted up to a limit, so small lanes are exact beside huge ones; for what is beyond
-//! the limit some pages of the table are read, always the same ones while it has its size. Where an old
-//! snapshot keeps millions of dead entries in the indexes, reading by index is given up after a short
-//! time, and only the pages are read.
+//! A small table is counted. In a large table, a loose index scan finds the lanes (a lane is the messages of one
+//! topic and destination), and each lane is counted up to a limit. So small lanes are exact even next to huge
+//! lanes. Lanes beyond the limit are estimated from some pages of the table: always the same pages, as long as
+//! the table keeps its size. If an old snapshot keeps millions of dead entries in the indexes, reading by index
+//! stops after a short time, and only the pages are read.
 //!
 //! Text: subqueries in FROM, `unnest` and TABLESAMPLE, and one list of counts for all of them.
 
@@ -25,18 +25,20 @@ use crate::store::relay::served::served;
 use crate::store::relay::streams::{Found, streams};
 use crate::store::statement::statement_anew;
 
-/// Tables up to this size are counted: 16 MiB in pages, some ten thousand messages.
+/// Tables up to this size are counted (16 MiB in pages, about 10,000 messages).
 pub(super) const COUNTED_PAGES: i64 = 2_000;
 
-/// Rows read by index, for all lanes together; and what each lane gets of them.
+/// The rows to read by index, for all lanes together.
 const ROWS: i64 = 6_000;
+/// The fewest rows to read of one lane.
 const LEAST_ROWS: i64 = 100;
+/// The most rows to read of one lane.
 const MOST_ROWS: i64 = 1_000;
 
-/// How long reading by index may take: usual are a few milliseconds.
+/// How long reading by index may take; it usually takes a few milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How many messages are in an outbox. Delivered ones are not counted.
+/// The number of live messages and dead letters in an outbox. Delivered messages are not counted.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Depths {
@@ -44,43 +46,43 @@ pub struct Depths {
     pub lanes: Vec<LaneDepth>,
     /// The dead letters, by topic and destination, sorted.
     pub dead: Vec<DeadDepth>,
-    /// Some number here is an estimate.
+    /// At least one of the numbers is an estimate.
     pub is_estimate: bool,
 }
 
-/// How many live messages a topic has for a destination.
+/// The number of live messages of one topic and destination.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct LaneDepth {
     /// The topic.
     pub topic: String,
-    /// The destination that they name; empty where they name none.
+    /// The destination that the messages name; empty if they name none.
     pub destination: String,
-    /// Not tried yet.
+    /// Messages not tried yet.
     pub pending: i64,
-    /// Claimed by a relay. Of a long lane: those among its first messages, which is where relays claim.
+    /// Messages claimed by a relay. In a long lane, only the first messages are counted: relays claim those.
     pub sending: i64,
-    /// Tried without success.
+    /// Messages tried without success.
     pub retrying: i64,
-    /// Seconds since the oldest unclaimed due message became due; `None`: none is due.
+    /// Seconds since the oldest due, unclaimed message became due. `None`: no message is due.
     pub oldest_due_seconds: Option<f64>,
-    /// The numbers are estimates: the lane is long.
+    /// The numbers are estimates, because the lane is long.
     pub is_estimate: bool,
-    /// `NO_ROUTE`: relays are at work, and none of them serves these messages. They wait, and use no attempts.
+    /// `NO_ROUTE`: relays are active, but no relay serves these messages. The messages wait and use no attempts.
     pub no_route: bool,
 }
 
-/// How many dead letters a topic has of a destination.
+/// The number of dead letters of one topic and destination.
 #[derive(Debug, Clone, Default, PartialEq, Eq, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct DeadDepth {
     /// The topic.
     #[diesel(sql_type = Text)]
     pub topic: String,
-    /// The destination that was used; empty where none was.
+    /// The destination that was used; empty if none was used.
     #[diesel(sql_type = Text)]
     pub destination: String,
-    /// How many.
+    /// The number of dead letters.
     #[diesel(sql_type = BigInt)]
     pub count: i64,
     /// The number is an estimate.
@@ -89,7 +91,7 @@ pub struct DeadDepth {
 }
 
 impl Depths {
-    /// All that are not tried yet.
+    /// All messages not tried yet.
     ///
     /// ```
     /// use diesel_outbox::admin::Depths;
@@ -100,7 +102,7 @@ impl Depths {
         self.lanes.iter().map(|lane| lane.pending).sum()
     }
 
-    /// All that relays have claimed.
+    /// All messages that relays have claimed.
     ///
     /// ```
     /// use diesel_outbox::admin::Depths;
@@ -111,7 +113,7 @@ impl Depths {
         self.lanes.iter().map(|lane| lane.sending).sum()
     }
 
-    /// All that were tried without success and are tried again.
+    /// All messages tried without success, to be retried.
     ///
     /// ```
     /// use diesel_outbox::admin::Depths;
@@ -133,7 +135,7 @@ impl Depths {
         self.dead.iter().map(|lane| lane.count).sum()
     }
 
-    /// The lanes whose messages wait because no relay at work serves them.
+    /// The lanes whose messages wait because no active relay serves them.
     ///
     /// ```
     /// use diesel_outbox::admin::Depths;
@@ -150,7 +152,7 @@ impl Depths {
         self.lanes.iter().filter(waits)
     }
 
-    /// Seconds since the oldest unclaimed due message of all became due; `None`: none is due.
+    /// Seconds since the oldest due, unclaimed message of all lanes became due. `None`: no message is due.
     ///
     /// ```
     /// use diesel_outbox::admin::Depths;
@@ -174,13 +176,13 @@ struct LaneRow {
     sending: i64,
     retrying: i64,
     oldest_due_seconds: Option<f64>,
-    /// There are more messages than were read.
+    /// The lane has more messages than were read.
     is_cut: bool,
-    /// Retrying ones among those that are not due yet.
+    /// Retrying messages among the messages that are not due yet.
     later: i64,
 }
 
-/// The SQL types of its columns.
+/// The SQL types of the columns of a [`LaneRow`].
 type LaneColumns = (
     Text,
     Text,
@@ -202,7 +204,7 @@ impl LaneRow {
     }
 }
 
-/// Columns of a [`LaneRow`] but for the lane, `is_cut` and `later`, of rows of an outbox.
+/// The columns of a [`LaneRow`] for rows of an outbox, except the lane, `is_cut` and `later`.
 const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0) AS pending,
     count(locked_by) AS sending,
     count(*) FILTER (WHERE locked_by IS NULL AND attempts > 0) AS retrying,
@@ -210,9 +212,9 @@ const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0)
         WHERE locked_by IS NULL AND available_at <= now() AND isfinite(available_at)))::float8
         AS oldest_due_seconds";
 
-/// How many messages are in which state.
+/// The number of messages in each state, by lane. Large tables are estimated.
 pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
-    // One transaction: each takes four round trips more.
+    // One transaction, because each further transaction costs four round trips.
     let (rows, factor, dead) = looking(conn, None, |conn| {
         let pages = catalogue::pages(conn, &name.outbox())?;
         let dead = dead::depths(conn, name)?;
@@ -236,7 +238,7 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     })
 }
 
-/// Every message counted, however many there are.
+/// The same, by counting every message.
 pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
     looking(conn, None, |conn| {
         let mut lanes: Vec<LaneDepth> = counted(conn, name)?.into_iter().map(exact).collect();
@@ -287,14 +289,14 @@ fn exact(row: LaneRow) -> LaneDepth {
     }
 }
 
-/// What was read of a lane by index and what of the sample's pages is in it.
+/// What was read of a lane: by index, and in the sampled pages.
 #[derive(Default)]
 struct Seen {
     first: Option<LaneRow>,
     sampled: Option<LaneRow>,
 }
 
-/// `sampled`: the lanes of some pages; `factor`: how many messages each one of them stands for.
+/// `sampled`: the lanes in the sampled pages; `factor`: how many messages each sampled message represents.
 fn of_large(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -320,7 +322,7 @@ fn of_large(
         seen.entry(lane).or_default();
     }
     if first.is_none() {
-        // Dead entries stand before the long lanes: those that the sample has missed are short.
+        // Dead entries delay reading the long lanes. The lanes that the sample missed are short: read only these.
         let short = seen.iter().filter(|(_, seen)| seen.sampled.is_none());
         let short: Vec<Lane> = short.map(|(lane, _)| lane.clone()).collect();
         first = looking_briefly(conn, PATIENCE, |conn| first_rows(conn, name, &short))?;
@@ -332,14 +334,14 @@ fn of_large(
     let lanes = seen
         .into_iter()
         .map(|(lane, seen)| joined(lane, seen, factor));
-    // What the sample has seen may have gone since.
+    // Messages in the sample may be gone by now.
     Ok(lanes
         .filter(|lane| lane.is_estimate || lane.pending + lane.sending + lane.retrying > 0)
         .collect())
 }
 
-/// The first messages of each lane, those with an ordering key and those without; and the first that are
-/// not due yet, where retries are.
+/// The first messages of each lane, with and without an ordering key, and the first messages that are not due
+/// yet, because retries are among them.
 fn first_rows(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -369,13 +371,13 @@ fn first_rows(
     .load(conn)
 }
 
-/// How many rows are read of each of so many lanes.
+/// The number of rows to read of each of `lanes` lanes.
 pub(super) fn rows_of_each(lanes: usize) -> i64 {
     let lanes = i64::try_from(lanes).unwrap_or(i64::MAX).max(1);
     (ROWS / lanes).clamp(LEAST_ROWS, MOST_ROWS)
 }
 
-/// The first rows of `lane` that are so, `$3` of those with an ordering key and as many of the others.
+/// The first rows of `lane` that match `which`: `$3` rows with an ordering key, and `$3` rows without.
 pub(super) fn of_lane(name: &OutboxName, columns: &str, which: &str) -> String {
     let part = |is_keyed: bool| {
         format!(
@@ -390,7 +392,7 @@ pub(super) fn of_lane(name: &OutboxName, columns: &str, which: &str) -> String {
     format!("({} UNION ALL {})", part(false), part(true))
 }
 
-/// Both together. `factor`: how many messages each one of the sample stands for.
+/// Joins what was read by index and by sample. `factor`: how many messages each sampled message represents.
 fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
     let first = match seen.first {
         Some(first) if !first.is_cut => return exact(first),

@@ -1,7 +1,7 @@
-//! Forgetting a tenant. What waits and what is dead is removed, and the history with it. The ledger keeps which
-//! messages were settled and how; whose they were and what they said is blanked.
+//! Forgets a tenant. Live messages, dead letters and the history are removed. The ledger keeps which messages were
+//! settled and how; the tenant and the content are blanked.
 //!
-//! Each table is looked through for what is the tenant's, and then changed step by step.
+//! Each table is searched for the tenant's rows, which are then changed step by step.
 
 use diesel::dsl::{case_when, not};
 use diesel::prelude::{
@@ -20,10 +20,10 @@ use crate::store::statement::planned_anew;
 use crate::store::table::{attempt, dead, destination, ledger, outbox, pause};
 use crate::store::write::waiting::{cancel_waiting, free};
 
-/// Rows that one look finds at most.
+/// The most rows that one search finds.
 pub(crate) const LOOK: i64 = 100_000;
 
-/// Declares how the tenant's rows of a table are looked for: in the order of a column, from a value on.
+/// Declares the searches for the tenant's rows of a table: in the order of a column, after a value.
 macro_rules! looks {
     ($($(#[$doc:meta])* $look:ident: $table:ident.$column:ident as $value:ty;)+) => {
         $(
@@ -52,15 +52,15 @@ looks! {
     /// Live messages.
     live: outbox.sequence as i64;
     dead_letters: dead.sequence as i64;
-    /// By the ids of their messages, each as often as it has rows.
+    /// Message ids of the history, one for each entry.
     attempts: attempt.message_id as Uuid;
-    /// As [`attempts`].
+    /// Message ids of the ledger, one for each entry.
     entries: ledger.message_id as Uuid;
     destinations: destination.name as String;
 }
 
-/// Removes those of these messages that no live relay holds. The ledger gets an entry for each: no message ends
-/// without one.
+/// Removes these messages, except messages that a live relay holds. The ledger gets an entry for each, because no
+/// message ends without an entry.
 pub(crate) fn end_live(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -70,7 +70,7 @@ pub(crate) fn end_live(
     conn.transaction(|conn| cancel_waiting(conn, name, live))
 }
 
-/// Lets the keys go on that they have held.
+/// Removes these dead letters, and unblocks the ordering keys that they held.
 pub(crate) fn remove_dead_letters(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -104,8 +104,8 @@ pub(crate) fn remove_attempts(
         .execute(conn)
 }
 
-/// What is left of an entry: sequence, message id, topic, status, reason code, HTTP status, attempts and times, and
-/// the destination where that is not the tenant's own.
+/// Blanks ledger entries. Sequence, message id, topic, status, reason code, HTTP status, attempts and times remain. The
+/// destination remains, unless it is the tenant's own.
 pub(crate) fn blank_entries(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -142,7 +142,8 @@ pub(crate) fn blank_entries(
         .execute(conn)
 }
 
-/// What the trigger notes of those that are removed goes, too, where no message names one.
+/// Removes registered destinations. The pauses that the trigger inserts for them are removed, too, unless a message
+/// names the destination.
 pub(crate) fn remove_destinations(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -164,7 +165,7 @@ pub(crate) fn remove_destinations(
     })
 }
 
-/// How many live messages the tenant has.
+/// The number of live messages of the tenant.
 pub(crate) fn count_live(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -176,7 +177,7 @@ pub(crate) fn count_live(
     planned_anew(live).get_result(conn)
 }
 
-/// Which rights on tables this role lacks for it: no role but the owner has them all.
+/// The table rights that this role lacks to forget a tenant. Only the owner has all of them.
 pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
     let needed = [
         (name.outbox(), "DELETE"),
@@ -190,7 +191,7 @@ pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     for (table, privilege) in needed {
         let may: Option<bool> =
             select(has_table_privilege(to_regclass(table.as_str()), privilege)).get_result(conn)?;
-        // Null: there is no such table, which the first look says.
+        // Null: the table does not exist, which the first search reports.
         if may == Some(false) {
             missing.push(format!("{privilege} on {table}"));
         }

@@ -1,4 +1,4 @@
-//! What has happened to messages: failed attempts, and what operators did.
+//! The history of messages: failed attempts, and actions of operators.
 
 use std::time::Duration;
 
@@ -15,44 +15,44 @@ use crate::store::sql::part_or;
 use crate::store::statement::planned_anew;
 use crate::store::table::{attempt, part};
 
-/// Entries that are read of some messages.
+/// The most entries that one query returns.
 const MOST: i64 = 1000;
 
-/// Something that happened to a message: an attempt that failed, or what an operator did.
+/// An event in the history of a message: a failed attempt, or an action of an operator.
 #[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct HistoryEntry {
-    /// The message's place in the outbox.
+    /// The sequence of the message: its place in the outbox.
     pub sequence: Sequence,
-    /// Its id, as receivers see it.
+    /// The message id, as receivers see it.
     pub message_id: Uuid,
-    /// The destination that was used; empty where none was.
+    /// The destination that was used; empty if none was used.
     pub destination: String,
     /// `failed`, `requeued`, `discarded` or `replayed`.
     pub event: String,
-    /// Which attempt failed: 1 is the first.
+    /// The number of the failed attempt, from 1.
     pub attempt: Option<i32>,
-    /// Why it failed: the name of a [`ReasonCode`](crate::ReasonCode).
+    /// Why the attempt failed: the name of a [`ReasonCode`](crate::ReasonCode).
     pub reason: Option<String>,
-    /// The same in words.
+    /// The error of the attempt.
     pub error: Option<String>,
-    /// The answer's status.
+    /// The HTTP status of the response.
     pub http_status: Option<i32>,
-    /// The beginning of the answer.
+    /// The beginning of the response.
     pub response: Option<String>,
-    /// From the beginning of the send to its end.
+    /// How long the send took.
     #[diesel(deserialize_as = Took)]
     pub took: Option<Duration>,
-    /// The relay that sent.
+    /// The relay that sent the message.
     pub relay: Option<String>,
-    /// Who did it and why, where a person did.
+    /// Who acted and why; only for actions of operators.
     pub operator: Option<String>,
-    /// When, RFC 3339.
+    /// When it happened, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
     pub happened_at: String,
 }
 
-/// An interval as what it is here: less than a day.
+/// How long a send took: an interval of less than a day.
 pub struct Took(Option<PgInterval>);
 
 impl From<Took> for Option<Duration> {
@@ -74,7 +74,7 @@ where
     }
 }
 
-/// What has happened to these messages, the first first.
+/// The history of these messages, oldest first.
 pub(crate) fn history(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -102,7 +102,7 @@ pub(crate) fn history(
     planned_anew(entries).load(conn)
 }
 
-/// A message that an operator has done something with.
+/// A message on which an operator has acted.
 #[derive(Debug, Queryable)]
 pub(super) struct Touched {
     pub(super) sequence: i64,
@@ -112,7 +112,7 @@ pub(super) struct Touched {
     pub(super) tenant_id: Option<Uuid>,
 }
 
-/// Writes down that somebody has discarded these.
+/// Records that an operator has discarded these messages.
 pub(super) fn note_discarded(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -124,7 +124,7 @@ pub(super) fn note_discarded(
             .filter(part::opened_at.is_not_null())
             .filter(part::closed_at.is_null())
             .select(part::part);
-        // As `open_part`.
+        // The same as `open_part`.
         part_or(open.single_value(), 0)
     };
     let row = |one: &Touched| {

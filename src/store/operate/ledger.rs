@@ -1,12 +1,11 @@
-//! What the ledger remembers, the latest first.
+//! The entries of the ledger, latest first.
 //!
-//! Its index by time is a BRIN: it finds the rows of a span of time, in no order. So the list is read in
-//! windows of time, each longer than the one before while they hold little, and shorter where one holds
-//! too much.
+//! The index by time is a BRIN, which finds the rows of a time span, in no order. So the list is read in windows of
+//! time. After a window with few rows, the next window is longer. A window with too many rows is replaced by a
+//! shorter one.
 //!
-//! What was written in the last minute is not in the index yet. While very much is written, reading even the
-//! latest second means reading all that: then the end of the table is read instead, where most of the latest
-//! rows are.
+//! Rows of the last minute are not in the index yet. Under heavy writes, reading even the latest second means reading
+//! all of these rows. Then the end of the table is read instead, which has most of the latest rows.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -35,91 +34,92 @@ use crate::store::table::{PageBegin, ledger, part};
 const PATIENCE: Duration = Duration::from_millis(300);
 /// How long reading the latest second may take before the end of the table is read instead.
 const FIRST_PATIENCE: Duration = Duration::from_millis(100);
-/// Pages at the end of the table.
+/// The pages to read at the end of the table.
 const TAIL_PAGES: i64 = 100;
 
-/// Windows, in microseconds.
+/// The first window, in microseconds.
 const FIRST_WINDOW: i64 = 1_000_000;
+/// The shortest window, in microseconds.
 const SHORTEST_WINDOW: i64 = 1_000;
-/// 60 days: behind it, all that is left is read.
+/// The longest window (60 days, in microseconds). After it, all older rows are read at once.
 const LONGEST_WINDOW: i64 = 60 * 86_400 * 1_000_000;
 
-/// Which rows of the ledger. Everything given has to hold.
+/// Selects entries of the ledger. All given conditions must hold.
 #[derive(Debug, Clone, Default)]
 pub struct LedgerFilter {
-    /// This topic only.
+    /// Only this topic.
     pub topic: Option<String>,
-    /// This destination only; empty: what was sent nowhere.
+    /// Only this destination; empty: entries without a destination.
     pub destination: Option<String>,
-    /// [`Delivered`](Status::Delivered) or [`Dead`](Status::Dead) only.
+    /// Only [`Delivered`](Status::Delivered), or only [`Dead`](Status::Dead).
     pub status: Option<Status>,
-    /// Only what died of this.
+    /// Only this reason.
     pub reason: Option<ReasonCode>,
     /// Only this ordering key.
     pub ordering_key: Option<String>,
     /// Only this tenant.
     pub tenant_id: Option<Uuid>,
-    /// Settled then or later.
+    /// Settled at this time or later.
     pub since: Option<SystemTime>,
-    /// Settled before then.
+    /// Settled before this time.
     pub until: Option<SystemTime>,
-    /// Only what stands behind this place in the list: the next page.
+    /// Only entries from before this place: the next page of the list.
     pub before: Option<Place>,
 }
 
-/// What became of a message at a destination.
+/// How a message was settled at a destination.
 #[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct LedgerRow {
-    /// Its place in the outbox.
+    /// The sequence of the message: its place in the outbox.
     pub sequence: Sequence,
-    /// Its id, as receivers see it.
+    /// The message id, as receivers see it.
     pub message_id: Uuid,
-    /// Its topic.
+    /// The topic of the message.
     pub topic: String,
-    /// The destination that was used; empty where none was.
+    /// The destination that was used; empty if none was used.
     pub destination: String,
     /// [`Delivered`](Status::Delivered) or [`Dead`](Status::Dead).
     pub status: Status,
-    /// Its idempotency key; the message id where the caller gave none.
+    /// The idempotency key; the message id if the caller gave none.
     pub idempotency_key: String,
-    /// Its ordering key.
+    /// The ordering key.
     pub ordering_key: Option<String>,
-    /// Its tenant.
+    /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
-    /// Why it died: the name of a [`ReasonCode`].
+    /// Why the message ended, if there is a reason: the name of a [`ReasonCode`].
     pub reason: Option<String>,
     /// The last error.
     pub error: Option<String>,
-    /// The last answer's status.
+    /// The HTTP status of the last response.
     pub http_status: Option<i32>,
-    /// The beginning of the last answer.
+    /// The beginning of the last response.
     pub response: Option<String>,
-    /// Attempts made.
+    /// The number of attempts.
     pub attempts: i32,
-    /// When it was enqueued, RFC 3339.
+    /// When the message was enqueued, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
     pub created_at: String,
-    /// When it was settled, RFC 3339.
+    /// When the message was settled, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
     pub settled_at: String,
-    /// Its payload is kept, so it can be replayed.
+    /// The payload is kept, so the message can be replayed.
     pub has_payload: bool,
     settled: PgTimestamp,
 }
 
-/// How many messages of a destination were settled in a span of time.
+/// The number of messages of a destination that were settled in a time span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeliveryCount {
-    /// It got so many.
+    /// Messages delivered.
     pub delivered: u64,
-    /// So many were given up: they died, expired, or were discarded or cancelled.
+    /// Messages given up: dead-lettered, expired, discarded or cancelled.
     pub dead: u64,
 }
 
 impl LedgerRow {
-    /// Where it stands in the list: the next page is what is before it ([`LedgerFilter::before`]).
+    /// The place of the entry in the list. The next page is before the last place ([`LedgerFilter::before`]).
     ///
     /// ```
     /// use diesel_outbox::admin::{LedgerFilter, LedgerRow};
@@ -136,7 +136,7 @@ impl LedgerRow {
     }
 }
 
-/// The latest rows first, `limit` at most.
+/// The selected entries, latest first, at most `limit`.
 pub(crate) fn ledger(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -148,18 +148,18 @@ pub(crate) fn ledger(
     Ok(Searched { rows, is_complete })
 }
 
-/// What a search has looked at.
+/// How far a search has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Looked {
-    /// At everything, or as far as it had to.
+    /// Everything, or as far as necessary.
     AtAll,
-    /// At everything from this time on, in microseconds since 1970.
+    /// Everything since this time, in microseconds since 1970.
     From(i64),
-    /// At the end of the table: most of the latest.
+    /// The end of the table, which has most of the latest rows.
     AtTheEnd,
 }
 
-/// The same, and what was looked at.
+/// The selected entries, and how far the search has read.
 pub(super) fn search(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -221,7 +221,7 @@ pub(super) fn search(
     }
 }
 
-/// Most of the latest rows, while too many are written to read them all.
+/// Most of the latest rows, for when too many rows are being written to read all.
 fn at_the_end(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -248,15 +248,15 @@ fn at_the_end(
     })
 }
 
-/// Which pages of the table.
+/// Which pages of the table to read.
 #[derive(Debug, Clone, Copy)]
 enum Pages {
     All,
-    /// Of this part of the ring, from this page on.
+    /// The pages of this part of the ring (the table is divided by time), from this page on.
     From(i16, u32),
 }
 
-/// The filter asks for this row, whenever it was settled.
+/// Whether the filter selects a row, whenever the row was settled.
 fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
     let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
     let of_key = |key| ledger::ordering_key.assume_not_null().eq(key);
@@ -276,7 +276,7 @@ fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
     ])
 }
 
-/// Rows that were settled from the first time on and before the second.
+/// Rows settled at or after the first time, and before the second.
 fn between(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -319,7 +319,7 @@ fn between(
     }
 }
 
-/// What a destination has got, and what of it died, from the first time on and before the second.
+/// Counts the messages of a destination that were settled at or after the first time, and before the second.
 pub(super) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -342,12 +342,12 @@ pub(super) fn count(
     })
 }
 
-/// Just behind a place: rows of the same time may be before it.
+/// The end of a search from a place: just after its time, because rows of the same time may come before the place.
 fn behind(place: Option<Place>) -> Option<i64> {
     place.map(|place| place.micros.saturating_add(1))
 }
 
-/// A little later than now: rows that are settled while this is read may be there or not.
+/// Just after now. Rows settled during the search may or may not be found.
 fn after_now(conn: &mut PgConnection) -> QueryResult<i64> {
     select(clock_timestamp())
         .get_result(conn)

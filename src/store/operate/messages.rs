@@ -1,4 +1,4 @@
-//! A message wherever it is: live, dead, or what the ledger keeps of it.
+//! A message in all tables: live rows, dead letters, and ledger entries.
 
 mod seek;
 
@@ -31,95 +31,96 @@ use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
 use crate::store::statement::planned_anew;
 use crate::store::table::{dead, ledger, outbox};
 
-/// What a message is looked for by.
+/// What to search for a message by.
 ///
 /// ```
 /// use diesel_outbox::admin::MessageKey;
 ///
-/// let typed_by_somebody = MessageKey::Text("order-42-paid".to_owned());
-/// # let _ = typed_by_somebody;
+/// let typed = MessageKey::Text("order-42-paid".to_owned());
+/// # let _ = typed;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MessageKey {
-    /// Its message id, as receivers see it.
+    /// The message id, as receivers see it.
     Id(Uuid),
-    /// Its idempotency key.
+    /// The idempotency key.
     Key(String),
-    /// Its place in the outbox.
+    /// The sequence: the place in the outbox.
     Sequence(i64),
-    /// Any of these, as somebody has typed it.
+    /// Any of these, as typed by a person.
     Text(String),
 }
 
-/// What one table has of a message for one destination. A message may have several: one for each
-/// destination, a dead letter and its row of the ledger, and those of its replays.
+/// One row of a message, in one table and for one destination. A message may have several rows: one for each
+/// destination, a dead letter and its ledger entry, and the rows of its replays.
 #[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct MessageRecord {
-    /// Where it stands: `live`, `dead` or `ledger`.
+    /// The table that has the row: `live`, `dead` or `ledger`.
     pub kept_in: String,
-    /// Where it stands in its life.
+    /// The state of the message.
     pub status: Status,
-    /// Its place in the outbox.
+    /// The sequence of the message: its place in the outbox.
     pub sequence: Sequence,
-    /// Its id, as receivers see it.
+    /// The message id, as receivers see it.
     pub message_id: Uuid,
-    /// Its topic.
+    /// The topic of the message.
     pub topic: String,
-    /// Its destination; empty where its topic decides.
+    /// The destination; empty if the topic decides.
     pub destination: String,
-    /// Its idempotency key.
+    /// The idempotency key; the message id if the caller gave none.
     pub idempotency_key: String,
-    /// Its ordering key.
+    /// The ordering key.
     pub ordering_key: Option<String>,
-    /// Its tenant.
+    /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
-    /// Attempts made.
+    /// The number of attempts.
     pub attempts: i32,
-    /// When it was enqueued, RFC 3339.
+    /// When the message was enqueued, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
     pub created_at: String,
-    /// When the event occurred, RFC 3339, where who enqueued it has said so.
+    /// When the event occurred, RFC 3339, if the application gave a time.
     #[diesel(deserialize_as = MaybeRfc3339)]
     pub occurred_at: Option<String>,
-    /// When it is, or was, due, RFC 3339; the ledger does not keep it.
+    /// When the message is or was due, RFC 3339. The ledger does not keep this time.
     #[diesel(deserialize_as = MaybeRfc3339)]
     pub available_at: Option<String>,
-    /// When its time is over, RFC 3339.
+    /// When the message expires, RFC 3339. The ledger does not keep this time.
     #[diesel(deserialize_as = MaybeRfc3339)]
     pub expires_at: Option<String>,
-    /// The lease of the relay that has claimed it.
+    /// The lease of the relay that has claimed the message.
     pub locked_by: Option<i64>,
-    /// When it was claimed, RFC 3339.
+    /// When the message was claimed, RFC 3339.
     #[diesel(deserialize_as = MaybeRfc3339)]
     pub locked_at: Option<String>,
-    /// When it was delivered or died, RFC 3339.
+    /// When the message was delivered or dead-lettered, RFC 3339.
     #[diesel(deserialize_as = MaybeRfc3339)]
     pub settled_at: Option<String>,
-    /// Why it died, or why its last attempt failed: the name of a [`ReasonCode`](crate::ReasonCode).
+    /// Why the message was dead-lettered, or why its last attempt failed: the name of a
+    /// [`ReasonCode`](crate::ReasonCode).
     pub reason: Option<String>,
     /// The last error.
     pub last_error: Option<String>,
-    /// The last answer's status.
+    /// The HTTP status of the last response.
     pub http_status: Option<i32>,
-    /// The beginning of the last answer.
+    /// The beginning of the last response.
     pub response: Option<String>,
-    /// The message that it is a part of, for one of several destinations.
+    /// The message whose fan-out inserted this message, for one of several destinations.
     pub split_from: Option<Sequence>,
-    /// It is dead and holds its key until it is requeued or discarded.
+    /// The message is dead, and blocks its ordering key until it is requeued or discarded.
     pub blocks_key: bool,
     /// The stored headers; the ledger keeps none.
     #[diesel(deserialize_as = MaybeJson)]
     pub headers: Option<String>,
-    /// The stored JSON, where it is kept.
+    /// The stored JSON, if it is kept.
     #[diesel(deserialize_as = MaybeJson)]
     pub payload: Option<String>,
     due: Option<PgTimestamp>,
 }
 
 impl MessageRecord {
-    /// Where it stands among what waits: the next page is behind it
+    /// The place of the message among the waiting messages. The next page is after the last place
     /// ([`WaitingFilter::after`](crate::admin::WaitingFilter::after)).
     ///
     /// ```
@@ -136,7 +137,7 @@ impl MessageRecord {
         }
     }
 
-    /// The idempotency key of the message that this one is a replay of.
+    /// The idempotency key of the message that this message replays. `None`: this message is no replay.
     ///
     /// ```
     /// # use diesel_outbox::admin::MessageRecord;
@@ -152,7 +153,7 @@ impl MessageRecord {
     }
 }
 
-/// The rows that `wanted` names: of messages that live, and those that are settled.
+/// The rows of the messages that `wanted` names, live and settled.
 pub(crate) fn seek(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -161,7 +162,7 @@ pub(crate) fn seek(
     seek::seek(conn, name, wanted, Deadline::new())
 }
 
-/// Whether the stored JSON is read with the rest. Who may only look has no right to it.
+/// Whether the stored JSON is read, too. Read-only roles have no right to the stored JSON.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
     Whole,
@@ -182,8 +183,8 @@ impl Content {
 
 type Records<'a, T> = BoxedSelectStatement<'a, Columns, FromClause<T>, Pg>;
 
-/// What a [`MessageRecord`] is made of: the SQL type of each column, and what the outbox, the dead letters and the
-/// ledger have for it. `content`: how the first two read stored JSON.
+/// The columns of a [`MessageRecord`]: the SQL type of each, and its expression for the outbox, the dead letters and
+/// the ledger. `content`: whether the first two read stored JSON.
 macro_rules! records {
     ($content:ident: $($sql_type:ty => $live:expr, $dead:expr, $settled:expr;)+) => {
         type Columns = ($($sql_type,)+);
@@ -208,7 +209,7 @@ macro_rules! records {
             rows.select(($($dead,)+)).into_boxed()
         }
 
-        /// What the ledger keeps.
+        /// Ledger entries.
         fn settled<'a>(
             name: &OutboxName,
             which: On<'a, ledger::table>,
@@ -250,20 +251,19 @@ records! { content:
     Nullable<Timestamptz> => outbox::available_at.nullable(), dead::available_at.nullable(), no_time();
 }
 
-/// For a time that a table does not keep.
+/// NULL, for a time that a table does not keep.
 fn no_time() -> AsExprOf<Option<PgTimestamp>, Nullable<Timestamptz>> {
     null!(PgTimestamp, Timestamptz)
 }
 
-/// Everything of the messages that `wanted` names, with what replays have made of them, in the order of
-/// their sequences.
+/// All rows of the messages that `wanted` names, and of their replays, in the order of their sequences.
 pub(crate) fn find(
     conn: &mut PgConnection,
     name: &OutboxName,
     wanted: &MessageKey,
 ) -> QueryResult<Searched<MessageRecord>> {
     let mut found = seek(conn, name, wanted)?;
-    // A replay is found as one of what it is a replay of.
+    // A replay leads to the original message, and with it to all other replays.
     let mut keys: Vec<String> = Vec::new();
     for key in found.rows.iter().map(Hit::key).collect::<Vec<_>>() {
         match base_of(&key).map(str::to_owned) {
@@ -299,7 +299,7 @@ pub(crate) fn find(
     })
 }
 
-/// Everything of these messages, by their ids; those that live by their places.
+/// All rows of these messages: settled rows by message id, live rows by sequence.
 fn of_hits(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -317,14 +317,14 @@ fn of_hits(
     looking(conn, None, |conn| planned_anew(all).load(conn))
 }
 
-/// The replays of the messages of this key.
+/// The replays of the messages with this key.
 fn replays_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     key: &str,
 ) -> QueryResult<Vec<MessageRecord>> {
     let (from, to) = keys_of_replays(key);
-    /// A replay of the message, by its key.
+    /// Whether a row is a replay, by its key.
     macro_rules! is_replay {
         ($table:ident) => {{
             let key = || $table::idempotency_key.assume_not_null();
@@ -338,7 +338,7 @@ fn replays_of(
     looking(conn, None, |conn| planned_anew(all).load(conn))
 }
 
-/// The live messages and the dead letters of an ordering key, in their order, without their content.
+/// The live messages and the dead letters of an ordering key, in the order of the key, without content.
 pub(crate) fn of_ordering_key(
     conn: &mut PgConnection,
     name: &OutboxName,

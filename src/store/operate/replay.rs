@@ -1,4 +1,4 @@
-//! Replays: what was delivered, as new messages.
+//! Replays: delivered messages are enqueued again, as new messages.
 
 use std::time::SystemTime;
 
@@ -29,72 +29,72 @@ use crate::store::table::ledger;
 /// Messages that one statement replays.
 pub(crate) const BATCH: i64 = 1_000;
 
-/// Which delivered messages are replayed. Everything given has to hold.
+/// Selects the delivered messages to replay. All given conditions must hold.
 #[derive(Debug, Clone, Default)]
 pub struct ReplayFilter {
-    /// Delivered then or later.
+    /// Delivered at this time or later.
     pub since: Option<SystemTime>,
-    /// Delivered before then; never later than when the replay begins, so it never meets itself.
+    /// Delivered before this time, and never after the replay began: a replay does not replay its own messages.
     pub until: Option<SystemTime>,
-    /// This topic only.
+    /// Only this topic.
     pub topic: Option<String>,
-    /// Only what was delivered to this destination: it goes there again, wherever the routes of today lead. Empty:
-    /// what named none.
+    /// Only messages delivered to this destination. They go there again, wherever the current routes lead. Empty: only
+    /// messages that named no destination.
     pub destination: Option<String>,
-    /// This tenant only.
+    /// Only this tenant.
     pub tenant_id: Option<Uuid>,
     /// Only these idempotency keys; empty: any.
     pub idempotency_keys: Vec<String>,
 }
 
-/// Which message ids the replayed messages have.
+/// The message ids of replayed messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ReplayIds {
-    /// The same: receivers that know which ids they have handled leave them alone.
+    /// The same ids: receivers that remember handled ids ignore the messages.
     #[default]
     Same,
-    /// New ones: receivers handle them again.
+    /// New ids: receivers handle the messages again.
     New,
 }
 
-/// What a replay would find, or has done.
+/// What a replay has done, or would do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Replayed {
-    /// Delivered messages with a payload: what is, or would be, replayed.
+    /// Delivered messages with a payload: these are, or would be, replayed.
     pub replayed: u64,
-    /// Delivered messages whose payload the ledger has not kept (`OUTBOX_LEDGER_PAYLOAD`).
+    /// Delivered messages whose payload is not in the ledger (`OUTBOX_LEDGER_PAYLOAD`).
     pub without_payload: u64,
-    /// Messages that this run has replayed before, or whose replay stands for two of them.
+    /// Messages that this run has replayed before, or that share one replay with another message.
     pub skipped: u64,
 }
 
 #[derive(Queryable)]
 struct FoundRow {
     message_id: Uuid,
-    /// The key that is shown.
+    /// The idempotency key; the message id if the caller gave none.
     key: String,
     has_payload: bool,
     settled_at: PgTimestamp,
     sequence: i64,
 }
 
-/// A replay under way: where it is in the ledger, and where it ends.
+/// A replay in progress: its place in the ledger, and its end.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    /// What names this run, in the keys of its messages.
+    /// The name of the run, part of the keys of its messages.
     pub(crate) run: String,
-    /// The last row that was seen.
+    /// The place of the last row that was read.
     place: Place,
     end: i64,
-    /// Microseconds that are read at once.
+    /// The time span that is read at once, in microseconds.
     window: i64,
 }
 
-/// What one step has done; `None`: the walk is at its end.
+/// What one step has done. `None`: the walk has ended.
 pub(crate) type Step = Option<Replayed>;
 
-/// Begins. Without a `run` it gets a name by the database's time.
+/// Begins a replay. Without `run`, the name comes from the database's time.
 pub(crate) fn begin(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -116,13 +116,13 @@ pub(crate) fn begin(
     })
 }
 
-/// When the first row of the ledger was settled.
+/// When the oldest entry of the ledger was settled.
 fn oldest(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Option<PgTimestamp>> {
     let first = ledger::table(name.ledger()).select(min(ledger::settled_at));
     looking(conn, None, |conn| planned_anew(first).get_result(conn))
 }
 
-/// `20261121T101500-5f3a9c`: the time, to the second, and a number of no meaning.
+/// The name of a run, such as `20261121T101500-5f3a9c`: the time in seconds, and a random number.
 fn run_of(now: PgTimestamp) -> String {
     let time = rfc3339(now);
     let seconds = time.split('.').next().unwrap_or_default();
@@ -133,7 +133,7 @@ fn run_of(now: PgTimestamp) -> String {
     format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
 }
 
-/// The filter means this row of the ledger, and it was settled from the first time on and before the second.
+/// Whether the filter selects a ledger entry, settled at or after the first time and before the second.
 fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> {
     let keys = &filter.idempotency_keys;
     let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
@@ -154,7 +154,7 @@ fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> 
     ])
 }
 
-/// It was delivered to this destination; where that is empty: it has named none.
+/// Whether an entry was delivered to this destination. Empty: whether the message named none.
 fn went_to(destination: &str) -> On<'_, ledger::table> {
     match destination {
         "" => Box::new(ledger::named_destination.eq("")),
@@ -162,7 +162,7 @@ fn went_to(destination: &str) -> On<'_, ledger::table> {
     }
 }
 
-/// How many there are to replay, from the walk's place on.
+/// Counts the messages to replay after the place of the walk.
 pub(crate) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -182,7 +182,7 @@ pub(crate) fn count(
     })
 }
 
-/// Replays the next ones, a thousand at most, in one statement. `operator`: who and why.
+/// Replays the next messages, at most [`BATCH`], in one statement. `operator`: who replays, and why.
 pub(crate) fn step(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -210,15 +210,15 @@ pub(crate) fn step(
     }))
 }
 
-/// The next rows in the order in which they were settled, and the walk's place behind them. A window of
-/// time is read, which grows and shrinks until it holds about a batch.
+/// The next rows in the order in which they were settled; moves the walk past them. Reads a window of time,
+/// which grows and shrinks until it holds about one batch.
 fn next(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &ReplayFilter,
     walk: &mut Walk,
 ) -> QueryResult<Vec<FoundRow>> {
-    // Keys are found by their index, all at once.
+    // Keys have an index, so one window covers all of them.
     if !filter.idempotency_keys.is_empty() {
         walk.window = i64::MAX;
     }
@@ -258,7 +258,7 @@ fn next(
     Ok(rows)
 }
 
-/// Replays one message to a destination that has got it. `None`: the ledger knows of none.
+/// Replays one message to a destination that has received it. `None`: the ledger has no such delivery.
 pub(crate) fn once_more(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -295,8 +295,8 @@ pub(crate) fn once_more(
     Ok(Some(done))
 }
 
-/// New messages of these rows, in their order, and an entry of the history for each. What this run has
-/// inserted before stays alone. `asked`: the destination of those that name none; empty: today's routes say.
+/// Inserts new messages for these rows, in their order, and a history entry for each. Messages that this run has
+/// inserted before are skipped. `asked`: the destination of messages that name none; empty: the current routes decide.
 ///
 /// Text: Diesel has no `unnest`, and no WITH.
 fn insert(

@@ -1,34 +1,35 @@
-//! The idempotency keys of replays: `order-1#replay-20261121T101500-5f3a9c` is one of `order-1`.
+//! Idempotency keys of replays: `order-1#replay-20261121T101500-5f3a9c` is the key of a replay of `order-1`.
 
 use sha2::{Digest, Sha256};
 
-/// What stands between the key of a message and the name of the run that has replayed it.
+/// The text between the key of a message and the name of the run that replayed the message.
 const MARK: &str = "#replay-";
 
-/// The first text behind all that begin with [`MARK`]: `.` follows `-`.
+/// The first text after all texts that begin with [`MARK`]: `.` follows `-`.
 const AFTER_MARK: &str = "#replay.";
 
-/// A key has 255 bytes at most; mark and run take 30.
+/// The longest key that is not cut. A key has at most 255 bytes; mark and run take 30.
 const LONGEST_KEY: usize = 220;
 
-/// Characters of a longer key that are kept. With a hash they take 217 bytes at most: what was cut is not cut again.
+/// The characters that are kept of a longer key. With the hash, they take at most 217 bytes, so a cut key is not cut
+/// again.
 const KEPT: usize = 38;
 
-/// Characters of a run's name.
+/// The most characters in the name of a run.
 pub(crate) const LONGEST_RUN: usize = 22;
 
-/// The key that a message has in a replay: the replay of a replay is one of the first message.
+/// The key of a message in a replay. A replay of a replay gets the key of a replay of the first message.
 pub(super) fn replayed(key: &str, run: &str) -> String {
     format!("{}{MARK}{run}", cut(base_of(key).unwrap_or(key)))
 }
 
-/// The keys of a message's replays: from the first text on, and before the second.
+/// The range of the keys of a message's replays: from the first text, and before the second.
 pub(in crate::store) fn keys_of_replays(key: &str) -> (String, String) {
     let key = cut(key);
     (format!("{key}{MARK}"), format!("{key}{AFTER_MARK}"))
 }
 
-/// The key that a replay's key begins with.
+/// The key at the beginning of a replay's key. `None`: this is not the key of a replay.
 pub(in crate::store) fn base_of(key: &str) -> Option<&str> {
     let (base, run) = key.rsplit_once(MARK)?;
     let is_run = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
@@ -36,8 +37,7 @@ pub(in crate::store) fn base_of(key: &str) -> Option<&str> {
     is_replay.then_some(base)
 }
 
-/// The key with room for the mark and the name of a run behind it: a long one is cut, and stays one of its own
-/// by its hash.
+/// The key, with room for mark and run after it. A long key is cut; its hash keeps it unique.
 fn cut(key: &str) -> String {
     if key.len() <= LONGEST_KEY {
         return key.to_owned();

@@ -1,4 +1,4 @@
-//! Who is at work, and how much is due.
+//! The leases of relays, and the number of due messages.
 
 use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
@@ -12,21 +12,21 @@ use crate::store::sql::{clock_timestamp, now};
 use crate::store::statement::statement_anew;
 use crate::store::table::{lease, outbox};
 
-/// A relay that is, or was, at work.
+/// The lease of a relay that is or was running.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LeaseRow {
-    /// The lease's id: the fencing token.
+    /// The id of the lease: the fencing token.
     pub id: i64,
-    /// Host and process.
+    /// The name of the relay: host and process.
     pub relay: String,
-    /// Seconds since it was registered: the relay's age, or the time since it lost its last lease.
+    /// Seconds since the lease was registered: the age of the relay, or the time since it lost its last lease.
     pub started_seconds_ago: f64,
-    /// Seconds since it was renewed.
+    /// Seconds since the lease was renewed.
     pub renewed_seconds_ago: f64,
-    /// Seconds until it is over; negative: it is.
+    /// Seconds until the lease expires; negative: the lease has expired.
     pub seconds_left: f64,
-    /// An older one does the work, and it stands by.
+    /// The relay stands by, because the relay of an older lease is active.
     pub stands_by: bool,
 }
 
@@ -64,17 +64,17 @@ pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResu
         .get_result(conn)
 }
 
-/// Due messages of a topic that nobody has claimed, for the destination that they name.
+/// The due, unclaimed messages of one topic and destination.
 #[derive(Debug, Clone, diesel::Queryable)]
 pub(crate) struct DueRow {
     pub(crate) topic: String,
     pub(crate) destination: String,
     pub(crate) count: i64,
-    /// Those of them that wait for another one of their ordering key, live or dead.
+    /// The number of these messages that wait for another message of their ordering key, live or dead.
     pub(crate) behind: i64,
 }
 
-/// Text: our tables have no GROUP BY, for which Diesel wants each pair of columns declared.
+/// Text: GROUP BY several columns, for which Diesel wants each pair of columns declared.
 pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DueRow>> {
     let stands_before = |row: &str| {
         format!(

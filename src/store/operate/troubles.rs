@@ -1,5 +1,5 @@
-//! What messages wait for or died of, and how many the ledger has delivered: counted where the tables are
-//! small, estimated where they are not.
+//! Why messages wait or were dead-lettered, and how many messages the ledger has as delivered. Small tables are
+//! counted, large tables are estimated.
 //!
 //! Text: a sample (TABLESAMPLE), `unnest` and a subquery for each row (LATERAL).
 
@@ -19,38 +19,38 @@ use crate::store::sql::{pg_relation_size, to_regclass};
 use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::messages;
 
-/// Troubles that are shown.
+/// The most troubles that are shown.
 pub(crate) const MOST: usize = 100;
 
-/// How many messages are in one state.
+/// The number of messages in one state.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StatusCount {
     /// The state.
     pub status: Status,
-    /// How many messages.
+    /// The number of messages.
     pub count: i64,
     /// The number is an estimate.
     pub is_estimate: bool,
 }
 
-/// What messages of one topic wait for, or died of.
+/// A reason why messages of one topic wait, or were dead-lettered.
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct TroubleCount {
-    /// Pending (it waited at no cost), retrying or dead.
+    /// The state of the messages: pending (waiting without attempts), retrying or dead.
     #[diesel(sql_type = Text)]
     pub status: Status,
     /// The topic.
     #[diesel(sql_type = Text)]
     pub topic: String,
-    /// The name of a [`ReasonCode`](crate::ReasonCode).
+    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode).
     #[diesel(sql_type = Text)]
     pub reason: String,
-    /// How many messages.
+    /// The number of messages.
     #[diesel(sql_type = BigInt)]
     pub count: i64,
-    /// The error of one of them.
+    /// The error of one of the messages.
     #[diesel(sql_type = Nullable<Text>)]
     pub example: Option<String>,
     /// The number is an estimate.
@@ -58,16 +58,16 @@ pub struct TroubleCount {
     pub is_estimate: bool,
 }
 
-/// How large tables are looked at.
+/// How large tables are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Care {
-    /// At a cost that does not grow with them.
+    /// At a cost that does not grow with the table.
     Cheap,
     /// Row by row.
     Exact,
 }
 
-/// What a table of this size is read from, and what each row of that stands for where it is a sample.
+/// What to read of this table. If that is a sample: how many rows each sampled row represents.
 fn sample_of(
     conn: &mut PgConnection,
     table: &str,
@@ -81,8 +81,8 @@ fn sample_of(
     Ok((format!("{table} {sample}"), Some(factor)))
 }
 
-/// How many messages the ledger has as delivered; `dead`: how many dead letters there are. Who only looks
-/// may not read the ledger, but count it through the view. A large one is as large as the server thinks.
+/// The number of messages that the ledger has as delivered; `dead`: the number of dead letters. A read-only role
+/// may not read the ledger, but may count it through the view. The size of a large ledger is the server's estimate.
 pub(crate) fn delivered(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -99,7 +99,7 @@ pub(crate) fn delivered(
         let count = match estimate {
             Some(rows) => (rows - dead).max(0),
             None => {
-                // Live messages have none of the second, so the planner leaves their table out.
+                // Live messages have no `settled_at`, so the planner leaves their table out.
                 let delivered = messages::table(name.messages())
                     .filter(messages::status.eq("delivered"))
                     .filter(messages::settled_at.is_not_null());
@@ -114,8 +114,8 @@ pub(crate) fn delivered(
     })
 }
 
-/// As the planner does it: as many rows on a page of each part as when the part was last vacuumed or
-/// analysed. `None`: one never was.
+/// Estimates the rows as the planner does: each part has as many rows per page as when it was last vacuumed or
+/// analysed. `None`: a part was never vacuumed or analysed.
 fn rows_by_size(conn: &mut PgConnection, table: &str) -> QueryResult<Option<i64>> {
     let parts = pg_inherits::table
         .filter(pg_inherits::inhparent.nullable().eq(to_regclass(table)))
@@ -139,7 +139,7 @@ fn rows_by_size(conn: &mut PgConnection, table: &str) -> QueryResult<Option<i64>
     Ok(Some(all))
 }
 
-/// By state, the most frequent first, a hundred at most.
+/// The troubles by state, the most frequent first, at most [`MOST`].
 pub(crate) fn troubles(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -152,7 +152,7 @@ pub(crate) fn troubles(
             let key = (row.status.as_str(), row.topic.clone(), row.reason.clone());
             row.is_estimate = factor.is_some();
             let trouble = found.entry(key).or_insert(TroubleCount { count, ..row });
-            // Both are of the same messages: the one that has seen more is nearer.
+            // Both counts are of the same messages: the higher count is closer.
             trouble.count = trouble.count.max(count);
         }
     };
@@ -168,7 +168,6 @@ pub(crate) fn troubles(
     })?;
     let mut troubles: Vec<TroubleCount> = found.into_values().collect();
     troubles.sort_by(|a, b| (&a.status, b.count).cmp(&(&b.status, a.count)));
-    // Those of each state that there are most of, where not all can be shown.
     troubles.truncate(MOST);
     Ok(troubles)
 }
@@ -177,7 +176,7 @@ fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<Trouble
     statement_anew(live_of(from)).load(conn)
 }
 
-/// The troubles of these rows of an outbox.
+/// SQL for the troubles of these rows of an outbox.
 fn live_of(from: &str) -> String {
     format!(
         "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
@@ -196,8 +195,8 @@ fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<Trouble
     .load(conn)
 }
 
-/// The troubles of the first messages of each lane, and of the first that are not due yet: few messages
-/// that have a trouble are not in a sample of many, but here.
+/// The troubles of the first messages of each lane (a topic and a destination), and of the first messages that are
+/// not due yet. A sample of a large table misses a trouble of few messages; these messages show it.
 fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<TroubleCount>> {
     let columns = "o.sequence, o.attempts, o.last_error_code, o.last_error";
     let sql = live_of(&format!(
@@ -208,7 +207,7 @@ fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Troub
     ));
     let found = looking_briefly(conn, PATIENCE, |conn| {
         let found = streams(conn, name)?.into_iter();
-        // Each once, where it has messages with keys and others.
+        // A set, because a lane appears twice if it has messages with and without ordering keys.
         let lanes: BTreeSet<(String, String)> = found
             .map(|Found { stream, .. }| (stream.topic.topic, stream.topic.destination))
             .collect();

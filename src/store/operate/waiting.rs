@@ -1,4 +1,4 @@
-//! What waits, listed by what is known of it.
+//! Lists live messages by a filter.
 
 use diesel::PgConnection;
 use diesel::dsl::array;
@@ -23,10 +23,10 @@ use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, given};
 use crate::store::statement::planned_anew;
 use crate::store::table::{candidate, outbox};
 
-/// Tables up to this size are read in a tenth of a second or two: 128 MiB in pages.
+/// Tables up to this size (128 MiB in pages) are read in 100 to 200 ms.
 const WHOLE_PAGES: i64 = 16_000;
 
-/// Which live messages. Everything given has to hold.
+/// Selects live messages. All given conditions must hold.
 ///
 /// ```
 /// use diesel_outbox::Status;
@@ -41,25 +41,25 @@ const WHOLE_PAGES: i64 = 16_000;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct WaitingFilter {
-    /// This topic only.
+    /// Only this topic.
     pub topic: Option<String>,
-    /// Only those that name this destination; empty: that name none.
+    /// Only messages that name this destination; empty: messages that name none.
     pub destination: Option<String>,
-    /// This tenant only.
+    /// Only this tenant.
     pub tenant_id: Option<Uuid>,
-    /// This ordering key only.
+    /// Only this ordering key.
     pub ordering_key: Option<String>,
-    /// Only those in this state. Delivered and dead ones are not live.
+    /// Only this state. Delivered and dead messages are not live.
     pub status: Option<Status>,
-    /// Only those behind this place: what a page of the list goes on behind.
+    /// Only messages after this place: the next page of the list.
     pub after: Option<Place>,
 }
 
 /// Live messages in the order in which they are due, without payloads and headers.
 ///
-/// Of a key or a tenant all are read, by an index. Otherwise each topic and destination is read in its order,
-/// and no further than the list goes, unless a state is asked for that few are in: then a table that is no large one
-/// is read as a whole.
+/// Messages of a key or a tenant are all read, by an index. Otherwise, each topic and destination is read in order,
+/// and only as far as the list needs. If few messages may be in the requested state, the whole table is read instead,
+/// unless it is large.
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -75,7 +75,7 @@ pub(crate) fn list(
         return Ok(nothing(false));
     };
     let found = looking_briefly(conn, left, |conn| {
-        // An index finds all of a key or a tenant.
+        // An index finds all messages of a key or a tenant.
         if filter.ordering_key.is_some()
             || filter.tenant_id.is_some()
             || is_read_whole(conn, name, filter)?
@@ -96,7 +96,7 @@ pub(crate) fn list(
 
 type Condition<'a> = On<'a, candidate::table>;
 
-/// The filter asks for this live message.
+/// Whether the filter selects a live message.
 fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
     let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
     let of_key = |key| candidate::ordering_key.assume_not_null().eq(key);
@@ -124,7 +124,7 @@ pub(super) fn is_so(status: Status) -> Condition<'static> {
     }
 }
 
-/// Those up to a place, in two parts: a scan of an index ends at a sequence only among rows of one time.
+/// Selects messages up to a place, in two conditions: an index scan ends at a sequence only among rows of one time.
 fn no_later(place: Place) -> [Condition<'static>; 2] {
     let time = from_micros(place.micros);
     let at_that_time = candidate::available_at.eq(time);
@@ -134,8 +134,8 @@ fn no_later(place: Place) -> [Condition<'static>; 2] {
     ]
 }
 
-/// Whether the table is read as a whole, and not by its lanes: it is no large one, and few of its messages may be in
-/// the state that is asked for.
+/// Whether the whole table is read instead of its lanes: the table is not large, and few messages may be in the
+/// requested state.
 fn is_read_whole(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -147,7 +147,7 @@ fn is_read_whole(
         && catalogue::pages(conn, &name.outbox())? <= WHOLE_PAGES)
 }
 
-/// The lanes in which the filter's messages are.
+/// The lanes (a lane is a topic and a destination) that may have messages of the filter.
 fn lanes(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -166,7 +166,7 @@ fn lanes(
     Ok(lanes)
 }
 
-/// The first messages of all lanes together; `None`: there is no time left.
+/// The first messages of all lanes together. `None`: the time ran out.
 fn of_lanes(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -200,7 +200,7 @@ fn of_lanes(
     Ok(Some(rows))
 }
 
-/// The sequences of the first of these messages.
+/// The sequences of the first selected messages.
 fn first<'a>(name: &OutboxName, which: Condition<'a>, limit: i64) -> Sequences<'a> {
     let first = candidate::table(name.outbox())
         .filter(which)
@@ -210,7 +210,7 @@ fn first<'a>(name: &OutboxName, which: Condition<'a>, limit: i64) -> Sequences<'
     Box::new(array(first))
 }
 
-/// The first of the messages with these sequences.
+/// The first messages among these sequences.
 fn these<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,9 +1,9 @@
-//! Claiming: the due messages of each topic.
+//! Claiming: taking the due messages of each topic under the relay's lease.
 //!
-//! A claim of a few messages is one statement ([`take_at_once`]). One that could be too large, or takes what a
-//! dead relay held, is a transaction of three steps. It locks candidates and learns of each how large it is and who
-//! held it ([`lock`]); decides which of them fit ([`how_many_fit`]); and takes these ([`take`]). The others
-//! stay free.
+//! A claim of a few messages is one statement ([`take_at_once`]). A claim that could be too large, or that takes over
+//! messages of a dead relay, is a transaction of three steps. It locks candidates and learns the size and the holder
+//! of each ([`lock`]); decides which candidates fit ([`how_many_fit`]); and takes these ([`take`]). The others stay
+//! free.
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use crate::store::sql::{AnyOf, On, clock_timestamp, maybe_octet_length, now, oct
 use crate::store::statement::kept;
 use crate::store::table::{candidate, ledger, outbox};
 
-/// A topic, and the destination that its messages name: empty where they name none.
+/// A topic, and the destination that its messages name: empty if they name none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Topic {
     pub(crate) topic: String,
@@ -48,30 +48,30 @@ impl Topic {
     }
 }
 
-/// The messages of a topic, those with an ordering key apart from those without.
+/// The messages of a topic, either with or without an ordering key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Stream {
     pub(crate) topic: Topic,
     pub(crate) is_keyed: bool,
 }
 
-/// A place in the order in which a stream is claimed.
+/// A position in the order in which a stream is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
-    /// Microseconds, as the database counts.
+    /// PostgreSQL's microseconds (since 2000).
     pub(crate) available_at: i64,
     pub(crate) sequence: i64,
 }
 
 impl Position {
-    /// Before everything.
+    /// Before all messages.
     pub(crate) const START: Self = Self {
         // PostgreSQL's -infinity.
         available_at: i64::MIN,
         sequence: i64::MIN,
     };
 
-    /// Before everything that is available then.
+    /// Before all messages that become available at this time.
     pub(crate) fn of_time(available_at: i64) -> Self {
         Self {
             available_at,
@@ -80,7 +80,7 @@ impl Position {
     }
 }
 
-/// How many messages of a stream may be claimed at once, and behind which place.
+/// A stream to claim from: how many messages at once, and after which position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) stream: Stream,
@@ -88,29 +88,29 @@ pub(crate) struct Lane {
     pub(crate) after: Position,
 }
 
-/// What the ledger knows of a claimed message's key.
+/// The last delivery that the ledger has for a claimed message's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing: it has to be sent.
+    /// No delivery: the message must be sent.
     No,
     /// The same message was delivered.
     Delivered,
-    /// Another message was delivered under its key.
+    /// Another message was delivered under the key.
     OtherContent,
 }
 
-/// Whether a claimed message was taken from a relay that is dead.
+/// Whether a claimed message was taken over from a dead relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TakenOver {
-    /// It was free.
+    /// The message was free.
     No,
-    /// It was, for the first time: its attempt is counted, and it is sent at once.
+    /// Taken over for the first time: an attempt is counted, and the message is sent at once.
     Once,
-    /// It was, again or at its last attempt: it has to be settled as a failed attempt.
+    /// Taken over again, or at the last attempt: the message must be settled as a failed attempt.
     Again,
 }
 
-/// A claimed message and what the claim found out about it.
+/// A claimed message, and the facts that the claim found.
 pub(crate) struct Claimed {
     pub(crate) message: Message,
     pub(crate) position: Position,
@@ -118,37 +118,35 @@ pub(crate) struct Claimed {
     pub(crate) taken_over: TakenOver,
 }
 
-/// Who claims.
+/// The relay that claims.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Claimant<'a> {
     pub(crate) lease: LeaseId,
-    /// Leases that are over: what they hold may be taken.
+    /// Expired leases, whose messages may be taken.
     pub(crate) expired: &'a [i64],
     pub(crate) max_attempts: u32,
-    /// Payloads and headers that a claim brings, beside those of its last message. One message it brings
-    /// in any case.
+    /// The most bytes of payloads and headers in a claim, without the last message. A claim takes at least one message.
     pub(crate) bytes: usize,
 }
 
 impl Claimant<'_> {
-    /// Whether so many messages may be claimed without knowing more of them: they can be of any size, and nobody
-    /// holds them.
+    /// Whether `count` messages may be claimed without further facts: any size fits, and no other relay holds them.
     pub(super) fn has_space_for_any(&self, count: usize) -> bool {
         let bytes = count.saturating_mul(MAX_ROW_BYTES);
         self.expired.is_empty() && (count <= 1 || bytes <= self.bytes)
     }
 }
 
-/// What a claim has brought.
+/// The result of a claim.
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) claimed: Vec<Claimed>,
-    /// Others were left where they are, for these are as large as they may be.
+    /// Whether candidates were left because the claim was full.
     pub(crate) is_cut: bool,
 }
 
-/// Lanes that one statement looks at, each by an array of its own. More would save round trips; but each number
-/// of arrays is another text, whose plan the server keeps for the connection.
+/// The most lanes that one statement reads, each by its own array. More lanes would save round trips. But each number
+/// of arrays is another text, and the server keeps a plan of each for the connection.
 pub(in crate::store) const ARRAYS_AT_ONCE: usize = 8;
 
 impl Batch {
@@ -157,10 +155,10 @@ impl Batch {
     }
 }
 
-/// Claims due messages without an ordering key, `room` of them at most.
+/// Claims due messages without an ordering key, at most `room`.
 ///
-/// Each lane is read from its place on by the index of the claim, and no further than it has room; what others
-/// hold is skipped, not waited for.
+/// Each lane is read by the claim index, from its position, and no further than its room. Messages that others have
+/// locked are skipped, not waited for.
 pub(crate) fn claim<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -197,7 +195,7 @@ pub(crate) fn claim<'a>(
     conn.transaction(|conn| claim_from(conn, name, claimant, looks, room))
 }
 
-/// Claims those of these messages that have no ordering key and are free.
+/// Claims the messages among `sequences` that have no ordering key, are due, and are free.
 pub(crate) fn claim_chosen(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -217,19 +215,19 @@ pub(crate) fn claim_chosen(
     conn.transaction(|conn| claim_from(conn, name, claimant, [look], usize::MAX))
 }
 
-/// Due when the transaction began: the scan of an index can end at `now()`, and not at `clock_timestamp()`.
+/// Due when the transaction began: an index scan can end at `now()`, but not at `clock_timestamp()`.
 pub(super) fn is_due() -> On<'static, candidate::table> {
     Box::new(candidate::available_at.le(now()))
 }
 
-/// Nobody holds it, or a lease that is over. These come as values: a subquery would keep the old snapshot
-/// when a row has changed meanwhile.
+/// Held by no lease, or by an expired lease. The expired leases are values: a subquery would keep the old snapshot if
+/// a row has changed meanwhile.
 pub(super) fn is_free(expired: &[i64]) -> On<'_, candidate::table> {
     let is_unheld = candidate::locked_by.is_null();
     Box::new(is_unheld.or(candidate::locked_by.assume_not_null().eq_any(expired)))
 }
 
-/// Of the lane's topic and destination, and behind its place.
+/// In the lane's topic and destination, and after the lane's position.
 pub(super) fn is_in(lane: &Lane) -> On<'_, candidate::table> {
     let Topic { topic, destination } = &lane.stream.topic;
     let here = (candidate::available_at, candidate::sequence);
@@ -239,20 +237,19 @@ pub(super) fn is_in(lane: &Lane) -> On<'_, candidate::table> {
     Box::new(candidate::topic.eq(topic).and(is_there))
 }
 
-/// What a claim has to know of a candidate.
+/// What a claim must know about a candidate.
 #[derive(Debug)]
 struct Found {
     sequence: i64,
     taken_over: TakenOver,
-    /// Of payload and headers. How large a row is once it is read its stored size does not tell, for that is
-    /// compressed.
+    /// The size of payload and headers when read. The stored size of the row is compressed.
     bytes: usize,
 }
 
-/// Sequence, bytes of the payload and of the headers, who holds it, attempts, code of the last error.
+/// Sequence, bytes of the payload, bytes of the headers, holder, attempts, code of the last error.
 type Facts = (i64, i32, Option<i32>, Option<i64>, i32, Option<String>);
 
-/// The same, as SQL has them.
+/// The SQL types of [`Facts`].
 type FactsSql = (
     BigInt,
     Integer,
@@ -292,17 +289,16 @@ impl Found {
     }
 }
 
-/// Locks messages that may be claimed.
+/// An array of sequences, whose query locks messages that may be claimed.
 pub(in crate::store) type Sequences<'a> = On<'a, NoFromClause, Array<BigInt>>;
 
-/// The same, and what a claim has to know of each.
+/// Like [`Sequences`], with the [`Facts`] of each message.
 pub(super) type Candidates<'a> = On<'a, NoFromClause, Array<Record<FactsSql>>>;
 
-/// What one statement looks at.
+/// The arrays that one statement reads.
 pub(super) type Look<'a> = Vec<Candidates<'a>>;
 
-/// Claims candidates, in their order, as many as fit: in the caller's transaction. What stands behind those
-/// is not looked at.
+/// Claims as many candidates as fit, in order, in the caller's transaction. Candidates after these are not read.
 pub(super) fn claim_from<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -327,15 +323,15 @@ pub(super) fn claim_from<'a>(
     })
 }
 
-/// These arrays as one.
+/// Concatenates the arrays.
 pub(in crate::store) fn concatenated<'a, T: 'static>(
     arrays: impl Iterator<Item = On<'a, NoFromClause, Array<T>>>,
 ) -> Option<On<'a, NoFromClause, Array<T>>> {
     arrays.reduce(|one, other| Box::new(one.concat(other)))
 }
 
-/// Locks the candidates, until the transaction ends. Under a lease that is over, or beside an older relay
-/// that is to be the only one, there are none.
+/// Locks the candidates until the transaction ends. There are none if the lease has expired, or if the relay must
+/// stand by for an older one.
 fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -355,7 +351,7 @@ fn lock(
         .collect())
 }
 
-/// How many of them are claimed, from the first one on: up to the one that makes `bytes` full.
+/// The number of candidates to claim, from the first: up to the candidate that reaches `bytes`.
 fn how_many_fit(found: &[Found], bytes: usize) -> usize {
     let mut before: usize = 0;
     let fits = |one: &&Found| {
@@ -366,8 +362,8 @@ fn how_many_fit(found: &[Found], bytes: usize) -> usize {
     found.iter().take_while(fits).count()
 }
 
-/// Takes messages that this transaction has locked. Those that are taken from a dead relay for the first time
-/// have had an attempt: they may be what it died of.
+/// Takes messages that this transaction has locked. The first takeover of a message from a dead relay counts an
+/// attempt, because the message may have caused the crash.
 fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -404,7 +400,7 @@ fn take(
     Ok(claimed)
 }
 
-/// Locks messages that nobody holds, and takes them: one statement is a claim, where none can be too large.
+/// Locks free messages and takes them with one statement, for a claim that cannot be too large.
 pub(super) fn take_at_once(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -439,7 +435,7 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
     )
 }
 
-/// The row, when it was claimed, and the digest of what was delivered under its key.
+/// The row, the time of the claim, and the digest of the last delivery under the row's key.
 type TakenRow = (live::Row, PgTimestamp, Option<Vec<u8>>);
 
 type Taken = (
@@ -456,8 +452,8 @@ fn taken(name: &OutboxName) -> Taken {
     )
 }
 
-/// The digest of what was delivered last under a message's key. A message without a key cannot have been
-/// delivered before, so the ledger is asked about keys only.
+/// The digest of the last delivery under a message's key. A message without a key cannot have been delivered before,
+/// so only keys are looked up in the ledger.
 fn delivered(name: &OutboxName) -> On<'static, outbox::table, Nullable<Binary>> {
     let delivered = ledger::table(name.ledger())
         .filter(ledger::idempotency_key.eq(outbox::idempotency_key))

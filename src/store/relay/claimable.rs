@@ -1,4 +1,4 @@
-//! Whether something is due that a claim would take: asked where a relay finds nothing.
+//! Whether a message is due that a claim would take: checked when a relay finds no messages.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::store::sql::{interval, now};
 use crate::store::statement::planned_anew;
 use crate::store::table::outbox;
 
-/// How long the look may take.
+/// The time limit of the check.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Whether a lane has a message without an ordering key that has been due for as long, is claimed by
-/// nobody, and could be locked. `false` also where the look takes too long.
+/// Whether a lane (the waiting messages of one topic and destination) has a message without an ordering key that has
+/// been due for `due_for`, is not claimed, and could be locked. Also `false` if the check takes too long.
 pub(crate) fn is_claimable(
     conn: &mut PgConnection,
     name: &OutboxName,

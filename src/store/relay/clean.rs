@@ -11,19 +11,19 @@ use crate::store::LONGEST_AGE;
 use crate::store::sql::interval;
 use crate::store::statement::statement_anew;
 
-/// What a turn of the ring has done.
+/// The result of turning the ring.
 #[derive(Debug, Queryable)]
 pub(crate) struct Turned {
-    /// Parts that were emptied.
+    /// The number of parts that were emptied.
     pub(crate) emptied: i32,
-    /// Another transaction reads an old part, which stays for now.
+    /// Whether another transaction is reading an old part, which stays for now.
     pub(crate) is_in_use: bool,
 }
 
-/// Empties the parts of the ring whose entries are all older than `retention`, and opens another one where it
-/// is time.
+/// Empties the parts of the ring whose entries are all older than `retention`, and opens another part when it is
+/// time.
 ///
-/// Text: the function's name is known at run time only.
+/// Text: the function's name is known only at run time.
 pub(crate) fn rotate(
     conn: &mut PgConnection,
     name: &OutboxName,

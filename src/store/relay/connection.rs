@@ -1,5 +1,4 @@
-//! A connection as the relay needs it: named, with limits on every statement, and noticing soon
-//! when the server is gone.
+//! A connection of the relay: it has a name and limits on every statement, and quickly notices a lost server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +16,8 @@ use crate::store::catalogue::pg_stat_activity;
 use crate::store::sql::pg_backend_pid;
 use crate::store::statement::statement_anew;
 
-/// libpq's parameters, used where the URL does not set them itself. A dead server is noticed
-/// after 20 s of silence at most, and sooner while data is on its way.
+/// libpq's parameters, used if the URL does not set them. A dead server is noticed after at most 20 s of silence, and
+/// sooner while data is being sent.
 const PARAMETERS: &[(&str, &str)] = &[
     ("connect_timeout", "5"),
     ("keepalives_idle", "10"),
@@ -27,8 +26,8 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("tcp_user_timeout", "20000"),
 ];
 
-/// How long a transaction of a relay may wait for its next statement. A relay that is stopped or cut off in
-/// the middle of a transaction holds rows and the lock of keyed claims until then, and no longer.
+/// How long a relay's transaction may wait for its next statement. A relay that is stopped or cut off during a
+/// transaction holds rows and the lock of keyed claims for at most this time.
 const LONGEST_IDLE: Duration = Duration::from_secs(2);
 
 /// Where a relay's connections come from.
@@ -38,7 +37,7 @@ pub(crate) enum Source {
     Manager(Arc<dyn Manager>),
 }
 
-/// A manager of r2d2's, whatever its errors are.
+/// An r2d2 connection manager with any error type.
 pub(crate) trait Manager: Send + Sync {
     fn connect(&self) -> Result<PgConnection, DatabaseError>;
 }
@@ -51,8 +50,8 @@ impl<M: ManageConnection<Connection = PgConnection>> Manager for M {
 }
 
 impl Source {
-    /// Connects, by the URL as [`connect`] does. What the relay needs is also set on a manager's connection, but for
-    /// what only a URL can say: how soon it notices that the server is gone.
+    /// Connects; by a URL, as [`connect`] does. A manager's connection gets the same settings, except those that only
+    /// a URL can set: how soon the connection notices a lost server.
     pub(crate) fn connect(
         &self,
         purpose: &str,
@@ -69,15 +68,15 @@ impl Source {
     }
 }
 
-/// A connection, and what stands before its server.
+/// A connection, and whether a pooler is between it and the server.
 pub(crate) struct Connected {
     pub(crate) conn: PgConnection,
-    /// A pooler that gives each transaction another connection: nothing that is set lasts longer than
-    /// a transaction.
+    /// Set behind a pooler that gives each transaction another connection: settings last no longer than a
+    /// transaction.
     pub(crate) pooled: Option<Limits>,
 }
 
-/// The limits of each statement, and how the server is to plan.
+/// The limits of each statement, and the planner's settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     statement_timeout: Duration,
@@ -86,24 +85,23 @@ pub(crate) struct Limits {
     plans: Plans,
 }
 
-/// How the server is to find rows.
+/// How the server finds rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plans {
-    /// As it likes.
+    /// By any plan of the server's choice.
     Any,
-    /// By an index, always, with one plan for all values: what the planner thinks of a table that has grown
-    /// since may be wrong, and the plan of a prepared statement stays. A new plan for each claim would
-    /// cost as much as a tenth of it, and more in a large table.
+    /// Always by an index, with one plan for all values. A prepared statement keeps its plan, which may be wrong once
+    /// the table has grown. A new plan for each claim would cost a tenth of the claim, and more in a large table.
     ByIndex,
 }
 
-/// How long a statement with this limit may wait for a lock.
+/// How long a statement with this timeout may wait for a lock.
 pub(crate) fn lock_limit(statement_timeout: Duration) -> Duration {
     statement_timeout / 2
 }
 
 impl Limits {
-    /// Those of a relay's threads.
+    /// The limits of a relay's threads.
     pub(crate) fn of_relay(statement_timeout: Duration, plans: Plans) -> Self {
         Self {
             statement_timeout,
@@ -112,7 +110,7 @@ impl Limits {
         }
     }
 
-    /// Those of a connection whose transactions are somebody else's.
+    /// The limits of a connection whose transactions belong to the caller.
     pub(crate) fn of_caller(statement_timeout: Duration) -> Self {
         Self {
             statement_timeout,
@@ -121,9 +119,9 @@ impl Limits {
         }
     }
 
-    /// Without merge joins: they would read the primary key from the first to the last of a few
-    /// scattered sequences. Without compiling: it would take seconds for a claim of milliseconds, whose
-    /// cost the planner overestimates. A policy that would hide rows is an error, not an empty outbox.
+    /// Merge joins are off: they would read the primary key from the first to the last of a few scattered sequences.
+    /// JIT is off: the planner overestimates the cost of a claim, and would compile for seconds for a claim of
+    /// milliseconds. Row security is off: a policy that would hide rows is an error, not an empty outbox.
     fn settings(self) -> [(&'static str, String); 10] {
         let (other_plans, plan_cache_mode) = match self.plans {
             Plans::Any => ("on", "auto"),
@@ -148,7 +146,7 @@ impl Limits {
         ]
     }
 
-    /// Sets them, and the connection's name, for as long as it lasts.
+    /// Sets the limits and the connection's name until the connection closes.
     fn set(self, conn: &mut PgConnection, purpose: &str) -> QueryResult<()> {
         let set = |(name, value)| format!("SET {name} = {value};");
         let settings: String = self.settings().into_iter().map(set).collect();
@@ -158,7 +156,7 @@ impl Limits {
         ))
     }
 
-    /// Sets them for the transaction that has just begun.
+    /// Sets the limits for the transaction that has just begun.
     pub(crate) fn set_local(self, conn: &mut PgConnection) -> QueryResult<()> {
         let set = |(name, value)| format!("SET LOCAL {name} = {value};");
         let settings: String = self.settings().into_iter().map(set).collect();
@@ -169,11 +167,11 @@ impl Limits {
     }
 }
 
-/// Connects. `purpose` shows in `pg_stat_activity`; no statement runs longer than its limit
-/// says, or waits for a lock longer than a half of it.
+/// Connects. `purpose` appears in `pg_stat_activity`. No statement runs longer than its limit, or waits for a lock
+/// longer than half the limit.
 ///
-/// Behind a pooler in transaction mode nothing is set, because others would have it, too; and nothing
-/// is prepared by name.
+/// Behind a pooler in transaction mode nothing is set, because other clients would get the settings too, and no
+/// statement is prepared by name.
 pub(crate) fn connect(
     database_url: &SecretString,
     purpose: &str,
@@ -181,7 +179,7 @@ pub(crate) fn connect(
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
     if url.contains("options=") {
-        // Only one of two is used: theirs. No pooler that knows options gives transactions away.
+        // libpq uses only one `options`: the URL's. No pooler that accepts options shares connections by transaction.
         let mut conn = establish(url, &[])?;
         limits.set(&mut conn, purpose)?;
         return Ok(Connected { conn, pooled: None });
@@ -211,9 +209,9 @@ fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
     Connected { conn, pooled }
 }
 
-/// Whether the server has what was asked for when the connection was made.
+/// Whether the server has the settings that were requested on connecting.
 ///
-/// Text: it asks PostgreSQL's catalogue, and nothing may be prepared by name yet.
+/// Text: it queries PostgreSQL's catalogue, and nothing may be prepared by name yet.
 fn are_set(conn: &mut PgConnection, statement_timeout: Duration) -> QueryResult<bool> {
     let timeout = crate::store::millis(statement_timeout).max(1);
     let setting: String = statement_anew(
@@ -237,18 +235,18 @@ fn establish(
     })
 }
 
-/// The process that serves a connection.
+/// The server process of a connection.
 pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<i32> {
     select(pg_backend_pid()).get_result(conn)
 }
 
-/// Whether this process is still there: it may finish a statement whose client is gone.
+/// Whether this server process still exists: it may finish a statement whose client is gone.
 pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<bool> {
     let found = pg_stat_activity::table.filter(pg_stat_activity::pid.eq(backend));
     select(exists(found)).get_result(conn)
 }
 
-/// Puts our parameters, and these, before the given ones: of two, libpq takes the later.
+/// Puts our parameters, and `parameters`, before those of the URL: libpq uses the last of several values.
 pub(super) fn with_parameters(database_url: &str, parameters: &[(&str, String)]) -> String {
     let is_url = ["postgres://", "postgresql://"]
         .iter()
@@ -284,8 +282,8 @@ pub(super) fn with_parameters(database_url: &str, parameters: &[(&str, String)])
     }
 }
 
-/// libpq quotes what it cannot read, and a password with a `/` or an `@` that is not encoded makes
-/// it read a piece of the password as something else. Every piece that may be one is hidden.
+/// Hides the password in a libpq error. libpq quotes text that it cannot read, and takes part of a password with an
+/// unencoded `/` or `@` for something else. Every quoted piece that may belong to the password is hidden.
 pub(super) fn without_password(error: &str, database_url: &str) -> String {
     let secret = password_of(database_url);
     let touches_secret = |piece: &str| {
@@ -304,8 +302,8 @@ pub(super) fn without_password(error: &str, database_url: &str) -> String {
         .join("\"")
 }
 
-/// Where the password stands, or more: of a URL from the user's end to the last `@`, of parameters and
-/// pairs from `password` to the end, of anything else all.
+/// The range that contains the password. In a URL: from the end of the user to the last `@`. In parameters and pairs:
+/// from `password` to the end. In anything else: the whole text.
 fn password_of(database_url: &str) -> std::ops::Range<usize> {
     if let Some((scheme, rest)) = database_url.split_once("://")
         && !scheme.contains('=')

@@ -1,4 +1,5 @@
-//! What is committed late: found by its sequence, which the place of its claim does not tell.
+//! Messages that were committed late. They are found by sequence, because their position in the claim order does not
+//! show that they are new.
 
 use diesel::PgConnection;
 use diesel::dsl::{array, sql};
@@ -15,37 +16,37 @@ use super::patrol::{Columns, Free};
 use crate::name::OutboxName;
 use crate::store::table::{candidate, other};
 
-/// What one look has found.
+/// The result of one query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Late {
     pub(crate) free: Vec<Free>,
-    /// The last sequence that is there; `None`: none is newer.
+    /// The last existing sequence; `None`: no message is newer than `known`.
     pub(crate) newest: Option<i64>,
     pub(crate) writers: Writers,
 }
 
-/// The server's transactions that write, by their numbers, at one moment.
+/// The server's writing transactions, by number, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Writers {
-    /// All before this one have ended.
+    /// All transactions before this number have ended.
     pub(crate) oldest: i64,
-    /// This one, and all behind it, have not begun.
+    /// The transactions from this number on have not begun.
     pub(crate) next: i64,
 }
 
-/// Where a look begins.
+/// Where a query starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LookForLate {
-    /// Behind this sequence; `None`: it only asks for the writers.
+    /// After this sequence; `None`: query only the writers and the newest sequence.
     pub(crate) behind: Option<i64>,
-    /// What is due since then, in microseconds, is found otherwise.
+    /// Only messages due before this time, in microseconds. Claims find the others.
     pub(crate) due_before: i64,
-    /// The last sequence that was known before.
+    /// The last sequence that is already known.
     pub(crate) known: i64,
 }
 
-/// The first `count` messages behind a sequence that are due for long, and that neither a relay nor one before
-/// them in their key keeps back. Numbers and messages are of one moment.
+/// The first `count` messages after a sequence that have long been due, are free, and have no live message before them
+/// in their key. Transaction numbers and messages are from the same moment.
 pub(crate) fn late(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -90,7 +91,7 @@ pub(crate) fn late(
     })
 }
 
-/// Text: Diesel has no type for the numbers of transactions.
+/// Text: Diesel has no type for transaction numbers.
 fn number_of(bound: &str) -> SqlLiteral<BigInt> {
     sql(&format!(
         "pg_catalog.{bound}(pg_catalog.pg_current_snapshot())::pg_catalog.text::pg_catalog.int8"
@@ -104,8 +105,8 @@ mod tests {
     use super::*;
     use crate::store::tests::Outbox;
 
-    /// R8: what a transaction has inserted that is open is found when it has ended, behind what others have
-    /// inserted since, and the numbers tell when that is.
+    /// R8: the inserts of an open transaction are found once it has ended, even after others have inserted since. The
+    /// transaction numbers show when it has ended.
     #[test]
     fn what_is_committed_late_is_found_behind_the_last_sequence_that_has_come() {
         let outbox = Outbox::new();

@@ -1,10 +1,13 @@
-//! The lease of one relay incarnation. Its id fences every change of a claimed message.
+//! The lease of one relay incarnation: the right to the messages that it has claimed. The lease id fences (guards)
+//! every change of a claimed message.
 //!
-//! A lease ends by time, and that takes a minute. A relay that is killed leaves it sooner: its heartbeat's session
-//! holds the advisory lock of the lease's id, and the server ends a session whose process is gone. Whoever finds that
-//! lock free lets the lease end after the row's `takeover_after` ([`shorten`]). A relay that has only lost its
-//! connection sees that in its row, and renews. So the lock says no more than whom to ask; what keeps two relays from
-//! sending one message is the row, which the relay has seen less than `takeover_after` ago whenever it sends.
+//! A lease expires by time, which takes a minute. The lease of a killed relay ends sooner. The session of the relay's
+//! heartbeat holds the advisory lock of the lease's id, and the server ends a session whose process is gone. A relay
+//! that finds the lock free lets the lease expire after the row's `takeover_after` ([`shorten`]). A relay that has only
+//! lost its connection sees the change in its row, and renews.
+//!
+//! So the lock only shows which lease to check. The row keeps two relays from sending one message: whenever a relay
+//! sends, it has read its row less than `takeover_after` ago.
 
 use std::fmt;
 use std::time::Duration;
@@ -29,8 +32,8 @@ use crate::store::sql::{
 use crate::store::statement::statement_anew;
 use crate::store::table::{lease, other_lease};
 
-/// The id of a lease: when it was registered, in microseconds. Never used twice in one outbox, not even
-/// by a new primary that lacks the last leases of the old one.
+/// The id of a lease: the time of its registration, in microseconds. No id is used twice in one outbox, not even by a
+/// new primary that lacks the last leases of the old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LeaseId(pub(crate) i64);
 
@@ -40,7 +43,7 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// It is this lease, and it is not over.
+/// The row is this lease, and the lease is valid.
 fn is_valid(id: LeaseId) -> On<'static, lease::table> {
     Box::new(lease::id.eq(id.0).and(is_not_over()))
 }
@@ -49,8 +52,8 @@ pub(in crate::store) fn is_not_over() -> On<'static, lease::table> {
     Box::new(not(lease::ended).and(lease::expires_at.gt(clock_timestamp())))
 }
 
-/// Of several relays that are to be the only one at work, an older one is, or may be: one whose lease has
-/// expired may be about to renew it.
+/// The relay must stand by: both are single-active, and an older relay is active, or may be. An older relay whose lease
+/// has expired may be about to renew it.
 pub(in crate::store) fn stands_by(name: &OutboxName) -> On<'static, lease::table> {
     let older = other_lease::table(name.lease())
         .filter(other_lease::single_active)
@@ -60,7 +63,7 @@ pub(in crate::store) fn stands_by(name: &OutboxName) -> On<'static, lease::table
     Box::new(lease::single_active.and(exists(older)))
 }
 
-/// This lease, if it is not over and no older one has to do the work.
+/// This lease, if it is valid and its relay does not stand by.
 pub(in crate::store) fn at_work(name: &OutboxName, id: LeaseId) -> AtWork {
     leases(name)
         .filter(is_valid(id))
@@ -75,15 +78,15 @@ pub(in crate::store) fn leases(name: &OutboxName) -> lease::table {
     lease::table(name.lease())
 }
 
-/// A lease that is to be had.
+/// A lease to register.
 pub(crate) struct Registration {
-    /// For people who look at leases; not used to tell relays apart.
+    /// The relay's name, for people who read leases. It does not identify the relay.
     pub(crate) relay: String,
-    /// How long it is good for.
+    /// How long the lease is valid.
     pub(crate) lease: Duration,
-    /// Its relay is to work only while no older lease of that kind is alive.
+    /// Whether the relay may be active only while no older lease of this kind is alive.
     pub(crate) is_single_active: bool,
-    /// What its relay takes, as JSON.
+    /// The topics and destinations that the relay serves, as JSON.
     pub(crate) serves: Option<String>,
 }
 
@@ -101,8 +104,8 @@ pub(crate) fn register(
     let serves = registration.serves.as_deref();
     conn.transaction(|conn| {
         if is_single_active {
-            // Ids become visible in their order: a lower one that appears later would put two to work.
-            // So would a clock that was set back: hence not below the ids that are there.
+            // Ids must become visible in order: a lower id that appears later would make two relays active.
+            // So would a clock that was set back: hence the new id is above all existing ids.
             statement_anew(format!(
                 "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
                 name.lease()
@@ -132,17 +135,17 @@ pub(crate) fn register(
     })
 }
 
-/// How a relay stands.
+/// The state of a relay.
 pub(crate) struct Standing {
-    /// The database's clock, in microseconds as the database counts.
+    /// The database's clock, in PostgreSQL's microseconds (since 2000).
     pub(crate) now: i64,
-    /// Its lease is not over, and no older one has to do the work.
+    /// Whether the relay's lease is valid and the relay does not stand by.
     pub(crate) is_active: bool,
-    /// When the server was started, by which one is told from another.
+    /// The start time of the server, which tells one server from another.
     pub(crate) server: i64,
 }
 
-/// The database's clock, whether this relay is to work, and which server that is.
+/// The database's clock, whether this relay is active, and which server it is connected to.
 pub(crate) fn standing(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -162,8 +165,8 @@ pub(crate) fn standing(
         })
 }
 
-/// Renews a lease that is not over. `false`: it is over. Where nobody has ended it yet, somebody will.
-/// `takeover_after`: where the relay's session holds the lease's lock.
+/// Renews a valid lease. `false`: the lease has ended, or has expired and will be ended. `takeover_after` is set if the
+/// relay's session holds the lease's lock.
 pub(crate) fn renew(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -182,17 +185,17 @@ pub(crate) fn renew(
         .map(|rows| rows == 1)
 }
 
-/// A lease that is not over, as its relay sees it.
+/// A valid lease, as its relay sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// How long it is good for.
+    /// The time until the lease expires.
     pub(crate) left: Duration,
-    /// This session has its lock.
+    /// Whether this session holds the lease's lock.
     pub(crate) is_locked: bool,
 }
 
-/// Looks at a lease. `None`: it is over. `locks`: the session lasts, and is to hold the lease's lock; it may ask again
-/// for what it has.
+/// Reads a lease. `None`: the lease has expired or ended. `locks`: the session lasts, so it takes the lease's lock; it
+/// may take the lock again if it already holds it.
 pub(crate) fn look(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -216,18 +219,18 @@ pub(crate) fn look(
     }))
 }
 
-/// Ends a lease under which nothing is claimed any more.
+/// Removes a lease that holds no messages any more.
 pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> QueryResult<usize> {
     delete(leases(name))
         .filter(lease::id.eq(id.0))
         .execute(conn)
 }
 
-/// Ends the leases that have expired, and returns all that have ended: their messages may be taken.
+/// Ends the leases that have expired, and returns all ended leases: their messages may be taken.
 ///
-/// A lease that has ended never comes back. An UPDATE says so: a renewal that comes later looks at the
-/// new row and changes nothing. A renewal that is under way holds its row: that lease is passed over, and
-/// whoever else holds a row keeps back what this one lease holds, and no claim.
+/// A lease that has ended never becomes valid again. An UPDATE records the end, so a later renewal sees the new row and
+/// changes nothing. A renewal in progress locks its row, so that lease is skipped. Any other lock on a row delays only
+/// the takeover of that lease's messages, and no claim.
 pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
     let (is_ended, is_expired) = (lease::ended, lease::expires_at.le(clock_timestamp()));
     let over = leases(name)
@@ -255,10 +258,10 @@ pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<V
         .load(conn)
 }
 
-/// Lets leases end soon whose relays' sessions are gone, and returns them. A relay that comes back renews in time.
+/// Shortens the leases of relays whose sessions are gone, and returns them. A relay that comes back renews in time.
 ///
-/// Nobody gets the lock of such a lease meanwhile: it is this transaction's. A lease that is being renewed is passed
-/// over. So is that of the relay which asks: it is alive.
+/// This transaction holds the lock of each shortened lease, so no other session gets it meanwhile. Leases that are
+/// being renewed are skipped, and so is the lease of the relay that asks, which is alive.
 pub(crate) fn shorten(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -282,7 +285,7 @@ pub(crate) fn shorten(
         .get_results(conn)
 }
 
-/// Ends a lease before its time, so that what is claimed under it belongs to whoever takes it over.
+/// Ends a lease early, so that other relays can take over its messages.
 pub(crate) fn expire(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -297,19 +300,19 @@ pub(crate) fn expire(
         .execute(conn)
 }
 
-/// Who holds messages of a part of the outbox.
+/// The leases that hold messages in a part of the outbox.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct Part {
-    /// Its last sequence; `None`: nothing is there, and nothing behind it.
+    /// The last sequence of the part; `None`: there are no messages here or after it.
     pub(crate) last: Option<i64>,
-    /// Leases that hold messages.
+    /// The leases that hold messages.
     pub(crate) holders: Vec<i64>,
-    /// Those of them whose rows are gone, which no relay does and an operator may. One snapshot sees
-    /// both tables, and a lease is committed before its first claim: so what they hold is nobody's.
+    /// The holders whose lease rows are gone. No relay removes the row of a holder, but an operator may. One snapshot
+    /// sees both tables, and a lease is committed before its first claim, so no relay has these messages.
     pub(crate) vanished: Vec<i64>,
 }
 
-/// The part of the outbox behind a sequence, `count` messages at most.
+/// The part of the outbox after a sequence, at most `count` messages.
 ///
 /// Text: aggregates of a subquery in FROM.
 pub(crate) fn holders(
@@ -336,8 +339,8 @@ pub(crate) fn holders(
     .get_result(conn)
 }
 
-/// Forgets leases that are over for `age` and are none of these: those that held something when the whole
-/// outbox was gone through, which has taken no longer than `age`.
+/// Forgets leases that expired longer ago than `age`, except `holders`: the leases that held messages when the whole
+/// outbox was scanned. The scan must have taken no longer than `age`.
 pub(crate) fn forget(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -365,7 +368,7 @@ mod tests {
         standing(conn, name, id).expect("an answer").is_active
     }
 
-    /// An open transaction on a lease's row: a renewal that waits for its commit, or an operator's.
+    /// Opens a transaction on a lease's row: a renewal before its commit, or an operator's change.
     fn hold(conn: &mut PgConnection, name: &OutboxName, id: LeaseId, change: &str) {
         conn.batch_execute(&format!(
             "BEGIN; UPDATE {} SET {change} WHERE id = {id}",
@@ -397,7 +400,7 @@ mod tests {
         assert_eq!(ended(&mut conn, name).expect("an answer"), [over.0]);
     }
 
-    /// G4: not when the clock is set back either.
+    /// G4: also if the clock is set back.
     #[test]
     fn a_lease_that_has_ended_is_never_renewed() {
         let outbox = Outbox::new();
@@ -412,7 +415,7 @@ mod tests {
         assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
     }
 
-    /// R10: the renewal's commit is slow, so others see the old time, and it is over.
+    /// R10: the renewal's commit is slow, so other sessions still see the old time, which is past.
     #[test]
     fn another_single_active_relay_waits_for_the_end_of_a_renewal_that_is_under_way() {
         let outbox = Outbox::new();
@@ -434,7 +437,7 @@ mod tests {
         assert!(!renew(&mut conn, name, first, MINUTE, None).expect("an answer"));
     }
 
-    /// A relay that is killed leaves its lease soon; one that comes back keeps it.
+    /// A killed relay soon loses its lease; a relay that comes back keeps it.
     #[test]
     fn a_lease_whose_session_is_gone_ends_soon_unless_it_is_renewed() {
         let outbox = Outbox::new();
@@ -482,7 +485,7 @@ mod tests {
         assert_eq!(shortened(&mut conn), none, "it may end by time only");
     }
 
-    /// A renewal that is under way is waited for by nobody.
+    /// Shortening does not wait for a renewal in progress.
     #[test]
     fn a_lease_that_is_being_renewed_is_not_shortened() {
         let outbox = Outbox::new();
@@ -508,7 +511,7 @@ mod tests {
         );
     }
 
-    /// G4, R10: after a failover, after TRUNCATE, and where the clock is set back.
+    /// G4, R10: after a failover, after TRUNCATE, and after the clock is set back.
     #[test]
     fn no_id_is_given_twice_and_none_below_those_that_are_there() {
         let outbox = Outbox::new();
@@ -531,7 +534,7 @@ mod tests {
         let mut register = |lease| outbox.lease_for(&mut conn, lease, false);
         let [over, idle] = [Duration::ZERO, Duration::ZERO].map(&mut register);
         let live = register(Duration::from_secs(600));
-        // A lease that nobody has registered holds every fifth one.
+        // A lease without a row holds every fifth message.
         let gone = live.0 + 100;
         sql_query(format!(
             "INSERT INTO {} (topic, payload, locked_by, locked_at)

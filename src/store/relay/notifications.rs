@@ -1,11 +1,11 @@
-//! Waiting for notifications: a connection of libpq's own, because Diesel does not give its socket
-//! away, and the advisory lock by which inserts know that somebody sleeps.
+//! Waiting for notifications: a separate libpq connection, because Diesel does not expose its socket, and the
+//! advisory lock that tells inserts that a relay sleeps.
 //!
-//! The only `unsafe` of the crate. Its invariants:
+//! The only `unsafe` code of the crate. Its invariants:
 //! - `Raw::conn` comes from `PQconnectdb`, is not null, is used by one thread at a time (`&mut self`),
 //!   and is freed once, by `Drop`.
-//! - Each result and each notification is freed once, after its text was copied.
-//! - Every text that is handed to libpq is a `CString`, alive during the call.
+//! - Each result and each notification is freed once, after its text is copied.
+//! - Every text passed to libpq is a `CString` that lives during the call.
 
 #![allow(
     unsafe_code,
@@ -27,33 +27,32 @@ use crate::store::millis;
 /// A connection that listens for messages of one outbox.
 pub(crate) struct Listener {
     raw: Raw,
-    /// Of the outbox.
+    /// The oid of the outbox.
     oid: u32,
-    /// Notifications that nobody was told of yet.
+    /// Notifications that arrived and are not reported yet.
     heard: usize,
-    /// A pooler seems to stand before the server. It lets notifications through only where it gives each
-    /// client a connection of its own.
+    /// Whether a pooler seems to be between this process and the server. A pooler passes notifications only if each
+    /// client has its own connection.
     pub(crate) is_pooled: bool,
 }
 
-/// Whether a relay that wants to sleep may.
+/// Whether a relay may sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lock {
-    /// It has the lock: who inserts will notify.
+    /// This relay has the lock: inserts will notify.
     Taken,
-    /// Another relay has it, and who inserts notifies all.
+    /// Another relay has the lock: inserts will notify all relays.
     Another,
-    /// An insert is under way that will not notify.
+    /// An insert is in progress that will not notify.
     Insert,
 }
 
 impl Listener {
-    /// Connects and listens. `None`: something stands between this process and its server, a pooler
-    /// for example, so that nothing would be heard; that is not asked where `is_direct` says that the
-    /// URL was chosen for it.
+    /// Connects and listens. `None`: something between this process and the server, such as a pooler, would stop
+    /// notifications. `is_direct`: the URL was chosen for listening, so a pooler is accepted.
     ///
     /// # Errors
-    /// [`DatabaseError::Connect`] with what libpq says, without the URL's password.
+    /// [`DatabaseError::Connect`] with libpq's message, without the URL's password.
     pub(crate) fn connect(
         url: &SecretString,
         name: &OutboxName,
@@ -61,7 +60,7 @@ impl Listener {
         is_direct: bool,
     ) -> Result<Option<Self>, DatabaseError> {
         let mut raw = Raw::connect(url)?;
-        // A pooler greets with a process of its own making.
+        // A pooler greets its clients with an invented process id.
         let pid = raw.execute("SELECT pg_catalog.pg_backend_pid()")?;
         let is_pooled = pid != Some(raw.greeted_by().to_string());
         if is_pooled && !is_direct {
@@ -89,7 +88,7 @@ impl Listener {
         }))
     }
 
-    /// The first half of the keys of the outbox's advisory locks, as `OUTBOX_NUMBER` makes it.
+    /// The first half of the keys of the outbox's advisory locks: the same number as `OUTBOX_NUMBER`.
     fn number(&self) -> i32 {
         self.oid.cast_signed()
     }
@@ -117,7 +116,7 @@ impl Listener {
         })
     }
 
-    /// Gives the lock back.
+    /// Releases the lock.
     pub(crate) fn unlock(&mut self) -> Result<(), DatabaseError> {
         let number = self.number();
         self.raw
@@ -125,11 +124,11 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits until the server has something to say, `other` can be read, or the time is over. Not at
-    /// all where notifications came with the answer to a statement: the socket has no more of them.
+    /// Waits until the server sends something, `other` is readable, or `time` has passed. Returns at once if
+    /// notifications came with the result of a statement: those are no longer in the socket.
     ///
     /// # Errors
-    /// When the connection is closed.
+    /// If the connection is closed.
     pub(crate) fn wait(
         &mut self,
         other: RawFd,
@@ -142,19 +141,19 @@ impl Listener {
         self.raw.wait(other, time)
     }
 
-    /// How many notifications have arrived since the last call.
+    /// The number of notifications since the last call.
     pub(crate) fn notifications(&mut self) -> usize {
         std::mem::take(&mut self.heard) + self.raw.notifications()
     }
 }
 
-/// A connection of libpq.
+/// A libpq connection.
 struct Raw {
     conn: *mut PGconn,
     url: SecretString,
 }
 
-// SAFETY: a connection may be used by any thread, by one at a time; `&mut self` sees to that.
+// SAFETY: any thread may use a connection, one thread at a time; `&mut self` ensures that.
 unsafe impl Send for Raw {}
 
 impl Raw {
@@ -170,7 +169,7 @@ impl Raw {
             conn,
             url: url.clone(),
         };
-        // SAFETY: `conn` is a connection, whatever its state. The processor needs no argument.
+        // SAFETY: `conn` is a connection, in any state. The notice processor needs no argument.
         let status = unsafe {
             pq_sys::PQsetNoticeProcessor(raw.conn, Some(ignore), std::ptr::null_mut());
             pq_sys::PQstatus(raw.conn)
@@ -181,18 +180,18 @@ impl Raw {
         Ok(raw)
     }
 
-    /// The process that said it would serve this connection.
+    /// The process id that the server announced for this connection.
     fn greeted_by(&self) -> i32 {
         // SAFETY: `conn` is a connection.
         unsafe { pq_sys::PQbackendPID(self.conn) }
     }
 
-    /// Runs SQL; of what it returns, the first value.
+    /// Runs SQL and returns the first value of the result.
     fn execute(&mut self, sql: &str) -> Result<Option<String>, DatabaseError> {
         let sql = CString::new(sql)
             .map_err(|_| DatabaseError::Connect("a statement has a NUL in it".to_owned()))?;
         // SAFETY: `conn` is a connection, `sql` lives until the call returns. The result is freed
-        // below, after its text was copied.
+        // below, after its text is copied.
         unsafe {
             let result: *mut PGresult = pq_sys::PQexec(self.conn, sql.as_ptr());
             let value = match pq_sys::PQresultStatus(result) {
@@ -203,7 +202,7 @@ impl Raw {
                 ExecStatusType::PGRES_TUPLES_OK => Ok(None),
                 _ => Err(self.error()),
             };
-            // A null result is let through.
+            // `PQclear` accepts a null result.
             pq_sys::PQclear(result);
             value
         }
@@ -221,12 +220,12 @@ impl Raw {
             revents: 0,
         };
         let mut descriptors = [readable(socket), readable(other)];
-        // Rounded up: a shorter wait would be repeated without an end.
+        // Rounded up: a wait that is too short would be repeated in a busy loop.
         let time = time.map_or(-1, |time| {
             i32::try_from(time.as_millis().saturating_add(1)).unwrap_or(i32::MAX)
         });
-        // SAFETY: the pointer and the count are those of an array that lives until the call returns.
-        // Its outcome does not matter: whoever waits looks what there is.
+        // SAFETY: the pointer and the count describe an array that lives until the call returns.
+        // The result of the call does not matter: the caller checks for notifications.
         unsafe { libc::poll(descriptors.as_mut_ptr(), 2, time) };
         if descriptors[0].revents == 0 {
             return Ok(());
@@ -241,7 +240,7 @@ impl Raw {
     fn notifications(&mut self) -> usize {
         let mut count = 0;
         loop {
-            // SAFETY: `conn` is a connection; a notification that is not null is ours to free.
+            // SAFETY: `conn` is a connection; a notification that is not null must be freed here.
             unsafe {
                 let notification = pq_sys::PQnotifies(self.conn);
                 if notification.is_null() {
@@ -264,24 +263,24 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: `conn` is a connection, and nobody uses it after this.
+        // SAFETY: `conn` is a connection, and is not used afterwards.
         unsafe { pq_sys::PQfinish(self.conn) };
     }
 }
 
-/// Copies a text of libpq's.
+/// Copies a text of libpq.
 ///
 /// # Safety
-/// `text` is null, or a C string that lives until this returns.
+/// `text` is null, or a C string that lives until the function returns.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees a C string that lives long enough.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// libpq would write notices to standard error.
+/// Ignores notices, which libpq would write to standard error.
 extern "C" fn ignore(_: *mut c_void, _: *const c_char) {}

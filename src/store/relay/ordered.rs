@@ -1,17 +1,17 @@
 //! Order by key: claiming messages that have an ordering key.
 //!
-//! Such a message is claimed only when none before it in its key is live, none of its key is held by
-//! a live lease, and no dead letter before it keeps the key back.
+//! A keyed message is claimed only if no message before it in its key is live, no valid lease holds a message of its
+//! key, and no dead letter before it blocks the key.
 //!
-//! Messages that name no destination are one order, wherever they go. The parts of a fan-out, and other
-//! messages that name one, are an order for each destination: one that hangs does not hold the parts
-//! for another. Each part waits for those before it that name none; and a message that names none
-//! waits for the parts before it at the destination that it goes to. One that is to be split goes
-//! nowhere by itself, and waits for none. A dead letter that keeps its key back does so within the same
-//! order: at its destination, or everywhere where it names none.
+//! Messages that name no destination form one order, wherever they go. The parts of a fan-out, and other messages that
+//! name a destination, form one order for each destination: a destination that hangs does not hold up the parts for
+//! another. Each part waits for earlier messages that name no destination. A message that names no destination waits
+//! for earlier parts at the destination that it goes to. A message that is to be split (fanned out) goes nowhere
+//! itself, and waits for no parts. A dead letter blocks its key within the same order: at its destination, or
+//! everywhere if it names none.
 //!
-//! Claims of keyed messages exclude one another by an advisory lock. Otherwise a message that was
-//! committed late could be claimed while another claim, not yet seen, takes one behind it.
+//! An advisory lock keeps claims of keyed messages apart. Otherwise a message that was committed late could be claimed
+//! while another claim, not visible yet, takes a message behind it.
 
 mod next;
 #[cfg(test)]
@@ -46,7 +46,7 @@ use crate::store::sql::{On, clock_timestamp, coalesce};
 use crate::store::statement::{planned_anew, statement};
 use crate::store::table::{candidate, dead, other};
 
-/// A key, and the destination within which it orders.
+/// An ordering key, and the destination within which the key orders messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) ordering_key: String,
@@ -54,7 +54,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// That of a message, if it has one.
+    /// The key of a message, if the message has one.
     pub(crate) fn of(message: &Message) -> Option<Self> {
         Some(Self {
             ordering_key: message.ordering_key.clone()?,
@@ -71,20 +71,20 @@ pub(crate) struct Head {
     pub(crate) sequence: i64,
 }
 
-/// A part of the walk over all keys.
+/// A page of the walk over all keys.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
-    /// Those that can be claimed, as it seems.
+    /// The messages that appear claimable.
     pub(crate) heads: Vec<Head>,
-    /// The last key that was looked at; `None`: it was the last one.
+    /// The last key of the page; `None`: the walk is complete.
     pub(crate) last: Option<Key>,
 }
 
-/// A condition on another message beside a candidate.
+/// A condition on a candidate and another message.
 type Beside<'a, T> = On<'a, Join<T, candidate::table, Inner>>;
 
-/// Whether no live message stands before it, if it goes to the destination `goes_to`; `None`: that may be
-/// any. Each question is a probe of the index (ordering_key, destination, place).
+/// Whether no live message comes before the candidate, if it goes to the destination `goes_to` (`None`: to any). Each
+/// condition is a probe of the index (ordering_key, destination, place).
 pub(super) fn is_first<'a>(
     name: &OutboxName,
     goes_to: Option<&'a str>,
@@ -107,7 +107,7 @@ fn names_one() -> On<'static, candidate::table> {
     Box::new(candidate::destination.ne(""))
 }
 
-/// Names a destination: this one.
+/// The other message names the destination `goes_to` (`None`: any destination).
 fn names(goes_to: Option<&str>) -> Beside<'_, other::table> {
     let names_one = other::destination.gt("");
     match goes_to {
@@ -116,8 +116,8 @@ fn names(goes_to: Option<&str>) -> Beside<'_, other::table> {
     }
 }
 
-/// Whether none of these stands before it in its key. A subquery with a LIMIT stays a probe; NOT EXISTS could
-/// become a join.
+/// Whether none of these messages comes before the candidate in its key. A subquery with a LIMIT stays a probe; NOT
+/// EXISTS could become a join.
 fn none_before<'a>(name: &OutboxName, these: Beside<'a, other::table>) -> On<'a, candidate::table> {
     none_of_its_key(name, Box::new(these.and(is_before())))
 }
@@ -133,19 +133,19 @@ fn none_of_its_key<'a>(
     Box::new(found.single_value().is_null())
 }
 
-/// A part of a fan-out stands where the whole stood.
+/// The other message comes before the candidate. A part of a fan-out keeps the place of the original message.
 fn is_before() -> Beside<'static, other::table> {
     let here = coalesce(candidate::split_from, candidate::sequence);
     Box::new(coalesce(other::split_from, other::sequence).lt(here))
 }
 
-/// On its way, and not at a relay whose lease is over.
+/// The other message is in flight, and not held under an expired lease.
 fn is_held(expired: &[i64]) -> Beside<'_, other::table> {
     let is_locked = other::locked_by.is_not_null();
     Box::new(is_locked.and(other::locked_by.assume_not_null().ne_all(expired)))
 }
 
-/// Whether nothing else of its key is on its way, as far as that is in one order with it.
+/// Whether no other message of the candidate's key and order is in flight.
 fn is_alone<'a>(
     name: &OutboxName,
     expired: &'a [i64],
@@ -165,8 +165,8 @@ fn is_alone<'a>(
     none_of_its_key(name, Box::new(these))
 }
 
-/// Whether no dead letter keeps it back, if it goes to the destination `goes_to`. The first question is
-/// answered once for all: mostly there is none that keeps any key back.
+/// Whether no dead letter blocks the candidate, if it goes to the destination `goes_to` (`None`: to any). The first
+/// subquery runs once for all candidates: usually no dead letter blocks any key.
 fn is_not_kept_back<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, candidate::table> {
     let keeping_back = || dead::table(name.dead()).filter(dead::blocks_key);
     let is_before = coalesce(dead::split_from, dead::sequence)
@@ -196,27 +196,26 @@ fn is_not_kept_back<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, c
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) sequence: i64,
-    /// The destination that it is for; empty where it is to be split, or nothing serves it.
+    /// The destination of the message; empty if the message is to be split, or no destination serves it.
     pub(crate) goes_to: String,
 }
 
-/// What a lane has.
+/// The result for a lane.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Found {
     pub(crate) candidates: Vec<Candidate>,
-    /// Where the look at it ended; `None`: it has no more.
+    /// Where the scan of the lane ended; `None`: the lane has no more messages.
     pub(crate) reached: Option<Position>,
 }
 
-/// Messages of a lane that one statement looks at, at most: most of them may wait for one before
-/// them.
+/// The most messages of a lane that one statement reads: most of the messages may wait for an earlier one.
 const LOOKED_AT: i64 = 2000;
 
-/// Number of the lane, sequence, when it is available, whether it can be claimed.
+/// The number of the lane, the sequence, when the message is available, whether it can be claimed.
 type Seen = (Integer, BigInt, Timestamptz, Bool);
 
-/// The messages of these lanes that can be claimed, as it seems: from each lane's place on. `goes_to`:
-/// the destination of each lane. The answers are in the order of the lanes.
+/// The messages of these lanes that appear claimable, from each lane's position. `goes_to`: the destination of each
+/// lane. The results are in the order of the lanes.
 pub(crate) fn due(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -244,7 +243,7 @@ pub(crate) fn due(
     Ok(found)
 }
 
-/// The first messages of a lane behind its place, whether they can be claimed or not.
+/// The first messages of a lane after its position, whether they can be claimed or not.
 fn seen_in<'a>(
     name: &OutboxName,
     expired: &'a [i64],
@@ -289,8 +288,8 @@ fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to
     found
 }
 
-/// Takes the lock of keyed claims until the transaction ends. A statement of its own: the claim sees what the
-/// last holder of the lock did.
+/// Takes the lock of keyed claims until the transaction ends. A separate statement, so that the claim sees the changes
+/// of the lock's last holder.
 ///
 /// Text: an advisory lock, and the table's oid as a number.
 fn try_lock(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
@@ -301,8 +300,8 @@ fn try_lock(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
     planned_anew(lock.giving::<Bool>()).get_result(conn)
 }
 
-/// Claims those of these keyed messages that are the first of their key and alone. `None`: another
-/// relay is claiming just now.
+/// Claims the keyed messages among `chosen` that are the first of their key, with no other in flight. `None`: another
+/// relay is claiming now.
 pub(crate) fn claim(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -337,7 +336,7 @@ pub(crate) fn claim(
     })
 }
 
-/// Those that may be claimed for a destination.
+/// The messages that may be claimed for a destination.
 fn chosen_for<'a>(
     name: &OutboxName,
     expired: &'a [i64],
@@ -358,8 +357,8 @@ fn chosen_for<'a>(
     Box::new(array(chosen))
 }
 
-/// Claims the first message that is due and that none of these is, in its order, keyed or not: for tests,
-/// where nobody else claims. Due is what is due now, and not what was when the transaction began.
+/// Claims the first due message by sequence, keyed or not, except `but`: for tests, without other claimants. Due
+/// means due now, not when the transaction began.
 pub(crate) fn claim_one(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,5 +1,5 @@
-//! What an outbox tells of itself (`OUTBOX_OWN_EVENTS`): messages in the same outbox, written in the very transaction
-//! that made it so, and routed as any others.
+//! Events about the outbox itself (`OUTBOX_OWN_EVENTS`): messages in the same outbox, written in the transaction that
+//! caused the event, and routed like any message.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,17 +20,17 @@ use crate::store::place::rfc3339;
 use crate::store::sql::Json;
 use crate::store::table::outbox;
 
-/// A message has died.
+/// A message was dead-lettered.
 pub(crate) const DEAD: &str = "outbox.message.dead";
 /// A relay has disabled a registered destination.
 pub(crate) const DISABLED: &str = "outbox.destination.disabled";
 /// A circuit breaker has opened.
 pub(crate) const OPENED: &str = "outbox.breaker.opened";
 
-/// Rows that one statement inserts.
+/// The most rows that one statement inserts.
 const STEP: usize = 1_000;
 
-/// Whether a message of this topic tells of the outbox itself.
+/// Whether messages of this topic are events about the outbox itself.
 pub(crate) fn is_own(topic: &str) -> bool {
     matches!(topic, DEAD | DISABLED | OPENED)
 }
@@ -38,7 +38,7 @@ pub(crate) fn is_own(topic: &str) -> bool {
 struct OwnEvent {
     topic: &'static str,
     payload: Value,
-    /// Whose the matter is: who forgets a tenant finds it by this.
+    /// The tenant concerned, by which forgetting a tenant finds the event.
     tenant_id: Option<Uuid>,
 }
 
@@ -64,7 +64,7 @@ fn write(conn: &mut PgConnection, name: &OutboxName, events: &[OwnEvent]) -> Que
     Ok(())
 }
 
-/// Tells that these messages have died. The death of one that tells of the outbox is not told: it would go on for ever.
+/// Writes an event for each of these dead letters. A dead-lettered event gets no event: that would never end.
 pub(crate) fn tell_dead<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -95,7 +95,8 @@ pub(crate) fn tell_dead<'a>(
     write(conn, name, &events)
 }
 
-/// As [`disable_as_seen`](destinations::disable_as_seen), and tells so. `false`: it was not disabled.
+/// Like [`disable_as_seen`](destinations::disable_as_seen), and writes an event. `false`: the destination was not
+/// disabled.
 pub(crate) fn disable(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -115,8 +116,8 @@ pub(crate) fn disable(
     Ok(true)
 }
 
-/// Writes down that a breaker has opened, and tells so where it was closed. A probe that fails opens no breaker: so a
-/// destination that is told of its own breaker, and fails, is told once.
+/// Records that a breaker is open, and writes an event if the breaker was closed before. A failed probe does not open
+/// the breaker again. So a failing destination that gets the event of its own breaker gets only one.
 pub(crate) fn open_breaker(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,4 +1,5 @@
-//! What is free in a range of sequences: found by the primary key, which no other index's dead entries slow.
+//! The free messages in a range of sequences. They are found by the primary key, so dead entries of other indexes do
+//! not slow the query.
 
 use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
@@ -13,7 +14,7 @@ use crate::store::range::Range;
 use crate::store::sql::now;
 use crate::store::table::outbox;
 
-/// A message that is due and held by nobody.
+/// A message that is due and not held by a relay.
 #[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 pub(crate) struct Free {
     pub(crate) sequence: i64,
@@ -35,7 +36,7 @@ impl Free {
         })
     }
 
-    /// Where it stands in its stream.
+    /// The message's stream, and its position there.
     pub(crate) fn found(&self) -> Found {
         Found {
             stream: Stream {
@@ -50,7 +51,7 @@ impl Free {
     }
 }
 
-/// Its columns, as one value of a record.
+/// The columns of a [`Free`], as one record.
 pub(super) type Columns = (i64, String, String, Option<String>, PgTimestamp);
 
 impl From<Columns> for Free {
@@ -65,7 +66,7 @@ impl From<Columns> for Free {
     }
 }
 
-/// The first `count` messages of the range that are due and held by nobody, or by one of these leases.
+/// The first `count` messages of the range that are due, and not held or held by an expired lease.
 pub(crate) fn free(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,4 +1,4 @@
-//! Which destinations and topics are paused: shared by all relays of an outbox.
+//! The paused destinations and topics, shared by all relays of an outbox.
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ use crate::store::table::{candidate, pause};
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 
-/// The reason of a row which says that a registered destination is gone: a trigger writes it.
+/// The reason of a row for a registered destination that was removed. A trigger writes the row.
 pub(crate) const REMOVED: &str = "DESTINATION_REMOVED";
 
 /// What can be paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pausable {
-    /// A destination, by its name; `default` is the one of `OUTBOX_URL`.
+    /// A destination, by its name; `default` is the destination of `OUTBOX_URL`.
     Destination,
-    /// A topic, as it is written in messages.
+    /// A topic, as messages name it.
     Topic,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Paused {
     pub(crate) reason: String,
     /// How often in a row a breaker has opened.
     pub(crate) openings: u32,
-    /// Zero: its time is over. `None`: until it is resumed.
+    /// The time left. Zero: the pause has expired. `None`: paused until resumed.
     pub(crate) left: Option<Duration>,
 }
 
@@ -66,7 +66,7 @@ fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
     Box::new(pause::kind.eq(kind.as_str()).and(pause::name.eq(which)))
 }
 
-/// The breaker of this destination is open.
+/// The row is the open breaker of this destination.
 fn is_breaker(destination: &str) -> On<'_, pause::table> {
     Box::new(is(Pausable::Destination, destination).and(pause::reason.eq(BREAKER_OPEN)))
 }
@@ -75,7 +75,7 @@ fn pauses(name: &OutboxName) -> pause::table {
     pause::table(name.pause())
 }
 
-/// All rows, also those whose time is over.
+/// All rows, including expired pauses.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
     let rows = pauses(name)
         .order((pause::kind, pause::name))
@@ -106,8 +106,7 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// Pauses a destination or a topic for a time, or until it is resumed. A pause that is there
-/// already and longer stays.
+/// Pauses a destination or a topic for a time, or until it is resumed. An existing pause stays if it is longer.
 pub(crate) fn pause(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -131,7 +130,7 @@ pub(crate) fn pause(
         .set((
             pause::reason.eq(excluded(pause::reason)),
             pause::openings.eq(excluded(pause::openings)),
-            // A breaker that opens again and again has been open since it first did.
+            // A breaker that opens repeatedly has been open since its first opening.
             pause::paused_at.eq(case_when(
                 pause::reason.eq(excluded(pause::reason)),
                 pause::paused_at,
@@ -148,8 +147,8 @@ pub(crate) fn pause(
     FilterDsl::filter(upsert, gives_way).execute(conn).map(drop)
 }
 
-/// The same for a breaker that opens. `true`: it was closed before, and is open now. Of relays that see it at the same
-/// time one has opened it.
+/// Like [`pause()`], for a breaker that opens. `true`: the breaker was closed before, and is open now. If several
+/// relays open the breaker at the same time, only one gets `true`.
 pub(crate) fn open_breaker(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -158,7 +157,7 @@ pub(crate) fn open_breaker(
     openings: u32,
 ) -> QueryResult<bool> {
     let kind = Pausable::Destination;
-    // Whoever comes second waits here for the first one's row.
+    // A second relay waits here for the first relay's row.
     let is_first = insert_into(pauses(name))
         .values((
             pause::kind.eq(kind.as_str()),
@@ -174,7 +173,7 @@ pub(crate) fn open_breaker(
         return Ok(true);
     }
     let is_open = |conn: &mut PgConnection| {
-        // Whatever the reason is: the row is locked.
+        // Locks the row, whatever its reason.
         let row = QueryDsl::filter(pauses(name), is(kind, destination)).select(pause::reason);
         let reasons: Vec<String> = row.for_update().load(conn)?;
         QueryResult::Ok(reasons.iter().any(|reason| reason == BREAKER_OPEN))
@@ -192,7 +191,7 @@ pub(crate) fn open_breaker(
     Ok(!was_open && is_open(conn)?)
 }
 
-/// Until when it is paused. `None`: it is not; within: without an end.
+/// The end of the pause. Outer `None`: not paused. Inner `None`: paused without an end.
 pub(crate) fn until(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -205,7 +204,7 @@ pub(crate) fn until(
         .optional()
 }
 
-/// Whether the breaker of a destination has not closed for so long.
+/// Whether the breaker of a destination has not closed for `duration`.
 pub(crate) fn has_failed_for(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -217,8 +216,8 @@ pub(crate) fn has_failed_for(
     select(exists(long)).get_result(conn)
 }
 
-/// Takes the right to probe a destination whose breaker has been open for long enough. Others get
-/// it again after `hold`, should this relay die. `false`: another one has it, or there is no need.
+/// Takes the right to probe a destination whose breaker has been open long enough. If this relay dies, other relays
+/// get the right after `hold`. `false`: another relay has the right, or no probe is needed.
 pub(crate) fn take_probe(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -233,7 +232,7 @@ pub(crate) fn take_probe(
         .map(|count| count > 0)
 }
 
-/// Gives the right to probe back: whoever comes next may.
+/// Gives back the right to probe: any relay may take it.
 pub(crate) fn give_back_probe(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -246,7 +245,7 @@ pub(crate) fn give_back_probe(
         .map(drop)
 }
 
-/// A probe went well: the breaker is closed for all relays. Other pauses stay.
+/// Closes the breaker for all relays, after a successful probe. Other pauses stay.
 pub(crate) fn close_breaker(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -258,7 +257,7 @@ pub(crate) fn close_breaker(
         .map(drop)
 }
 
-/// Ends a pause, whatever its reason. `false`: there was none.
+/// Ends a pause. `false`: there was none. The row of a removed destination stays.
 pub(crate) fn resume(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -272,7 +271,7 @@ pub(crate) fn resume(
         .map(|count| count > 0)
 }
 
-/// Removes rows whose time was over long ago.
+/// Removes pauses that expired longer ago than `age`.
 pub(crate) fn forget(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -284,7 +283,7 @@ pub(crate) fn forget(
         .execute(conn)
 }
 
-/// Forgets registered destinations that have been gone for so long and have no messages any more.
+/// Forgets registered destinations that were removed longer ago than `age` and that no message names.
 pub(crate) fn forget_removed(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -306,7 +305,8 @@ pub(crate) fn forget_removed(
     Ok(count)
 }
 
-/// Whether messages name this destination: one probe for each topic, as a look at the table would read all that waits.
+/// Whether any message names this destination. One probe for each topic: a scan of the table would read all waiting
+/// messages.
 fn is_named(conn: &mut PgConnection, name: &OutboxName, destination: &str) -> QueryResult<bool> {
     for lane in streams_to(conn, name, destination)? {
         let messages = QueryDsl::filter(candidate::table(name.outbox()), is_of(&lane));
@@ -326,7 +326,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// A pause whose time is over is none.
+    /// An expired pause does not count.
     #[test]
     fn a_breaker_opens_where_it_was_closed_and_nothing_longer_is_there() {
         let outbox = Outbox::new();
@@ -351,7 +351,7 @@ mod tests {
         assert!(!opens(conn, 1), "an operator's pause stays");
     }
 
-    /// R46: a note that a destination is gone stays as long as a message names it, and ends by no resume.
+    /// R46: the row of a removed destination stays while a message names the destination. `resume` does not end it.
     #[test]
     fn a_removed_destination_is_forgotten_when_no_message_names_it() {
         let outbox = Outbox::new();

@@ -1,4 +1,4 @@
-//! What the relays at work serve, as they say so in their leases.
+//! The topics and destinations that the active relays serve, as recorded in their leases.
 
 use std::collections::HashSet;
 
@@ -14,24 +14,24 @@ use crate::routes::{Routes, Serves};
 use crate::store::sql::MaybeJson;
 use crate::store::table::{destination, lease, pause};
 
-/// What all of them serve together.
+/// The topics and destinations that all active relays serve together.
 pub(crate) struct Served {
     relays: Vec<Relay>,
-    /// A relay of a later version may serve anything.
+    /// `false`: a relay of a later version is active, and may serve anything.
     is_certain: bool,
-    /// The registered destinations, and those that are gone: what waits for them dies. Empty where no relay delivers to
-    /// registered ones.
+    /// The registered destinations, and the removed ones, whose messages are dead-lettered. Empty if no relay delivers
+    /// to registered destinations.
     registered: HashSet<String>,
 }
 
 struct Relay {
     name: String,
     routes: Routes,
-    /// It delivers to registered destinations.
+    /// Whether the relay delivers to registered destinations.
     registered: bool,
 }
 
-/// Of relays with a live lease, but for those that stand by or are switched off.
+/// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off.
 pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let mut served = relays(conn, name)?;
     if served.relays.iter().any(|relay| relay.registered) {
@@ -47,12 +47,12 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     Ok(served)
 }
 
-/// What these relays serve, without their names.
+/// The topics and destinations that these relays serve, without the relays' names.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Others {
-    /// One of a later version serves everything, for all that is known.
+    /// A relay of a later version counts as serving everything.
     pub(crate) routes: Vec<Routes>,
-    /// How many of them deliver to registered destinations.
+    /// The number of relays that deliver to registered destinations.
     pub(crate) registered: u32,
 }
 
@@ -94,16 +94,16 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
 }
 
 impl Served {
-    /// Whether relays are at work and none of them takes such messages. Without any relay that is not the
-    /// topic's trouble.
+    /// Whether relays are active, but none takes messages of this topic and destination. `false` if no relay is
+    /// active: the missing route is not the problem then.
     pub(crate) fn has_no_route(&self, topic: &str, destination: &str) -> bool {
         let is_known = self.is_certain && !self.relays.is_empty();
         is_known && self.by(topic, destination).next().is_none()
     }
 
-    /// The names of the relays that take such messages.
+    /// The names of the relays that take messages of this topic and destination.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
-        // One that names no destination goes to whoever wants it, or to nobody.
+        // A message that names no destination goes to all destinations that want its topic, if any.
         let is_registered = match destination {
             "" => !self.registered.is_empty(),
             name => self.registered.contains(name),

@@ -1,9 +1,8 @@
-//! Settling: what became of claimed messages, fenced by the lease that holds them and by the time of
-//! their claim.
+//! Settling: recording the results of claimed messages. Every settle is fenced: it changes a message only if the lease
+//! and the time of the claim still match.
 //!
-//! Each function settles many messages by one statement and returns the sequences that it
-//! changed. One that is missing there was not held by that claim any more. No sequence may stand in
-//! a call twice.
+//! Each function settles many messages with one statement and returns the sequences that it changed. A message whose
+//! sequence is missing was no longer held by that claim. A call must not contain a sequence twice.
 //!
 //! Text: a DELETE or an UPDATE that feeds an INSERT (WITH), and `unnest`.
 
@@ -34,17 +33,17 @@ use crate::store::statement::{Statement, kept, statement};
 use crate::store::table::{ledger, outbox};
 use crate::store::{kept_digest, millis, open_part};
 
-/// A claim of a message, beside its lease: a sequence may be given twice, by a new primary that lacks the
-/// last inserts or after `TRUNCATE … RESTART IDENTITY`. When it was claimed tells the messages apart.
+/// A claim of a message, without the lease. A sequence may be given twice: by a new primary that lacks the last
+/// inserts, or after `TRUNCATE … RESTART IDENTITY`. The time of the claim tells the messages apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Claim {
     pub(crate) sequence: i64,
-    /// The row's `locked_at`, in microseconds as the database counts.
+    /// The row's `locked_at`, in PostgreSQL's microseconds (since 2000).
     pub(crate) at: i64,
 }
 
 impl Claim {
-    /// By which it was claimed.
+    /// The claim of a claimed message.
     pub(crate) fn of(message: &Message) -> Self {
         Self {
             sequence: message.sequence.0,
@@ -53,15 +52,15 @@ impl Claim {
     }
 }
 
-/// A message that the receiver has.
+/// A delivered message.
 #[derive(Debug, Clone)]
 pub(crate) struct Delivered {
     pub(crate) claim: Claim,
-    /// The one that has it.
+    /// The destination that has the message.
     pub(crate) destination: Arc<str>,
     pub(crate) http_status: Option<i32>,
     pub(crate) response: Option<String>,
-    /// Why it was delivered to nobody. It counts as no attempt then.
+    /// Set if no destination subscribes to the message. No attempt is counted then.
     pub(crate) code: Option<ReasonCode>,
 }
 
@@ -69,23 +68,23 @@ pub(crate) struct Delivered {
 #[derive(Debug, Clone)]
 pub(crate) struct Failed {
     pub(crate) claim: Claim,
-    /// The one that it was for; empty: none serves it.
+    /// The destination of the attempt; empty if no destination serves the message.
     pub(crate) destination: Arc<str>,
     pub(crate) code: ReasonCode,
     pub(crate) error: String,
     pub(crate) http_status: Option<i32>,
     pub(crate) response: Option<String>,
-    /// From the beginning of the send to its end.
+    /// The duration of the send.
     pub(crate) took: Duration,
-    /// Until the next attempt. Not used where the message dies.
+    /// The time until the next attempt. Unused if the message is dead-lettered.
     pub(crate) delay: Duration,
-    /// 1, or 0 where nothing was sent.
+    /// The attempts to count: 1, or 0 if nothing was sent.
     pub(crate) counted: i32,
-    /// Where it dies: whether its ordering key is kept back.
+    /// Whether the dead letter blocks its ordering key.
     pub(crate) blocks_key: bool,
 }
 
-/// Removes the messages from the outbox and writes them into the ledger.
+/// Removes the messages from the outbox and records them in the ledger.
 pub(crate) fn delivered(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -120,7 +119,7 @@ pub(crate) fn delivered(
     .load(conn)
 }
 
-/// Removes messages that the ledger has as delivered already.
+/// Removes messages that the ledger already has as delivered.
 pub(crate) fn deduplicated(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -133,9 +132,10 @@ pub(crate) fn deduplicated(
         .load(conn)
 }
 
-/// Counts the attempts and lets the messages wait for their next one.
+/// Counts the attempts and schedules the next ones.
 ///
-/// When its answer was lost and the same lease has claimed a message anew meanwhile, the repeat leaves it alone.
+/// A call is repeated if the database's answer was lost. If the same lease has claimed a message again meanwhile, the
+/// repeat leaves the message unchanged.
 pub(crate) fn retry(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -173,7 +173,7 @@ pub(crate) fn retry(
     .load(conn)
 }
 
-/// What has failed, as rows: $1 and what [`Statement::bind_failures`] binds.
+/// The failures as rows: $1 and the values of [`Statement::bind_failures`].
 const OUTCOME: &str = "outcome AS (
     SELECT * FROM unnest($1::bigint[], $3::int[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[],
                          $9::bigint[])
@@ -181,7 +181,7 @@ const OUTCOME: &str = "outcome AS (
 )";
 
 impl<'a> Statement<'a> {
-    /// $3 to $9.
+    /// Binds $3 to $9.
     fn bind_failures(self, messages: &[&'a Failed]) -> Self {
         fn each<'a, T>(messages: &[&'a Failed], value: impl Fn(&'a Failed) -> T) -> Vec<T> {
             messages.iter().map(|&message| value(message)).collect()
@@ -196,8 +196,8 @@ impl<'a> Statement<'a> {
     }
 }
 
-/// Writes the failed attempts of the rows `rows` down, as `outcome` has them, for the lease $2. `attempt`:
-/// which one it was. Its time is before that of a death which the same statement writes down.
+/// Records the failed attempts of `rows`, from `outcome`, for the lease $2. `attempt` is the number of the attempt.
+/// The attempt's time is earlier than the time of a dead letter from the same statement.
 fn note_attempts(name: &OutboxName, rows: &str, attempt: &str) -> String {
     format!(
         "INSERT INTO {table} (part, sequence, message_id, topic, destination, tenant_id, event, attempt,
@@ -213,10 +213,10 @@ fn note_attempts(name: &OutboxName, rows: &str, attempt: &str) -> String {
     )
 }
 
-/// Moves the messages to the dead letters and writes them into the ledger.
+/// Moves the messages to the dead letters and records them in the ledger.
 ///
-/// When its answer was lost, and an operator has requeued a message and the same lease has claimed it
-/// anew meanwhile, the repeat leaves it alone.
+/// A call is repeated if the database's answer was lost. If an operator has requeued a message and the same lease has
+/// claimed it again meanwhile, the repeat leaves the message unchanged.
 pub(crate) fn dead(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -259,7 +259,7 @@ pub(crate) fn dead(
     .load(conn)
 }
 
-/// Removes the messages $1 from the outbox, where `lease` holds them since these times.
+/// Removes the messages $1 from the outbox if `lease` has held them since these times.
 fn gone(name: &OutboxName, lease: &str, claimed_at: &str) -> String {
     format!(
         "gone AS (
@@ -272,7 +272,7 @@ fn gone(name: &OutboxName, lease: &str, claimed_at: &str) -> String {
     )
 }
 
-/// Writes what is `gone` into the ledger, as `outcome` has it.
+/// Records the rows of `gone` in the ledger, with their `outcome`.
 fn record(name: &OutboxName, status: &str, keep_payload: &str) -> String {
     format!(
         "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
@@ -289,8 +289,10 @@ fn record(name: &OutboxName, status: &str, keep_payload: &str) -> String {
     )
 }
 
-/// Gives messages back unsent. Costs no attempt, and is a HOT update. When its answer was lost and the same lease
-/// has claimed a message anew meanwhile, the repeat leaves it alone.
+/// Releases messages unsent. Counts no attempt, and is a HOT update.
+///
+/// A call is repeated if the database's answer was lost. If the same lease has claimed a message again meanwhile, the
+/// repeat leaves the message unchanged.
 pub(crate) fn release(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -304,9 +306,9 @@ pub(crate) fn release(
     kept(change).load(conn)
 }
 
-/// Gives back what a lease holds in this range, but for `known`: for a relay that knows of nothing else that
-/// the lease holds there. By claims, and not only by sequences: a server that has forgotten a settle may hold
-/// what this lease has claimed again since. Reads the whole range. Returns how many.
+/// Releases the messages that a lease holds in this range, except `known`: for a relay that knows of no other message
+/// of the lease there. Compares claims, not only sequences: a server that has forgotten a settle may hold messages
+/// that this lease has claimed again since. Reads the whole range. Returns the number of released messages.
 pub(crate) fn release_unknown(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -334,10 +336,10 @@ fn is_free() -> IsFree {
     (outbox::locked_by.eq(None), outbox::locked_at.eq(None))
 }
 
-/// The lease holds these messages, each since the time of its claim.
+/// The row is one of these messages, and the lease has held it since the time of its claim.
 fn are_held(lease: LeaseId, messages: &[Claim]) -> On<'static, outbox::table> {
     let (_, sequences, claimed_at) = in_order(messages, |claim| *claim);
-    // As `of_row`.
+    // The same lookup as `of_row`.
     let claimed_at = claimed_at
         .into_sql::<Array<Timestamptz>>()
         .index(width_bucket(outbox::sequence, sequences.clone()));
@@ -348,15 +350,15 @@ fn are_held(lease: LeaseId, messages: &[Claim]) -> On<'static, outbox::table> {
     Box::new(outbox::sequence.eq_any(sequences).and(is_held))
 }
 
-/// What a settle has left in the ledger, if it had worked.
+/// The trace that a successful settle leaves in the ledger.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trace {
     pub(crate) claim: Claim,
     pub(crate) message_id: Uuid,
 }
 
-/// Which of these messages the ledger has as settled since their claim, each by its sequence: asked when a
-/// settle was repeated because its answer was lost, to tell "it had worked" from "another relay has them".
+/// The sequences of the messages that the ledger has as settled since their claim. Queried after a settle was
+/// repeated because its answer was lost: the first call may have succeeded, or another relay may have the messages.
 pub(crate) fn settled(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -376,14 +378,14 @@ pub(crate) fn settled(
     Ok(left.map(|trace| trace.claim.sequence).collect())
 }
 
-/// What an array has for the row `o`, whose sequence is in another one, in ascending order: a binary
-/// search. A join with the arrays would be a nested loop in a plan for all values, and compare each row
-/// with each.
+/// SQL for the element of `array` that belongs to the row `o`: a binary search for the row's sequence in `sequences`,
+/// which are in ascending order. In a plan for all values, a join with the arrays would be a nested loop and compare
+/// each row with each element.
 pub(super) fn of_row(array: &str, sequences: &str) -> String {
     format!("({array})[width_bucket(o.sequence, {sequences}::bigint[])]")
 }
 
-/// Messages as [`of_row`] needs them: with the sequences and the times of their claims, as parameters.
+/// The messages in the order that [`of_row`] needs, and the sequences and times of their claims as parameters.
 fn in_order<T>(
     messages: &[T],
     claim: impl Fn(&T) -> Claim,

@@ -1,4 +1,4 @@
-//! One message for several destinations: a message for each of them instead.
+//! Fan-out: splitting a message for several destinations into one message for each destination.
 //!
 //! Text: `unnest`, and WITH, by which a DELETE feeds an INSERT.
 
@@ -13,24 +13,23 @@ use crate::name::OutboxName;
 use crate::store::digest_of;
 use crate::store::statement::statement_anew;
 
-/// A message, and the destinations that it goes to.
+/// A claimed message, and the destinations that it goes to.
 pub(crate) type Split<'a> = (Claim, &'a [String]);
 
-/// What became of messages that were to be split. Those in neither list were not held by the lease
-/// any more.
+/// The result of a split. Messages in neither list were no longer held under the lease.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    /// Replaced by their parts.
+    /// Messages replaced by their parts.
     pub(crate) split: Vec<i64>,
-    /// Left as they are: the outbox has another message of the key for one of the destinations.
+    /// Unchanged messages: the outbox has another message with the same key for one of the destinations.
     pub(crate) in_conflict: Vec<i64>,
 }
 
-/// How often it is tried when others enqueue or settle the same keys at just that moment.
+/// The most tries of a split when other transactions enqueue or settle the same keys at that moment.
 const TRIES: usize = 10;
 
-/// Replaces each message by one for each of its destinations, with the same id, key and content,
-/// in one transaction. A message of the same key and content that is there already is the same one.
+/// Replaces each message by one message for each of its destinations, with the same id, key and content, in one
+/// transaction. An existing message with the same key and content counts as the part.
 pub(crate) fn split(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -90,7 +89,7 @@ fn try_to_split(
     .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
     .giving::<BigInt>()
     .load(conn)?;
-    // Which message, how many it was to become, and how many of them are there.
+    // The message, the number of its parts, and the number of parts that exist.
     let rows: Vec<(i64, i64, i64)> = statement_anew(format!(
         "WITH gone AS (
             DELETE FROM {outbox} o
@@ -125,7 +124,7 @@ fn try_to_split(
                               AND o.destination = p.part_destination AND {other} = {own}
          GROUP BY p.sequence",
         outbox = name.outbox(),
-        // That of a relay which died is an attempt of no send.
+        // The attempt that a takeover counts is no send.
         was_sent = "last_error_code IS DISTINCT FROM 'ABANDONED'",
         claimed_at = of_row("$5::timestamptz[]", "$1"),
         other = digest_of("o"),
@@ -139,7 +138,7 @@ fn try_to_split(
     .giving::<(BigInt, BigInt, BigInt)>()
     .load(conn)?;
     if rows.iter().any(|(_, parts, placed)| parts != placed) {
-        // A row that was not seen stood in the way: look again.
+        // A row that this transaction could not see was in the way: try again.
         return Err(Error::RollbackTransaction);
     }
     Ok(Done {

@@ -1,4 +1,5 @@
-//! Which streams of live messages there are.
+//! The streams that have live messages. A stream is the messages of one topic and destination, either with or without
+//! an ordering key.
 //!
 //! Text: a loose index scan is recursive (WITH RECURSIVE).
 
@@ -14,14 +15,14 @@ use crate::store::sql::On;
 use crate::store::statement::{planned_anew, statement, statement_anew};
 use crate::store::table::candidate;
 
-/// A stream, and where its first live message is.
+/// A stream, and the position of its first live message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) stream: Stream,
     pub(crate) first: Position,
 }
 
-/// All of them, by loose index scans: one probe for each.
+/// All streams, by loose index scans: one probe for each stream.
 pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Found>> {
     statement(format!(
         "WITH RECURSIVE {}, {}
@@ -33,7 +34,8 @@ pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     .map(all_found)
 }
 
-/// Those of the messages behind a sequence: so what is new has not to wait for a look that takes long.
+/// The streams of the messages after a sequence, so that new messages need not wait for the slow query for all
+/// streams.
 pub(crate) fn streams_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -58,13 +60,14 @@ pub(crate) fn streams_behind(
                 candidate::sequence,
                 candidate::ordering_key.is_not_null(),
             ));
-        // A plan for any sequence would go through the index of the claim.
+        // A plan for all sequences would use the claim index.
         found.extend(all_found(planned_anew(newest).load::<Row>(conn)?));
     }
     Ok(found)
 }
 
-/// Where messages may be that name this destination: one probe for each topic, however many destinations there are.
+/// The streams that may have messages for this named destination: one probe for each topic, however many destinations
+/// there are.
 pub(in crate::store) fn streams_to(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -90,8 +93,8 @@ pub(in crate::store) fn streams_to(
     Ok(found.into_iter().map(stream).collect())
 }
 
-/// Those that are not among `known`: one probe between each two of these. It does not read what is dead
-/// in the index of a known stream, which can be much while an old snapshot keeps it there.
+/// The streams that are not in `known`: one probe between each two known streams. The query does not read the dead
+/// index entries of known streams, which can be many while an old snapshot keeps them.
 pub(crate) fn streams_beside(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -101,15 +104,15 @@ pub(crate) fn streams_beside(
     for is_keyed in [false, true] {
         let of_kind = known.iter().filter(|stream| stream.is_keyed == is_keyed);
         let places = of_kind.map(|Stream { topic, .. }| (&*topic.topic, &*topic.destination));
-        // No topic is empty.
+        // The start: no topic is empty.
         let places: Vec<(&str, &str)> = [("", "")].into_iter().chain(places).collect();
         found.extend(beside(conn, name, is_keyed, &places)?);
     }
     Ok(found)
 }
 
-/// Those of one kind that are at none of these places, and behind the first one. The database puts the
-/// places in order: in an encoding of its own their bytes are others than here.
+/// The streams of one kind that are at none of these places, and after the first place. The database sorts the places,
+/// because their bytes may differ in the database's encoding.
 fn beside(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -160,10 +163,10 @@ fn beside(
     .map(all_found)
 }
 
-/// By what one stream is another one than the last.
+/// The columns that tell one stream from the next.
 const NEXT: [&str; 2] = ["topic", "destination"];
 
-/// The first message of each stream from `from` on. `next`: the columns by which it is another stream.
+/// The first message of each stream, starting at `from`. `next`: the columns that tell one stream from the next.
 fn scan(name: &OutboxName, scan: &str, which: &str, from: &str, next: &[&str]) -> String {
     let of = |table: &str| {
         let columns: Vec<String> = next.iter().map(|one| format!("{table}.{one}")).collect();
@@ -221,7 +224,7 @@ fn all_found(rows: Vec<Row>) -> Vec<Found> {
     rows.into_iter().map(found).collect()
 }
 
-/// A message of this stream.
+/// The message belongs to this stream.
 pub(in crate::store) fn is_of(stream: &Stream) -> On<'_, candidate::table> {
     let Topic { topic, destination } = &stream.topic;
     let is_there = candidate::topic
@@ -264,7 +267,7 @@ mod tests {
             first,
             all.iter().map(|found| found.first.available_at).min()
         );
-        // Any set of them, by the bits of a number.
+        // Many subsets, by the bits of a number.
         for known in (0..1 << all.len()).step_by(4_099) {
             let is_known = |n: usize| known & (1 << n) != 0;
             let (known, unknown): (Vec<_>, Vec<_>) =
@@ -278,7 +281,7 @@ mod tests {
             let unknown: Vec<Found> = unknown.into_iter().map(|(_, one)| one.clone()).collect();
             assert_eq!(found, unknown, "beside {known:?}");
         }
-        // One that is known and has nothing any more.
+        // A known stream without messages.
         let gone = Stream {
             topic: Topic {
                 topic: "b".to_owned(),

@@ -1,4 +1,4 @@
-//! Messages that no relay serves, and whose time is over.
+//! Expired messages that no relay serves.
 
 use std::collections::HashMap;
 
@@ -17,23 +17,24 @@ use crate::store::sql::{TimeAndSequence, clock_timestamp, octet_length};
 use crate::store::statement::planned_anew;
 use crate::store::table::{candidate, outbox};
 
-/// Messages that one look reads.
+/// The most messages that one call reads.
 const READ: usize = 5_000;
-/// Messages that one look returns, at most, and bytes of their payloads, but for the first one.
+/// The most messages that one call returns, and the most bytes of their payloads. The first message is returned
+/// whatever its size.
 const MOST: usize = 500;
 const MOST_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a look has found.
+/// The result of one call.
 pub(crate) struct Part {
     pub(crate) sequences: Vec<i64>,
-    /// Where the next look goes on; `None`: there is no more.
+    /// Where the next call continues; `None`: there are no more messages.
     pub(crate) reached: Option<Position>,
 }
 
-/// Sequence, when it is due, and whether its time is over, where it has one.
+/// The sequence, the due time, and whether the message has expired (`None` if it never does).
 type Read = (i64, PgTimestamp, Option<bool>);
 
-/// The due messages of a stream, behind a place, whose time is over. Due ones: what is claimed has to be.
+/// The due messages of a stream, after a position, that have expired. Only due messages can be claimed.
 pub(crate) fn expired(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -80,7 +81,7 @@ pub(crate) fn expired(
     })
 }
 
-/// Bytes of the payloads of these messages: of those that are still there.
+/// The bytes of the payloads of these messages, if they still exist.
 fn sizes(
     conn: &mut PgConnection,
     name: &OutboxName,

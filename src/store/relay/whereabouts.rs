@@ -1,4 +1,4 @@
-//! Where a message is now, and who holds it, for a settle that found it in nobody's hands or in another's.
+//! The state and the holder of a message, for a settle that found the message released or held by another relay.
 
 use diesel::PgConnection;
 use diesel::prelude::{
@@ -16,20 +16,20 @@ use crate::store::live;
 use crate::store::sql::null;
 use crate::store::table::{dead, lease, ledger, outbox};
 
-/// A row of the outbox, of the dead letters or of the ledger, as it is now.
+/// A message, from the outbox, the dead letters or the ledger.
 #[derive(Debug, Clone, Queryable)]
 pub(crate) struct Whereabouts {
     pub(crate) sequence: i64,
     pub(crate) message_id: Uuid,
     pub(crate) status: String,
     pub(crate) attempts: i32,
-    /// The lease that holds it.
+    /// The lease that holds the message.
     pub(crate) lease: Option<i64>,
-    /// The relay whose lease that is.
+    /// The relay of that lease.
     pub(crate) relay: Option<String>,
 }
 
-/// What is known of these messages now. Of one that was discarded or cleaned away: nothing.
+/// The current state of these messages. Messages that were discarded or removed by retention are missing.
 pub(crate) fn whereabouts(
     conn: &mut PgConnection,
     name: &OutboxName,

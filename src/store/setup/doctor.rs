@@ -1,5 +1,5 @@
-//! What the doctor looks at: facts about an outbox, its server and its sessions. Every look is undone, and
-//! judged in `admin::diagnose`.
+//! Facts for the doctor about an outbox, its server and its sessions. Each query runs in a transaction that is rolled
+//! back. `admin::diagnose` judges the facts.
 
 pub(crate) mod drift;
 pub(crate) mod server;
@@ -8,7 +8,7 @@ pub(crate) mod tables;
 
 use super::inspect::parts;
 
-/// The suffixes of the tables of an outbox, with those of the parts of its ring.
+/// The suffixes of the tables of an outbox, and of the parts of its ring (ledger and history, divided by time).
 pub(crate) fn suffixes() -> impl Iterator<Item = String> {
     let tables = [
         "",

@@ -1,4 +1,4 @@
-//! Whether an outbox is there, and as it must be.
+//! Checks that an outbox exists and has the right schema.
 
 mod complete;
 
@@ -22,13 +22,13 @@ pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryR
     select(to_regclass(name.outbox()).is_not_null()).get_result(conn)
 }
 
-/// Whether there is a table of this name with such a column.
+/// Whether there is a table of this name with this column.
 pub(crate) fn has_column(conn: &mut PgConnection, table: &str, column: &str) -> QueryResult<bool> {
     let found = columns(table).filter(pg_attribute::attname.eq(column));
     select(exists(found)).get_result(conn)
 }
 
-/// The columns of this table, with those that every table has.
+/// The columns of this table, including system columns.
 fn columns(table: &str) -> Columns<'_> {
     pg_attribute::table
         .filter(not(pg_attribute::attisdropped))
@@ -38,7 +38,7 @@ fn columns(table: &str) -> Columns<'_> {
 
 type Columns<'a> = pg_attribute::BoxedQuery<'a, Pg>;
 
-/// Whether inserts wake relays: the trigger is there, and on.
+/// Whether inserts wake relays: the trigger exists and is enabled.
 pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
     let is_on = pg_trigger::tgenabled
         .eq(b'O')
@@ -54,7 +54,7 @@ pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
     select(exists(found)).get_result(conn)
 }
 
-/// A setting of the server, such as `server_version`.
+/// The value of a server setting, such as `server_version`.
 pub(crate) fn setting(conn: &mut PgConnection, name: &str) -> QueryResult<String> {
     select(current_setting(name)).get_result(conn)
 }

@@ -1,6 +1,6 @@
-//! Our own migrations, recorded in a table of our own.
+//! Runs our migrations, and records them in a table of their own.
 //!
-//! Text: it is DDL, and each step says in SQL whether it was done.
+//! Text: the migrations are DDL, and each step finds out in SQL whether it was applied.
 
 use diesel::connection::SimpleConnection;
 use diesel::prelude::{Connection, ExpressionMethods, QueryDsl, RunQueryDsl};
@@ -17,17 +17,17 @@ use crate::store::sql::{outbox_create, pg_advisory_xact_lock};
 use crate::store::statement::statement_anew;
 
 diesel::table! {
-    /// The steps that were done.
+    /// The applied steps.
     outbox_migrations (version) {
         version -> diesel::sql_types::Text,
         applied_at -> diesel::sql_types::Timestamptz,
     }
 }
 
-/// One step. The version is the name of its folder.
+/// One migration. The version is the name of its folder.
 pub(crate) struct Step {
     pub(crate) version: &'static str,
-    /// Whether it was done by somebody's own migration, as SQL.
+    /// SQL: whether the step is applied, perhaps by a migration of the application.
     is_there: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
@@ -50,8 +50,8 @@ pub(crate) const STEPS: &[Step] = &[
         "2026-11-20-000001_outbox_functions",
         "pg_catalog.to_regprocedure('outbox_create(pg_catalog.text)')"
     ),
-    // By a column of its own: an application may have another table of this name, which is not to be
-    // taken for ours, nor dropped.
+    // Recognised by a column that only our table has: an application may have another table of this name, which must
+    // not be dropped.
     step!(
         "2026-11-20-000002_first_outbox",
         "(SELECT attrelid FROM pg_catalog.pg_attribute
@@ -61,8 +61,8 @@ pub(crate) const STEPS: &[Step] = &[
     INBOX,
 ];
 
-/// The step that a database without an outbox can do alone. A table of this name that is another one
-/// (an outbox of this name, say) is in the way, and not taken for it.
+/// The step that a database without an outbox can apply alone. Another table of this name (such as an outbox) is not
+/// mistaken for the inbox, and makes the step fail.
 pub(crate) const INBOX: Step = step!(
     "2026-11-21-000003_inbox",
     "(SELECT attrelid FROM pg_catalog.pg_attribute
@@ -70,17 +70,16 @@ pub(crate) const INBOX: Step = step!(
          AND attname OPERATOR(pg_catalog.=) 'handled_at' AND NOT attisdropped)"
 );
 
-/// The step that creates the outbox of the default name. Who works with another one needs not
-/// have it.
+/// The step that creates the outbox of the default name. An application that uses another name does not need it.
 const FIRST_OUTBOX: &str = "2026-11-20-000002_first_outbox";
 
 impl Step {
-    /// SQL that takes the step where nobody has done so before.
+    /// SQL that applies the step unless it is applied.
     pub(crate) fn up_unless_there(&self) -> String {
         only_if(&format!("NOT ({})", self.is_there), self.up)
     }
 
-    /// SQL that undoes the step where it was taken.
+    /// SQL that reverts the step if it is applied.
     pub(crate) fn down_if_there(&self) -> String {
         only_if(self.is_there, self.down)
     }
@@ -97,9 +96,9 @@ fn only_if(condition: &str, sql: &str) -> String {
 /// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
 const MIGRATION_LOCK: i64 = 0x6469_6573_656c_6f75;
 
-/// Runs the steps that this database has not seen, and creates the outbox `name` where it is
-/// missing. A step that an application's own migration has done is only recorded. Returns what was
-/// done, in words; nothing twice, even when two processes do it at once.
+/// Applies the missing steps, and creates the outbox `name` if it is missing. A step that a migration of the
+/// application has applied is only recorded. Returns a description of each change. Two processes may migrate at once:
+/// each step is applied once.
 pub(crate) fn migrate(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -120,7 +119,7 @@ pub(crate) fn migrate(
             let is_recorded = applied.iter().any(|version| version == step.version);
             let is_unwanted = step.version == FIRST_OUTBOX && *name != OutboxName::default();
             let found = is_there(conn, step)?;
-            // Recorded and not there: an application's own migration made it, and has undone it.
+            // Recorded but missing: a migration of the application has reverted the step.
             if is_unwanted || (is_recorded && found) {
                 continue;
             }
@@ -143,13 +142,13 @@ pub(crate) fn migrate(
             select(outbox_create(name.to_string())).execute(conn)?;
             done.push(format!("created outbox {name}"));
         }
-        // What is there already may have been damaged since.
+        // An existing outbox may be damaged.
         pinned(conn, name, inspect::check)?;
         Ok(done)
     })
 }
 
-/// Undoes all steps, the newest first.
+/// Reverts all steps, newest first.
 pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     conn.transaction(|conn| {
         lock(conn)?;
@@ -164,7 +163,7 @@ pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     })
 }
 
-/// Does the one step that makes the inbox, where it is missing.
+/// Applies the step that creates the inbox, if the inbox is missing.
 pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
     conn.transaction(|conn| {
         lock(conn)?;
@@ -175,8 +174,8 @@ pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
     })
 }
 
-/// Lets one process at a time go on, until its transaction's end. A statement of its own: the ones after
-/// it see what the last holder did.
+/// Lets one process at a time continue, until the end of its transaction. The lock has its own statement, so that later
+/// statements see the changes of the last holder.
 fn lock(conn: &mut PgConnection) -> QueryResult<()> {
     select(pg_advisory_xact_lock(MIGRATION_LOCK))
         .execute(conn)
@@ -189,7 +188,7 @@ fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {
         .get_result(conn)
 }
 
-/// The SQL of all steps, for the outbox `name`, to be copied into a migration of the application.
+/// The SQL of all steps for the outbox `name`, to copy into a migration of the application.
 pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
     let printed = |step: &Step| {
         let text = match (direction, step.version) {
@@ -206,12 +205,12 @@ pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
     }
 }
 
-/// Which way a migration goes.
+/// The direction of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Making the outbox.
+    /// Create the outbox.
     Up,
-    /// Undoing it.
+    /// Drop the outbox.
     Down,
 }
 

@@ -1,5 +1,5 @@
-//! What roles of the database need, and no more: for `GRANT`, and for a relay that looks whether it
-//! has it. `docs/roles.sql` is what is printed here for the outbox of the default name.
+//! The minimal rights of each database role: printed as `GRANT` statements, and checked by a relay at its start.
+//! `docs/roles.sql` is the output for the outbox of the default name.
 //!
 //! Text: PostgreSQL's catalogue.
 
@@ -13,11 +13,11 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::statement::{statement, statement_anew};
 
-/// A table of an outbox by its suffix, privileges on it, and the columns that they are on; empty: the whole
-/// table. Privileges and columns as SQL lists them.
+/// A table of an outbox by suffix, privileges, and the columns of the privileges (empty: the whole table). Privileges
+/// and columns are lists in SQL.
 type Right = (&'static str, &'static str, &'static str);
 
-/// A role, why it has what it has, and that, table by table.
+/// A role, what it does, and its rights, table by table.
 struct Role {
     name: &'static str,
     what: &'static str,
@@ -124,7 +124,7 @@ const READER: Role = Role {
     ],
 };
 
-/// SQL that makes roles and gives them what they need in the outbox `name`.
+/// SQL that creates the roles and grants their rights on the outbox `name`.
 pub(crate) fn printed(name: &OutboxName) -> String {
     let mut sql = String::from(
         "-- Roles with what they need for one outbox, and no more.
@@ -181,7 +181,7 @@ fn grant(rights: Vec<String>, table: &str, role: &str) -> String {
     format!("GRANT {} ON {table} TO {role}", rights.join(", "))
 }
 
-/// The function that empties old parts of the ledger; it runs as its owner.
+/// Grants the function that empties old parts of the ledger, which runs with the rights of its owner.
 fn grant_rotate(name: &OutboxName, role: &str) -> String {
     format!(
         "GRANT EXECUTE ON FUNCTION {}(interval) TO {role}",
@@ -189,7 +189,7 @@ fn grant_rotate(name: &OutboxName, role: &str) -> String {
     )
 }
 
-/// Broken into lines at spaces.
+/// Wraps a statement at spaces.
 fn wrapped(statement: &str) -> String {
     let mut lines = String::new();
     let mut width = 0;
@@ -207,10 +207,10 @@ fn wrapped(statement: &str) -> String {
     lines
 }
 
-/// Characters in a line of what is printed.
+/// The most characters in a line of printed SQL.
 const LINE: usize = 100;
 
-/// A right that this connection's role has not got.
+/// A right that the role of this connection lacks.
 #[derive(diesel::Queryable)]
 struct MissingRow {
     role: String,
@@ -219,7 +219,7 @@ struct MissingRow {
     column: String,
 }
 
-/// What a relay needs in the outbox and this connection's role may not, as `GRANT` statements.
+/// The rights that a relay needs and the role of this connection lacks, as `GRANT` statements.
 pub(crate) fn missing(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -274,8 +274,8 @@ fn missing_of_table(rows: &[MissingRow]) -> String {
     grant(rights.collect(), &rows[0].table_name, &rows[0].role)
 }
 
-/// Whether a relay can work here: the outbox is as it must be, and this connection's role may do all
-/// that a relay does. Without this it could send, and not write down that it has.
+/// Checks that a relay can work here: the outbox has the right schema, and the role of this connection has all rights
+/// of a relay. Without this check, a relay could send messages and then fail to record the result.
 pub(crate) fn check_relay(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     inspect::check(conn, name)?;
     let missing = missing(conn, name)?;

@@ -1,6 +1,6 @@
-//! Inserts, on the caller's connection and in its transaction.
+//! Inserts, on the caller's connection and in the caller's transaction.
 //!
-//! Text: WITH, `unnest`, and operators with their schema, for the application's search path.
+//! Text: WITH, `unnest`, and operators with their schema, because the search path is the application's.
 
 use std::collections::HashMap;
 
@@ -21,15 +21,15 @@ use crate::store::digest_of;
 use crate::store::place::from_micros;
 use crate::store::statement::{Statement, statement_anew};
 
-/// A message with what its row has besides.
+/// A message, and the digest of its content.
 pub(crate) struct Row {
     message: NewMessage,
-    /// Of a message with a key, to compare it with another one of the key.
+    /// Set for a message with a key, to compare it with another message of the key.
     digest: Option<Vec<u8>>,
 }
 
-/// What is there once: a key that was given, at each destination. A message without a key is compared with no
-/// other: its id, and how many of that id stand before it.
+/// What may exist only once: a given key, at each destination. A message without a key is no duplicate of any
+/// message: its identity is its id, and the number of messages with that id before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Identity<'a> {
     Key(&'a str, &'a str),
@@ -44,7 +44,7 @@ impl<'a> Identity<'a> {
         }
     }
 
-    /// The first of this id that is free.
+    /// The first identity with this id that is not taken. A key stays as it is.
     fn unless(mut self, is_taken: impl Fn(&Self) -> bool) -> Self {
         while let Self::Id(id, destination, before) = self
             && is_taken(&self)
@@ -63,7 +63,7 @@ impl Row {
         }
     }
 
-    /// The key that was given, or the message's id.
+    /// The given key, or the message's id.
     pub(crate) fn key(&self) -> String {
         self.message.key()
     }
@@ -72,7 +72,7 @@ impl Row {
         &self.message.topic
     }
 
-    /// About as many bytes as it takes on its way to the database.
+    /// The approximate bytes that the message sends to the database.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.message.headers.iter();
         self.message.payload.len() + headers.map(|(n, v)| n.len() + v.len()).sum::<usize>()
@@ -93,9 +93,9 @@ impl Row {
 pub(crate) struct Stored {
     pub(crate) sequence: i64,
     pub(crate) message_id: Uuid,
-    /// It is this message, written just now.
+    /// Whether this insert wrote the row.
     pub(crate) is_new: bool,
-    /// It has this message's topic and payload.
+    /// Whether the row has this message's topic and payload.
     pub(crate) is_same: bool,
 }
 
@@ -105,7 +105,7 @@ struct FoundRow {
     message_id: Uuid,
     idempotency_key: Option<String>,
     destination: String,
-    /// Of a row that was there before, unless a plain insert wrote it.
+    /// Set for a row that existed before, unless a plain insert wrote it.
     digest: Option<Vec<u8>>,
     is_new: bool,
 }
@@ -117,16 +117,16 @@ impl FoundRow {
     }
 }
 
-/// How often an insert is tried that neither inserted nor saw the row that stood in its way: that
-/// row was committed, or removed, at just that moment.
+/// The most tries of an insert that neither inserted a message nor saw the row in its way, because that row was
+/// committed or removed at that moment.
 const TRIES: usize = 100;
 
-/// Inserts the messages whose key is free, in their order, by one statement, and tells for each
-/// message what the outbox has. Needs a second statement only when another transaction enqueued one
-/// of the keys at the same moment, or a plain insert did before.
+/// Inserts the messages whose keys are free, in order, with one statement. Returns what the outbox has for each
+/// message. A second statement is needed only if another transaction enqueued one of the keys at the same moment,
+/// or if a plain insert did so before.
 ///
-/// The statement is not a prepared one: it is one round trip from the first call on a connection, and
-/// its search for keys is planned for the table as it is (a plan of an empty table reads all of it).
+/// The statement is not prepared. So it takes one round trip from the first call on a connection, and its search for
+/// keys is planned for the table as it is. (The plan for an empty table reads the whole table.)
 pub(crate) fn insert_or_find(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
@@ -166,7 +166,7 @@ pub(crate) fn insert_or_find(
             let Some(&index) = first_of.get(&row.identity().unless(is_found)) else {
                 continue;
             };
-            // A row that was settled while the insert waited for it is seen beside the new one.
+            // A row that was settled while the insert waited for it is returned in addition to the new row.
             if row.is_new || found[index].is_none() {
                 found[index] = Some(row);
             }
@@ -178,9 +178,9 @@ pub(crate) fn insert_or_find(
     ))
 }
 
-/// Rows of plain inserts have no digest: they are asked for it, by a statement of its own. It is the only
-/// one that reads topics and payloads, which a role that enqueues needs not be allowed. What is gone
-/// meanwhile is left out.
+/// Computes the digests of rows from plain inserts, which have none, with a separate statement. Only this statement
+/// reads topics and payloads, so a role that enqueues usually needs no right to read them. Omits rows that are gone
+/// meanwhile.
 fn with_digests(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
@@ -210,7 +210,7 @@ fn with_digests(
     Ok(rows)
 }
 
-/// What was found for the first message of each key, told for every message.
+/// Maps the rows found for the first message of each key to all messages.
 fn stored(
     rows: &[Row],
     first_of: &HashMap<Identity<'_>, usize>,
@@ -233,9 +233,9 @@ fn stored(
     stored.collect()
 }
 
-/// Inserts the messages in their order, by one statement: all, or (`false`) none because a key is taken.
-/// A fifth less work for the server than an insert which looks at each key first. Keys are tried in a
-/// savepoint; messages without a key stand in nobody's way.
+/// Inserts all messages in order with one statement, or none (`false`) because a key is taken. The server has a fifth
+/// less work than with an insert that looks up each key first. Messages with keys are tried in a savepoint; messages
+/// without keys cannot conflict.
 pub(crate) fn insert_all(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
@@ -257,15 +257,15 @@ fn has_keys(rows: &[&Row]) -> bool {
     rows.iter().any(|row| row.given_key().is_some())
 }
 
-/// The columns of a [`FoundRow`] whose row is new.
+/// The columns of a [`FoundRow`] for a new row.
 const NEW: &str =
     "sequence, message_id, idempotency_key, destination, NULL::pg_catalog.bytea AS digest,
     true AS is_new";
 
-/// Messages without a key are only inserted.
+/// Messages without a key are inserted without a search.
 ///
-/// `ON CONFLICT DO NOTHING` raises no error, so the caller's transaction stays usable. The search goes
-/// by the index, one key after the other: as a join it would read a table of some 100,000 rows whole.
+/// `ON CONFLICT DO NOTHING` raises no error, so the caller's transaction stays usable. The search probes the index
+/// for one key after the other: a join would read a table of about 100,000 rows completely.
 fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Statement<'a> {
     let element = if rows.len() == 1 { alone } else { in_array };
     let insert = insert(name, element);
@@ -304,18 +304,18 @@ fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Statemen
     }
 }
 
-/// The parameter as it is.
+/// The parameter itself.
 fn alone(parameter: usize) -> String {
     format!("${parameter}")
 }
 
-/// The parameter's elements, one for each row. An array that is NULL gives NULL to each.
+/// The parameter's elements, one for each row. A NULL array gives NULL for each row.
 fn in_array(parameter: usize) -> String {
     format!("pg_catalog.unnest(${parameter})")
 }
 
-/// Rows are inserted in the order of the arrays: unnest in a list of SELECT gives them one by one,
-/// and nothing comes between it and the insert.
+/// Rows are inserted in the order of the arrays: `unnest` in a SELECT list returns the elements one by one, and no
+/// step between `unnest` and the insert reorders them.
 fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
     let given = [
         "message_id",
@@ -393,10 +393,10 @@ fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
     rows.iter().map(|&row| value(row)).collect()
 }
 
-/// A value for each row, or for none of them.
+/// A value for each row, or NULL if no row has a value.
 type Each<T> = Nullable<Array<Nullable<T>>>;
 
-/// None where no row has a value: most messages use few of the columns.
+/// `None` if no row has a value: most messages use few of the columns.
 fn any<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> Option<T>) -> Option<Vec<Option<T>>> {
     let values = each(rows, value);
     values.iter().any(Option::is_some).then_some(values)
@@ -410,10 +410,10 @@ fn occurred_at(row: &Row) -> Option<PgTimestamp> {
     absolute(Due::At(row.message.occurred_at?))
 }
 
-/// From 1970 to the end of 9999, and back to the year 1: times further away are cut to these.
+/// From 1970 to the end of 9999, and back to the year 1, in microseconds. Times beyond these limits are clamped.
 const LAST_MICRO: i64 = 253_402_300_799_000_000;
 const FIRST_MICRO: i64 = 62_135_596_800_000_000;
-/// A hundred years in microseconds: longer delays are cut to it.
+/// A hundred years in microseconds. Longer delays are clamped.
 const MOST_MICROS: i64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
 pub(super) fn relative(due: Due) -> Option<PgInterval> {

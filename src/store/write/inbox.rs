@@ -1,4 +1,4 @@
-//! The inbox: which messages were handled, in the database of who handles them.
+//! The inbox: the messages that a receiver has handled, in the receiver's database.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::store::statement::{statement, statement_anew};
 use crate::store::table::inbox;
 use crate::store::{LONGEST_AGE, millis};
 
-/// Remembers a message. `false`: it was there. Where a transaction that has not ended holds it, this
-/// waits for that one's end.
+/// Records a message as handled. `false`: the message was already recorded. If an open transaction has recorded the
+/// message, this waits for its end.
 pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) -> QueryResult<bool> {
     insert_into(inbox::table(TABLE))
         .values((inbox::source.eq(source), inbox::message_id.eq(message_id)))
@@ -26,10 +26,9 @@ pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) ->
         .map(|rows| rows == 1)
 }
 
-/// Has no statement of the open transaction wait for a lock longer than `limit`, nor than the connection
-/// does anyway.
+/// Limits how long statements of the open transaction wait for a lock. A shorter limit of the connection stays.
 ///
-/// Text: Diesel names no schema of operators and types, as an application's search path needs.
+/// Text: Diesel cannot qualify operators and types with their schema, as an application's search path requires.
 pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> QueryResult<()> {
     statement(
         "SELECT pg_catalog.set_config('lock_timeout', $1::pg_catalog.int8::pg_catalog.text, true)
@@ -38,18 +37,18 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
           WHERE own.s OPERATOR(pg_catalog.=) 0
              OR own.s OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.>) $1::pg_catalog.float8",
     )
-    // 0 is no limit.
+    // 0 would mean no limit.
     .bind::<BigInt, _>(millis(limit).clamp(1, i32::MAX.into()))
     .execute(conn)
     .map(drop)
 }
 
-/// Forgets messages that were handled longer ago than some age, the oldest first.
+/// Deletes messages that were handled longer ago than `age`, oldest first.
 pub(crate) struct Forgetting<'a> {
     table: &'a str,
     age: PgInterval,
-    /// When the last message was handled that is forgotten. The next step goes on there: what an old snapshot
-    /// keeps of those before would be read again by each step.
+    /// When the last deleted message was handled. The next step starts there: otherwise each step would read again
+    /// the deleted rows that an old snapshot keeps.
     from: PgTimestamp,
 }
 
@@ -63,12 +62,13 @@ impl<'a> Forgetting<'a> {
         }
     }
 
-    /// Forgets as many messages at most. Returns how many; with 0, all are forgotten.
+    /// Deletes at most `limit` messages and returns their number. 0: no more messages are that old.
     ///
-    /// Nothing locks rows of the inbox or changes them, so none is locked first: that would need the right
-    /// to UPDATE.
+    /// The rows are not locked first, because nothing else locks or changes rows of the inbox. Locking would need
+    /// the UPDATE right.
     ///
-    /// Text: Diesel names no schema of operators, as an application's search path needs; and has no WITH.
+    /// Text: Diesel has no WITH, and cannot qualify operators with their schema, as an application's search path
+    /// requires.
     pub(crate) fn step(&mut self, conn: &mut PgConnection, limit: i64) -> QueryResult<usize> {
         let (rows, last): (i64, Option<PgTimestamp>) = statement_anew(format!(
             "WITH forgotten AS (
@@ -92,24 +92,24 @@ impl<'a> Forgetting<'a> {
     }
 }
 
-/// As PostgreSQL sends `-infinity`.
+/// PostgreSQL's `-infinity`.
 const MINUS_INFINITY: PgTimestamp = PgTimestamp(i64::MIN);
 
-/// The inbox, by the connection's search path.
+/// The inbox, found by the connection's search path.
 pub(crate) const TABLE: &str = "outbox_inbox";
 
 /// Whether a connection can clean the inbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cleaning {
-    /// It can: this table.
+    /// The connection can clean this table.
     Possible(String),
     /// There is no inbox.
     NoTable,
-    /// Its role must not.
+    /// The role may not read or delete rows of the inbox.
     NoRight,
 }
 
-/// Whether the inbox can be cleaned on this connection of a relay's.
+/// Whether this connection of a relay can clean the inbox.
 pub(crate) fn cleaning(conn: &mut PgConnection) -> QueryResult<Cleaning> {
     let Some(table) = located_by_default(conn, TABLE)? else {
         return Ok(Cleaning::NoTable);

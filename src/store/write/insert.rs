@@ -1,4 +1,4 @@
-//! Enqueueing as a value: one message as a query.
+//! Enqueueing one message as a Diesel query.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ use crate::store::place::to_micros;
 
 const MICROS: i64 = 1_000_000;
 
-/// A message as a query: [`Outbox::insert`](crate::Outbox::insert). It returns the message's
-/// [`Sequence`](crate::Sequence), or no row where the idempotency key is taken.
+/// A message as a query, created by [`Outbox::insert`](crate::Outbox::insert). The query returns the message's
+/// [`Sequence`](crate::Sequence), or no row if the idempotency key is taken.
 #[must_use = "a query does nothing until it is executed"]
 pub struct Insert {
     outbox: String,
@@ -30,7 +30,7 @@ pub struct Insert {
     headers: Option<String>,
     ordering_key: Option<String>,
     idempotency_key: Option<String>,
-    /// Of a message with a key, to compare others of the key with.
+    /// Set for a message with a key, to compare it with other messages of the key.
     digest: Option<Vec<u8>>,
     tenant_id: Option<String>,
     due: When,
@@ -38,11 +38,11 @@ pub struct Insert {
     occurred: When,
 }
 
-/// A time from now on, or a time, or none: in numbers that every connection can send.
+/// A delay, a point in time, or neither, in numbers that every connection can send.
 #[derive(Debug, Default)]
 struct When {
     micros_from_now: Option<i64>,
-    /// Since 1970.
+    /// Seconds since 1970; `micros` holds the rest.
     seconds: Option<i64>,
     micros: Option<i64>,
 }
@@ -59,7 +59,7 @@ impl When {
 }
 
 impl fmt::Debug for Insert {
-    /// Without payload and header values: they may be private.
+    /// Omits the payload and the header values, which may be private.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Insert")
             .field("message_id", &self.id)
@@ -69,7 +69,7 @@ impl fmt::Debug for Insert {
 }
 
 impl Insert {
-    /// The message has been validated.
+    /// The message must be validated.
     pub(crate) fn new(name: &OutboxName, message: NewMessage) -> Self {
         Self {
             outbox: name.outbox().to_owned(),
@@ -91,7 +91,7 @@ impl Insert {
         }
     }
 
-    /// The id that receivers will see.
+    /// The message id that receivers will see.
     ///
     /// ```
     /// use diesel_outbox::{NewMessage, Outbox};
@@ -105,9 +105,9 @@ impl Insert {
     }
 }
 
-/// Text: it is for any backend, and our tables are written for `Pg` alone; an expression for each value, with its schema, for
-/// the application's search path. Values are texts and
-/// numbers, which `#[derive(MultiConnection)]` can send, too; the server makes their types of them.
+/// Text: the query works with any backend, but our tables only with `Pg`. Expressions are qualified with their schema,
+/// because the search path is the application's. Values are sent as texts and numbers, which
+/// `#[derive(MultiConnection)]` supports; the server casts them to their types.
 impl<DB> QueryFragment<DB> for Insert
 where
     DB: Backend,
@@ -180,7 +180,7 @@ impl When {
     }
 }
 
-/// An interval. Exact: a float holds whole numbers up to 285 years of microseconds.
+/// Pushes an interval. It is exact: a float holds whole microseconds up to 285 years.
 fn push_micros<'b, DB>(micros: &'b Option<i64>, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>
 where
     DB: Backend,
@@ -194,7 +194,7 @@ where
     Ok(())
 }
 
-/// Without a static id: the outbox's name is a part of the text, under which Diesel keeps the prepared statement.
+/// Without a static id, Diesel keeps the prepared statement under its text, which contains the outbox's name.
 impl QueryId for Insert {
     type QueryId = ();
 

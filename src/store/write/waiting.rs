@@ -1,7 +1,7 @@
-//! What waits, changed by hand: cancelled, rescheduled, or settled by an operator's word.
+//! Changes to waiting messages by an application or an operator: cancel, reschedule, or settle (record the result).
 //!
-//! A message that a relay holds is under way and is left alone: nobody waits for its row's lock. Every
-//! function runs in a transaction, the caller's where one is open.
+//! A message that a relay holds is in flight and stays unchanged: no function waits for its row lock. Every function
+//! runs in a transaction: the caller's if one is open.
 
 mod refs;
 
@@ -29,12 +29,12 @@ use crate::store::sql::{clock_timestamp, latest};
 use crate::store::statement::{Statement, planned_anew, statement_anew};
 use crate::store::table::{candidate, lease, outbox};
 
-/// How a message ends by hand.
+/// How an application or an operator ends a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It was delivered by other means.
+    /// The message was delivered by other means.
     Delivered,
-    /// It must not be sent.
+    /// The message must not be sent.
     Cancelled,
 }
 
@@ -57,13 +57,13 @@ impl End {
 /// Which messages are changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Those that wait.
+    /// Only waiting messages.
     Waiting,
-    /// Also those of relays whose leases are over, and dead letters.
+    /// Also messages held under expired leases, and dead letters.
     Everything,
 }
 
-/// Ends what `which` names, and writes into the ledger how and why.
+/// Ends the messages that `which` names, and records in the ledger how and why.
 pub(crate) fn end(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -95,7 +95,7 @@ pub(crate) fn end(
     })
 }
 
-/// Lets what waits be due at another time, never before now.
+/// Changes when waiting messages are due, never to a time before now.
 pub(crate) fn reschedule(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -104,7 +104,7 @@ pub(crate) fn reschedule(
 ) -> QueryResult<Changed> {
     conn.transaction(|conn| {
         let found = find(conn, name, which, Reach::Waiting)?;
-        // Due now, or before, is now by the clock: a relay's lanes have passed what is earlier.
+        // An earlier time becomes the current time: a relay's lanes have already passed earlier positions.
         let waiting = candidate::table(name.outbox())
             .filter(candidate::sequence.eq_any(found.live()))
             .filter(candidate::locked_by.is_null())
@@ -125,8 +125,7 @@ pub(crate) fn reschedule(
     })
 }
 
-/// What is told of each part. What was live and was not changed may have ended meanwhile: it is looked
-/// at again.
+/// The result for each part. A live part that was not changed may have ended meanwhile, so it is read again.
 fn told(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -145,7 +144,7 @@ fn told(
 /// The sequence of a message that has ended, and its ordering key.
 type Ended = (i64, Option<String>);
 
-/// Leases that hold one of these messages and are over: one that is over never comes back.
+/// The expired leases that hold any of these messages. An expired lease never becomes valid again.
 fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult<Vec<i64>> {
     if live.is_empty() {
         return Ok(Vec::new());
@@ -165,7 +164,7 @@ fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult
     planned_anew(over).load(conn)
 }
 
-/// Cancels those of these live messages that no live relay holds. Returns how many.
+/// Cancels the live messages that are not held under a valid lease. Returns how many.
 #[cfg(feature = "relay")]
 pub(in crate::store) fn cancel_waiting(
     conn: &mut PgConnection,
@@ -179,7 +178,7 @@ pub(in crate::store) fn cancel_waiting(
     Ok(count)
 }
 
-/// Text: as [`recorded`] says.
+/// Text: like [`recorded`].
 fn end_live(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -208,7 +207,7 @@ fn end_live(
         .load(conn)
 }
 
-/// Text: as [`recorded`] says.
+/// Text: like [`recorded`].
 fn end_dead(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -229,7 +228,7 @@ fn end_dead(
         .load(conn)
 }
 
-/// What the ledger keeps of a message. `named`: the destination that it names.
+/// The columns of a message that the ledger keeps. `named`: the destination that the message names.
 fn columns(row: &str, named: &str) -> String {
     format!(
         "{row}.sequence, {row}.message_id, {row}.topic, {row}.destination, {named} AS named_destination,
@@ -239,7 +238,7 @@ fn columns(row: &str, named: &str) -> String {
     )
 }
 
-/// Writes what the statement `gone` removes of these messages ($1) into the ledger, with how they end and why.
+/// Runs the statement `gone`, which removes messages ($1), and records in the ledger how and why they ended.
 ///
 /// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
 fn recorded<'a>(
@@ -269,7 +268,7 @@ fn recorded<'a>(
     .bind::<Nullable<Text>, _>(note)
 }
 
-/// Lets keys go on whose messages have waited for one that is gone.
+/// Unblocks ordering keys whose messages waited for a message that is gone.
 pub(in crate::store) fn free(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -285,9 +284,9 @@ pub(in crate::store) fn free(
     }
 }
 
-/// The first message of a key at each destination, where it is due, is due from now on: behind the place
-/// that a relay's lanes have reached, as one that was just enqueued. (A relay's walk over all keys would
-/// find it, too, and takes its time.)
+/// Sets the due time of a key's first message at each destination to now, if the message is due. The message then
+/// comes after the position that a relay's lanes have reached, like a new message. A relay's walk over all keys would
+/// also find the message, but later.
 ///
 /// Text: a loose index scan is recursive (WITH RECURSIVE).
 fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> QueryResult<()> {
@@ -319,7 +318,7 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
     .map(drop)
 }
 
-/// Tells relays that sleep, as the trigger `outbox_wake` does after an insert.
+/// Wakes sleeping relays, as the trigger `outbox_wake` does after an insert.
 ///
 /// Text: it takes an advisory lock.
 fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {

@@ -1,4 +1,4 @@
-//! What dead letters died of.
+//! Dead letters, grouped by reason, topic and destination.
 
 use diesel::pg::Pg;
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
@@ -18,33 +18,33 @@ use crate::store::table::dead;
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct DeadGroup {
-    /// Why they died: the name of a [`ReasonCode`](crate::ReasonCode).
+    /// Why the messages were dead-lettered: the name of a [`ReasonCode`](crate::ReasonCode).
     #[diesel(sql_type = Text)]
     pub reason: String,
-    /// Their topic.
+    /// The topic of the messages.
     #[diesel(sql_type = Text)]
     pub topic: String,
-    /// The destination that they were for; empty where none serves their topic.
+    /// The destination of the messages; empty if no destination serves their topic.
     #[diesel(sql_type = Text)]
     pub destination: String,
-    /// How many.
+    /// The number of dead letters.
     #[diesel(sql_type = BigInt)]
     pub count: i64,
-    /// When the first one died, RFC 3339.
+    /// When the oldest of them was dead-lettered, RFC 3339.
     #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
     pub oldest_died_at: String,
-    /// When the last one died, RFC 3339.
+    /// When the latest of them was dead-lettered, RFC 3339.
     #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
     pub latest_died_at: String,
-    /// One of them: the one with the highest sequence.
+    /// An example: the dead letter with the highest sequence.
     #[diesel(sql_type = BigInt)]
     pub example_sequence: Sequence,
-    /// Its last error.
+    /// The last error of the example.
     #[diesel(sql_type = Nullable<Text>)]
     pub example_error: Option<String>,
 }
 
-/// The most frequent first, `limit` at most.
+/// The groups with the most letters first, at most `limit`.
 pub(crate) fn groups(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -59,7 +59,7 @@ pub(crate) fn groups(
     looking(conn, None, |conn| planned_anew(groups).load(conn))
 }
 
-/// The table and the filter are Diesel's.
+/// Groups dead letters. Diesel renders the table and the filter.
 ///
 /// Text: Diesel joins no subquery.
 struct Groups<'a> {

@@ -1,6 +1,6 @@
-//! How many dead letters there are.
+//! The number of dead letters.
 //!
-//! Text: one count for what Diesel has no words for, a sample (TABLESAMPLE) and a subquery in FROM.
+//! Text: one count for sources that Diesel cannot express: a sample (TABLESAMPLE), and a subquery in FROM.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use crate::name::OutboxName;
 use crate::store::catalogue;
 use crate::store::statement::statement_anew;
 
-/// Of a large table, so many of the latest messages are looked at one by one: what has begun to die is
-/// there, when a sample does not show it yet.
+/// Of a large table, this many of the latest dead letters are counted exactly: a new failure shows there before a
+/// sample shows it.
 const LATEST: i64 = 1_000;
 
 pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DeadDepth>> {

@@ -1,4 +1,4 @@
-//! Some pages of a table instead of all.
+//! Samples: some pages of a table instead of all pages.
 //!
 //! Text: TABLESAMPLE.
 
@@ -9,11 +9,11 @@ use super::{COUNTS, LaneColumns, LaneRow};
 use crate::name::OutboxName;
 use crate::store::statement::statement_anew;
 
-/// Pages that a sample reads, about.
+/// About how many pages a sample reads.
 const PAGES: f64 = 1_000.0;
 
-/// `TABLESAMPLE` of a table with so many pages, and how many rows each row of it stands for. Always the
-/// same pages while the table has this size: a graph shows how the table changes and not how samples do.
+/// `TABLESAMPLE` of a table with this many pages, and how many rows each sampled row represents. The sample has the
+/// same pages as long as the table has this size: a graph shows changes of the table, not of the sample.
 pub(in crate::store) fn of(pages: i64) -> (String, f64) {
     #[allow(clippy::cast_precision_loss, reason = "a share")]
     let share = (PAGES / pages.max(1) as f64).min(1.0);
@@ -21,7 +21,7 @@ pub(in crate::store) fn of(pages: i64) -> (String, f64) {
     (sample, 1.0 / share)
 }
 
-/// How many rows a table has of which a sample has so many. `factor`: what each row of the sample stands for.
+/// The number of rows in a table, from the number in a sample. `factor`: how many rows each sampled row represents.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -31,7 +31,7 @@ pub(in crate::store) fn times(count: i64, factor: f64) -> i64 {
     (count as f64 * factor).round() as i64
 }
 
-/// The lanes of some pages, and how many messages each one of them stands for.
+/// The lanes in the sampled pages, and how many messages each sampled message represents.
 pub(super) fn lanes(
     conn: &mut PgConnection,
     name: &OutboxName,

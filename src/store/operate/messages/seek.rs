@@ -1,12 +1,11 @@
-//! From what somebody knows of a message to its id and to the rows that live.
+//! Finds the rows of a message by message id, idempotency key or sequence.
 //!
-//! Ledger, dead letters and history have an index of message ids. The outbox has none, because it would
-//! cost every message for a question that is asked a few times a day. An id of the library's (a UUID of
-//! version 7) says when it was made, and so about where to look; for others there is a time after
-//! which the search ends.
+//! Ledger, dead letters and history have an index of message ids. The outbox has none: the index would cost every
+//! message, for a question that is asked a few times a day. An id made by the library (a UUID of version 7) contains
+//! its time, and so leads to about the right place. For other ids, the search stops after a time limit.
 //!
-//! Of a message that was split, a part may be settled while another one waits; so what is found settled leads to
-//! what lives. What lives is looked for first, so that a message that is settled meanwhile is found.
+//! After a fan-out, the row of one destination may be settled while the row of another waits. So settled rows lead to
+//! live rows. Live rows are searched first, so that a message that is settled meanwhile is found.
 
 use std::time::Duration;
 
@@ -31,22 +30,21 @@ use crate::store::sql::On;
 use crate::store::statement::{PlannedAnew, planned_anew};
 use crate::store::table::{candidate, dead, ledger, outbox};
 
-/// Live messages around the place where one of an id's time should be.
+/// How many sequences to search before and after the place that the time of an id leads to.
 const AROUND: i64 = 50_000;
 
-/// Sequences that bisecting leaves.
+/// The number of sequences at which bisecting stops.
 const NEAR: i64 = 10_000;
 
-/// The parts of a message have sequences beside each other: one statement has made them, while others have
-/// enqueued.
+/// How far apart the sequences of one fan-out can be: one statement inserts all of its rows, while others enqueue.
 const BESIDE: i64 = 10_000;
 
-/// How long one probe of bisecting may take: usual is much less than a millisecond.
+/// How long one probe of bisecting may take; it usually takes much less than 1 ms.
 const PROBE: Duration = Duration::from_millis(200);
 
 const SECOND: i64 = 1_000_000;
 
-/// A row that was found.
+/// A found row.
 #[derive(Debug, Clone, PartialEq, Eq, diesel::Queryable)]
 pub(crate) struct Hit {
     pub(crate) message_id: Uuid,
@@ -57,20 +55,20 @@ pub(crate) struct Hit {
 }
 
 impl Hit {
-    /// Its place in the outbox, where it lives.
+    /// The sequence, if the row is live.
     pub(crate) fn live(&self) -> Option<i64> {
         self.is_live.then_some(self.sequence)
     }
 
-    /// The key that is shown: the message id where the caller gave none.
+    /// The key to show: the message id if the caller gave no key.
     pub(crate) fn key(&self) -> String {
         let key = self.idempotency_key.clone();
         key.unwrap_or_else(|| self.message_id.to_string())
     }
 }
 
-/// The live messages among these hits, with the other parts of the same message, and all that have one of their
-/// keys.
+/// Selects the live messages among these hits, the other rows of their fan-outs, and all live messages with one of
+/// their keys.
 pub(crate) fn live_ones<'a>(name: &OutboxName, hits: &'a [Hit]) -> On<'a, outbox::table> {
     let places: Vec<i64> = hits.iter().filter_map(Hit::live).collect();
     let keys = hits.iter().filter_map(|hit| hit.idempotency_key.as_deref());
@@ -88,7 +86,7 @@ pub(crate) fn live_ones<'a>(name: &OutboxName, hits: &'a [Hit]) -> On<'a, outbox
     Box::new(is_one)
 }
 
-/// A search under way.
+/// A search in progress.
 struct Search<'a> {
     conn: &'a mut PgConnection,
     name: &'a OutboxName,
@@ -120,7 +118,7 @@ pub(super) fn seek(
             (Some(text.to_owned()), text.parse().ok(), text.parse().ok())
         }
     };
-    // What an index finds comes first; tables are only read where that is nothing.
+    // Indexes first. Tables are read only if the indexes find nothing.
     if let Some(key) = key {
         search.by_key(&key)?;
     }
@@ -142,7 +140,7 @@ pub(super) fn seek(
     })
 }
 
-/// What a table has of messages that are so, as [`Hit`]s.
+/// The rows of a table that match a condition, as [`Hit`]s.
 macro_rules! hits {
     ($search:ident in $table:ident, $is_live:literal, $is_so:expr) => {
         $table::table($search.name.$table()).filter($is_so).select((
@@ -159,7 +157,7 @@ impl Search<'_> {
         outbox::table(self.name.outbox())
     }
 
-    /// Adds what a query finds, in the time that is left.
+    /// Adds the rows that a query finds in the time left. Returns whether it found any.
     fn add<'q, Q>(&mut self, query: Q) -> QueryResult<bool>
     where
         PlannedAnew<Q>: LoadQuery<'q, PgConnection, Hit>,
@@ -200,8 +198,8 @@ impl Search<'_> {
         self.add(settled.distinct())
     }
 
-    /// An id of version 7 leads to the message; another one is looked for everywhere, although a message of it
-    /// may be settled.
+    /// An id of version 7 leads to the live message. Any other id is searched for in the whole outbox, even if settled
+    /// rows are found, because other rows of the message may be live.
     fn by_id(&mut self, id: Uuid) -> QueryResult<()> {
         let made_at = made_at(id);
         let mut is_live = match made_at {
@@ -218,8 +216,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Of a message that was found settled, parts may live: with a key they are found by it, without one beside
-    /// those that are settled.
+    /// Rows of a message that was found settled may be live. With a key, they are found by the key; without a key, they
+    /// are searched for near the settled rows.
     fn live_beside_settled(&mut self) -> QueryResult<bool> {
         if self.hits.iter().any(|hit| hit.is_live) {
             return Ok(true);
@@ -243,7 +241,7 @@ impl Search<'_> {
         Ok(is_live)
     }
 
-    /// Sequences grow with time, so the place of a time is found by bisecting.
+    /// Sequences grow with time, so bisecting finds the place of a time.
     fn live_around(&mut self, id: Uuid, at: i64) -> QueryResult<bool> {
         let Some((mut first, mut last)) = self.bounds()? else {
             return Ok(false);
@@ -277,7 +275,7 @@ impl Search<'_> {
         Ok(found.and_then(|(first, last)| Some((first?, last?))))
     }
 
-    /// When the first live message from this sequence on was enqueued.
+    /// When the first live message at or after this sequence was enqueued.
     fn created_at_or_behind(&mut self, sequence: i64) -> QueryResult<Option<i64>> {
         let behind = self
             .outbox()

@@ -1,4 +1,4 @@
-//! How large a claim is.
+//! The size of a claim, and claims at the same time.
 
 use diesel::connection::SimpleConnection;
 
@@ -6,10 +6,10 @@ use super::*;
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::tests::Outbox;
 
-/// Characters of a payload: a thousandth of that when it is stored.
+/// Characters of a payload. Compressed, the payload takes a thousandth of that.
 const LARGE: usize = 100_000;
 
-/// Six messages of a lane, of which the first is small and the others are large.
+/// Enqueues six messages of a lane: the first is small, the others are large.
 fn enqueue(conn: &mut PgConnection, name: &OutboxName, key: &str) {
     conn.batch_execute(&format!(
         "INSERT INTO {} (topic, payload, headers, ordering_key)
@@ -90,7 +90,7 @@ fn lane(topic: &str, room: usize) -> Lane {
     }
 }
 
-/// More lanes than one statement looks at.
+/// More lanes than one statement reads.
 #[test]
 fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_room() {
     let outbox = Outbox::new();
@@ -168,9 +168,9 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
             bytes,
         };
         for (bytes, count, is_cut) in [
-            // The small one, and the first that is more than that.
+            // The small message, and the first large one.
             (LARGE, 2, true),
-            // One in any case.
+            // At least one message.
             (1, 1, true),
             (3 * LARGE, 3, false),
         ] {
@@ -188,7 +188,7 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
     }
 }
 
-/// R34: a second claim neither waits for the first one nor gets what that has locked.
+/// R34: a second claim does not wait for the first, and does not get the messages that the first has locked.
 #[test]
 fn a_claim_skips_what_another_one_has_locked() {
     let outbox = Outbox::new();
@@ -226,7 +226,7 @@ fn a_claim_skips_what_another_one_has_locked() {
     .expect("committed");
 }
 
-/// R34: what Diesel can say is said in it, and what is text says why.
+/// R34: statements use Diesel's query builder where it can express them. A file with SQL text says why.
 #[test]
 fn each_file_with_sql_as_text_says_why() {
     let mut folders = vec![std::path::PathBuf::from(concat!(

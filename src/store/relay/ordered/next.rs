@@ -1,4 +1,4 @@
-//! What follows a message in its key.
+//! The message that follows another in its key.
 
 use diesel::PgConnection;
 use diesel::dsl::array;
@@ -24,11 +24,12 @@ use crate::store::table::{candidate, other};
 
 /// Claims the next message of each of these keys.
 ///
-/// For a transaction that has just removed a message of each, held by the same lease: until it
-/// commits, no other claim can find any of these keys free, so this needs no lock. But a part for some
-/// destination may be on its way that was claimed before the removed message, which went elsewhere: the
-/// next one that names none may go there, and waits. Nothing of the topics `closed` is taken. Due is what
-/// is due now: the next one may have been enqueued since the transaction began.
+/// For a transaction that has just removed a message of each key, held by the same lease. Until the transaction
+/// commits, no other claim can find these keys free, so this claim needs no lock.
+///
+/// However, the removed message may have gone to one destination while an earlier part for another is in flight. The
+/// next message that names no destination may go there, so it waits for that part. No message of the topics `closed`
+/// is taken. Due means due now: the next message may have been enqueued since the transaction began.
 pub(crate) fn claim_next(
     conn: &mut PgConnection,
     name: &OutboxName,

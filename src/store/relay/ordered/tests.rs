@@ -1,4 +1,4 @@
-//! Keys that go on.
+//! The next message of a key, and the lock of keyed claims.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn a_key_goes_on_with_what_was_enqueued_while_its_first_message_was_settled() {
     assert_eq!(next.expect("a claim").claimed.len(), 1);
 }
 
-/// G5, R8: the server gives the lock of keyed claims to the others within seconds.
+/// G5, R8: the server frees the lock of keyed claims within seconds.
 #[test]
 fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() {
     let outbox = Outbox::new();

@@ -1,6 +1,6 @@
 //! The first message of each key.
 //!
-//! Text: a loose index scan is recursive (WITH RECURSIVE), and looks beside each row (LATERAL).
+//! Text: a loose index scan is recursive (WITH RECURSIVE), and has a subquery for each row (LATERAL).
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Text};
@@ -27,8 +27,8 @@ struct HeadRow {
     n: i64,
 }
 
-/// The first message of each of the next `count` keys, from the key `from` on, by a loose index scan:
-/// one probe for each key, however many messages wait in it.
+/// The first message of each of the next `count` keys, starting at `from`, by a loose index scan: one probe for each
+/// key, however many messages wait in the key.
 pub(crate) fn walk(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -102,7 +102,7 @@ pub(crate) fn first_of(
 /// A message's place in the order of its key.
 const PLACE: &str = "coalesce(o.split_from, o.sequence)";
 
-/// $1: leases that are over.
+/// $1: expired leases.
 const IS_FREE: &str =
     "(o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1)))";
 

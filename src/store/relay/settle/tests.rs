@@ -1,4 +1,4 @@
-//! Many at once.
+//! Settles of many messages at once, and of reused sequences.
 
 use diesel::connection::SimpleConnection;
 
@@ -6,10 +6,10 @@ use super::*;
 use crate::store::relay::split::{Split, split};
 use crate::store::tests::Outbox;
 
-/// So many that comparing each with each takes many seconds.
+/// Enough messages that comparing each with each would take many seconds.
 const MANY: i64 = 6000;
 
-/// Claims as many messages, and returns when.
+/// Claims all messages, and returns the claims.
 fn claim_all(conn: &mut PgConnection, outbox: &Outbox) -> Vec<Claim> {
     #[derive(diesel::QueryableByName)]
     struct Row {
@@ -28,7 +28,7 @@ fn claim_all(conn: &mut PgConnection, outbox: &Outbox) -> Vec<Claim> {
         sequence: row.sequence,
         at: row.locked_at.0,
     });
-    // In no order: the statements put it into theirs.
+    // Out of order: the statements must sort the claims.
     claims.rev().collect()
 }
 
@@ -124,7 +124,7 @@ fn what_is_written_down_of_many_is_that_of_each_and_takes_no_time() {
     assert!(of_others.is_empty());
 }
 
-/// G2, G4: a sequence may be given twice, and its lease may have claimed the new message, too.
+/// G2, G4: a sequence may be given twice, and the same lease may also have claimed the new message.
 #[test]
 fn no_settle_changes_another_message_that_has_the_sequence() {
     let outbox = Outbox::new();
@@ -155,11 +155,11 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
         changed.collect::<Vec<_>>()
     };
     assert_eq!(settle_all(&mut conn, &of_others(&claims)), [0; 6]);
-    // Each by itself, as the first one leaves nothing for the next.
+    // The first settle leaves no message for the others.
     assert_eq!(settle_all(&mut conn, &claims), [3, 0, 0, 0, 0, 0]);
 }
 
-/// The ledger may have another message of the same key, even one that has got the same sequence.
+/// The ledger may have another message of the same key, even with the same sequence.
 #[test]
 fn the_ledger_does_not_take_another_message_for_one_that_was_settled() {
     let outbox = Outbox::new();
@@ -188,7 +188,7 @@ fn the_ledger_does_not_take_another_message_for_one_that_was_settled() {
     assert!(found.is_empty());
     let found = settled(&mut conn, name, &[trace(other, at)]).expect("an answer");
     assert_eq!(found, [claims[0].sequence]);
-    // It was settled by an earlier claim: before it died and was requeued, perhaps.
+    // Settled under an earlier claim, for example before the message was requeued.
     let later = at + 3_600_000_000;
     let found = settled(&mut conn, name, &[trace(other, later)]).expect("an answer");
     assert!(found.is_empty());

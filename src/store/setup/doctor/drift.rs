@@ -1,5 +1,5 @@
-//! Whether an outbox is as this version makes one: by making one beside it, in a transaction that is rolled
-//! back, and comparing what the server says of both.
+//! Compares an outbox with the outbox that this version creates: a second outbox is created in a transaction that is
+//! rolled back, and the server's descriptions of both are compared.
 //!
 //! Text: PostgreSQL's catalogue.
 
@@ -19,7 +19,7 @@ use crate::store::sql::{
 };
 use crate::store::statement::{planned_anew, statement, statement_anew};
 
-/// Indexes that a relay needs, by their suffixes, and those for looking things up.
+/// The suffixes of the indexes, for relays and for operators.
 const INDEXES: [&str; 15] = [
     "_idempotency",
     "_claim",
@@ -43,22 +43,23 @@ const INDEXES: [&str; 15] = [
 pub(crate) struct Part {
     /// `table`, `column`, `index`, `constraint`, `trigger`, `option` or `view`.
     pub(crate) kind: String,
-    /// The table that it belongs to.
+    /// The table of the part.
     pub(crate) table_name: String,
     pub(crate) name: String,
     pub(crate) definition: String,
 }
 
-/// Two outboxes.
+/// The descriptions of two outboxes.
 pub(crate) struct Compared {
-    /// The one that is there, and the schema that it is in, quoted.
+    /// The existing outbox.
     pub(crate) found: Vec<Part>,
+    /// The quoted schema of the existing outbox.
     pub(crate) schema: String,
-    /// One that this version makes.
+    /// The outbox that this version creates.
     pub(crate) made: Vec<Part>,
 }
 
-/// Whether this role may make a schema here, as comparing takes.
+/// Whether this role may create a schema here, which comparing needs.
 pub(crate) fn can_compare(conn: &mut PgConnection) -> QueryResult<bool> {
     let may = has_database_privilege(current_database(), "CREATE");
     let is_written =
@@ -66,7 +67,7 @@ pub(crate) fn can_compare(conn: &mut PgConnection) -> QueryResult<bool> {
     select(may.and(is_written)).get_result(conn)
 }
 
-/// Makes an outbox of the same name in a schema that is gone at the end, and describes both. `name` has its schema.
+/// Creates an outbox of the same name in a temporary schema, and describes both outboxes. `name` has its schema.
 pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Compared> {
     let schema = format!("outbox_compared_{:08x}", fastrand::u32(..));
     let made = name.in_schema(&schema);
@@ -75,7 +76,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
             "CREATE SCHEMA {schema}; SET LOCAL search_path = {schema}, pg_catalog; {}",
             STEPS[0].up
         ))?;
-        // Not kept: the function is gone with its schema.
+        // Not cached as a prepared statement: the function is dropped with its schema.
         planned_anew(select(outbox_create(made.to_string()))).execute(conn)?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
@@ -87,7 +88,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     })
 }
 
-/// What the server says of the tables of an outbox, and of its view. Of one that is not there: nothing.
+/// The server's description of the tables and the view of an outbox. Empty if there is no outbox.
 fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>> {
     let tables: Vec<String> = suffixes()
         .chain(["_messages".to_owned()])
@@ -142,7 +143,7 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>
     .load(conn)
 }
 
-/// The functions of the outboxes that are not as this version has them: of another version, or changed.
+/// The functions that differ from this version: they are of another version, or were changed by hand.
 pub(crate) fn other_functions(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -169,7 +170,7 @@ pub(crate) fn other_functions(
         .collect())
 }
 
-/// Indexes that are missing: by their names, which every role can see.
+/// The missing indexes, by name: every role can see the names.
 pub(crate) fn missing_indexes(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -183,7 +184,7 @@ pub(crate) fn missing_indexes(
     Ok(missing)
 }
 
-/// Indexes that are not valid: building them was broken off. Nothing uses them.
+/// Indexes that are not valid, because their build was interrupted. No query uses them.
 pub(crate) fn invalid_indexes(
     conn: &mut PgConnection,
     name: &OutboxName,

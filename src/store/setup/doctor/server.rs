@@ -1,4 +1,4 @@
-//! The server, and what it has set for this role.
+//! The server, and its settings for this role.
 //!
 //! Text: PostgreSQL's catalogue.
 
@@ -17,8 +17,8 @@ use crate::store::place::{as_micros, to_micros};
 use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
 use crate::store::statement::statement_anew;
 
-/// How far the server's clock is ahead of this machine's, and how far that may be wrong, in seconds: the
-/// shortest of some round trips tells the most.
+/// How far the server's clock is ahead of this machine's, and the error of this measurement, in seconds. The
+/// shortest of several round trips is the most exact.
 pub(crate) fn clock_offset(conn: &mut PgConnection) -> QueryResult<(f64, f64)> {
     let mut best = (0.0, f64::MAX);
     for _ in 0..5 {
@@ -38,7 +38,7 @@ pub(crate) fn clock_offset(conn: &mut PgConnection) -> QueryResult<(f64, f64)> {
     Ok(best)
 }
 
-/// How much of the transaction ids is used before the server stops: 0 to 1.
+/// The used share of the ids after which the server refuses writes: 0 to 1.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct WraparoundRow {
     pub(crate) transactions: f64,
@@ -55,10 +55,10 @@ pub(crate) fn wraparound(conn: &mut PgConnection) -> QueryResult<WraparoundRow> 
     .get_result(conn)
 }
 
-/// Connections that are free for this role.
+/// The free connections for this role.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct ConnectionsRow {
-    /// Of those that ordinary roles may take.
+    /// Without the connections reserved for superusers.
     pub(crate) of_server: i64,
     pub(crate) of_role: Option<i64>,
     pub(crate) of_database: Option<i64>,
@@ -88,16 +88,16 @@ pub(crate) fn connections(conn: &mut PgConnection) -> QueryResult<ConnectionsRow
     .get_result(conn)
 }
 
-/// A schema of the search path in which a role can create what others then call.
+/// A schema of the search path in which a role can create objects that others may call.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct CreatorRow {
     pub(crate) schema: String,
-    /// Quoted; `PUBLIC`: every role.
+    /// The quoted name; `PUBLIC` is every role.
     pub(crate) role: String,
 }
 
-/// Who can create in the schemas of a new session's search path, beside their owners, the outbox's,
-/// this role and superusers.
+/// The roles that can create objects in the schemas of a new session's search path. Left out: the owners of the
+/// schemas and of the outbox, this role, and superusers.
 pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<CreatorRow>> {
     conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
     let schemas: Vec<String> = select(current_schemas(false)).get_result(conn)?;
@@ -118,14 +118,14 @@ pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
     .load(conn)
 }
 
-/// A setting of the server, or one that this role or database has of its own.
+/// A setting of the server, the role or the database.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct SettingRow {
     pub(crate) name: String,
     pub(crate) setting: String,
 }
 
-/// What these settings are for sessions of this role; those that this server does not know are left out.
+/// The values of these settings for sessions of this role. Settings that this server does not know are left out.
 pub(crate) fn settings(conn: &mut PgConnection, names: &[&str]) -> QueryResult<Vec<SettingRow>> {
     let setting = text_or(pg_settings::setting, "");
     pg_settings::table
@@ -135,7 +135,7 @@ pub(crate) fn settings(conn: &mut PgConnection, names: &[&str]) -> QueryResult<V
         .load(conn)
 }
 
-/// Whether it is a standby, on which nothing can be written.
+/// Whether the server is a standby, which refuses writes.
 pub(crate) fn is_standby(conn: &mut PgConnection) -> QueryResult<bool> {
     select(pg_is_in_recovery()).get_result(conn)
 }

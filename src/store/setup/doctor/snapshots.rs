@@ -1,4 +1,4 @@
-//! Who keeps an old snapshot, so that vacuum removes nothing that is younger.
+//! Holders of old snapshots: vacuum cannot remove rows that were deleted after these snapshots.
 //!
 //! Text: PostgreSQL's catalogue.
 
@@ -13,23 +13,23 @@ use crate::store::millis;
 use crate::store::sql::pg_backend_pid;
 use crate::store::statement::statement_anew;
 
-/// Somebody or something that holds a snapshot or a transaction.
+/// A session, prepared transaction, slot or standby that holds a snapshot or a transaction.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct SnapshotRow {
     /// `session`, `prepared`, `slot` or `standby`.
     pub(crate) kind: String,
-    /// The process, the transaction's or the slot's name, or the standby's.
+    /// The process id, or the name of the transaction, slot or standby.
     pub(crate) name: String,
-    /// User, application and state, as far as there are any.
+    /// User, application and state, if known.
     pub(crate) who: String,
-    /// How old it is; of slots and standbys 0: the server does not say.
+    /// The age. 0 for slots and standbys, because the server does not report it.
     pub(crate) seconds: f64,
-    /// Transactions that have begun since.
+    /// Transactions started since.
     pub(crate) transactions: i64,
 }
 
-/// Snapshots of any database that are older than `age`; slots and standbys that hold back more than
-/// `transactions`. The oldest first.
+/// Snapshots of any database that are older than `age`, and slots and standbys that hold back more than
+/// `transactions`. Oldest first.
 pub(crate) fn held(
     conn: &mut PgConnection,
     age: Duration,
@@ -70,7 +70,7 @@ pub(crate) fn held(
     .load(conn)
 }
 
-/// Sessions that this role cannot look into.
+/// The number of sessions that are not visible to this role.
 pub(crate) fn hidden_sessions(conn: &mut PgConnection) -> QueryResult<i64> {
     pg_stat_activity::table
         .filter(pg_stat_activity::query.eq("<insufficient privilege>"))

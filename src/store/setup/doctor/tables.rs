@@ -1,4 +1,4 @@
-//! How an outbox's tables are: vacuumed, and as large as they may be.
+//! The tables of an outbox: vacuum, sequence, age and size.
 //!
 //! Text: PostgreSQL's catalogue.
 
@@ -13,14 +13,14 @@ use crate::name::OutboxName;
 use crate::store::statement::statement_anew;
 use crate::store::{LONGEST_AGE, millis};
 
-/// A table, as autovacuum sees it.
+/// A table as autovacuum sees it.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct VacuumRow {
     pub(crate) table_name: String,
-    /// Switched off for this table.
+    /// Autovacuum is off for this table.
     pub(crate) is_off: bool,
     pub(crate) dead_rows: i64,
-    /// Dead rows at which autovacuum begins.
+    /// Dead rows at which autovacuum starts.
     pub(crate) threshold: f64,
     /// Seconds since the last vacuum.
     pub(crate) vacuumed_ago: Option<f64>,
@@ -51,11 +51,11 @@ pub(crate) fn vacuum(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     .load(conn)
 }
 
-/// The identity of an outbox: how much of it is used.
+/// The sequence of an outbox, and its used share.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct SequenceRow {
     pub(crate) sequence_name: Option<String>,
-    /// It begins anew at its end: sequences would be given twice.
+    /// The sequence restarts at its end, and would assign numbers twice.
     pub(crate) cycles: bool,
     pub(crate) used: Option<f64>,
 }
@@ -76,7 +76,7 @@ pub(crate) fn sequence(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
     .get_result(conn)
 }
 
-/// What is kept for a time.
+/// The age and the size of a table whose rows are kept for a time.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct KeptRow {
     pub(crate) has_older: bool,
@@ -84,7 +84,7 @@ pub(crate) struct KeptRow {
     pub(crate) bytes: i64,
 }
 
-/// Whether a table has rows that are older than `age` by a column with an index, and its size.
+/// Whether a table has rows older than `age`, by a column with an index, and the size of the table.
 /// `None`: there is no such table.
 pub(crate) fn kept(
     conn: &mut PgConnection,

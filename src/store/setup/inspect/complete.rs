@@ -1,4 +1,4 @@
-//! Whether an outbox has all that this version uses.
+//! Checks that an outbox has everything that this version uses.
 //!
 //! Text: PostgreSQL's catalogue.
 
@@ -19,7 +19,7 @@ use crate::store::table::{
     attempt, dead, destination, lease, ledger, messages, outbox, part, pause,
 };
 
-/// The tables of an outbox by their suffix, and the view, with the columns that are used.
+/// The tables of an outbox and the view, by suffix, with the columns that this version uses.
 const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("", outbox::COLUMNS),
     ("_part", part::COLUMNS),
@@ -41,7 +41,7 @@ fn columns_of(conn: &mut PgConnection, table: &str) -> QueryResult<Vec<(String, 
         .load(conn)
 }
 
-/// Says which part of an outbox is missing, and how to make an empty one.
+/// Describes a missing table or view, and how to create an empty one.
 fn damaged(name: &OutboxName, suffix: &str) -> String {
     let part = format!("{name}{suffix}");
     if suffix == "_messages" {
@@ -54,7 +54,7 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
             "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one with the statements that `diesel-outbox migrate --print` shows"
         );
     }
-    // Beside the outbox, so that the new table is in its schema.
+    // In the schema of the outbox, because the new table must be there.
     let spare = match name.to_string().split_once('.') {
         Some((schema, _)) => format!("{schema}.outbox_spare"),
         None => "outbox_spare".to_owned(),
@@ -71,21 +71,21 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     )
 }
 
-/// Parts of each table of the ring, as `outbox_create` makes them.
+/// The number of parts of each table of the ring (ledger and history, divided by time), as in `outbox_create`.
 const PARTS: u8 = 8;
 
-/// The tables of the ring by their suffixes, with the number of each of their parts.
+/// The tables of the ring by suffix, with the number of each part.
 pub(in crate::store::setup) fn parts() -> impl Iterator<Item = (&'static str, u8)> {
     let of_table = |table| (0..PARTS).map(move |part| (table, part));
     ["_ledger", "_attempt"].into_iter().flat_map(of_table)
 }
 
-/// A part that its table lacks.
+/// A part that is not attached to its table.
 struct Lost {
     whole: String,
     part: String,
     number: u8,
-    /// A table of its name is there.
+    /// A table with the name of the part exists.
     is_detached: bool,
 }
 
@@ -142,7 +142,7 @@ fn lost_parts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Los
     Ok(lost)
 }
 
-/// Says which parts of the ring are lost, what that means, and how to make empty ones.
+/// Reports the lost parts of the ring, the effect, and how to create empty parts.
 fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     let lost = lost_parts(conn, name)?;
     if lost.is_empty() {
@@ -156,10 +156,10 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
     )))
 }
 
-/// Whether the outbox is there and has all that this version uses.
+/// Checks that the outbox exists and has everything that this version uses.
 ///
 /// # Errors
-/// [`DatabaseError::Schema`] names what is missing and how to mend it.
+/// [`DatabaseError::Schema`] names the missing part and says how to fix it.
 pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(

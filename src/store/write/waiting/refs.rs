@@ -1,4 +1,4 @@
-//! Which message is meant, where it stands, and what became of the wish to change it.
+//! References to messages, the state of their parts, and the results of changing them.
 
 use diesel::PgConnection;
 use diesel::prelude::{
@@ -16,7 +16,7 @@ use crate::store::operate::messages::{Hit, MessageKey, live_ones, seek};
 use crate::store::statement::planned_anew;
 use crate::store::table::{dead, ledger, outbox};
 
-/// A message that somebody wants to change, and where: at each of its destinations, or at one.
+/// A reference to a message to change, at all of its destinations or at one.
 ///
 /// ```
 /// use diesel_outbox::MessageRef;
@@ -32,7 +32,7 @@ pub struct MessageRef {
 }
 
 impl MessageRef {
-    /// By its idempotency key: found at once, wherever it is.
+    /// Refers to a message by its idempotency key. An index finds the message at once, wherever it is.
     ///
     /// ```
     /// let reminder = diesel_outbox::MessageRef::key("order-42-reminder");
@@ -42,7 +42,8 @@ impl MessageRef {
         MessageKey::Key(key.into()).into()
     }
 
-    /// Only the part of a fan-out, or the message, that names this destination, or was sent there.
+    /// Limits the reference to one destination: to the message, or the part of a fan-out, that names this destination
+    /// or was sent there.
     ///
     /// ```
     /// let at_billing = diesel_outbox::MessageRef::key("order-42-paid").at("billing");
@@ -64,28 +65,29 @@ impl From<MessageKey> for MessageRef {
     }
 }
 
-/// By what [`Outbox::enqueue`](crate::Outbox::enqueue) has returned; after a fan-out, all of its parts.
+/// Refers to a message by the sequence that [`Outbox::enqueue`](crate::Outbox::enqueue) returned. After a fan-out, the
+/// reference covers all parts.
 impl From<Sequence> for MessageRef {
     fn from(sequence: Sequence) -> Self {
         MessageKey::Sequence(sequence.0).into()
     }
 }
 
-/// By its message id. There is no index of these in the outbox: an id of the library's leads to about
-/// where the message is, another one is looked for during two seconds.
+/// Refers to a message by its message id, which the outbox does not index. An id from this library shows roughly where
+/// the message is; the search for any other id stops after 2 s.
 impl From<Uuid> for MessageRef {
     fn from(id: Uuid) -> Self {
         MessageKey::Id(id).into()
     }
 }
 
-/// What became of the wish to change a message, for each of its destinations.
+/// The result of changing a message, for each of its destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changed {
-    /// One for a message, one for each destination after a fan-out. None: the message is unknown.
+    /// One part for a message; after a fan-out, one for each destination. Empty: the message is unknown.
     pub parts: Vec<Part>,
-    /// Everything was looked at. `false`: a search without an index took too long and was ended.
+    /// Whether the search covered everything. `false`: a search without an index took too long and was stopped.
     pub is_complete: bool,
 }
 
@@ -93,53 +95,53 @@ pub struct Changed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Part {
-    /// Its place in the outbox.
+    /// The sequence of the part in the outbox.
     pub sequence: Sequence,
-    /// The destination that was used; of one that waits the one that it names, empty where its topic decides.
+    /// The destination that was used. For a waiting part: the destination that it names, or empty if its topic decides.
     pub destination: String,
-    /// What became of it.
+    /// The result for this part.
     pub state: PartState,
 }
 
-/// What became of the wish to change one part.
+/// The result of changing one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PartState {
-    /// It was changed.
+    /// The part was changed.
     Done,
-    /// A relay, or another transaction, has it just now. It was left alone.
+    /// Unchanged: a relay or another transaction holds the part.
     UnderWay,
-    /// It was delivered before.
+    /// Unchanged: the part was delivered before.
     Delivered,
-    /// It was cancelled before.
+    /// Unchanged: the part was cancelled before.
     Cancelled,
-    /// It is a dead letter, or was one.
+    /// Unchanged: the part is or was a dead letter.
     Dead,
 }
 
-/// What became of the wish to change a message, in a word.
+/// The result of changing a message, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Answer {
-    /// It was changed, at each destination.
+    /// The message was changed at each destination.
     Done,
-    /// It was changed for some of its destinations, and not for others: see [`Changed::parts`].
+    /// The message was changed at some of its destinations, but not at others: see [`Changed::parts`].
     Partly,
-    /// Nothing was changed: it is under way, for one destination at least. It may be delivered, or wait
-    /// for a retry, a moment later.
+    /// Nothing was changed: the message is in flight to at least one destination. A moment later it may be delivered,
+    /// or wait for a retry.
     UnderWay,
-    /// Nothing was changed: it was delivered, to one destination at least.
+    /// Nothing was changed: the message was delivered to at least one destination.
     Delivered,
-    /// Nothing was changed: it was cancelled before.
+    /// Nothing was changed: the message was cancelled before.
     Cancelled,
-    /// Nothing was changed: it is a dead letter, or was one.
+    /// Nothing was changed: the message is or was a dead letter.
     Dead,
-    /// Neither outbox nor ledger knows it.
+    /// The outbox, the ledger and the dead letters do not have the message.
     Unknown,
 }
 
 impl Changed {
-    /// The parts in a word.
+    /// The result for all parts, in one word.
     ///
     /// ```
     /// # use diesel::PgConnection;
@@ -173,19 +175,19 @@ impl Changed {
     }
 }
 
-/// What a table has of a part.
+/// A row of a part, from the outbox, the ledger or the dead letters.
 #[derive(Debug, Clone, Queryable)]
 pub(super) struct Row {
-    /// `live`, or the status that the ledger or the dead letters give it.
+    /// `live`, or the status from the ledger or the dead letters.
     status: String,
     reason: Option<String>,
     sequence: i64,
     split_from: Option<i64>,
     message_id: Uuid,
     idempotency_key: Option<String>,
-    /// The one that it names.
+    /// The destination that the message names.
     destination: String,
-    /// The one that was used; of what lives, the one that it names.
+    /// The destination that was used; for a live message, the destination that it names.
     used: String,
 }
 
@@ -214,8 +216,8 @@ impl Row {
         self.sequence == sequence || self.split_from == Some(sequence)
     }
 
-    /// It lives, and is no part of that message, though both may have one id: without a key a message may be
-    /// enqueued twice.
+    /// Whether the row is a live message of its own, not part of the message `sequence`. Both may have the same id:
+    /// without a key, a message may be enqueued twice.
     fn is_another_than(&self, sequence: i64) -> bool {
         let is_whole = self.idempotency_key.is_none() && self.split_from.is_none();
         self.is_live() && is_whole && self.sequence != sequence
@@ -234,7 +236,7 @@ impl Found {
         self.sequences(Row::is_live)
     }
 
-    /// Dead letters, as far as the ledger or the dead letters say so.
+    /// The parts that are dead letters, according to the ledger or the dead letters.
     pub(super) fn dead(&self) -> Vec<i64> {
         self.sequences(|row| row.state() == PartState::Dead)
     }
@@ -246,7 +248,7 @@ impl Found {
         sequences
     }
 
-    /// With what a second look has found of the same messages.
+    /// Replaces rows by what a second search found for the same sequences.
     pub(super) fn and_now(mut self, again: Self) -> Self {
         for row in &mut self.rows {
             let now = again.rows.iter().find(|now| now.sequence == row.sequence);
@@ -273,7 +275,8 @@ impl Found {
     }
 }
 
-/// The parts of a message. Dead letters are only read where neither outbox nor ledger has the message.
+/// The parts of a message. Dead letters are read only if the outbox and the ledger do not have the message, or with
+/// [`Reach::Everything`].
 pub(super) fn find(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -292,7 +295,7 @@ pub(super) fn find(
     if let Some(destination) = &which.destination {
         rows.retain(|row| [&row.destination, &row.used].contains(&destination));
     }
-    // What is live counts, and not what became of an earlier message of the key.
+    // A live message hides earlier messages of the same key.
     let live: Vec<(String, String)> = rows
         .iter()
         .filter(|row| row.is_live())
@@ -309,8 +312,9 @@ pub(super) fn find(
     Ok(Found { rows, is_complete })
 }
 
-/// Whatever is asked for leads to ids, and a replay has the id of what was delivered under another key. A
-/// sequence, or an id, leads to keys; another message may have the same key.
+/// Keeps only the rows that `key` means. Every search leads to ids, and a replay has the id of the message that was
+/// delivered, under another key. A search by sequence or id also leads to keys, and another message may have the same
+/// key.
 fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
     let (sequence, id) = match key {
         MessageKey::Key(key) => return rows.retain(|row| row.key() == *key),
@@ -338,7 +342,7 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
     });
 }
 
-/// What lives of these messages, and the last entry of the ledger for each of their parts.
+/// The live rows of these messages, and the last ledger entry for each of their parts.
 fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryResult<Vec<Row>> {
     let is_one = live_ones(name, hits);
     let live = outbox::table(name.outbox()).filter(is_one).select((
