@@ -219,15 +219,15 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
 /// Messages that wait because no active relay serves them.
 fn unrouted(lane: &LaneDepth) -> TroubleCount {
     let what = match lane.destination.as_str() {
-        "" => "no relay has a route or a handler for it".to_owned(),
-        name => format!("no relay has the destination {name:?} for it"),
+        "" => "no active relay has a route or a handler for this topic".to_owned(),
+        name => format!("no active relay has the destination {name:?}"),
     };
     TroubleCount {
         status: Status::Pending,
         topic: lane.topic.clone(),
         reason: ReasonCode::NoRoute.to_string(),
         count: lane.pending + lane.retrying,
-        example: Some(format!("{what}: its messages wait, using no attempts")),
+        example: Some(format!("{what}: messages wait and use no attempts")),
         is_estimate: lane.is_estimate,
     }
 }

@@ -1,11 +1,11 @@
-//! Domain events that an aggregate collects, to be enqueued when it is saved.
+//! Domain events that an aggregate collects. Saving the aggregate enqueues them.
 
 use std::time::SystemTime;
 
 use crate::event::IntoMessage;
 use crate::message::{MessageError, NewMessage};
 
-/// Events that an aggregate has collected and not saved yet, in their order.
+/// The unsaved events of an aggregate, in the order in which they were recorded.
 ///
 /// ```
 /// use diesel_outbox::{Event, Events};
@@ -29,18 +29,18 @@ pub struct Events {
 }
 
 impl Events {
-    /// No events yet.
+    /// An empty collection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one: an [`Event`](crate::Event), or a [`NewMessage`] that says more. Where it cannot be
-    /// serialised, saving the aggregate fails.
+    /// Adds an event: an [`Event`](crate::Event), or a [`NewMessage`] with more options. If the event
+    /// cannot be serialised, saving the aggregate fails.
     pub fn record(&mut self, event: impl IntoMessage) {
         self.recorded.push(event.into_message());
     }
 
-    /// Adds one that occurred at `time`: receivers see it as `ce-time`.
+    /// Adds an event that occurred at `time`. Receivers see the time as `ce-time`.
     ///
     /// ```
     /// use diesel_outbox::{Events, NewMessage};
@@ -56,22 +56,22 @@ impl Events {
             .push(message.map(|message| message.occurred_at(time)));
     }
 
-    /// How many there are.
+    /// The number of events.
     pub fn len(&self) -> usize {
         self.recorded.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.recorded.is_empty()
     }
 
-    /// Forgets all of them.
+    /// Removes all events.
     pub fn clear(&mut self) {
         self.recorded.clear();
     }
 
-    /// The messages, each time anew.
+    /// Copies of the messages: a failed save keeps the events. An error comes with the index of its event.
     pub(crate) fn messages(&self) -> Result<Vec<NewMessage>, (u64, MessageError)> {
         let numbered = (0..).zip(&self.recorded);
         numbered
@@ -80,8 +80,8 @@ impl Events {
     }
 }
 
-/// What collects events while it changes, and is saved with them: see
-/// [`Outbox::save`](crate::Outbox::save).
+/// A domain object that records an event for each change.
+/// [`Outbox::save`](crate::Outbox::save) saves the object and enqueues its events.
 ///
 /// ```
 /// use diesel_outbox::{Aggregate, Events};
@@ -95,6 +95,6 @@ impl Events {
 /// }
 /// ```
 pub trait Aggregate {
-    /// The events that it has collected.
+    /// The events that the aggregate has collected.
     fn events(&mut self) -> &mut Events;
 }

@@ -1,4 +1,4 @@
-//! How long a message waits before its next attempt.
+//! Backoff: how long a message waits before its next attempt.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,18 +25,18 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backoff {
-    /// `base` doubled with each attempt up to `cap`, of which a share is random, so that messages that
-    /// failed together do not return together.
+    /// Starts at `base` and doubles with each attempt, up to `cap`. A share of each delay is random, so
+    /// messages that failed together are not retried together.
     /// (Marc Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.)
     Exponential {
-        /// Before jitter, the delay after the first failed attempt.
+        /// The delay after the first failed attempt, before jitter.
         base: Duration,
-        /// The longest delay.
+        /// The maximum delay.
         cap: Duration,
-        /// The share of the delay that is random, in percent: 0 to 100. Defaults to 50 ("equal jitter").
+        /// The random share of the delay, in percent (0 to 100). Defaults to 50 ("equal jitter").
         jitter: u8,
     },
-    /// One delay for each attempt, exactly as written; the last one is used from then on.
+    /// One delay for each attempt, without jitter. Later attempts use the last delay.
     Table(Vec<Duration>),
 }
 
@@ -44,7 +44,7 @@ pub enum Backoff {
 const DEFAULT_JITTER: u8 = 50;
 
 impl Backoff {
-    /// `base` doubled with each attempt up to `cap`, half of it random.
+    /// A delay that starts at `base` and doubles with each attempt, up to `cap`. Half of each delay is random.
     pub fn exponential(base: Duration, cap: Duration) -> Self {
         Self::Exponential {
             base,
@@ -53,8 +53,8 @@ impl Backoff {
         }
     }
 
-    /// The share of an exponential delay that is random, in percent: 0 is none, 100 all of it. More than
-    /// 100 counts as 100. A table has no jitter.
+    /// Sets the random share of an exponential delay, in percent (0 to 100). Larger values count as 100.
+    /// Defaults to 50. A table has no jitter and stays unchanged.
     #[must_use]
     pub fn jitter(mut self, percent: u8) -> Self {
         if let Self::Exponential { jitter, .. } = &mut self {
@@ -65,7 +65,7 @@ impl Backoff {
 
     /// The delay after the `attempts`-th failed attempt (1, 2, …).
     ///
-    /// Pure: `random`, from 0.0 up to 1.0, is the only source of chance.
+    /// A pure function: the randomness comes from `random` (0.0 to 1.0).
     pub fn delay(&self, attempts: u32, random: f64) -> Duration {
         let earlier = attempts.saturating_sub(1);
         match self {
@@ -99,7 +99,7 @@ impl FromStr for Backoff {
         let text = text.trim();
         let duration = |part: &str| {
             humantime::parse_duration(part.trim())
-                .map_err(|_| BadBackoff(format!("{:?} is no duration such as 5s", part.trim())))
+                .map_err(|_| BadBackoff(format!("{:?} is not a duration such as 5s", part.trim())))
         };
         if let Some(arguments) = text.strip_prefix("exponential") {
             let expected = || BadBackoff("expected exponential(base, cap)".to_owned());
@@ -116,7 +116,7 @@ impl FromStr for Backoff {
             let (base, cap) = (duration(base)?, duration(cap)?);
             if base.is_zero() || cap < base {
                 return Err(BadBackoff(
-                    "the base has to be longer than zero and no longer than the cap".to_owned(),
+                    "the base must be longer than zero and at most the cap".to_owned(),
                 ));
             }
             return Ok(Self::exponential(base, cap).jitter(jitter));
@@ -136,7 +136,12 @@ fn percent(text: &str) -> Result<u8, BadBackoff> {
         .and_then(|rest| rest.trim().strip_suffix('%'))
         .and_then(|number| number.trim_end().parse().ok())
         .filter(|percent| *percent <= 100)
-        .ok_or_else(|| BadBackoff(format!("{:?} is not jitter 0% to jitter 100%", text.trim())))
+        .ok_or_else(|| {
+            BadBackoff(format!(
+                "expected jitter 0% to jitter 100%, not {:?}",
+                text.trim()
+            ))
+        })
 }
 
 impl fmt::Display for Backoff {
@@ -164,7 +169,7 @@ impl fmt::Display for Backoff {
     }
 }
 
-/// A backoff that cannot be understood, with the reason.
+/// A backoff that cannot be parsed, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad backoff: {0} (write exponential(5s, 1h), exponential(5s, 1h, jitter 20%) or 5s,10s,20s)"
@@ -193,7 +198,7 @@ mod tests {
         ]
     }
 
-    /// But for what is rounded.
+    /// Equal, except for rounding.
     fn is_close(a: Duration, b: Duration) -> bool {
         a.abs_diff(b) <= Duration::from_micros(1).max(b / 1_000_000)
     }
@@ -204,7 +209,7 @@ mod tests {
         fn the_jitter_takes_its_share_of_the_step_and_no_more(
             base in durations(), jitter in 0..=100_u8, attempts in 1_u32..8, random in 0.0..1.0,
         ) {
-            // No step comes as far as the cap.
+            // No step reaches the cap.
             let backoff = Backoff::exponential(base, base * 1000).jitter(jitter);
             let step = base * 2_u32.pow(attempts - 1);
             let certain = step.mul_f64(1.0 - f64::from(jitter) / 100.0);

@@ -1,8 +1,8 @@
-//! The time, as decisions take it.
+//! The clock that the relay's decisions use.
 
 use std::time::{Duration, Instant};
 
-/// Now: by the system's clock or, in a simulation, by its own.
+/// The current time. A simulation sets a clock of its own.
 pub(crate) fn now() -> Instant {
     #[cfg(test)]
     if let Some(now) = simulated::now() {
@@ -11,12 +11,12 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// How long ago that was.
+/// The time that has passed since `at`.
 pub(crate) fn since(at: Instant) -> Duration {
     now().saturating_duration_since(at)
 }
 
-/// The clocks of a simulation, which runs in one thread.
+/// The clocks of a simulation, which runs in a single thread.
 #[cfg(test)]
 pub(crate) mod simulated {
     use std::cell::Cell;
@@ -26,8 +26,7 @@ pub(crate) mod simulated {
         static NOW: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
     }
 
-    /// From now on these are this thread's clocks: `std`'s, and the time since the start of the machine, while it
-    /// was suspended, too.
+    /// Sets this thread's clocks: the time of `std`, and the time since boot, which includes suspension.
     pub(crate) fn set(clocks: Option<(Instant, Duration)>) {
         NOW.set(clocks);
     }

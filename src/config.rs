@@ -1,6 +1,6 @@
-//! Settings: their names, defaults and meaning, and how they are read.
+//! Settings: names, defaults and meaning, and how they are read.
 //!
-//! Each is a variable of the environment ([`SETTINGS`] lists all of them), a flag of the binary
+//! Each setting is an environment variable ([`SETTINGS`] lists all of them), a flag of the binary
 //! (`OUTBOX_SEND_TIMEOUT` is `--send-timeout`) and a key of `outbox.toml` (`send_timeout`).
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
@@ -49,22 +49,22 @@ use self::text::{by_word, content, shown_database, shown_url, written};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
-/// The name of the destination that `OUTBOX_URL` makes.
+/// The name of the destination that `OUTBOX_URL` creates.
 pub(crate) const DEFAULT_DESTINATION: &str = "default";
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 by_word!(LogFormat, "text or json", Text = "text", Json = "json");
 
-/// All settings of a relay. Its defaults are those of [`SETTINGS`].
+/// All settings of a relay. [`SETTINGS`] has the defaults.
 ///
 /// ```
 /// use diesel_outbox::{Config, Destination};
@@ -86,101 +86,101 @@ by_word!(LogFormat, "text or json", Text = "text", Json = "json");
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// The database. `None` until set.
+    /// The database URL or key=value string. `None` until set.
     pub database_url: Option<SecretString>,
-    /// Path of `outbox.toml`. [`from_env`] and the binary read it.
+    /// The path of `outbox.toml`. [`from_env`] and the binary read the file.
     pub config: Option<String>,
-    /// Whether messages are claimed and sent.
+    /// Whether the relay claims and sends messages.
     pub enabled: bool,
-    /// The outbox to work on.
+    /// The name of the outbox.
     pub table: OutboxName,
-    /// The default destination.
+    /// The URL of the default destination.
     pub url: Option<Url>,
-    /// What is signed with, the newest first, where a destination has no secrets of its own.
+    /// The secrets that sign requests, newest first. A destination's own secrets replace them.
     pub secrets: Vec<SigningSecret>,
-    /// What secrets of registered destinations are encrypted with in the database.
+    /// The keys that encrypt the secrets of registered destinations in the database.
     pub secret_keys: SecretKeys,
-    /// How requests look.
+    /// The CloudEvents mode of requests.
     pub mode: Mode,
-    /// `ce-source`; `None`: `diesel-outbox/` and the outbox's name.
+    /// The `ce-source` of all messages. `None`: `diesel-outbox/` followed by the name of the outbox.
     pub source: Option<String>,
-    /// Whether URLs without TLS are refused.
+    /// Whether to refuse URLs without TLS.
     pub https_only: bool,
-    /// Whether destinations may resolve to public addresses only.
+    /// Whether destinations may resolve only to public addresses.
     pub public_only: bool,
-    /// Whose signature under a certificate is trusted.
+    /// The trusted root certificates.
     pub tls_roots: Roots,
     /// The HTTP proxy of all destinations.
     pub proxy: Proxy,
-    /// Hosts that are reached without the proxy: names, `.suffix`, or networks.
+    /// Hosts reached without the proxy: names, `.suffix`, or networks.
     pub no_proxy: Vec<String>,
     /// Sender threads of each destination.
     pub concurrency: usize,
-    /// Threads that send to all registered destinations together.
+    /// Sender threads that all registered destinations share.
     pub registered_threads: usize,
-    /// Whether registered destinations without TLS are refused.
+    /// Whether to refuse registered destinations without TLS.
     pub registered_https_only: bool,
-    /// Whether registered destinations may resolve to public addresses only.
+    /// Whether registered destinations may resolve only to public addresses.
     pub registered_public_only: bool,
-    /// The only ports that URLs of registered destinations may have; empty: any.
+    /// The ports allowed in URLs of registered destinations. Empty: any port.
     pub registered_ports: Vec<u16>,
-    /// How long a registered destination may fail before it is disabled.
+    /// How long a registered destination may fail before the relay disables it.
     pub registered_disable_after: Duration,
-    /// Messages per claim and per settle, at most.
+    /// The most messages in one claim or settle.
     pub batch: usize,
-    /// How long an idle relay waits before it looks again.
+    /// How long an idle relay waits between polls.
     pub poll_interval: Duration,
-    /// How long a silent relay keeps its messages.
+    /// How long a relay keeps its claimed messages without renewing its lease.
     pub lease: Duration,
-    /// The limit for one send.
+    /// The time limit of one send.
     pub send_timeout: Duration,
-    /// Failed attempts after which a message is dead.
+    /// Failed attempts after which a message is dead-lettered.
     pub max_attempts: u32,
-    /// Delay between attempts.
+    /// The delay between attempts.
     pub backoff: Backoff,
-    /// What the death of a message means for those behind it that have its ordering key.
+    /// Whether later messages with the ordering key of a dead letter are sent or wait.
     pub on_dead: OnDead,
-    /// Whether relays stand by while an older one of this outbox works.
+    /// Whether relays stand by while an older relay of this outbox is active.
     pub single_active: bool,
-    /// Whether the relay listens for new messages. Without, it polls.
+    /// Whether the relay listens for new messages. Otherwise it only polls.
     pub listener: bool,
-    /// Where it listens, if not at the database's URL: behind a pooler it has to be a direct one.
+    /// The connection of the listener, if not that of the database. It must bypass a pooler.
     pub listener_url: Option<SecretString>,
-    /// Time for a graceful end.
+    /// The time for a graceful shutdown.
     pub shutdown_timeout: Duration,
-    /// Age at which ledger rows are removed.
+    /// The age at which the relay removes ledger rows.
     pub retention: Duration,
-    /// Age at which rows of the inbox are removed; `None`: never, by the relay.
+    /// The age at which the relay removes rows of the inbox. `None`: never.
     pub inbox_retention: Option<Duration>,
-    /// Whether ledger rows are removed.
+    /// Whether the relay removes old ledger rows.
     pub cleaner: bool,
     /// Whether the ledger keeps payloads.
     pub ledger_payload: bool,
-    /// Whether deaths, disabled registered destinations and open breakers become messages.
+    /// Whether dead letters, disabled registered destinations and open breakers become messages.
     pub own_events: bool,
-    /// How the binary logs.
+    /// The log format of the binary.
     pub log_format: LogFormat,
     /// The admin page of the binary.
     pub admin: Admin,
     /// Named destinations.
     pub destinations: Vec<Destination>,
-    /// Which topic goes where; the most particular pattern wins.
+    /// The routes from topics to destinations. The most specific pattern wins.
     pub routes: Vec<Route>,
     /// Destinations inside the process.
     pub(crate) in_process: Vec<InProcess>,
-    /// Registered destinations are expected: a relay may have no others.
+    /// Whether registered destinations are expected: the relay may have no other destinations.
     pub(crate) expects_registered: bool,
-    /// The application's own dispatcher sends whatever no destination serves.
+    /// Whether the application's own dispatcher sends all messages without a destination.
     pub(crate) takes_rest: bool,
-    /// The only topics that the relay takes messages of, as patterns; empty: all.
+    /// The topics whose messages the relay claims, as patterns. Empty: all topics.
     pub(crate) only: Vec<String>,
 }
 
-/// A destination inside the process. What is `None` is as the setting of the same name says.
+/// A destination inside the process. `None`: the value of the setting with the same name.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InProcess {
     pub(crate) name: String,
-    /// The topics that it has handlers for.
+    /// The topics with handlers.
     pub(crate) topics: Vec<String>,
     pub(crate) concurrency: Option<usize>,
     pub(crate) timeout: Option<Duration>,
@@ -242,7 +242,7 @@ impl Default for Config {
             if !setting.default.is_empty() {
                 setting
                     .set(&mut config, setting.default)
-                    .expect("the defaults are valid: a test reads them all");
+                    .expect("the defaults are valid: a test reads all of them");
             }
         }
         config.expects_registered = false;
@@ -251,9 +251,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Sets one setting by its variable, or from a file by `DATABASE_URL_FILE`,
+    /// Sets one setting by its variable. Reads the value from a file for `DATABASE_URL_FILE`,
     /// `OUTBOX_URL_FILE`, `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE`, `OUTBOX_SECRET_KEY_FILE` or
-    /// `OUTBOX_ADMIN_TOKEN_FILE`. Line ends at the end of the file do not count.
+    /// `OUTBOX_ADMIN_TOKEN_FILE`. Line breaks at the end of the file are ignored.
     ///
     /// ```no_run
     /// use diesel_outbox::Config;
@@ -265,7 +265,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the variable or the file.
+    /// A [`ConfigError`] names the variable or the file.
     pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         let of_file = variable.strip_suffix("_FILE").and_then(Setting::of);
         let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) else {
@@ -275,7 +275,7 @@ impl Config {
         self.set(setting.variable, &content)
     }
 
-    /// Sets one setting by its variable from text.
+    /// Sets one setting, given its variable and the value as text.
     ///
     /// ```
     /// use diesel_outbox::Config;
@@ -287,14 +287,14 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the variable: there is none of this name, or its value cannot be used.
+    /// A [`ConfigError`] names the variable. The variable is unknown, or the value is invalid.
     pub fn set(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         let setting = Setting::of(variable).ok_or_else(|| unknown(variable))?;
         let set = setting.set(self, value);
         set.map_err(ConfigError::at(variable))
     }
 
-    /// The named destinations, and last the one of `OUTBOX_URL`, which is called `default`.
+    /// The named destinations, followed by the destination `default` if `OUTBOX_URL` is set.
     pub fn all_destinations(&self) -> Vec<Destination> {
         let default = self
             .url
@@ -303,15 +303,15 @@ impl Config {
         self.destinations.iter().cloned().chain(default).collect()
     }
 
-    /// The limit of the slowest destination. Handlers do not count: a message is not started again here
-    /// while its handler runs, and what fences it elsewhere is the lease's id.
+    /// The longest timeout of all destinations. Handlers do not count: this process starts no second call of a message
+    /// while its handler runs, and in other processes the lease id fences the result.
     pub(crate) fn longest_send(&self) -> Duration {
         let timeouts = self.destinations.iter().filter_map(|one| one.timeout);
         timeouts.fold(self.send_timeout, Duration::max)
     }
 
-    /// The same for registered destinations, whose URLs come from strangers. The application's own secrets do not
-    /// sign what these get: who knows a secret can forge for all that trust it.
+    /// The settings for registered destinations, whose URLs come from strangers. The application's secrets never sign
+    /// requests to them: anyone who knows a secret can forge requests to all receivers that trust it.
     pub(crate) fn for_registered(&self) -> Self {
         Self {
             https_only: self.registered_https_only,
@@ -321,34 +321,35 @@ impl Config {
         }
     }
 
-    /// How soon a relay's lease may end after its session is gone: for so long it starts sends without having seen
-    /// its lease, and the last one of them takes its time. `None`: the lease is so short that it ends by time only.
+    /// How soon another relay may take over after the session of a relay has ended. Until then the relay may start
+    /// sends without having checked its lease, and the last send may take the full timeout. `None`: the lease is so
+    /// short that only its expiry ends it.
     pub(crate) fn takeover_after(&self) -> Option<Duration> {
         let unseen = self.lease / 12;
         let after = unseen.saturating_add(self.longest_send());
         (unseen >= Duration::from_secs(1) && after < self.lease / 2).then_some(after)
     }
 
-    /// The database, where one is set.
+    /// The database.
     ///
     /// # Errors
-    /// A [`ConfigError`] that says how to set it.
+    /// A [`ConfigError`] when the database is not set.
     pub fn database_url(&self) -> Result<&SecretString, ConfigError> {
         self.database_url.as_ref().ok_or_else(|| {
             ConfigError::new(
                 "DATABASE_URL",
-                "it is not set: give the database, for example postgres://user@localhost/shop",
+                "not set: give a database, for example postgres://user@localhost/shop",
             )
         })
     }
 
-    /// The settings in one line, without secrets.
+    /// The settings on one line, without secrets.
     pub fn summary(&self) -> String {
         let database = self.database_url.as_ref();
         self.summary_at(&database.map_or_else(|| "unset".to_owned(), shown_database))
     }
 
-    /// The same of a relay that gets its connections elsewhere: `database` says where.
+    /// The summary of a relay with its own source of connections, which `database` describes.
     pub(crate) fn summary_at(&self, database: &str) -> String {
         format!(
             "table={} database={database} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={} admin={}",

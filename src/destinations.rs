@@ -1,9 +1,9 @@
-//! Registered destinations: webhooks that an application's own customers register.
+//! Registered destinations: webhooks that the customers of an application register.
 //!
-//! *Configured* destinations stand in `outbox.toml` or the builder. *Registered* ones are rows of
-//! `outbox_destination`, which come, change and go while everything runs.
-//! [`Outbox::destinations`] writes them in the application's transaction. The guide has a chapter on them,
-//! [webhooks](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/webhooks.md).
+//! *Configured* destinations are in the settings: in `outbox.toml` or the builder. *Registered* destinations
+//! are rows of `outbox_destination`. They can be added, changed and removed while relays run.
+//! [`Outbox::destinations`] writes them in the application's transaction. See the chapter
+//! [webhooks](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/webhooks.md) of the guide.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
@@ -20,13 +20,13 @@
 //!     .topics(["order.*"])
 //!     .tenant(tenant);
 //! destinations.put(&mut conn, &hook)?;
-//! // What the customer verifies requests with.
+//! // The customer verifies requests with this secret.
 //! let secret = destinations.secret(&mut conn, "acme")?;
 //!
-//! // A new secret; the old one signs beside it for a day.
+//! // A new secret. For a day, the old secret also signs.
 //! let secret = destinations.rotate(&mut conn, "acme", Duration::from_secs(24 * 3600))?;
 //!
-//! // What a customer's own page shows.
+//! // For the customer's own page.
 //! let of_tenant = DestinationFilter { tenant_id: Some(tenant), ..DestinationFilter::default() };
 //! for hook in destinations.list(&mut conn, &of_tenant, 100)? {
 //!     println!("{} {} {}", hook.name, hook.url, hook.enabled);
@@ -35,7 +35,7 @@
 //! destinations.enable(&mut conn, "acme")?;
 //! let hook = destinations.get(&mut conn, "acme")?;
 //!
-//! // What it gets, and what it did not get. That is sent again.
+//! // Show the latest deliveries, and send dead letters again.
 //! let page = destinations.deliveries(&mut conn, "acme", &DeliveryFilter::default(), 20)?;
 //! for delivery in page.rows.iter().filter(|delivery| delivery.state == Status::Dead) {
 //!     println!("{} {:?}", delivery.topic, delivery.public_error());
@@ -47,10 +47,10 @@
 //!
 //! # A limit for each tenant
 //!
-//! A tenant has 1,000 registered destinations at most; those without a tenant have no limit. The table itself counts, so
-//! plain SQL is refused as well. The owner of the outbox sets another limit: `SELECT outbox_destination_limit('outbox',
-//! 5000)`. One that is lower than what a tenant has removes nothing. Beyond it the tenant gets no more
-//! ([`DestinationError::TooMany`]).
+//! A tenant may have at most 1,000 registered destinations; destinations without a tenant have no limit. Beyond the
+//! limit, the tenant gets no more destinations ([`DestinationError::TooMany`]). The table enforces the limit, also
+//! against plain SQL. The owner of the outbox can set another limit: `SELECT outbox_destination_limit('outbox', 5000)`.
+//! Lowering the limit removes no destinations.
 
 #[cfg(feature = "http")]
 mod trial;
@@ -78,30 +78,29 @@ pub use crate::store::destinations::DestinationFilter;
 pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
 pub use crate::store::operate::ledger::DeliveryCount;
 
-/// Who has sent a message again, in its history.
+/// The operator in the history of a message that is sent again.
 const SENT_AGAIN_BY: &str = "send again";
 
-/// Why a registered destination was not written or read.
+/// Why a registered destination could not be written or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DestinationError {
-    /// A value cannot be used. Nothing was sent to the database.
+    /// A value cannot be used. Nothing was written.
     #[error(transparent)]
     Invalid(#[from] ConfigError),
-    /// The tenant has as many as it may have: see [the limit](self#a-limit-for-each-tenant). The caller's transaction is
-    /// aborted.
+    /// The tenant has reached [the limit](self#a-limit-for-each-tenant). The caller's transaction is aborted.
     #[error(transparent)]
     TooMany(diesel::result::Error),
     /// The database refused or failed. The caller's transaction is aborted.
     #[error(transparent)]
     Database(diesel::result::Error),
-    /// The message was delivered, and the ledger has not kept its payload, so it cannot be sent again.
+    /// The message was delivered and cannot be sent again, because the ledger did not keep its payload.
     #[error(
-        "message {message_id} was delivered, and the ledger has not kept its payload: with OUTBOX_LEDGER_PAYLOAD=true \
-         messages that are delivered from then on can be sent again"
+        "message {message_id} was delivered, and the ledger did not keep its payload: set OUTBOX_LEDGER_PAYLOAD=true \
+         to be able to send later deliveries again"
     )]
     PayloadNotKept {
-        /// Its id.
+        /// The id of the message.
         message_id: Uuid,
     },
 }
@@ -117,7 +116,7 @@ impl From<diesel::result::Error> for DestinationError {
 
 /// The registered destinations of an outbox: see [the module](self).
 ///
-/// Every method works in the caller's transaction, where one is open: a relay sees the change when it is committed.
+/// Every method works in the caller's transaction, if one is open. Relays see a change after the commit.
 #[derive(Debug, Clone, Copy)]
 pub struct Destinations<'a> {
     name: &'a OutboxName,
@@ -130,19 +129,19 @@ pub struct Destinations<'a> {
 pub struct Encryption {
     /// Destinations whose secrets are all encrypted with the newest key.
     pub newest: usize,
-    /// Those with a secret that is encrypted with an older key, and none that is plain.
+    /// Destinations with a secret that is encrypted with an older key, and no unencrypted secret.
     pub older: usize,
-    /// Those with a secret that is not encrypted.
+    /// Destinations with an unencrypted secret.
     pub plain: usize,
-    /// The names of those with a secret that cannot be read. No relay sends to them.
+    /// The names of destinations with a secret that cannot be read. No relay sends to these destinations.
     pub unreadable: Vec<String>,
 }
 
-/// Destinations whose secrets are looked at in one statement.
+/// The number of destinations whose secrets one statement reads.
 const PAGE: i64 = 500;
 
 impl Outbox {
-    /// Its registered destinations.
+    /// The registered destinations of the outbox.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -162,10 +161,11 @@ impl Outbox {
 }
 
 impl<'a> Destinations<'a> {
-    /// Encrypts secrets in the database with these keys: [`Config::secret_keys`](crate::Config::secret_keys), which
-    /// the relay has to have, too. Without keys new secrets are stored as they are, and encrypted ones cannot be read.
+    /// Sets the keys that encrypt secrets in the database: [`Config::secret_keys`](crate::Config::secret_keys). Relays
+    /// need the same keys. Defaults to no keys: new secrets are stored unencrypted, and encrypted secrets cannot be
+    /// read.
     ///
-    /// With keys, [`get`](Self::get) and [`list`](Self::list) also read the secrets: a destination whose secret cannot
+    /// With keys, [`get`](Self::get) and [`list`](Self::list) also read the secrets. A destination whose secret cannot
     /// be decrypted has a [`problem`](RegisteredDestination::problem).
     ///
     /// ```no_run
@@ -187,10 +187,12 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// Registers a destination, or replaces all but the secrets of the one that has its name. A new one gets a secret.
+    /// Registers a destination with a new secret. If the name exists, replaces everything except the secrets.
     ///
     /// # Errors
-    /// [`DestinationError::Invalid`] names the value that cannot be used.
+    /// - [`DestinationError::Invalid`], which names the value that cannot be used.
+    /// - [`DestinationError::TooMany`]: the tenant has reached its limit.
+    /// - [`DestinationError::Database`]: the database failed.
     pub fn put(
         &self,
         conn: &mut PgConnection,
@@ -202,10 +204,10 @@ impl<'a> Destinations<'a> {
         Ok(())
     }
 
-    /// The destination of this name.
+    /// The destination of this name; `None`: it does not exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn get(
         &self,
         conn: &mut PgConnection,
@@ -216,10 +218,10 @@ impl<'a> Destinations<'a> {
         Ok(found.pop())
     }
 
-    /// Destinations in the order of their names, `limit` of them at most.
+    /// At most `limit` destinations, ordered by name.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn list(
         &self,
         conn: &mut PgConnection,
@@ -231,18 +233,18 @@ impl<'a> Destinations<'a> {
         Ok(found)
     }
 
-    /// Has messages sent there again. `false`: there is none of this name.
+    /// Enables a destination: its messages are sent again. `false`: the destination does not exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn enable(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
         Ok(store::set_enabled(conn, self.name, name, None)?)
     }
 
-    /// Lets its messages wait. `false`: there is none of this name.
+    /// Disables a destination: its messages wait. `false`: the destination does not exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn disable(
         &self,
         conn: &mut PgConnection,
@@ -252,19 +254,19 @@ impl<'a> Destinations<'a> {
         Ok(store::set_enabled(conn, self.name, name, Some(reason))?)
     }
 
-    /// Removes it: what waits for it becomes dead letters. `false`: there is none of this name.
+    /// Removes a destination: its waiting messages are dead-lettered. `false`: the destination does not exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn remove(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
         Ok(store::remove(conn, self.name, name)?)
     }
 
-    /// The newest of its secrets. `None`: there is none of this name, or it has no secret.
+    /// The newest secret of a destination. `None`: the destination does not exist, or has no secret.
     ///
     /// # Errors
-    /// When the database fails, or a secret cannot be read: somebody has written what is none, or it is encrypted with
-    /// a key that was not [given](Self::with_keys).
+    /// If the database fails, or a secret cannot be read: the column contains something else, or the secret is
+    /// encrypted with a key that was not [given](Self::with_keys).
     pub fn secret(
         &self,
         conn: &mut PgConnection,
@@ -277,10 +279,11 @@ impl<'a> Destinations<'a> {
         Ok(secrets.next().map(|newest| newest.secret))
     }
 
-    /// Makes a new symmetric secret. The one before it signs beside it for `keep`. `None`: there is none of this name.
+    /// Adds a new symmetric secret. The existing secrets keep signing for `keep`. `None`: the destination does not
+    /// exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn rotate(
         &self,
         conn: &mut PgConnection,
@@ -292,8 +295,8 @@ impl<'a> Destinations<'a> {
         Ok(is_there.then_some(secret))
     }
 
-    /// [`rotate`](Self::rotate) to a secret of your own: an asymmetric one, or the one that another system has signed with.
-    /// `false`: there is none of this name.
+    /// [`rotate`](Self::rotate) to a secret of your own: an asymmetric secret, or the secret of another system that you
+    /// replace. `false`: the destination does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -306,13 +309,13 @@ impl<'a> Destinations<'a> {
     /// let secret = SigningSecret::random_asymmetric()?;
     /// let day = Duration::from_secs(24 * 3600);
     /// outbox.destinations().rotate_to(&mut conn, "acme", &secret, day)?;
-    /// // What the customer verifies requests with.
+    /// // The customer verifies requests with this key.
     /// let key = secret.public_key()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn rotate_to(
         &self,
         conn: &mut PgConnection,
@@ -325,10 +328,11 @@ impl<'a> Destinations<'a> {
         Ok(store::rotate(conn, self.name, name, new, keep)?)
     }
 
-    /// Encrypts all secrets that are plain, or encrypted with an older key, with the newest of the [given](Self::with_keys)
-    /// keys. Returns how they were stored before. What cannot be read stays as it is.
+    /// Encrypts secrets with the newest of the [given](Self::with_keys) keys, if they are unencrypted or encrypted with
+    /// an older key. Returns how the secrets were stored before. Secrets that cannot be read stay unchanged.
     ///
-    /// To change the key, give relays and applications both, the new one first, call this, and take the old one away.
+    /// To change the key, give both keys to relays and applications, the new key first. Then call this method, and
+    /// remove the old key.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -345,7 +349,7 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// When the database fails, or no key was given.
+    /// If the database fails, or no key was given.
     pub fn encrypt(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
         if self.keys.is_none() {
             return Err(ConfigError::new("OUTBOX_SECRET_KEY", "it is not set").into());
@@ -361,7 +365,7 @@ impl<'a> Destinations<'a> {
         })
     }
 
-    /// How the secrets are stored, as far as the [given](Self::with_keys) keys tell.
+    /// How the secrets are stored. Secrets that the [given](Self::with_keys) keys do not decrypt count as unreadable.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -377,13 +381,13 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn encryption(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
         self.look_through(conn, |_, _, _, _| Ok(true))
     }
 
-    /// Looks at the secrets of each destination, and does this to those that are not encrypted with the newest key.
-    /// `false`: they have changed in the meantime.
+    /// Reads the secrets of each destination, and calls `old` if they are not all encrypted with the newest key. If
+    /// `old` returns `false`, the secrets have changed in the meantime, and are read again.
     fn look_through(
         &self,
         conn: &mut PgConnection,
@@ -421,7 +425,7 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// A secret as it is stored.
+    /// The secret in its stored form.
     fn sealed(&self, name: &str, secret: &SigningSecret) -> Result<SecretString, DestinationError> {
         let sealed = match self.keys {
             None => Ok(secret.written()),
@@ -444,7 +448,7 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// Where keys are given, a secret that cannot be read is a problem.
+    /// If keys are given, sets the problem of each destination whose secrets cannot be read.
     fn tell_of_secrets(
         &self,
         conn: &mut PgConnection,
@@ -454,7 +458,7 @@ impl<'a> Destinations<'a> {
             return Ok(());
         }
         let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
-        // In the same order, and perhaps without some that are gone by now.
+        // In the same order, without destinations that were removed in the meantime.
         let secrets = store::secrets_of(conn, self.name, &names)?;
         let mut secrets = secrets.into_iter().peekable();
         for one in found {
@@ -468,13 +472,13 @@ impl<'a> Destinations<'a> {
         Ok(())
     }
 
-    /// What became of its messages, the newest first, `limit` at most: what waits for it, its dead letters, and what it
-    /// got. What was discarded or cancelled is not there, and neither is a new message before a relay has seen that it
-    /// is for this destination.
+    /// The messages of a destination, newest first, at most `limit`: waiting messages, dead letters and deliveries.
+    /// Discarded and cancelled messages are not included. A new message is included once a relay has found that the
+    /// message is for this destination.
     ///
-    /// What waits and what is dead is found by indexes. What it got is searched for in the ledger from its end on, for
-    /// two seconds at most: no index by destination makes every delivery dearer. So a destination that gets little,
-    /// beside others that get very much, may have pages with few rows; [`Deliveries::next`] goes on behind them.
+    /// Indexes find waiting messages and dead letters. Deliveries are searched in the ledger from its end, for at most
+    /// 2 s: an index by destination would make every delivery more expensive. So a page may have few rows if the
+    /// destination gets few messages and others get very many. [`Deliveries::next`] continues the search.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -498,7 +502,7 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn deliveries(
         &self,
         conn: &mut PgConnection,
@@ -511,8 +515,9 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// How many of its messages were delivered and how many died, in each of `windows` spans of time, the oldest first;
-    /// the last one ends now. `None`: two seconds were not enough to count it.
+    /// How many messages of a destination were delivered and how many were dead-lettered, in each of `windows` time
+    /// spans of length `window`. The oldest span is first; the last span ends now. `None`: 2 s were not enough to count
+    /// the span.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -533,7 +538,7 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub fn delivery_counts(
         &self,
         conn: &mut PgConnection,
@@ -546,12 +551,12 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// Sends a message there once more, and nowhere else: one that was delivered there, or a dead letter. It has the
-    /// same message id, so a receiver that knows what it has handled leaves it alone. One that was delivered has no
-    /// stored headers any more, as the ledger keeps none.
+    /// Sends a delivered message or a dead letter once more, to this destination only. The message keeps its id, so a
+    /// receiver that detects duplicates ignores the message if it has already handled it. A delivered message is sent
+    /// without its stored headers, which the ledger does not keep.
     ///
-    /// Twice in a row sends once: where it waits to be sent again, nothing is done, and the answer is `true`. `false`:
-    /// there is no such destination, or no such message among what it got and its dead letters.
+    /// If the message already waits to be sent again, the call changes nothing and returns `true`. `false`: the
+    /// destination does not exist, or it has no such delivery or dead letter.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -560,19 +565,21 @@ impl<'a> Destinations<'a> {
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// // Of a form: the `webhook-id` that the customer asks about.
+    /// // From a form: the `webhook-id` that the customer asks about.
     /// let message_id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
     /// match outbox.destinations().send_again(&mut conn, "acme", message_id) {
-    ///     Ok(true) => println!("it is on its way"),
+    ///     Ok(true) => println!("the message is on its way"),
     ///     Ok(false) => println!("there is no such delivery"),
-    ///     Err(DestinationError::PayloadNotKept { .. }) => println!("we do not keep it"),
+    ///     Err(DestinationError::PayloadNotKept { .. }) => println!("we did not keep the message"),
     ///     Err(error) => Err(error)?,
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`DestinationError::PayloadNotKept`]: it was delivered, and only `OUTBOX_LEDGER_PAYLOAD` keeps payloads.
+    /// - [`DestinationError::PayloadNotKept`]: the message was delivered, and the ledger keeps payloads only with
+    ///   `OUTBOX_LEDGER_PAYLOAD`.
+    /// - [`DestinationError::Database`]: the database failed.
     pub fn send_again(
         &self,
         conn: &mut PgConnection,
@@ -592,9 +599,9 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// Prepares a test: an event `outbox.test`, signed and shaped as what the destination gets otherwise, that is in no
-    /// outbox. [`send`](DestinationTest::send) sends it at once, also to one that is disabled, and needs no connection.
-    /// `None`: there is none of this name.
+    /// Prepares a test: an event `outbox.test`, which is signed and formatted like the destination's messages, but not
+    /// stored in the outbox. [`send`](DestinationTest::send) sends the test immediately, even if the destination is
+    /// disabled, and needs no connection. `None`: the destination does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -604,7 +611,7 @@ impl<'a> Destinations<'a> {
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
     /// let test = outbox.destinations().test(&mut conn, "acme", &config)?;
-    /// // The answer may take seconds: give the connection back before.
+    /// // The response may take seconds: release the connection first.
     /// drop(conn);
     /// if let Some(answer) = test.map(|test| test.send()) {
     ///     println!("{:?} after {} ms", answer.http_status, answer.took.as_millis());
@@ -613,7 +620,8 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`DestinationError::Invalid`]: a relay with these settings would not use it.
+    /// - [`DestinationError::Invalid`]: a relay with these settings would not use the destination.
+    /// - [`DestinationError::Database`]: the database failed.
     #[cfg(feature = "http")]
     pub fn test(
         &self,

@@ -1,4 +1,4 @@
-//! One message out, one outcome back.
+//! Dispatchers send messages, and return an outcome for each.
 
 #[cfg(feature = "http")]
 mod http;
@@ -19,11 +19,11 @@ pub(crate) use self::without_http::{Customers, HttpDispatcher};
 use crate::message::Message;
 use crate::status::ReasonCode;
 
-/// Sends a message to where it belongs.
+/// Sends messages to their destinations.
 ///
-/// Called by all sender threads at once, each with a message of its own. A panic is a failed
-/// attempt of that message, not the end of the relay. It has to come back by itself: nothing
-/// cuts it off.
+/// All sender threads call the dispatcher at the same time, each with its own message. A panic is a failed
+/// attempt of that message; the relay continues. A call must return on its own: the relay does not time it
+/// out.
 ///
 /// ```
 /// use diesel_outbox::{Dispatcher, Message, Outcome, Response};
@@ -37,7 +37,7 @@ use crate::status::ReasonCode;
 ///         Outcome::Delivered(Response::default())
 ///     }
 ///
-///     // By itself it calls `dispatch` for each.
+///     // The default calls `dispatch` for each message.
 ///     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
 ///         println!("{} messages at once", messages.len());
 ///         messages.iter().map(|message| self.dispatch(message)).collect()
@@ -45,29 +45,29 @@ use crate::status::ReasonCode;
 /// }
 /// ```
 pub trait Dispatcher: Send + Sync + 'static {
-    /// Sends one message and says what came of it.
+    /// Sends one message and returns the outcome.
     fn dispatch(&self, message: &Message) -> Outcome;
 
-    /// Sends messages of a destination in batched mode, by one request, and says of each what came
-    /// of it, in their order. A refusal of the whole request that would be the end of its messages
-    /// is not believed: each is then sent by a call of its own.
+    /// Sends messages of a destination in batched mode with one request. Returns an outcome for each
+    /// message, in the same order. If the receiver refuses a message of a batch ([`Outcome::Dead`] with an
+    /// HTTP status), the relay sends that message again alone: the response may concern another message.
     ///
-    /// Defaults to one [`dispatch`](Self::dispatch) after the other.
+    /// Defaults to calling [`dispatch`](Self::dispatch) for each message.
     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
         messages.iter().map(|one| self.dispatch(one)).collect()
     }
 }
 
-/// What came of one send.
+/// The outcome of one send.
 ///
 /// ```
 /// use diesel_outbox::{Failure, Outcome, ReasonCode, Response};
 ///
 /// fn outcome(status: u16, body: String) -> Outcome {
-///     let mut failure = Failure::new(ReasonCode::ServerError, format!("it answered {status}"));
+///     let mut failure = Failure::new(ReasonCode::ServerError, format!("the broker returned {status}"));
 ///     match status {
 ///         200..=299 => Outcome::Delivered(Response::new(Some(status), Some(body))),
-///         400 => Outcome::Dead(Failure::new(ReasonCode::Rejected, "it does not want this one")),
+///         400 => Outcome::Dead(Failure::new(ReasonCode::Rejected, "the broker rejected the message")),
 ///         _ => {
 ///             failure.retry_after = Some(std::time::Duration::from_secs(30));
 ///             Outcome::Retry(failure)
@@ -79,35 +79,36 @@ pub trait Dispatcher: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The receiver has it.
+    /// The receiver has the message.
     Delivered(Response),
-    /// It failed and may go well another time. After the last attempt the message is dead.
+    /// The send failed and may succeed later: the relay retries. After the last attempt the message is
+    /// dead-lettered.
     Retry(Failure),
-    /// Nothing came as far as the receiver, and not for the message's sake: it waits, and no attempt
-    /// is counted. It waits for the failure's `retry_after` where that is given, else as the backoff says.
+    /// Nothing reached the receiver, for reasons unrelated to the message: the message waits, and no attempt
+    /// is counted. The wait is `retry_after` of the failure if set, otherwise the backoff.
     Wait(Failure),
-    /// It failed and always will: the message is dead.
+    /// The send failed and would always fail: the message is dead-lettered.
     Dead(Failure),
 }
 
-/// What the receiver answered.
+/// The response of a receiver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Response {
-    /// The HTTP status, where there is one.
+    /// The HTTP status, if any.
     pub status: Option<u16>,
-    /// The beginning of the answer, where there is one.
+    /// The beginning of the response body, if any.
     pub body: Option<String>,
 }
 
 impl Response {
-    /// An answer with this status and body.
+    /// A response with this status and body.
     ///
     /// ```
     /// use diesel_outbox::Response;
     ///
-    /// let answer = Response::new(Some(202), None);
-    /// assert_eq!(answer.status, Some(202));
+    /// let response = Response::new(Some(202), None);
+    /// assert_eq!(response.status, Some(202));
     /// ```
     pub fn new(status: Option<u16>, body: Option<String>) -> Self {
         Self { status, body }
@@ -118,35 +119,35 @@ impl Response {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The reason, as tables and logs name it.
+    /// The reason code, as in tables and logs.
     pub code: ReasonCode,
-    /// The reason in words. Stored up to 512 characters; it must not hold the payload.
+    /// The reason as text. It must not contain the payload. The relay stores up to 512 characters.
     pub error: String,
-    /// What the receiver answered, if it did.
+    /// The response of the receiver, if any.
     pub response: Response,
-    /// The receiver asked to wait for as long as this.
+    /// How long the receiver asked to wait.
     pub retry_after: Option<Duration>,
-    /// What follows for the other messages of the destination.
+    /// Whether and how long to pause the destination.
     pub pause: Option<Pause>,
 }
 
-/// For how long a destination gets nothing. Its messages wait, at no cost.
+/// How long to pause a destination. Messages of a paused destination wait, and no attempts are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pause {
-    /// This long.
+    /// For this time.
     For(Duration),
     /// Until an operator resumes it (`diesel-outbox resume`).
     UntilResumed,
 }
 
 impl Failure {
-    /// A failure without an answer.
+    /// A failure without a response.
     ///
     /// ```
     /// use diesel_outbox::{Failure, Pause, ReasonCode};
     ///
-    /// let mut failure = Failure::new(ReasonCode::Connect, "the broker is away");
+    /// let mut failure = Failure::new(ReasonCode::Connect, "the broker is unreachable");
     /// failure.pause = Some(Pause::For(std::time::Duration::from_secs(10)));
     /// ```
     pub fn new(code: ReasonCode, error: impl Into<String>) -> Self {
@@ -160,18 +161,18 @@ impl Failure {
     }
 }
 
-/// Runs the application's code. Its panic is a failed attempt of the message; whatever that code
-/// shares between its calls is its own to keep sound.
+/// Runs the application's code. A panic is a failed attempt of the message. The application must keep state
+/// that its calls share consistent across panics.
 pub(crate) fn caught<T>(message: &Message, run: impl FnOnce() -> T) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        // A text that was put together may quote the payload, as that of an `unwrap` does.
+        // A formatted panic message may quote the payload, for example in `unwrap`. Only a literal is safe to keep.
         let text = match panic.downcast_ref::<&str>() {
             Some(text) => format!(": {text}"),
-            None => " with a text of its own, which is not kept: it may quote the payload".to_owned(),
+            None => " (the panic message is not stored, as it may quote the payload)".to_owned(),
         };
-        // It is the application's own, and dropping it may panic, too.
+        // The application chose the panic's payload, and its `drop` may panic.
         std::mem::forget(panic);
-        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "the dispatcher or handler panicked: message {} ({})", message.message_id, message.topic);
+        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "the dispatcher or handler panicked on message {} ({}): this counts as a failed attempt", message.message_id, message.topic);
         Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked{text}"))
     })
 }

@@ -1,8 +1,8 @@
-//! Ed25519 signatures, made and verified by the rustls provider of the process.
+//! Ed25519 signatures. The rustls provider of the process creates and verifies them.
 //!
-//! rustls needs Ed25519 for certificates, so every provider that TLS uses has it: the relay needs no library for it.
-//! A provider reads private keys as PKCS #8 and shows public keys as SubjectPublicKeyInfo (RFC 8410). Around an Ed25519
-//! key both are a fixed prefix.
+//! Certificates need Ed25519, so every TLS provider has it, and the relay needs no other library.
+//! A provider reads private keys as PKCS #8 and returns public keys as SubjectPublicKeyInfo (RFC 8410). For Ed25519,
+//! both formats are a fixed prefix followed by the key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use rustls::sign::Signer;
 
 use crate::provider::{MISSING, provider};
 
-/// Bytes of a public key, and of a private key's seed.
+/// The length of a public key, and of a private key's seed.
 const KEY_BYTES: usize = 32;
-/// PKCS #8, version 1, before the seed.
+/// The prefix of a seed in PKCS #8, version 1.
 const PKCS8: [u8; 16] = [
     0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
 ];
-/// SubjectPublicKeyInfo before the public key.
+/// The prefix of a public key in SubjectPublicKeyInfo.
 const SPKI: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
 
-/// What signs.
+/// A key that signs.
 #[derive(Clone)]
 pub(crate) struct PrivateKey {
     signer: Arc<dyn Signer>,
-    /// `None`: neither the key nor the provider says it.
+    /// `None`: the secret did not contain the public key, and the provider does not derive it.
     public: Option<[u8; KEY_BYTES]>,
 }
 
 impl PrivateKey {
-    /// Of a seed, or of a seed and the public key behind it. An error is the reason.
+    /// Reads a seed, or a seed followed by its public key. The error is the reason.
     pub(crate) fn new(bytes: &[u8]) -> Result<Self, String> {
         let (seed, given) = bytes
             .split_first_chunk::<KEY_BYTES>()
-            .ok_or("it is too short")?;
+            .ok_or("the key is too short")?;
         let given: Option<[u8; KEY_BYTES]> = match given {
             [] => None,
-            given => Some(given.try_into().map_err(|_| "it is too long")?),
+            given => Some(given.try_into().map_err(|_| "the key is too long")?),
         };
         let provider = provider().ok_or_else(no_provider)?;
         let der = PrivatePkcs8KeyDer::from([&PKCS8[..], seed].concat());
@@ -53,7 +53,7 @@ impl PrivateKey {
             .as_ref()
             .and_then(|spki| spki.as_ref().strip_prefix(&SPKI[..])?.try_into().ok());
         if given.is_some() && derived.is_some() && given != derived {
-            return Err("its public half does not belong to its private half".to_owned());
+            return Err("the public half does not match the private half".to_owned());
         }
         let signer = key.choose_scheme(&[ED25519]).ok_or(NO_ED25519)?;
         Ok(Self {
@@ -62,12 +62,12 @@ impl PrivateKey {
         })
     }
 
-    /// Its signature of the content: 64 bytes.
+    /// Signs the content. The signature has 64 bytes.
     pub(crate) fn sign(&self, content: &[u8]) -> Result<Vec<u8>, rustls::Error> {
         self.signer.sign(content)
     }
 
-    /// What its signatures are verified with. An error is the reason.
+    /// The public key, which verifies the signatures. The error is the reason.
     pub(crate) fn public(&self) -> Result<[u8; KEY_BYTES], String> {
         self.public.ok_or_else(|| {
             "the installed CryptoProvider of rustls does not derive public keys: give the private key with its public half, 64 bytes".to_owned()
@@ -76,13 +76,13 @@ impl PrivateKey {
 }
 
 impl fmt::Debug for PrivateKey {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PrivateKey(***)")
     }
 }
 
-/// Verifies signatures by any of its keys.
+/// Public keys. A signature is valid if any of the keys verifies it.
 #[derive(Debug, Clone)]
 pub(crate) struct PublicKeys {
     keys: Vec<[u8; KEY_BYTES]>,
@@ -90,7 +90,7 @@ pub(crate) struct PublicKeys {
 }
 
 impl PublicKeys {
-    /// An error is the reason.
+    /// The error is the reason.
     pub(crate) fn new(keys: Vec<[u8; KEY_BYTES]>) -> Result<Self, String> {
         let provider = provider().ok_or_else(no_provider)?;
         let mut known = provider.signature_verification_algorithms.mapping.iter();
@@ -100,7 +100,7 @@ impl PublicKeys {
         Ok(Self { keys, algorithm })
     }
 
-    /// Whether the signature of the content is by one of the keys.
+    /// Whether one of the keys verifies the signature of the content.
     pub(crate) fn verify(&self, content: &[u8], signature: &[u8]) -> bool {
         let by = |key: &[u8; KEY_BYTES]| {
             let verified = self.algorithm.verify_signature(key, content, signature);

@@ -1,4 +1,4 @@
-//! The errors of enqueueing and of the database.
+//! Errors of enqueueing and of the database.
 
 use crate::message::{MessageError, Sequence};
 
@@ -11,11 +11,11 @@ use crate::message::{MessageError, Sequence};
 /// fn order(conn: &mut PgConnection, outbox: &Outbox, message: NewMessage) -> QueryResult<()> {
 ///     match outbox.enqueue(conn, message) {
 ///         Ok(enqueued) => println!("message {}", enqueued.sequence),
-///         // The transaction goes on.
+///         // The transaction stays usable.
 ///         Err(EnqueueError::Conflict { idempotency_key, sequence }) => {
 ///             println!("{idempotency_key} is message {sequence}, with other content");
 ///         }
-///         // In a transaction of Diesel's, `?` is enough.
+///         // Inside a Diesel transaction, `?` is enough.
 ///         Err(error) => Err(error)?,
 ///     }
 ///     Ok(())
@@ -24,35 +24,35 @@ use crate::message::{MessageError, Sequence};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnqueueError {
-    /// The connection is not in a transaction that was begun by Diesel, so the message would not be committed
-    /// together with what it tells of. Nothing was sent to the database. Wrap both in `conn.transaction(…)`;
-    /// see also [`allow_outside_transaction`](crate::Outbox::allow_outside_transaction).
+    /// Diesel has no transaction open on the connection, so the message and the change that it reports would not be
+    /// committed together. Nothing was sent to the database. Wrap both in `conn.transaction(…)`; see also
+    /// [`allow_outside_transaction`](crate::Outbox::allow_outside_transaction).
     #[error(
-        "not in a transaction: wrap this call, and the changes that belong to it, in `conn.transaction(…)`; \
-         to write messages alone, use `Outbox::allow_outside_transaction()`"
+        "not in a transaction: wrap this call and the changes that it reports in `conn.transaction(…)`; \
+         to write only messages, use `Outbox::allow_outside_transaction()`"
     )]
     NotInTransaction,
-    /// The message itself is bad. Nothing was sent to the database.
+    /// The message is invalid. Nothing was sent to the database.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// One of many messages is bad. Nothing was written, and the caller's transaction stays usable.
+    /// One of several messages is invalid. Nothing was written, and the caller's transaction stays usable.
     #[error("message {index} (counted from 0): {error}")]
     MessageAt {
-        /// How many messages came before it.
+        /// The index of the message, counted from 0.
         index: u64,
-        /// What is wrong with it.
+        /// Why the message is invalid.
         #[source]
         error: MessageError,
     },
-    /// The key stands for another message already. Nothing was written, and the caller's
-    /// transaction stays usable.
+    /// Another message with a different topic or payload has the idempotency key. Nothing was written, and
+    /// the caller's transaction stays usable.
     #[error(
         "idempotency key {idempotency_key:?} is taken by message {sequence}, whose topic or payload differs"
     )]
     Conflict {
-        /// The key that was enqueued twice.
+        /// The idempotency key of both messages.
         idempotency_key: String,
-        /// The message that has it.
+        /// The message that already has the key.
         sequence: Sequence,
     },
     /// The database refused or failed. The caller's transaction is aborted.
@@ -60,8 +60,8 @@ pub enum EnqueueError {
     Database(#[from] diesel::result::Error),
 }
 
-/// So that `?` works in transactions that return Diesel's own error. What is not of the database becomes
-/// a [`QueryBuilderError`](diesel::result::Error::QueryBuilderError) with the [`EnqueueError`] inside.
+/// Makes `?` work in transactions that return Diesel's own error. An error that does not come from the database
+/// becomes a [`QueryBuilderError`](diesel::result::Error::QueryBuilderError) that contains the [`EnqueueError`].
 impl From<EnqueueError> for diesel::result::Error {
     fn from(error: EnqueueError) -> Self {
         match error {
@@ -71,7 +71,7 @@ impl From<EnqueueError> for diesel::result::Error {
     }
 }
 
-/// What went wrong between this process and its database.
+/// An error of the database, or of the connection to it.
 ///
 /// ```no_run
 /// use diesel_outbox::{DatabaseError, Relay, StartError};
@@ -88,19 +88,19 @@ impl From<EnqueueError> for diesel::result::Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatabaseError {
-    /// No connection. The URL's password is not shown.
+    /// The connection failed. The text does not contain the password of the URL.
     #[error("cannot connect to the database: {0}")]
     Connect(String),
     /// A statement failed.
     #[error(transparent)]
     Statement(#[from] diesel::result::Error),
-    /// The outbox is missing, or not as this version needs it, or the role lacks rights on it.
+    /// The outbox is missing or does not match this version, or the role lacks rights on the outbox.
     #[error("{0}")]
     Schema(String),
 }
 
 impl DatabaseError {
-    /// Whether a statement was sent and no answer came: it may have worked.
+    /// Whether a statement was sent and the database did not answer. The statement may have been executed.
     pub(crate) fn is_without_answer(&self) -> bool {
         use diesel::result::{DatabaseErrorKind, Error};
         match self {
@@ -110,14 +110,14 @@ impl DatabaseError {
             ),
             // Nothing was sent.
             Self::Statement(Error::QueryBuilderError(_)) => false,
-            // An answer that could not be read is none.
+            // An unreadable answer counts as no answer.
             Self::Statement(_) => true,
             Self::Connect(_) | Self::Schema(_) => false,
         }
     }
 
-    /// Whether the server refused the values, and not for want of a server that can write, or of a part of a table:
-    /// that refuses whatever is written. Its error has no constraint's name, which each CHECK has.
+    /// Whether the server refused the values of the statement. A read-only server and a missing partition refuse all
+    /// values, so their errors do not count. A missing partition is a CHECK violation that names no constraint.
     pub(crate) fn is_refusal(&self) -> bool {
         use diesel::result::{DatabaseErrorKind, Error};
         match self {

@@ -1,4 +1,4 @@
-//! Messages as types: what a payload's type says about its topic, version and keys.
+//! Events: types that define the topic, version and keys of their messages.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -8,16 +8,15 @@ use serde::de::DeserializeOwned;
 
 use crate::message::{Message, MessageError, NewMessage};
 
-/// The attribute of CloudEvents that carries a version other than 1, as a stored header.
+/// The stored header that carries a version other than 1 (a CloudEvents attribute).
 const VERSION_HEADER: &str = "ce-dataversion";
-/// The same attribute by its own name.
+/// The name of the same attribute, without the prefix.
 pub(crate) const VERSION_ATTRIBUTE: &str = "dataversion";
 
-/// A type whose values are messages of one topic.
+/// A type whose values are the messages of one topic.
 ///
-/// Bind a type once, and enqueue its values as they are: [`Outbox::enqueue`](crate::Outbox::enqueue)
-/// takes them, by value or by reference, where it takes a [`NewMessage`]. References are events where
-/// the type is one.
+/// Implement the trait once for each type. [`Outbox::enqueue`](crate::Outbox::enqueue) then takes
+/// values of the type, by value or by reference. A reference to an event is also an event.
 ///
 /// ```
 /// use diesel_outbox::{Event, NewMessage};
@@ -38,16 +37,16 @@ pub(crate) const VERSION_ATTRIBUTE: &str = "dataversion";
 ///     }
 /// }
 ///
-/// // What the type does not say can be added for one message.
+/// // Options that the type does not define can be set for a single message.
 /// let message = NewMessage::of(&OrderPaid { order_id: 7, euro: 42 })?
 ///     .delay(std::time::Duration::from_secs(60));
 /// # Ok::<(), diesel_outbox::MessageError>(())
 /// ```
 ///
 /// # Versions
-/// When the payload's shape changes so that an old reader would misread it, count
-/// [`VERSION`](Self::VERSION) up, and teach [`decode`](Self::decode) the old shape: messages of it are
-/// still in the outbox, and other services may go on sending it.
+/// When the payload's shape changes in a way that an old reader would misread, increment
+/// [`VERSION`](Self::VERSION), and teach [`decode`](Self::decode) the old shape. The outbox may still
+/// contain messages of the old shape, and other services may still send them.
 ///
 /// ```
 /// use diesel_outbox::{DecodeError, Event};
@@ -77,24 +76,25 @@ pub(crate) const VERSION_ATTRIBUTE: &str = "dataversion";
 /// # Ok::<(), DecodeError>(())
 /// ```
 pub trait Event: Serialize {
-    /// The topic of its messages.
+    /// The topic of the event's messages.
     const TOPIC: &'static str;
 
-    /// The version of its payload's shape. Any but 1 travels with the message, as the CloudEvents
-    /// attribute `dataversion`.
+    /// The version of the payload's shape. A version other than 1 is sent with the message, as the
+    /// CloudEvents attribute `dataversion`. Defaults to 1.
     const VERSION: u32 = 1;
 
-    /// Messages of one key are delivered in order. Defaults to none.
+    /// The ordering key. Messages with the same key are delivered in order. Defaults to none.
     fn ordering_key(&self) -> Option<String> {
         None
     }
 
-    /// Two messages of one key with the same content are one. Defaults to none: compared with no other message.
+    /// The idempotency key. Two messages with the same key and content are one message. Defaults to none: the
+    /// message is not compared with other messages.
     fn idempotency_key(&self) -> Option<String> {
         None
     }
 
-    /// When it occurred, as receivers see it in `ce-time`. Defaults to when it is enqueued.
+    /// When the event occurred. Receivers see the time as `ce-time`. Defaults to the time of enqueueing.
     ///
     /// ```
     /// use diesel_outbox::Event;
@@ -119,10 +119,10 @@ pub trait Event: Serialize {
         None
     }
 
-    /// Reads a payload that was written as `version`. Defaults to [`decode_current`].
+    /// Decodes a payload that was written with this version. Defaults to [`decode_current`].
     ///
     /// # Errors
-    /// A [`DecodeError`] when the version is not known, or the payload is not of its shape.
+    /// A [`DecodeError`] if the version is unknown, or the payload does not have the version's shape.
     fn decode(version: u32, json: &str) -> Result<Self, DecodeError>
     where
         Self: DeserializeOwned,
@@ -148,8 +148,8 @@ impl<E: Event> Event for &E {
     }
 }
 
-/// Reads a payload of the type's own version, and no other: what [`Event::decode`] does where a type
-/// says nothing else.
+/// Decodes a payload of the type's own version, and refuses all others. This is the default of
+/// [`Event::decode`].
 ///
 /// ```
 /// use diesel_outbox::{DecodeError, Event, decode_current};
@@ -169,7 +169,7 @@ impl<E: Event> Event for &E {
 /// ```
 ///
 /// # Errors
-/// A [`DecodeError`] when the version is another one, or the payload is not of the type's shape.
+/// A [`DecodeError`] if the version differs, or the payload does not have the type's shape.
 pub fn decode_current<E: Event + DeserializeOwned>(
     version: u32,
     json: &str,
@@ -183,38 +183,38 @@ pub fn decode_current<E: Event + DeserializeOwned>(
     Ok(serde_json::from_str(json)?)
 }
 
-/// Why a payload is not an event of the type that was asked for. It tells the place, and nothing of
-/// what stands there: payloads may be private.
+/// Why a payload cannot be decoded as an event. The error gives the position of the problem, but no part of the
+/// payload, which may be private.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// It was written as another version.
-    #[error("it is of version {version}; version {known} is known")]
+    /// The payload was written with another version.
+    #[error("unsupported version {version}, expected {known}")]
     Version {
-        /// Of the message.
+        /// The version of the message.
         version: u32,
-        /// The type's own.
+        /// The version of the type.
         known: u32,
     },
-    /// It is of another topic (the type, in CloudEvents).
-    #[error("it is of topic {topic:?}; {known:?} was asked for")]
+    /// The message has another topic (in CloudEvents: another type).
+    #[error("the topic is {topic:?}, expected {known:?}")]
     Topic {
-        /// Of the message.
+        /// The topic of the message.
         topic: String,
-        /// The type's own.
+        /// The topic of the type.
         known: &'static str,
     },
-    /// There is no payload, or one of another content type.
-    #[error("it has no JSON")]
+    /// The payload is missing, or has another content type.
+    #[error("no JSON payload")]
     NoJson,
-    /// It is not JSON, or JSON of another shape.
+    /// The payload is not valid JSON, or has another shape.
     #[error("{reason} at line {line}, column {column}")]
     Payload {
-        /// In which way.
+        /// Which of the two.
         reason: &'static str,
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// Counted from 1; 0: before the first.
+        /// The column, counted from 1; 0: before the first column.
         column: usize,
     },
 }
@@ -226,7 +226,7 @@ impl From<serde_json::Error> for DecodeError {
 }
 
 impl DecodeError {
-    /// Without the error's text: it quotes values of the payload.
+    /// Omits the text of the error, which quotes values of the payload.
     pub(crate) fn of(error: &serde_json::Error) -> Self {
         Self::Payload {
             reason: reason_of(error),
@@ -236,20 +236,21 @@ impl DecodeError {
     }
 }
 
-/// What is wrong with JSON, in words that quote nothing of it.
+/// What is wrong with the JSON, without quoting it.
 pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
     use serde_json::error::Category;
     match error.classify() {
-        Category::Data => "the JSON has another shape",
-        Category::Syntax | Category::Eof | Category::Io => "it is not JSON",
+        Category::Data => "unexpected JSON shape",
+        Category::Syntax | Category::Eof | Category::Io => "invalid JSON",
     }
 }
 
 impl NewMessage {
-    /// The message of an event: its topic, keys, time and version, and the event as the payload.
+    /// Creates the message of an event, with the event's topic, keys, time and version. The payload is the event
+    /// as JSON.
     ///
     /// # Errors
-    /// [`MessageError::Payload`] when the event cannot be serialised.
+    /// [`MessageError::Payload`] if the event cannot be serialised.
     ///
     /// ```
     /// use diesel_outbox::{Event, NewMessage};
@@ -277,22 +278,22 @@ impl NewMessage {
 }
 
 impl Message {
-    /// Its payload as an event. (The topic is not looked at.)
+    /// Decodes the payload as an event. The topic is not checked.
     ///
     /// # Errors
-    /// A [`DecodeError`] when it is of another version or shape.
+    /// A [`DecodeError`] if the payload has another version or shape.
     pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
         E::decode(self.version(), &self.payload)
     }
 
-    /// The version of its payload's shape, as an [`Event`] has it: 1 where it says nothing, 0 where
-    /// what it says is no number.
+    /// The version of the payload's shape (see [`Event::VERSION`]): 1 if the message does not give a version,
+    /// 0 if its version is not a number.
     pub fn version(&self) -> u32 {
         let Some(headers) = &self.headers else {
             return 1;
         };
         match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
-            // Plain SQL writes names in any case, as HTTP has them.
+            // Plain SQL may write header names in any case.
             Ok(headers) => headers
                 .iter()
                 .find(|(name, _)| name.eq_ignore_ascii_case(VERSION_HEADER))
@@ -305,12 +306,12 @@ impl Message {
     }
 }
 
-/// What can be enqueued: a [`NewMessage`], or an [`Event`] by value or by reference.
+/// A value that can be enqueued: a [`NewMessage`], or an [`Event`] by value or by reference.
 ///
 /// ```
 /// use diesel_outbox::{IntoMessage, MessageError, NewMessage};
 ///
-/// /// Says of every message which shop it comes from.
+/// /// Adds a header with the shop that a message comes from.
 /// fn of_shop(message: impl IntoMessage, shop: &str) -> Result<NewMessage, MessageError> {
 ///     Ok(message.into_message()?.header("x-shop", shop))
 /// }
@@ -318,10 +319,10 @@ impl Message {
 /// # Ok::<(), MessageError>(())
 /// ```
 pub trait IntoMessage {
-    /// The message.
+    /// Converts the value into a message.
     ///
     /// # Errors
-    /// [`MessageError::Payload`] when an event cannot be serialised.
+    /// [`MessageError::Payload`] if an event cannot be serialised.
     fn into_message(self) -> Result<NewMessage, MessageError>;
 }
 

@@ -1,8 +1,8 @@
-//! The guide: one page for each question that comes after the README. It has no items.
+//! The guide, which continues where the README ends. Each page is a module without items.
 //!
-//! The same pages are in the repository, as `docs/*.md`.
+//! The repository has the same pages in `docs/*.md`.
 
-/// Enqueueing, handlers, the relay in your process, tests.
+/// Using the outbox in an application: enqueueing, handlers, the relay in your process, tests.
 #[doc = include_str!("../docs/application.md")]
 pub mod application {}
 
@@ -10,35 +10,35 @@ pub mod application {}
 #[doc = include_str!("../docs/keys-and-topics.md")]
 pub mod keys_and_topics {}
 
-/// How a receiver handles each message once.
+/// Writing a receiver that handles each message once.
 #[doc = include_str!("../docs/receivers.md")]
 pub mod receivers {}
 
-/// Your customers register URLs: secrets, deliveries, sending again, limits.
+/// Webhooks for your own customers: secrets, deliveries, sending again, limits.
 #[doc = include_str!("../docs/webhooks.md")]
 pub mod webhooks {}
 
-/// In the process, as a sidecar, by systemd, in an empty container.
+/// Running the relay in the process, as a sidecar, under systemd, or in an empty container.
 #[doc = include_str!("../docs/deploying.md")]
 pub mod deploying {}
 
-/// Whether messages flow, why not, and what to do: the admin page, health, metrics, alerts.
+/// Finding and fixing problems: the admin page, health checks, metrics, alerts.
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
-/// What to check before an outbox goes live, and a record of such a check.
+/// A checklist for going live, and a record of one check.
 #[doc = include_str!("../docs/readiness.md")]
 pub mod readiness {}
 
-/// One relay or several, destinations beside each other, several outboxes.
+/// Scaling: one relay or several, isolation of destinations, several outboxes.
 #[doc = include_str!("../docs/scaling.md")]
 pub mod scaling {}
 
-/// Settings of the server, roles, poolers, backups.
+/// PostgreSQL: server settings, roles, poolers, backups.
 #[doc = include_str!("../docs/postgresql.md")]
 pub mod postgresql {}
 
-/// Every setting, `outbox.toml`, TLS, and where requests may go.
+/// Every setting, `outbox.toml`, TLS, and the addresses to which requests may go.
 #[doc = include_str!("../docs/settings.md")]
 pub mod settings {}
 
@@ -46,30 +46,30 @@ pub mod settings {}
 #[doc = include_str!("../docs/commands.md")]
 pub mod commands {}
 
-/// Headers, signatures, and what each answer causes.
+/// HTTP requests: headers, signatures, and the effect of each response.
 #[doc = include_str!("../docs/requests.md")]
 pub mod requests {}
 
-/// What an ordering key promises, and what it costs.
+/// Ordering keys: what they guarantee, and what they cost.
 #[doc = include_str!("../docs/order.md")]
 pub mod order {}
 
-/// What each table holds, and who creates it.
+/// The contents of each table, and how the tables are created.
 #[doc = include_str!("../docs/tables.md")]
 pub mod tables {}
 
-/// Numbers, with the commands that give them.
+/// Measurements, with the commands that reproduce them.
 #[doc = include_str!("../docs/performance.md")]
 pub mod performance {}
 
-/// Versions of the crate, of the tables, of events.
+/// Upgrading: versions of the crate, the tables and the events.
 #[doc = include_str!("../docs/upgrading.md")]
 pub mod upgrading {}
 
-/// For people who have another outbox, and want to move.
+/// Moving here from another outbox.
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}
 
-/// Other outboxes and queues, and when to take them instead.
+/// Other outboxes and queues, and when to use them instead.
 #[doc = include_str!("../docs/compared.md")]
 pub mod compared {}

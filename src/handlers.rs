@@ -1,8 +1,8 @@
-//! Handlers: messages that are worked on inside the process, by topic.
+//! Handlers: functions in this process that handle the messages of a topic.
 //!
-//! A relay gives the messages of a topic to a function instead of posting them to a URL, with the same
-//! attempts, delays, order and ledger: see [`Handlers`], and [`RelayBuilder::on`](crate::RelayBuilder::on)
-//! for a single one. What a handler is given beside its event is a [`Context`].
+//! The relay calls a function instead of posting to a URL. Attempts, backoff, order and ledger are the same.
+//! See [`Handlers`] for a group of handlers, and [`RelayBuilder::on`](crate::RelayBuilder::on) for a single
+//! handler. A handler gets its event and a [`Context`].
 
 mod context;
 mod error;
@@ -28,30 +28,33 @@ use crate::message::Message;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 
-/// A group of handlers: one for each of its topics, with threads of its own.
+/// A group of handlers, one for each topic, with its own threads.
 ///
-/// Each group is a destination like those with a URL: it has a name, a queue and threads of its own,
-/// and a message that several groups (or a group and a URL) get is a message of its own for each. Add
-/// one to a relay by [`RelayBuilder::handlers`](crate::RelayBuilder::handlers), or single handlers by
+/// A group is a destination like a URL: it has a name, a queue and threads. A message for several groups (or
+/// a group and a URL) is fanned out: each of them gets its own message. Add a group to a relay with
+/// [`RelayBuilder::handlers`](crate::RelayBuilder::handlers), or single handlers with
 /// [`RelayBuilder::on`](crate::RelayBuilder::on).
 ///
-/// A handler says what came of a message: `Ok(())` is done; an error from `?` is a failed attempt,
-/// tried again later; [`HandlerError`] says when, or that it never will be. A panic is a failed attempt.
-/// A handler can be called twice for a message, as any receiver can; [`PooledContext::once`] makes its work
-/// in the database happen once.
+/// The result of a handler is the outcome of the message. `Ok(())`: delivered. An error from `?`: a failed
+/// attempt, retried later. A [`HandlerError`] can also choose the delay, or dead-letter the message. A panic
+/// is a failed attempt. Like any receiver, a handler may be called twice for a message.
+/// [`PooledContext::once`] makes its database work happen only once.
 ///
 /// # How long a handler may run
-/// Ten minutes, unless the group says otherwise ([`timeout`](Self::timeout)). While a call runs, also past
-/// that limit, this process starts no second call of its message. No other relay does, either, as long as
-/// this relay renews its lease, which needs only the database. Where the lease is lost meanwhile (this relay was
-/// cut off from the database for longer than a takeover takes, 7.5 s by default, and another was not), the call goes on
-/// and another relay may start the message as well. Then the lease's id fences the result: that of the relay
-/// that holds the message counts. What both do in [`PooledContext::once`] is done once; what a handler does
-/// elsewhere, such as sending a mail, may be done twice.
+/// A handler may run for ten minutes, or for the [`timeout`](Self::timeout) of its group. While a call runs,
+/// even past that limit, this process starts no second call of the same message. Neither does any other
+/// relay, as long as this relay renews its lease, which requires only the database.
+///
+/// A relay can lose its lease while a call runs: if it is cut off from the database for longer than a
+/// takeover takes (7.5 s by default), while another relay is not. The call continues, and the other relay
+/// may start the message as well. The lease id then fences the result: only the result of the relay that
+/// holds the message counts. Work in [`PooledContext::once`] is done once. Other work, such as sending a
+/// mail, may be done twice.
 ///
 /// A shutdown waits for running handlers until its deadline. A handler that runs longer keeps its message
-/// claimed: its result still counts if the process lives on and it returns before the lease expires. After
-/// that another relay takes the message over, as after a crash, which costs one attempt (`ABANDONED`).
+/// claimed. Its result still counts if the process stays alive and the handler returns before the lease
+/// expires. After that another relay takes over the message, as after a crash, which costs one attempt
+/// (`ABANDONED`).
 ///
 /// ```no_run
 /// use diesel::prelude::*;
@@ -73,7 +76,7 @@ use crate::status::ReasonCode;
 ///     .max_attempts(5)
 ///     .on::<MemberJoined>(|event, context| {
 ///         if event.member_id == 0 {
-///             return Err(HandlerError::dead("nobody has this number"));
+///             return Err(HandlerError::dead("no member has this number"));
 ///         }
 ///         println!("attempt {}", context.attempt());
 ///         send_mail(event.member_id)?;
@@ -88,9 +91,9 @@ use crate::status::ReasonCode;
 #[derive(Default)]
 pub struct Handlers {
     by_topic: BTreeMap<String, Arc<Handler>>,
-    /// Topics that were given a second handler.
+    /// Topics with a second handler.
     repeated: Vec<String>,
-    /// Some handler wants connections.
+    /// Whether any handler needs connections.
     pub(crate) wants_pool: bool,
     pub(crate) concurrency: Option<usize>,
     pub(crate) timeout: Option<Duration>,
@@ -99,12 +102,12 @@ pub struct Handlers {
     pub(crate) rate: Option<Rate>,
 }
 
-/// The limit of a call, where a group says nothing else.
+/// The default time limit of a call.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 type Handler = dyn Fn(&Message, &PooledContext<'_>) -> Result<(), Refusal> + Send + Sync;
 
-/// Why a handler did not do its work.
+/// Why a message was not handled.
 enum Refusal {
     Undecodable(DecodeError),
     Handler(HandlerError),
@@ -116,10 +119,10 @@ impl Handlers {
         Self::default()
     }
 
-    /// Handles the messages of an event's topic.
+    /// Adds a handler for the topic of an event.
     ///
-    /// A payload of another shape makes its message dead (`UNDECODABLE`); one of a newer version than
-    /// the type knows is tried again, for a newer program may come.
+    /// A message whose payload does not decode is dead-lettered (`UNDECODABLE`). A message of a newer version
+    /// than the type knows is retried, as a newer program may be deployed soon.
     #[must_use]
     pub fn on<E: Event + DeserializeOwned>(
         self,
@@ -128,10 +131,9 @@ impl Handlers {
         self.insert_event(move |event, context| handler(event, context))
     }
 
-    /// [`on`](Self::on), for a handler that works in the database: its context has
-    /// [`once`](PooledContext::once) and [`connection`](PooledContext::connection). A relay with such a
-    /// handler does not start unless it is told where to take connections
-    /// ([`RelayBuilder::connections`](crate::RelayBuilder::connections)).
+    /// As [`on`](Self::on), for a handler that works in the database. Its context has
+    /// [`once`](PooledContext::once) and [`connection`](PooledContext::connection). The relay starts only if it
+    /// has a source of connections ([`RelayBuilder::connections`](crate::RelayBuilder::connections)).
     ///
     /// ```
     /// use diesel::RunQueryDsl;
@@ -160,7 +162,7 @@ impl Handlers {
         self.insert_event(handler)
     }
 
-    /// Handles the messages of a topic as they are: of use where the topic has no type.
+    /// Adds a handler for a topic without an event type. The handler gets the message itself.
     ///
     /// ```
     /// use diesel_outbox::{HandlerError, Handlers};
@@ -184,7 +186,7 @@ impl Handlers {
         )
     }
 
-    /// [`on_topic`](Self::on_topic), for a handler that works in the database: see
+    /// As [`on_topic`](Self::on_topic), for a handler that works in the database: see
     /// [`on_pooled`](Self::on_pooled).
     ///
     /// ```
@@ -237,28 +239,29 @@ impl Handlers {
         self
     }
 
-    /// Handlers that run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
+    /// Sets how many handlers run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
     #[must_use]
     pub fn concurrency(mut self, threads: usize) -> Self {
         self.concurrency = Some(threads);
         self
     }
 
-    /// The limit of one call. Defaults to 10 minutes, and has nothing to do with the
-    /// [lease](crate::RelayBuilder::lease): the relay renews the lease while handlers run.
+    /// Sets the time limit of one call. Defaults to 10 minutes. The limit is independent of the
+    /// [lease](crate::RelayBuilder::lease), which the relay renews while handlers run.
     ///
-    /// A thread cannot be killed, so the limit ends no call. A call that runs longer is reported
-    /// (`event=handler_stuck`) and gives its place among the group's threads to the next message. The
-    /// message stays claimed and is not started again while the call runs; the result counts when the
-    /// call returns, however late. While 64 calls of a group run past the limit, or fewer whose messages are
-    /// half of the group's share of memory, the group starts no more: its messages wait, and no attempt is counted.
+    /// The limit does not end the call, because a thread cannot be killed. The relay reports a call that runs
+    /// longer (`event=handler_stuck`) and starts the next message on another thread. The message stays claimed
+    /// and is not started again while the call runs. When the call returns, its result counts, however late.
+    ///
+    /// The group starts no more calls while 64 calls run past the limit, or fewer if their messages fill half of
+    /// the group's share of memory. Its messages wait, and no attempt is counted.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Failed attempts after which a message of the group is dead: 1 or more. Defaults to
+    /// Sets after how many failed attempts a message of the group is dead-lettered, at least 1. Defaults to
     /// `OUTBOX_MAX_ATTEMPTS`.
     #[must_use]
     pub fn max_attempts(mut self, attempts: u32) -> Self {
@@ -266,7 +269,7 @@ impl Handlers {
         self
     }
 
-    /// The delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+    /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
     ///
     /// ```
     /// use diesel_outbox::{Backoff, Handlers};
@@ -281,7 +284,7 @@ impl Handlers {
         self
     }
 
-    /// How many calls begin in a second. Defaults to no limit. Each relay counts for itself.
+    /// Sets the rate limit in calls per second. Defaults to no limit. Each relay counts its own calls.
     ///
     /// ```
     /// use diesel_outbox::{Handlers, config::Rate};
@@ -294,30 +297,30 @@ impl Handlers {
         self
     }
 
-    /// Its topics.
+    /// The topics of the group.
     pub(crate) fn topics(&self) -> impl Iterator<Item = &str> {
         self.by_topic.keys().map(String::as_str)
     }
 
-    /// A topic that has two handlers.
+    /// A topic with two handlers.
     pub(crate) fn repeated(&self) -> Option<&str> {
         self.repeated.first().map(String::as_str)
     }
 
-    /// Whether it has none.
+    /// Whether the group has no handlers.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_topic.is_empty()
     }
 
     fn find(&self, topic: &str) -> Result<Arc<Handler>, Failure> {
         self.by_topic.get(topic).cloned().ok_or_else(|| {
-            let error = format!("no handler serves the topic {topic:?}");
+            let error = format!("topic {topic:?} has no handler");
             Failure::new(ReasonCode::NoRoute, error)
         })
     }
 }
 
-/// The name that an inbox knows the messages of a group of an outbox by.
+/// The inbox source of the messages of a handler group: outbox and group.
 pub(crate) fn inbox_of(outbox: &OutboxName, group: &str) -> String {
     format!("{outbox}/{group}")
 }
@@ -327,7 +330,7 @@ fn run(handler: &Handler, message: &Message, context: &PooledContext<'_>) -> Out
         Ok(Ok(())) => Outcome::Delivered(Response::default()),
         Ok(Err(Refusal::Handler(error))) => error.into_outcome(),
         Ok(Err(Refusal::Undecodable(error))) => {
-            let text = format!("the payload cannot be read: {error}");
+            let text = format!("cannot decode the payload: {error}");
             let failure = Failure::new(ReasonCode::Undecodable, text);
             match error {
                 DecodeError::Version { version, known } if version > known => {

@@ -1,6 +1,6 @@
-//! Which headers may be stored with a message, or set for a destination.
+//! The rules for headers that are stored with a message or set for a destination.
 
-/// Headers that the relay or HTTP itself sets, and the one name that CloudEvents forbids.
+/// Headers that only the relay or the HTTP client sets, and `ce-data`, which CloudEvents forbids.
 const RESERVED_HEADERS: &[&str] = &[
     "accept",
     "accept-encoding",
@@ -34,12 +34,12 @@ const RESERVED_HEADERS: &[&str] = &[
     "webhook-timestamp",
 ];
 
-/// Headers whose names begin so stand for attributes of CloudEvents.
+/// The prefix of headers that carry CloudEvents attributes.
 pub(crate) const ATTRIBUTE_PREFIX: &str = "ce-";
-/// Characters that the name of an attribute may have.
+/// The maximum length of an attribute's name, without the prefix.
 const MAX_ATTRIBUTE_NAME: usize = 20;
 
-/// Whether a stored header, or one of a destination, may be sent, and if not why.
+/// Checks whether a header of a message or a destination may be sent. The error is the reason.
 pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> {
     if name.is_empty() || !name.bytes().all(is_token) {
         return Err("the name is not an HTTP token");
@@ -51,7 +51,7 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> 
         return Err("the name is reserved for the relay");
     }
     if value.bytes().any(|b| matches!(b, b'\r' | b'\n' | 0)) {
-        return Err("the value holds a line break or NUL");
+        return Err("the value contains a line break or NUL");
     }
     match name.split_at_checked(ATTRIBUTE_PREFIX.len()) {
         Some((prefix, attribute)) if prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX) => {
@@ -63,18 +63,18 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> 
         {
             Ok(())
         }
-        _ => Err("the value holds a character that HTTP does not allow"),
+        _ => Err("the value contains a character that HTTP does not allow"),
     }
 }
 
-/// The value of an attribute is encoded before it is sent, so it may be any text.
+/// The value of an attribute is encoded before it is sent, so it may contain non-ASCII characters.
 fn check_attribute(name: &str, value: &str) -> Result<(), &'static str> {
     let has_length = (1..=MAX_ATTRIBUTE_NAME).contains(&name.len());
     if !has_length || !name.bytes().all(|b| b.is_ascii_alphanumeric()) {
-        return Err("what follows ce- has to be 1 to 20 letters (a to z) and digits");
+        return Err("the name must be ce- and 1 to 20 letters (a to z) or digits");
     }
     if value.contains(char::is_control) {
-        return Err("the value holds a control character");
+        return Err("the value contains a control character");
     }
     if value.is_empty()
         && ["subject", "dataschema"]
@@ -86,7 +86,7 @@ fn check_attribute(name: &str, value: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What names of headers are made of (RFC 9110, 5.6.2).
+/// Whether a header's name may contain the byte (RFC 9110, 5.6.2).
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

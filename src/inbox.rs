@@ -1,10 +1,9 @@
-//! The inbox: handling each message once, in a Diesel transaction.
+//! The inbox handles each message once, in a Diesel transaction.
 //!
-//! Delivery is at least once, so a message may come again. [`once`] remembers in the table
-//! `outbox_inbox` what was handled, in the transaction that does the work: both are committed, or
-//! neither. It serves whoever receives: an HTTP receiver of messages of this crate's relay (see
-//! [`receive`](crate::receive)) or of anybody's webhooks, a handler in the process, or a reader of a
-//! queue.
+//! Delivery is at least once, so a message may arrive again. [`once`] records the message in the table
+//! `outbox_inbox`, in the transaction that handles the message: both are committed, or neither. The inbox
+//! works for every kind of receiver: an HTTP receiver of this crate's relay (see
+//! [`receive`](crate::receive)) or of other webhooks, a handler in the process, or the consumer of a queue.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
@@ -17,20 +16,20 @@
 //!     })?;
 //!     match done {
 //!         Once::Handled(accounts) => println!("{accounts} accounts changed"),
-//!         Once::Duplicate => println!("done before"),
+//!         Once::Duplicate => println!("handled before"),
 //!     }
 //!     Ok(())
 //! }
 //! ```
 //!
-//! The table comes with the crate's migrations ([`migrate`](crate::migrate)); where the database has no
-//! outbox, [`create`] makes it, or [`migration_sql`] in a migration of the application's own. It is one
-//! for the database, found by the search path. Who handles messages needs `INSERT` on it; who cleans it,
+//! The crate's migrations ([`migrate`](crate::migrate)) create the table. In a database without an outbox,
+//! call [`create`], or put [`migration_sql`] into a migration of your own. A database has one inbox, which
+//! PostgreSQL finds by the search path. Handling messages needs `INSERT` on the table; cleaning needs
 //! `SELECT` and `DELETE`.
 //!
-//! It grows by a row for each message: call [`clean`] now and then, or let a relay do it
-//! ([`inbox_retention`](crate::RelayBuilder::inbox_retention)). Keep rows for longer than a message can
-//! come again: all its attempts, and dead letters that somebody requeues.
+//! The table grows by one row for each message. Call [`clean`] regularly, or let a relay do it
+//! ([`inbox_retention`](crate::RelayBuilder::inbox_retention)). Keep a row for as long as its message may
+//! arrive again: until its last attempt, and longer if an operator may requeue its dead letter.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -44,21 +43,21 @@ use crate::store::setup::migrate;
 use crate::store::write::inbox;
 use crate::store::write::inbox::Forgetting;
 
-/// Bytes that a source or a message's id may have. The table has the same limit.
+/// The maximum length of a source or a message id, in bytes. The table has the same limit.
 pub const MAX_KEY_BYTES: usize = 1024;
-/// Rows removed by one statement.
+/// The maximum number of rows that one statement removes.
 const CLEAN_BATCH: i64 = 1000;
 
-/// What became of a message.
+/// The result of [`once`].
 ///
-/// Ignoring it is fine where, as in most receivers, the answer is the same for both.
+/// Most receivers give the same response in both cases, and can ignore the result.
 ///
 /// ```
 /// use diesel_outbox::inbox::Once;
 ///
 /// fn log(done: Once<usize>) {
 ///     if done.is_duplicate() {
-///         println!("it came again");
+///         println!("the message arrived again");
 ///     }
 ///     println!("{} rows", done.handled().unwrap_or(0));
 /// }
@@ -66,20 +65,20 @@ const CLEAN_BATCH: i64 = 1000;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Once<T> {
-    /// It was handled just now; this is what the handler returned.
+    /// The handler was called, and returned this value.
     Handled(T),
-    /// It was handled before. The handler was not called.
+    /// The message was handled before. The handler was not called.
     Duplicate,
 }
 
 impl<T> Once<T> {
-    /// Whether it was handled before.
+    /// Whether the message was handled before.
     #[must_use]
     pub fn is_duplicate(&self) -> bool {
         matches!(self, Self::Duplicate)
     }
 
-    /// What the handler returned, where it was called.
+    /// The value that the handler returned; `None` for a duplicate.
     #[must_use]
     pub fn handled(self) -> Option<T> {
         match self {
@@ -89,50 +88,50 @@ impl<T> Once<T> {
     }
 }
 
-/// A source or a message's id that the inbox cannot hold. Nothing was sent to the database.
+/// A source or a message id that the inbox cannot store. Nothing was sent to the database.
 ///
-/// [`once`] returns it inside of Diesel's [`QueryBuilderError`](Error::QueryBuilderError).
+/// [`once`] returns this error inside Diesel's [`QueryBuilderError`](Error::QueryBuilderError).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the {field} of a message {reason}")]
+#[error("the {field} of the message {reason}")]
 #[non_exhaustive]
 pub struct BadKey {
-    /// Which of the two: `source` or `id`.
+    /// `source` or `id`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Why it cannot be stored.
     pub reason: &'static str,
 }
 
 /// Handles a message unless it was handled before.
 ///
-/// In one transaction, or a savepoint where `conn` has a transaction open, it remembers
-/// `(source, message_id)` and calls `handle` with the connection. What `handle` does on the connection is
-/// committed with it. When `handle` fails, both are rolled back, and the message can be handled again.
+/// `once` begins a transaction (a savepoint inside an open transaction), records `(source, message_id)`
+/// and calls `handle` with the connection. The changes that `handle` makes on the connection are committed
+/// together with the record. If `handle` fails, both are rolled back, and the message can be handled again.
 ///
-/// `source` says who gives the ids: the event's source, or a name of your own (`"billing"`) where all
-/// messages come from one sender. Take your own also where requests are in binary mode and come over a
-/// network that is not yours: the header `ce-source` is not signed, and another one makes it another
-/// message. `message_id` is the event's id, a [`Uuid`](uuid::Uuid) or a text.
+/// `source` names the sender that assigns the ids: the event's source, or a name of your own (`"billing"`)
+/// if all messages come from one sender. Use a name of your own also for requests in binary mode over an
+/// untrusted network: the header `ce-source` is not signed, so a replay with another source would pass as
+/// another message. `message_id` is the event's id, a [`Uuid`](uuid::Uuid) or a text.
 ///
-/// # At the same time
-/// When another transaction is handling the same message, this waits for its end: it is a duplicate when
-/// that commits, and handled here when that rolls back. A transaction that handles several messages
-/// takes them in an order of its own, and may meet another one that has them the other way round: the
-/// database then ends one of the two (a deadlock), which can be tried again. A transaction for each
-/// message avoids it.
+/// # Concurrency
+/// If another transaction is handling the same message, `once` waits for that transaction to end. If it
+/// commits, the message is a duplicate; if it rolls back, the message is handled here. Two transactions that
+/// handle the same messages in different orders can deadlock. PostgreSQL then aborts one of them, and it can
+/// be retried. To avoid deadlocks, handle each message in a transaction of its own.
 ///
-/// This is so in `READ COMMITTED`, the default. In `REPEATABLE READ` and `SERIALIZABLE` a message that
-/// another transaction has committed since the own one began is an error
-/// ([`SerializationFailure`](diesel::result::DatabaseErrorKind::SerializationFailure)), as with every row
-/// that both write: run the transaction again, and it is a duplicate.
+/// This applies to `READ COMMITTED`, the default. In `REPEATABLE READ` and `SERIALIZABLE`, a message that
+/// another transaction has committed since this transaction began is an error
+/// ([`SerializationFailure`](diesel::result::DatabaseErrorKind::SerializationFailure)), like any row
+/// that both write. Run the transaction again: the message is then a duplicate.
 ///
 /// # Errors
-/// What `handle` returns; and what Diesel returns when the database fails, or the table is not there, or
-/// when a statement has failed of which `handle` says nothing: PostgreSQL commits nothing after it. A
-/// [`BadKey`], inside of [`Error::QueryBuilderError`], when the source or the id is empty, longer than
-/// [`MAX_KEY_BYTES`] or holds NUL; a transaction that is open stays usable then.
+/// - The error that `handle` returns.
+/// - Diesel's error if the database fails or the table is missing. Also if a statement in `handle` failed and
+///   `handle` ignored the error: after a failed statement, PostgreSQL commits nothing.
+/// - A [`BadKey`], inside [`Error::QueryBuilderError`], if the source or the id is empty, is longer than
+///   [`MAX_KEY_BYTES`], or contains NUL. An open transaction stays usable.
 ///
 /// # Panics
-/// Only when `handle` does. As with Diesel's own transactions, the connection is then of no more use.
+/// Only if `handle` panics. As after a panic in any of Diesel's transactions, the connection is then unusable.
 pub fn once<T, E>(
     conn: &mut PgConnection,
     source: &str,
@@ -145,8 +144,8 @@ where
     once_within(conn, source, message_id, None, handle)
 }
 
-/// [`once`], which waits for no lock longer than this: not for another one that handles the message, and
-/// not in `handle`.
+/// [`once`] with a lock timeout, which applies to the wait for another transaction that handles the message, and
+/// to every lock that `handle` takes.
 pub(crate) fn once_within<T, E>(
     conn: &mut PgConnection,
     source: &str,
@@ -178,14 +177,14 @@ fn check(field: &'static str, value: &str) -> Result<(), BadKey> {
     let reason = match value {
         "" => "is empty",
         long if long.len() > MAX_KEY_BYTES => "is longer than 1024 bytes",
-        text if text.contains('\0') => "holds NUL",
+        text if text.contains('\0') => "contains NUL",
         _ => return Ok(()),
     };
     Err(BadKey { field, reason })
 }
 
-/// Forgets messages that were handled longer than `age` ago, a thousand by a statement, and returns how
-/// many. What comes again after that is handled again; younger ones stay.
+/// Removes the records of messages that were handled longer than `age` ago, and returns how many. Each
+/// statement removes at most 1,000 rows. A message that arrives after its record was removed is handled again.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -193,13 +192,13 @@ fn check(field: &'static str, value: &str) -> Result<(), BadKey> {
 /// use std::time::Duration;
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// let forgotten = inbox::clean(&mut conn, Duration::from_secs(30 * 24 * 3600))?;
+/// let removed = inbox::clean(&mut conn, Duration::from_secs(30 * 24 * 3600))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// An error of Diesel's; what was removed before it stays so, unless a transaction of the caller's was
-/// open.
+/// Diesel's error if the database fails. Rows that were already removed stay removed, unless the caller has a
+/// transaction open.
 pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
     let mut old = Forgetting::new(inbox::TABLE, age);
     let mut removed = 0;
@@ -212,9 +211,8 @@ pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
     }
 }
 
-/// Creates the inbox where it is missing, and nothing else: for a database without an outbox. Safe to
-/// run again, and by two processes at once. When the database gets an outbox later,
-/// [`migrate`](crate::migrate) takes this inbox over.
+/// Creates the inbox if it is missing, in a database without an outbox. Safe to run again, and by two
+/// processes at once. If the database gets an outbox later, [`migrate`](crate::migrate) keeps this inbox.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -224,12 +222,12 @@ pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
 /// ```
 ///
 /// # Errors
-/// An error of Diesel's; then nothing was changed.
+/// Diesel's error if the database fails. Nothing was changed.
 pub fn create(conn: &mut PgConnection) -> QueryResult<()> {
     migrate::create_inbox(conn)
 }
 
-/// The SQL that creates the inbox, or undoes it, to be put into a migration of the application's own.
+/// The SQL that creates the inbox, or drops it, for a migration of the application.
 ///
 /// ```
 /// use diesel_outbox::Direction;
@@ -257,7 +255,7 @@ mod tests {
         }
         for bad in ["", "a\0b", &format!("{longest}a")] {
             let error = check("id", bad).expect_err(bad).to_string();
-            assert!(error.starts_with("the id of a message "), "{error}");
+            assert!(error.starts_with("the id of the message "), "{error}");
         }
     }
 

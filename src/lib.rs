@@ -1,9 +1,9 @@
 //! A transactional outbox for synchronous Rust.
 //!
 //! An application that uses [Diesel](diesel) writes a message in the transaction that changes its
-//! data ([`Outbox::enqueue`]). A [`Relay`], a group of plain threads inside the application or
-//! in the `diesel-outbox` binary beside it, takes committed messages out of PostgreSQL and
-//! delivers them over blocking HTTP, at least once. No async runtime anywhere.
+//! data ([`Outbox::enqueue`]). A [`Relay`] reads committed messages from PostgreSQL and delivers them
+//! over blocking HTTP, at least once. The relay is a group of plain threads, inside the application or
+//! in the separate binary `diesel-outbox`. Nothing needs an async runtime.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
@@ -22,10 +22,10 @@
 //! let mut conn = PgConnection::establish(database_url)?;
 //! diesel_outbox::migrate(&mut conn, &"outbox".parse()?)?;
 //!
-//! // Deliver, in the background.
+//! // Deliver in the background.
 //! let relay = Relay::builder(database_url).url("http://localhost:8080/events").start()?;
 //!
-//! // Enqueue, in the transaction that changes the application's data.
+//! // Enqueue in the transaction that changes the application's data.
 //! let outbox = Outbox::default();
 //! conn.transaction(|conn| -> QueryResult<()> {
 //!     diesel::sql_query("UPDATE orders SET paid = true WHERE id = 7").execute(conn)?;
@@ -37,26 +37,26 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | for | see |
+//! | To | use |
 //! |---|---|
-//! | enqueueing | [`Outbox`], [`Event`], [`NewMessage`]; [`Aggregate`] for domain events |
-//! | cancelling, rescheduling | [`Outbox::cancel`], [`Outbox::reschedule`] |
-//! | delivering | [`Relay`], [`Destination`], [`config`]; [`handlers`] inside the process; [`Observer`] |
-//! | receiving | [`receive`] verifies and reads requests, [`inbox`] handles each message once |
-//! | testing an application | [`testing`] |
-//! | queries of one's own | [`schema`], [`rows`] |
-//! | operating | [`admin`], and the binary `diesel-outbox` |
+//! | enqueue | [`Outbox`], [`Event`], [`NewMessage`]; [`Aggregate`] for domain events |
+//! | cancel or reschedule | [`Outbox::cancel`], [`Outbox::reschedule`] |
+//! | deliver | [`Relay`], [`Destination`], [`config`]; [`handlers`] inside the process; [`Observer`] |
+//! | receive | [`receive`] verifies and reads requests; [`inbox`] handles each message once |
+//! | test an application | [`testing`] |
+//! | query the tables | [`schema`], [`rows`] |
+//! | operate an outbox | [`admin`], and the binary `diesel-outbox` |
 //!
-//! The promises, the three ways in which a duplicate can come about, and all settings stand in
-//! the README; what comes after it in the [`guide`]; how it works inside, in ARCHITECTURE.md.
+//! The README lists the guarantees and the three causes of duplicates. The [`guide`] describes
+//! everything else, including all settings. ARCHITECTURE.md explains how the library works inside.
 
-// Where relay or HTTP are left out, what only they use of the other modules is left in.
+// Without the relay or HTTP, items of other modules that only they use are dead code.
 #![cfg_attr(
     not(all(feature = "relay", feature = "http")),
     allow(dead_code, unused_imports, unreachable_pub)
 )]
 
-// Floor 0: plain types and pure functions.
+// Layer 0: plain types and pure functions.
 mod aggregate;
 #[cfg(feature = "relay")]
 mod backoff;
@@ -84,21 +84,20 @@ mod routes;
 mod sealed;
 mod status;
 
-// Floor 1: the database, and the way out.
+// Layer 1: the database, and dispatch to receivers.
 #[cfg(feature = "relay")]
 mod dispatch;
 pub mod rows;
 pub mod schema;
 mod store;
 
-// Floor 2: the tables, enqueueing and relaying.
+// Layer 2: migrations, enqueueing and relaying.
 mod migrations;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
 
-// Floor 3: for whoever operates an outbox, for who receives, in the process or elsewhere, and for
-// tests.
+// Layer 3: for operators, for receivers inside and outside the process, and for tests.
 #[cfg(feature = "relay")]
 pub mod admin;
 #[cfg(feature = "relay")]
@@ -138,7 +137,7 @@ pub use crate::status::{ReasonCode, Status, UnknownWord};
 pub use crate::store::write::insert::Insert;
 pub use crate::store::write::waiting::{Answer, Changed, MessageRef, Part, PartState};
 
-/// The README's examples are tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,8 +1,8 @@
-//! Taking a lock.
+//! Locks that a panic does not poison.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Takes the lock, also where a thread that had it has panicked: whoever holds one leaves its value whole.
+/// Locks the mutex, even if a thread panicked while it held the lock: no holder leaves its value inconsistent.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What is enqueued, and what a relay claims and sends.
+//! Messages that an application enqueues, and messages that a relay claims and sends.
 
 mod claimed;
 mod error;
@@ -22,16 +22,17 @@ pub use self::error::MessageError;
 use self::error::{check_name, check_ordering_key, not_json};
 use crate::header::check_header;
 
-/// Bytes that a payload may have. The table has the same limit.
+/// The maximum length of a payload, in bytes. The table has the same limit.
 pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
-/// Bytes that names and values of the headers may have together. The table's own limit leaves room
-/// for their JSON.
+/// The maximum total length of the names and values of all headers, in bytes. The table's limit is larger: it
+/// applies to the headers as JSON.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// Bytes that payload and headers of a row may have: by the table's own limits, whoever wrote it.
+/// The maximum total length of a row's payload and headers, in bytes. The table's limits ensure it, also for rows
+/// from plain SQL.
 pub(crate) const MAX_ROW_BYTES: usize = MAX_PAYLOAD_BYTES + 64 * 1024;
 
-/// A message's place in its outbox. Given by the database, in the order of the inserts. Receivers see
-/// it as `ce-sequence`.
+/// The position of a message in its outbox. The database assigns sequences in the order of the inserts.
+/// Receivers see the sequence as `ce-sequence`.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow, Serialize,
 )]
@@ -44,7 +45,7 @@ impl fmt::Display for Sequence {
     }
 }
 
-/// When a message may be sent first.
+/// When a message becomes due.
 ///
 /// ```
 /// use diesel_outbox::Due;
@@ -55,20 +56,20 @@ impl fmt::Display for Sequence {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Due {
-    /// At once.
+    /// Immediately.
     Now,
-    /// So long from now on, by the database's clock.
+    /// After this delay, by the database's clock.
     After(Duration),
-    /// At this time.
+    /// At this time, by the database's clock.
     At(SystemTime),
 }
 
-/// A message to be enqueued, by [`Outbox::enqueue`](crate::Outbox::enqueue).
+/// A message for [`Outbox::enqueue`](crate::Outbox::enqueue).
 ///
-/// A topic, a destination and an idempotency key have 1 to 255 bytes, an ordering key 1 to 1024. None has
-/// control characters, and a topic has no white space. A payload has at most [`MAX_PAYLOAD_BYTES`], all
-/// headers together at most 16 KiB. A message beyond these limits is refused when it is enqueued, before
-/// anything is sent to the database.
+/// Limits: a topic, a destination and an idempotency key have 1 to 255 bytes, and an ordering key 1 to
+/// 1024 bytes, all without control characters. A topic contains no white space. A payload has at most
+/// [`MAX_PAYLOAD_BYTES`], and all headers together have at most 16 KiB. Enqueueing refuses a message beyond
+/// these limits before anything is sent to the database.
 ///
 /// ```
 /// use diesel_outbox::NewMessage;
@@ -85,7 +86,7 @@ pub enum Due {
 ///     .delay(Duration::from_secs(30))
 ///     .expires_after(Duration::from_secs(24 * 3600));
 ///
-/// // At a time, to one destination, in the trace of a request.
+/// // Due at a fixed time, for one destination, in the trace of a request.
 /// let start = std::time::SystemTime::now() + Duration::from_secs(3600);
 /// let reminder = NewMessage::new("auction.begins", &7)?
 ///     .available_at(start)
@@ -111,17 +112,17 @@ pub struct NewMessage {
 }
 
 impl NewMessage {
-    /// A message of `topic` whose payload is `payload` as JSON. It is stored, and later sent,
-    /// byte for byte as it is serialised here.
+    /// Creates a message of `topic` with `payload` as JSON. The serialised payload is stored and sent
+    /// byte for byte.
     ///
     /// # Errors
-    /// [`MessageError::Payload`] when `payload` cannot be serialised.
+    /// [`MessageError::Payload`] if `payload` cannot be serialised.
     pub fn new(topic: impl Into<String>, payload: &impl Serialize) -> Result<Self, MessageError> {
         let payload = serde_json::to_string(payload).map_err(not_json)?;
         Ok(Self::with_payload(topic.into(), payload))
     }
 
-    /// A message whose payload is JSON already.
+    /// Creates a message of `topic` from a payload that is already JSON.
     ///
     /// ```
     /// use diesel_outbox::NewMessage;
@@ -132,7 +133,7 @@ impl NewMessage {
     /// ```
     ///
     /// # Errors
-    /// [`MessageError::Payload`] when `json` is not one JSON document.
+    /// [`MessageError::Payload`] if `json` is not a single JSON document.
     pub fn from_json(
         topic: impl Into<String>,
         json: impl Into<String>,
@@ -158,16 +159,16 @@ impl NewMessage {
         }
     }
 
-    /// Sends it to the destination of this name, and not to where its topic is routed.
+    /// Sends the message to the destination `name`, and ignores routes. Defaults to the route of the topic.
     #[must_use]
     pub fn destination(mut self, name: impl Into<String>) -> Self {
         self.destination = name.into();
         self
     }
 
-    /// The same message for each of these destinations, for
-    /// [`enqueue_batch`](crate::Outbox::enqueue_batch): each is delivered, counted and settled by
-    /// itself. (A route to several destinations does the same without the application's knowing.)
+    /// Copies the message for each of these destinations, for
+    /// [`enqueue_batch`](crate::Outbox::enqueue_batch). Each copy is delivered, counted and settled
+    /// independently. A route to several destinations does the same without changing the application.
     ///
     /// ```
     /// # use diesel_outbox::NewMessage;
@@ -184,14 +185,12 @@ impl NewMessage {
             .map(move |name| self.clone().destination(name))
     }
 
-    /// Adds an HTTP header. The relay's own headers, and those of a destination, cannot be
-    /// replaced.
+    /// Adds an HTTP header. A message cannot replace the headers of the relay or of a destination.
     ///
-    /// One whose name begins with `ce-` is an attribute of CloudEvents: its name goes on with 1 to
-    /// 20 letters and digits, and its value is any text, which is encoded when it is sent (a header
-    /// in binary mode, a member of the document otherwise). `ce-subject` and `ce-dataschema` are
-    /// among them. In batched mode a request for several messages has no place for other headers of
-    /// a single one: they are not sent.
+    /// A header whose name begins with `ce-` is a CloudEvents attribute, such as `ce-subject` or
+    /// `ce-dataschema`. The rest of the name is 1 to 20 letters and digits. The value is any text without
+    /// control characters. Binary mode sends the attribute as an encoded header, the other modes as a member
+    /// of the document. In batched mode, a request with several messages does not send other headers.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers
@@ -199,25 +198,27 @@ impl NewMessage {
         self
     }
 
-    /// Messages of one key are delivered in the order of their sequence, one at a time.
+    /// Sets the ordering key. Messages with the same key are delivered one at a time, in the order of
+    /// their sequences. Defaults to none.
     #[must_use]
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
         self.ordering_key = Some(key.into());
         self
     }
 
-    /// Two messages of one key (and destination) with the same topic and payload are one message.
+    /// Sets the idempotency key. Two messages with the same key, destination, topic and payload are one message.
+    /// Defaults to none.
     ///
-    /// Without a key a message is compared with no other: enqueued twice it is two messages of one id. Receivers
-    /// see the id as its key, and may take the two for one.
+    /// A message without a key is not compared with other messages: enqueued twice, it is two messages with the
+    /// same id. Receivers see the id as the key, and may treat the second message as a duplicate.
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
         self
     }
 
-    /// The tenant that the message belongs to: a column for the application's own queries, which is not
-    /// sent.
+    /// Sets the tenant of the message. A registered destination can select messages by tenant, and so can your own
+    /// queries. Receivers do not see the tenant. Defaults to none.
     ///
     /// ```
     /// use diesel_outbox::NewMessage;
@@ -233,37 +234,39 @@ impl NewMessage {
         self
     }
 
-    /// Not before `delay` after the start of the transaction, by the database's clock.
+    /// Delays the message until `delay` after the start of the transaction, by the database's clock. Defaults to no
+    /// delay.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Self {
         self.due = Due::After(delay);
         self
     }
 
-    /// Not before `time`, by the database's clock.
+    /// Delays the message until `time`, by the database's clock. Defaults to no delay.
     #[must_use]
     pub fn available_at(mut self, time: SystemTime) -> Self {
         self.due = Due::At(time);
         self
     }
 
-    /// Never later than `time_to_live` after the start of the transaction: then it ends dead
-    /// with the reason `EXPIRED`.
+    /// Lets the message expire `time_to_live` after the start of the transaction. An expired message is
+    /// not sent: it is dead-lettered with the reason `EXPIRED`. Defaults to never.
     #[must_use]
     pub fn expires_after(mut self, time_to_live: Duration) -> Self {
         self.expiry = Some(Due::After(time_to_live));
         self
     }
 
-    /// Never later than `time`: then it ends dead with the reason `EXPIRED`.
+    /// Lets the message expire at `time`. An expired message is not sent: it is dead-lettered with the
+    /// reason `EXPIRED`. Defaults to never.
     #[must_use]
     pub fn expires_at(mut self, time: SystemTime) -> Self {
         self.expiry = Some(Due::At(time));
         self
     }
 
-    /// When the event occurred, where that was before it is enqueued. Receivers see it as `ce-time`, to the
-    /// microsecond; a time before 1970 is sent as 1970. Defaults to the start of the transaction.
+    /// Sets when the event occurred. Receivers see the time as `ce-time`, to the microsecond; a time before 1970 is
+    /// sent as 1970. Defaults to the start of the transaction.
     ///
     /// ```
     /// use diesel_outbox::NewMessage;
@@ -279,8 +282,8 @@ impl NewMessage {
         self
     }
 
-    /// The W3C trace context in which the message is enqueued. Each attempt continues it as a step
-    /// of its own: with the same trace id, and a new parent id. What is not valid is not passed on.
+    /// Sets the W3C trace context in which the message is enqueued. Each attempt continues the trace with a
+    /// new parent id. An invalid trace context is not sent. Defaults to none.
     #[must_use]
     pub fn trace_context(self, traceparent: impl Into<String>, tracestate: Option<&str>) -> Self {
         let message = self.header("traceparent", traceparent);
@@ -290,19 +293,19 @@ impl NewMessage {
         }
     }
 
-    /// The id that the receiver sees as `webhook-id` and `ce-id`: a UUID v7.
+    /// The id of the message, a UUID v7. Receivers see the id as `webhook-id` and `ce-id`.
     pub fn message_id(&self) -> Uuid {
         self.message_id
     }
 
-    /// The idempotency key that was given, or else the id.
+    /// The idempotency key; the message id if the caller gave none.
     pub(crate) fn key(&self) -> String {
         self.idempotency_key
             .clone()
             .unwrap_or_else(|| self.message_id.to_string())
     }
 
-    /// The headers as a JSON object, where there are some.
+    /// The headers as a JSON object; `None` if there are no headers.
     pub(crate) fn headers_json(&self) -> Option<String> {
         if self.headers.is_empty() {
             return None;
@@ -319,15 +322,15 @@ impl NewMessage {
         digest(&self.topic, &self.payload)
     }
 
-    /// Whether the table would take it, found out before SQL is sent, so that a bad message
-    /// does not abort the caller's transaction.
+    /// Checks the limits of the table before SQL is sent, so that an invalid message does not abort the
+    /// caller's transaction.
     pub(crate) fn validate(&self) -> Result<(), MessageError> {
         check_name("topic", &self.topic)?;
         if self.topic.contains(char::is_whitespace) {
             return Err(MessageError::Name {
                 field: "topic",
                 value: self.topic.clone(),
-                reason: "it holds white space",
+                reason: "contains white space",
             });
         }
         if !self.destination.is_empty() {
@@ -362,7 +365,7 @@ impl NewMessage {
 }
 
 impl fmt::Debug for NewMessage {
-    /// Without payload and header values: they may be private.
+    /// Omits the payload and the header values, which may be private.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NewMessage")
             .field("message_id", &self.message_id)
@@ -372,8 +375,8 @@ impl fmt::Debug for NewMessage {
     }
 }
 
-/// SHA-256 of topic, line feed and payload. (A topic holds no line feed, so two different
-/// pairs never give one input. The same expression stands in SQL, for plain inserts.)
+/// SHA-256 of topic, line feed and payload. A topic contains no line feed, so different messages never
+/// have the same input. SQL contains the same expression, for plain inserts.
 pub(crate) fn digest(topic: &str, payload: &str) -> Vec<u8> {
     let mut hasher = Sha256::new();
     hasher.update(topic);

@@ -1,16 +1,16 @@
-//! The names of all metrics, with what they mean, and the labels that have to be bounded.
+//! The names and descriptions of all metrics, and the labels whose number must be bounded.
 //!
-//! They go through the crate `metrics`: an application that has installed a recorder sees them, and
-//! where there is none they cost next to nothing.
+//! Metrics go through the crate `metrics`. An application that installs a recorder sees them; without a
+//! recorder they cost almost nothing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Once, PoisonError, RwLock};
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
 
-/// Topics of an outbox that have a label of their own, for each process.
+/// The maximum number of topics of one outbox that a process uses as labels.
 const MOST_TOPICS: usize = 100;
-/// The label of all others.
+/// The label of all other topics.
 pub(crate) const OTHER: &str = "other";
 
 macro_rules! names {
@@ -34,75 +34,76 @@ macro_rules! names {
 
 names! {
     counter ENQUEUED = "diesel_outbox_enqueued_total", Count,
-        "Messages that this process has inserted, also in transactions that were rolled back later.";
+        "Messages that this process inserted, including transactions that were rolled back later.";
     counter ENQUEUE_DUPLICATES = "diesel_outbox_enqueue_duplicates_total", Count,
-        "Messages that this process has enqueued while one of their idempotency key was in the outbox.";
+        "Messages that this process enqueued when their idempotency key was already in the outbox.";
     counter CLAIMED = "diesel_outbox_claimed_total", Count, "Messages claimed.";
     counter SETTLED = "diesel_outbox_settled_total", Count,
-        "Messages whose outcome was written down, by outcome: delivered, deduplicated, retried, dead, split, released.";
+        "Messages settled, by outcome: delivered, deduplicated, retried, dead, split, released.";
     counter RETRIES = "diesel_outbox_retries_total", Count,
-        "Attempts that failed and will be repeated, by the number of the attempt that failed.";
-    counter DEAD = "diesel_outbox_dead_total", Count, "Messages that died, by reason and topic.";
+        "Failed attempts that will be retried, by the number of the attempt.";
+    counter DEAD = "diesel_outbox_dead_total", Count,
+        "Messages dead-lettered, by reason and topic.";
     counter TAKEN_OVER = "diesel_outbox_taken_over_total", Count,
-        "Messages taken over from relays that died.";
+        "Messages taken over from relays whose lease expired.";
     counter LEASES_LOST = "diesel_outbox_leases_lost_total", Count, "Leases lost.";
     counter CONFLICTS = "diesel_outbox_conflicts_total", Count,
-        "Outcomes that changed nothing, because another relay had the message.";
+        "Outcomes that were not recorded because another relay had taken over the message.";
     counter BREAKER_OPENED = "diesel_outbox_breaker_opened_total", Count,
-        "How often this relay has opened a circuit breaker.";
+        "Circuit breakers opened by this relay.";
     counter WAKE_UPS = "diesel_outbox_wake_ups_total", Count,
-        "How often the relay was woken, by what: notification, poll, call.";
+        "Wake-ups of the relay, by cause: notification, poll, call.";
     counter DATABASE_ERRORS = "diesel_outbox_database_errors_total", Count,
-        "Statements and connects that failed, by thread.";
+        "Failed statements and failed connection attempts, by thread.";
     histogram CLAIM_SECONDS = "diesel_outbox_claim_seconds", Seconds,
-        "Time of a claim that found something.";
+        "Duration of a claim that found messages.";
     histogram QUEUE_WAIT_SECONDS = "diesel_outbox_queue_wait_seconds", Seconds,
-        "Time from the claim of a message to the begin of its send.";
-    histogram SEND_SECONDS = "diesel_outbox_send_seconds", Seconds, "Time of a send.";
+        "Time from the claim of a message to the start of its send.";
+    histogram SEND_SECONDS = "diesel_outbox_send_seconds", Seconds, "Duration of a send.";
     histogram DISPATCH_SECONDS = "diesel_outbox_dispatch_seconds", Seconds,
-        "Time of the send that a message was in, by topic and result: delivered, retry, wait, dead.";
+        "Duration of the send of each message, by topic and result: delivered, retry, wait, dead.";
     histogram SETTLE_SECONDS = "diesel_outbox_settle_seconds", Seconds,
-        "Time of a statement that writes down what became of messages.";
+        "Duration of a statement that settles messages.";
     histogram DELIVERY_SECONDS = "diesel_outbox_delivery_seconds", Seconds,
-        "Time from the insert of a message to its delivery written down, with delays and retries.";
+        "Time from the insert of a message until its delivery is settled, with delays and retries.";
     gauge MESSAGES = "diesel_outbox_messages", Count, "Messages in the outbox, by status.";
     gauge OLDEST_DUE_SECONDS = "diesel_outbox_oldest_due_seconds", Seconds,
-        "How long the message that waits longest has been due; 0: none is due.";
+        "How long the oldest due message has been due; 0: no message is due.";
     gauge IN_FLIGHT = "diesel_outbox_in_flight", Count,
         "Messages that this relay has claimed and not settled.";
     gauge QUEUED = "diesel_outbox_queued", Count, "Claimed messages that wait for a sender.";
-    gauge THREADS = "diesel_outbox_threads", Count, "Threads that send.";
-    gauge THREADS_BUSY = "diesel_outbox_threads_busy", Count, "Threads that are sending.";
+    gauge THREADS = "diesel_outbox_threads", Count, "Sender threads.";
+    gauge THREADS_BUSY = "diesel_outbox_threads_busy", Count, "Sender threads that are sending.";
     gauge CONNECTIONS = "diesel_outbox_connections", Count,
-        "Connections to the database that the relay has open.";
+        "Open database connections of the relay.";
     gauge POOL_IN_USE = "diesel_outbox_pool_connections_in_use", Count,
         "Connections of the application's pool that handlers hold.";
     gauge BREAKER_OPEN = "diesel_outbox_breaker_open", Count, "1: the circuit breaker is open.";
     gauge PAUSED = "diesel_outbox_paused", Count, "1: the destination is paused.";
     gauge TOPIC_PAUSED = "diesel_outbox_topic_paused", Count, "1: the topic is paused.";
     gauge LEASE_SECONDS_LEFT = "diesel_outbox_lease_seconds_left", Seconds,
-        "How long sends may begin without another look at the lease.";
+        "Time left in which sends may start before the relay must renew its lease.";
     gauge LISTENER_CONNECTED = "diesel_outbox_listener_connected", Count,
-        "1: the relay hears of new messages at once.";
-    gauge LIVE = "diesel_outbox_live", Count, "0: the relay has to be restarted.";
-    gauge READY = "diesel_outbox_ready", Count, "1: the relay works, or stands by.";
+        "1: the relay is notified of new messages immediately.";
+    gauge LIVE = "diesel_outbox_live", Count, "0: the relay must be restarted.";
+    gauge READY = "diesel_outbox_ready", Count, "1: the relay is active or on standby.";
     gauge PROBLEM = "diesel_outbox_problem", Count, "1: the relay has this problem.";
-    gauge BUILD_INFO = "diesel_outbox_build_info", Count, "1, by the version.";
+    gauge BUILD_INFO = "diesel_outbox_build_info", Count, "Always 1; the label is the version.";
 }
 
-/// Tells the recorder what the metrics mean. Again and again does no harm.
+/// Describes the metrics to the recorder. May be called repeatedly.
 pub(crate) fn describe() {
     describe_all();
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1);
 }
 
-/// The topic as a label: at most 100 different ones of an outbox in a process, and then `other`.
+/// The topic as a label. Beyond 100 topics of an outbox, the label of further topics is `other`.
 pub(crate) fn topic_label(outbox: &str, topic: &str) -> Arc<str> {
     static TOPICS: LazyLock<Labels> = LazyLock::new(Labels::default);
     TOPICS.of(outbox, topic)
 }
 
-/// Labels that anybody can make up: only so many of each outbox.
+/// Labels whose values the application chooses. Their number is limited for each outbox.
 #[derive(Default)]
 struct Labels(RwLock<HashMap<String, HashSet<Arc<str>>>>);
 
@@ -129,7 +130,7 @@ impl Labels {
     }
 }
 
-/// What one or more statements have enqueued.
+/// Counts of the messages that one or more statements enqueued.
 #[derive(Default)]
 pub(crate) struct Enqueues {
     new: BTreeMap<Box<str>, u64>,
@@ -147,7 +148,7 @@ impl Enqueues {
         }
     }
 
-    /// Counts them, when they are written.
+    /// Adds the counts to the metrics, once the messages are written.
     pub(crate) fn count(self, outbox: &str) {
         static DESCRIBED: Once = Once::new();
         DESCRIBED.call_once(describe);
@@ -165,7 +166,7 @@ impl Enqueues {
 mod tests {
     use super::*;
 
-    /// R29: whoever makes topics up makes no more series than these.
+    /// R29: an application cannot create an unlimited number of series.
     #[test]
     fn beyond_a_hundred_topics_all_have_the_same_label() {
         let labels = Labels::default();

@@ -1,4 +1,4 @@
-//! Making an outbox: by a call, or by its migrations for Diesel's own harness.
+//! Creating an outbox: by a call, or by migrations for Diesel's own harness.
 
 use std::fmt;
 
@@ -14,9 +14,9 @@ use crate::name::OutboxName;
 pub use crate::store::setup::migrate::Direction;
 use crate::store::setup::migrate::{self as steps, Step};
 
-/// Brings the database up to date and creates the outbox where it is missing. Safe to run again,
-/// and by two processes at once. What was applied is recorded in the table `outbox_migrations`.
-/// Returns what was done, in words.
+/// Applies the missing migrations, and creates the outbox if it is missing. Safe to run again, and by
+/// two processes at once. The table `outbox_migrations` records the applied migrations. Returns a
+/// description of each change.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -24,13 +24,13 @@ use crate::store::setup::migrate::{self as steps, Step};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
 /// for done in diesel_outbox::migrate(&mut conn, &OutboxName::default())? {
-///     println!("{done}"); // nothing, where there was nothing to do
+///     println!("{done}"); // no line if the database is up to date
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// A [`DatabaseError`]; then nothing was changed.
+/// A [`DatabaseError`]. Nothing was changed.
 pub fn migrate(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -38,9 +38,9 @@ pub fn migrate(
     steps::migrate(conn, name)
 }
 
-/// The migrations that make the outbox `outbox` and its inbox, for `MigrationHarness` of
-/// [`diesel_migrations`](https://docs.rs/diesel_migrations): an application that runs its own migrations
-/// at start runs these beside them.
+/// The migrations that create the outbox `outbox` and the inbox, for the `MigrationHarness` of
+/// [`diesel_migrations`](https://docs.rs/diesel_migrations). An application that runs its own migrations
+/// at start can also run these.
 ///
 /// ```no_run
 /// use diesel::PgConnection;
@@ -55,15 +55,16 @@ pub fn migrate(
 /// }
 /// ```
 ///
-/// Diesel records them in its table `__diesel_schema_migrations`, and
-/// [`migrate`](migrate()) in `outbox_migrations`. Each of the two asks the database what is there, and not
-/// the other's record, so they can follow one another in any order: what is there is only recorded.
+/// Diesel records these migrations in its table `__diesel_schema_migrations`;
+/// [`migrate`](migrate()) records them in `outbox_migrations`. Both check which objects exist in the database,
+/// and only record a migration whose objects exist. So you can use both, in any order.
 ///
-/// Diesel reverts only what is in the source that it is given: `diesel migration revert`, which knows the
-/// application's folder alone, undoes the application's and stops at these. Their versions sort before all dates.
+/// Diesel reverts only migrations of the source that it is given. `diesel migration revert` knows only the
+/// application's folder: it reverts the application's migrations, and stops at these. The versions of these
+/// migrations sort before all dates.
 ///
-/// An outbox of another name is made by a line of SQL in a migration of the application's, behind
-/// these: `SELECT outbox_create('hrm.outbox')`.
+/// To create an outbox of another name, add a line of SQL to a later migration of the application:
+/// `SELECT outbox_create('hrm.outbox')`.
 pub const MIGRATIONS: Migrations = Migrations(());
 
 /// The type of [`MIGRATIONS`].
@@ -77,7 +78,7 @@ impl MigrationSource<Pg> for Migrations {
     }
 }
 
-/// A step, as Diesel runs it: in a transaction, with its record.
+/// A step as a Diesel migration. Diesel runs and records the step in one transaction.
 struct OfHarness(&'static Step);
 
 impl Migration<Pg> for OfHarness {
@@ -99,8 +100,8 @@ impl Migration<Pg> for OfHarness {
 }
 
 impl MigrationName for OfHarness {
-    /// Sorted before the application's own, so that theirs is the last one, which `diesel migration revert`
-    /// and `redo` are about.
+    /// Sorts before the application's migrations, so that `diesel migration revert` and `redo` act on the
+    /// application's last migration.
     fn version(&self) -> MigrationVersion<'_> {
         let date = "2026-11-20-".len();
         let number = self.0.version.get(date..).unwrap_or(self.0.version);

@@ -1,16 +1,17 @@
-//! The name of an outbox, and of the tables that belong to it.
+//! The name of an outbox, and the names of its tables.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes that a part of a name may have: the longest derived name stays below PostgreSQL's 63.
+/// The maximum length of a part of a name, in bytes. The longest derived name stays within PostgreSQL's limit of 63
+/// bytes.
 const MAX_PART_BYTES: usize = 48;
 
 /// The validated name of an outbox: `outbox`, `org_outbox` or, with a schema, `org.events`.
 ///
-/// A part begins with an ASCII letter or `_` and goes on with ASCII letters, digits, `_`, `-`
-/// or `$`; it has 48 bytes at most. Names are taken as written and always quoted, so
-/// `Order-Events` and `order` are good names, and upper case stays upper case.
+/// Each part has at most 48 bytes. It begins with an ASCII letter or `_`, followed by ASCII letters,
+/// digits, `_`, `-` or `$`. SQL always quotes the name as written, so `Order-Events` and `order` are
+/// valid names, and upper case stays upper case.
 ///
 /// ```
 /// use diesel_outbox::OutboxName;
@@ -24,7 +25,7 @@ const MAX_PART_BYTES: usize = 48;
 pub struct OutboxName {
     schema: Option<String>,
     table: String,
-    /// Where it was found by the search path. Shown nowhere but in SQL.
+    /// The schema in which the search path found the outbox. Used only in SQL.
     found_in: Option<String>,
 }
 
@@ -76,8 +77,8 @@ impl OutboxName {
         self.quoted("_messages")
     }
 
-    /// The quoted name of the schema, where one is given or was found. A valid one holds no quote; one that was
-    /// found may.
+    /// The quoted name of the schema that was given or found. A found schema may contain quotes, a given schema does
+    /// not.
     pub(crate) fn schema(&self) -> Option<String> {
         let schema = self.found_in.as_ref().or(self.schema.as_ref())?;
         Some(format!("\"{}\"", schema.replace('"', "\"\"")))
@@ -88,7 +89,7 @@ impl OutboxName {
         self.quoted(suffix)
     }
 
-    /// The same outbox, in this schema.
+    /// The same outbox, found in this schema.
     pub(crate) fn found_in(&self, schema: &str) -> Self {
         Self {
             found_in: Some(schema.to_owned()),
@@ -96,7 +97,7 @@ impl OutboxName {
         }
     }
 
-    /// An outbox of the same name, in a schema whose name needs no quotes.
+    /// The outbox of the same name in this schema, whose name must not contain quotes.
     #[cfg(feature = "relay")]
     pub(crate) fn in_schema(&self, schema: &str) -> Self {
         Self {
@@ -152,19 +153,19 @@ impl FromStr for OutboxName {
 fn check_part(part: &str) -> Result<(), &'static str> {
     let mut bytes = part.bytes();
     match bytes.next() {
-        None => return Err("it is empty, or a part of it is"),
+        None => return Err("it is empty or has an empty part"),
         Some(first) if !(first.is_ascii_alphabetic() || first == b'_') => {
-            return Err("it has to begin with a letter or _");
+            return Err("each part must begin with a letter or _");
         }
         Some(_) => {}
     }
     if !bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'$')) {
         return Err(
-            "only ASCII letters, digits, _, - and $ are allowed, and one dot after a schema",
+            "only ASCII letters, digits, _, - and $ are allowed, and one dot after the schema",
         );
     }
     if part.len() > MAX_PART_BYTES {
-        return Err("a part of it is longer than 48 bytes");
+        return Err("a part is longer than 48 bytes");
     }
     Ok(())
 }
@@ -184,9 +185,9 @@ impl fmt::Debug for OutboxName {
     }
 }
 
-/// A name that is not one of an outbox. It never reaches SQL.
+/// A name that is not valid for an outbox. It never reaches SQL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is no name of an outbox: {reason}")]
+#[error("{name:?} is not a valid outbox name: {reason}")]
 pub struct BadName {
     name: String,
     reason: &'static str,
@@ -230,7 +231,7 @@ mod tests {
         ] {
             let error = name.parse::<OutboxName>().expect_err(name);
             assert!(
-                error.to_string().contains("is no name of an outbox"),
+                error.to_string().contains("is not a valid outbox name"),
                 "{error}"
             );
         }

@@ -1,4 +1,4 @@
-//! Enqueueing: what an application calls inside its own transaction.
+//! Enqueueing: the methods that an application calls inside its own transaction.
 
 mod bulk;
 mod waiting;
@@ -23,7 +23,8 @@ use crate::store::pinned::is_in_transaction;
 use crate::store::write::enqueue::{Row, Stored, insert_or_find};
 use crate::store::write::insert::Insert;
 
-/// An outbox to enqueue into. Cheap to make, to clone and to share between threads.
+/// An outbox, into which an application enqueues messages. Cheap to create, to clone and to share between
+/// threads.
 ///
 /// ```no_run
 /// use diesel::prelude::*;
@@ -47,12 +48,12 @@ pub struct Outbox {
 
 type CurrentTrace = dyn Fn() -> Option<TraceContext> + Send + Sync;
 
-/// Where in a trace something happens, as W3C Trace Context writes it.
+/// A position in a trace, as defined by W3C Trace Context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceContext {
     /// The header `traceparent`.
     pub traceparent: String,
-    /// The header `tracestate`, where there is one.
+    /// The header `tracestate`, if any.
     pub tracestate: Option<String>,
 }
 
@@ -64,15 +65,15 @@ impl fmt::Debug for Outbox {
     }
 }
 
-/// What became of a message that was enqueued.
+/// The result of enqueueing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Enqueued {
-    /// Its place in the outbox; of a repeated key: the first message's.
+    /// The position in the outbox. For a repeated idempotency key, the position of the first message.
     pub sequence: Sequence,
-    /// The id that receivers see; of a repeated key: the first message's.
+    /// The id that receivers see. For a repeated idempotency key, the id of the first message.
     pub message_id: Uuid,
-    /// `false`: the same message, by its idempotency key, was in the outbox already.
+    /// `false`: the outbox already contained the message, by its idempotency key.
     pub is_new: bool,
 }
 
@@ -99,17 +100,17 @@ impl Outbox {
     /// ```
     ///
     /// # Errors
-    /// [`BadName`] when it is not the name of an outbox.
+    /// [`BadName`] if the name is not valid.
     pub fn new(name: &str) -> Result<Self, BadName> {
         name.parse::<OutboxName>().map(Self::from)
     }
 
-    /// Lets messages be written where no transaction is open: each call then commits by itself. By default
-    /// such a call is refused with [`EnqueueError::NotInTransaction`]: the message and the change that it tells
-    /// of would not be committed together.
+    /// Allows calls without an open transaction. Each such call commits on its own. By default, such a call is
+    /// refused with [`EnqueueError::NotInTransaction`], because the message and the change that it reports would
+    /// not be committed together.
     ///
-    /// Call it where messages are all that is written: in a script, a seed or a benchmark. Give the rest of the
-    /// application an `Outbox` without it.
+    /// Use this for code that writes only messages: a script, a seed or a benchmark. Give the rest of the
+    /// application an `Outbox` without this option.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -121,9 +122,10 @@ impl Outbox {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Diesel knows whether a transaction is open, so asking costs no round trip. Diesel does not see a `BEGIN`
-    /// that was sent as SQL, and the call is refused. This method is no remedy there: `enqueue` would be part of
-    /// that transaction, but the other methods would commit it. Begin transactions with Diesel.
+    /// Diesel knows whether a transaction is open, so the check costs no round trip. Begin transactions with
+    /// Diesel: it does not notice a `BEGIN` that was sent as SQL, so calls in such a transaction are refused.
+    /// This option does not help there: `enqueue` would be part of that transaction, but the other methods would
+    /// commit it.
     #[must_use]
     pub fn allow_outside_transaction(mut self) -> Self {
         self.allows_outside = true;
@@ -137,9 +139,9 @@ impl Outbox {
         Err(EnqueueError::NotInTransaction)
     }
 
-    /// Asks `current` for the trace context of each message that brings none, when it is enqueued.
-    /// The relay continues it with each attempt, so that the trace of a request reaches whoever
-    /// receives the message. An application with a tracer tells here how to ask it.
+    /// Sets a function that returns the current trace context, for applications with a tracer. Enqueueing
+    /// calls the function for each message without a trace context. The relay continues the trace with each
+    /// attempt, so the trace of a request reaches the receiver. Defaults to none.
     ///
     /// ```
     /// use diesel_outbox::{Outbox, TraceContext};
@@ -172,7 +174,7 @@ impl Outbox {
         }
     }
 
-    /// Its name, as [`admin`](crate::admin) takes it.
+    /// The name of the outbox, as the functions of [`admin`](crate::admin) expect it.
     ///
     /// ```
     /// use diesel_outbox::Outbox;
@@ -183,19 +185,19 @@ impl Outbox {
         &self.name
     }
 
-    /// Writes a message on the caller's connection, in its open transaction: it is delivered if
-    /// and only if that commits. One statement.
+    /// Writes a message on the caller's connection, in its open transaction, with one statement. The message
+    /// is delivered if and only if the transaction commits.
     ///
-    /// The connection is any of Diesel's with the backend `Pg`: a `PgConnection`, one of a pool, a wrapper. For
-    /// others see [`insert`](Self::insert).
+    /// The connection is any Diesel connection with the backend `Pg`: a `PgConnection`, a connection of a pool,
+    /// a wrapper. For other connections, see [`insert`](Self::insert).
     ///
     /// # Errors
     /// - [`EnqueueError::NotInTransaction`]: no transaction is open, and
-    ///   [`allow_outside_transaction`](Self::allow_outside_transaction) was not called; nothing was sent to
+    ///   [`allow_outside_transaction`](Self::allow_outside_transaction) was not called. Nothing was sent to
     ///   the database.
-    /// - [`EnqueueError::Message`]: the message is bad; nothing was sent to the database.
-    /// - [`EnqueueError::Conflict`]: its key stands for another message that is still in the
-    ///   outbox; nothing was written, and the transaction stays usable.
+    /// - [`EnqueueError::Message`]: the message is invalid. Nothing was sent to the database.
+    /// - [`EnqueueError::Conflict`]: another message in the outbox has the idempotency key. Nothing was
+    ///   written, and the transaction stays usable.
     /// - [`EnqueueError::Database`]: the database failed.
     pub fn enqueue(
         &self,
@@ -212,22 +214,22 @@ impl Outbox {
         Ok(enqueued)
     }
 
-    /// A message as a query, for whatever executes Diesel's queries: also `#[derive(MultiConnection)]`, and
-    /// diesel-async. Execute it in the transaction that changes the application's data.
+    /// Returns a message as a query, for everything that executes Diesel's queries, including
+    /// `#[derive(MultiConnection)]` and diesel-async. Execute the query in the transaction that changes the
+    /// application's data.
     ///
-    /// The message is checked, and its trace context taken, by this call: hence the `?`. What can only be seen on
-    /// a connection is left to the caller. [`enqueue`](Self::enqueue) does more, and is to be preferred on a
-    /// connection that it takes:
+    /// This call checks the message and reads the trace context. It cannot check the connection. Prefer
+    /// [`enqueue`](Self::enqueue) on a connection that it accepts, because it does more:
     ///
     /// | | `enqueue` | `insert` |
     /// |---|---|---|
-    /// | where no transaction is open | is refused | commits by itself |
-    /// | the key of another message with the same topic and payload | `is_new: false`, with that message's sequence | no row |
-    /// | the same, with another topic or payload | [`EnqueueError::Conflict`] | no row |
-    /// | is counted by the metrics | yes | no |
+    /// | no open transaction | is refused | commits on its own |
+    /// | key taken, same topic and payload | `is_new: false`, with the first message's sequence | no row |
+    /// | key taken, other topic or payload | [`EnqueueError::Conflict`] | no row |
+    /// | metrics count the message | yes | no |
     ///
-    /// So where a message has an idempotency key, `execute` gives 1 for a message that is new and 0 for a key that
-    /// is taken, and `get_result` the [`Sequence`] or `NotFound`; of other messages `execute` always gives 1.
+    /// For a message with an idempotency key, `execute` returns 1 if the message is new and 0 if the key is taken;
+    /// `get_result` returns the [`Sequence`] or `NotFound`. For a message without a key, `execute` returns 1.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -255,19 +257,18 @@ impl Outbox {
     /// ```
     ///
     /// # Errors
-    /// [`EnqueueError::Message`]: the message is bad.
+    /// [`EnqueueError::Message`]: the message is invalid.
     pub fn insert(&self, message: impl IntoMessage) -> Result<Insert, EnqueueError> {
         let message = self.traced(message.into_message()?);
         message.validate()?;
         Ok(Insert::new(&self.name, message))
     }
 
-    /// Writes many messages by one statement, all or none. The outcomes are in the order of
-    /// the messages; so are the sequences of the new ones.
+    /// Writes several messages with one statement, all or none. The results are in the order of the
+    /// messages, and so are the sequences of new messages.
     ///
-    /// Runs in a savepoint inside the caller's transaction. Two transactions that enqueue the same keys in
-    /// opposite order at the same moment can deadlock, as with any unique index; PostgreSQL then aborts one
-    /// of them.
+    /// Runs in a savepoint inside the caller's transaction. Two concurrent transactions that enqueue the same
+    /// keys in opposite order can deadlock, as with any unique index. PostgreSQL then aborts one of them.
     ///
     /// ```
     /// # use diesel::prelude::*;
@@ -283,7 +284,7 @@ impl Outbox {
     /// ```
     ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue), for the first message that is bad or in conflict. Nothing was
+    /// Like [`enqueue`](Self::enqueue), for the first message that is invalid or in conflict. Nothing was
     /// written.
     pub fn enqueue_batch(
         &self,
@@ -300,7 +301,7 @@ impl Outbox {
         Ok(enqueued)
     }
 
-    /// Tells the metrics what was written.
+    /// Adds the written messages to the metrics.
     fn count(&self, rows: &[Row], enqueued: &[Enqueued]) {
         let mut enqueues = Enqueues::default();
         add(&mut enqueues, rows, enqueued);
@@ -320,12 +321,12 @@ impl Outbox {
         Ok(rows)
     }
 
-    /// Saves an aggregate together with the events that it has collected, in a savepoint inside the caller's
-    /// transaction: `store` writes the aggregate, then the events are enqueued. The events are forgotten when
-    /// both went well, and kept when one of them failed.
+    /// Saves an aggregate and enqueues its events, in a savepoint inside the caller's transaction. First
+    /// `store` writes the aggregate, then the events are enqueued. If both succeed, the events are removed from
+    /// the aggregate. If one fails, the aggregate keeps its events.
     ///
-    /// Load the aggregate in the same transaction, so that nobody changes it in between. Whoever rolls that
-    /// transaction back has an aggregate without its events: load it anew.
+    /// Load and lock the aggregate in the same transaction, so that no other transaction changes it in between.
+    /// If that transaction is rolled back later, load the aggregate again: its events are gone.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -375,7 +376,7 @@ impl Outbox {
     /// ```
     ///
     /// # Errors
-    /// That of `store`, or one of enqueueing as of [`enqueue_batch`](Self::enqueue_batch). Nothing was
+    /// The error of `store`, or an error of enqueueing as in [`enqueue_batch`](Self::enqueue_batch). Nothing was
     /// written.
     pub fn save<C, A: Aggregate, T, E>(
         &self,
@@ -395,7 +396,7 @@ impl Outbox {
                 messages.map_err(|(index, error)| EnqueueError::MessageAt { index, error })?;
             let rows = self.rows(messages)?;
             let enqueued = if rows.is_empty() {
-                // `store` may have ignored an error; then nothing of it stays.
+                // `store` may have ignored the error of a statement. Its changes cannot be committed then.
                 check_transaction(conn)?;
                 Vec::new()
             } else {
@@ -408,17 +409,16 @@ impl Outbox {
         Ok(value)
     }
 
-    /// Writes as many messages as there are, all or none, in their order, and returns how many of
-    /// them were new. For imports and backfills: it takes messages from the iterator as it goes, and
-    /// holds some thousand of them (some MiB) at a time.
+    /// Writes any number of messages in order, all or none, and returns how many were new. For imports and
+    /// backfills: it reads the iterator step by step, and holds a few thousand messages (a few MiB) at a time.
     ///
-    /// Keys count as in [`enqueue_batch`](Self::enqueue_batch): a message whose key and content are in the
-    /// outbox or in the call already is not counted, and one of other content is a conflict. It is
-    /// fastest while keys are new; the first that is not makes PostgreSQL log a duplicate key, and
-    /// the rest of the call looks at each key.
+    /// Idempotency keys work as in [`enqueue_batch`](Self::enqueue_batch). A message whose key and content are
+    /// already in the outbox, or earlier in the call, is not counted. The same key with other content is a
+    /// conflict. The call is fastest while keys are new: at the first repeated key PostgreSQL logs a duplicate
+    /// key, and from then on the call checks each key.
     ///
-    /// Runs in a savepoint inside the caller's transaction. Relays see none of the messages before the
-    /// commit. Of many millions, several transactions hold fewer locks and less WAL at a time.
+    /// Runs in a savepoint inside the caller's transaction. Relays see the messages only after the commit. For
+    /// many millions of messages, use several transactions: each holds fewer locks and less WAL.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -444,10 +444,10 @@ impl Outbox {
     /// ```
     ///
     /// # Errors
-    /// Nothing was written. The caller's transaction stays usable after a bad message and a conflict.
-    /// - [`EnqueueError::NotInTransaction`]: as of [`enqueue`](Self::enqueue).
-    /// - [`EnqueueError::MessageAt`]: a message is bad; the ones after it were not looked at.
-    /// - [`EnqueueError::Conflict`]: a key stands for another message.
+    /// Nothing was written. The caller's transaction stays usable after an invalid message and after a conflict.
+    /// - [`EnqueueError::NotInTransaction`]: as for [`enqueue`](Self::enqueue).
+    /// - [`EnqueueError::MessageAt`]: a message is invalid. Later messages were not read.
+    /// - [`EnqueueError::Conflict`]: another message has the idempotency key.
     /// - [`EnqueueError::Database`]: the database failed.
     pub fn enqueue_bulk(
         &self,
@@ -473,7 +473,7 @@ impl Outbox {
     }
 }
 
-/// Each row, and what became of it.
+/// Counts each row by its outcome.
 fn add(enqueues: &mut Enqueues, rows: &[Row], enqueued: &[Enqueued]) {
     for (row, outcome) in rows.iter().zip(enqueued) {
         enqueues.add(row.topic(), outcome.is_new);

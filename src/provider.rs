@@ -1,14 +1,14 @@
-//! The cryptography of the process, which TLS and asymmetric signatures use.
+//! The cryptography provider of the process, for TLS, asymmetric signatures and secrets at rest.
 
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-/// What to do where there is none.
-pub(crate) const MISSING: &str = "this build has none: give diesel-outbox the feature `ring` or `aws-lc-rs`, or install a CryptoProvider of rustls before";
+/// The end of an error: there is no provider, and what to do about it.
+pub(crate) const MISSING: &str = "this build has none: enable the feature `ring` or `aws-lc-rs` of diesel-outbox, or install a CryptoProvider of rustls first";
 
-/// The provider that the application has installed, or ours. It is passed on explicitly: what rustls chooses by itself
-/// depends on the features of all that is built together.
+/// The provider that the application has installed, otherwise the provider of this build. It is passed to rustls
+/// explicitly: the default of rustls depends on the features of all crates in the build.
 pub(crate) fn provider() -> Option<Arc<CryptoProvider>> {
     CryptoProvider::get_default().cloned().or_else(compiled_in)
 }

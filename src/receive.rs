@@ -1,7 +1,7 @@
-//! For receivers written in Rust, with any framework: verify a request and read its events.
+//! Tools for receivers in Rust, with any framework: verify a request and read its events.
 //!
-//! The relay sends [CloudEvents 1.0](https://cloudevents.io) in one of three modes, signed as
-//! [Standard Webhooks](https://www.standardwebhooks.com) says. A [`Verifier`] takes all of them:
+//! The relay sends [CloudEvents 1.0](https://cloudevents.io) in one of three modes, signed according to
+//! [Standard Webhooks](https://www.standardwebhooks.com). A [`Verifier`] accepts all three modes:
 //!
 //! ```
 //! use diesel_outbox::Event;
@@ -14,7 +14,7 @@
 //!     const TOPIC: &'static str = "order.paid";
 //! }
 //!
-//! /// Gives the status to answer with. `pairs` are the request's headers, `body` its body as it came.
+//! /// Returns the status of the response. `pairs`: the request's headers; `body`: its unchanged body.
 //! fn receive<'a>(
 //!     verifier: &Verifier,
 //!     pairs: impl Iterator<Item = (&'a str, &'a str)>,
@@ -31,7 +31,7 @@
 //!                 Ok(paid) => println!("order {} is paid", paid.order_id),
 //!                 Err(_) => return 422,
 //!             },
-//!             // A topic that this receiver has no use for.
+//!             // A topic that this receiver does not use.
 //!             _ => {}
 //!         }
 //!     }
@@ -42,7 +42,7 @@
 //! # Ok::<(), diesel_outbox::ConfigError>(())
 //! ```
 //!
-//! Delivery is at least once: [`inbox::once`](crate::inbox::once) handles each message once.
+//! Delivery is at least once. Use [`inbox::once`](crate::inbox::once) to handle each message once.
 
 mod attributes;
 mod cloudevent;
@@ -58,27 +58,27 @@ pub use self::headers::Headers;
 pub use self::request::events;
 pub use self::verifier::{Verified, Verifier, VerifyError};
 
-/// Why nothing of a request can be handled.
+/// Why a request cannot be handled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveError {
-    /// It is not verified.
+    /// The request cannot be verified.
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    /// It is in binary mode, and its event has another id than the one that is signed.
-    #[error("ce-id is not webhook-id, which is signed")]
+    /// The request is in binary mode, and the event's id differs from the signed id.
+    #[error("ce-id differs from webhook-id, which is signed")]
     OtherId,
-    /// It is in binary mode, which the verifier was told to refuse.
-    #[error("it is in binary mode: what its headers say is not signed")]
+    /// The request is in binary mode, which the verifier refuses.
+    #[error("binary mode is refused, because its headers are not signed")]
     Binary,
-    /// It is verified, and no events of CloudEvents 1.0.
+    /// The request is verified, but does not contain valid CloudEvents 1.0.
     #[error(transparent)]
     Event(#[from] CloudEventError),
 }
 
 impl ReceiveError {
-    /// The status to answer with: 401, after which the relay tries again, or 400, after which the
-    /// message is dead.
+    /// The status of the response: 401, after which the relay retries, or 400, after which the relay
+    /// dead-letters the message.
     pub fn status(&self) -> u16 {
         match self {
             Self::Verify(_) | Self::OtherId | Self::Binary => 401,

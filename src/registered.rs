@@ -1,4 +1,4 @@
-//! What is known of a registered destination.
+//! A registered destination: a row of `outbox_destination`.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -9,16 +9,16 @@ use uuid::Uuid;
 use crate::config::{Config, ConfigError, Destination, Mode, Rate, SigningSecret, parse_url};
 use crate::header::check_header;
 
-/// Sends to one registered destination at the same time, at most.
+/// The maximum number of concurrent sends to one registered destination.
 const MOST_CONCURRENCY: usize = 64;
-/// The same, where the row does not say.
+/// The default number of concurrent sends.
 const CONCURRENCY: usize = 4;
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 const MOST_TOPICS: usize = 100;
 
 /// A registered destination: a row of `outbox_destination`.
 ///
-/// What is `None` is as the relay's settings say.
+/// The relay's settings apply to a mode or timeout that is `None`.
 ///
 /// ```
 /// use diesel_outbox::config::{Mode, Rate};
@@ -35,49 +35,49 @@ const MOST_TOPICS: usize = 100;
 ///     .concurrency(2)
 ///     .rate(Rate::per_second(10.0))
 ///     .timeout(Duration::from_secs(5))
-///     .description("their shop");
+///     .description("Acme's shop");
 /// assert!(hook.check().is_ok());
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RegisteredDestination {
-    /// Its name, which no other one has.
+    /// The name, which is unique in the outbox.
     pub name: String,
-    /// Where messages are posted.
+    /// The URL to which messages are posted.
     pub url: String,
-    /// Patterns of topics, as in routes: 1 to 100.
+    /// Topic patterns, as in routes (1 to 100).
     pub topics: Vec<String>,
-    /// Only messages of this tenant; `None`: of any.
+    /// Only messages of this tenant; `None`: messages of any tenant.
     pub tenant_id: Option<Uuid>,
-    /// Only messages whose payload meets this `jsonpath`, such as `$.total ? (@ > 100)`.
+    /// Only messages whose payload matches this `jsonpath`, such as `$.total ? (@ > 100)`; `None`: all messages.
     pub filter: Option<String>,
-    /// `false`: nothing is sent there, and its messages wait.
+    /// `false`: nothing is sent, and messages wait.
     pub enabled: bool,
-    /// Headers of every request. Their values are not shown.
+    /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
-    /// How requests look.
+    /// The mode of requests; `None`: the mode of the relay's settings.
     pub mode: Option<Mode>,
-    /// Sends at the same time: 1 to 64.
+    /// The maximum number of concurrent sends (1 to 64); `None`: 4.
     pub concurrency: Option<usize>,
-    /// How many requests it gets, from all relays together.
+    /// The rate limit for requests of all relays together; `None`: no limit.
     pub rate: Option<Rate>,
-    /// The limit for one send: an hour at most, and no longer than `OUTBOX_SEND_TIMEOUT` of the relay (or the longest
-    /// timeout of its configured destinations).
+    /// The timeout of a send, at most 1 hour; `None`: the timeout of the relay's settings. A relay limits the timeout
+    /// to `OUTBOX_SEND_TIMEOUT`, or to the longest timeout of its configured destinations if that is longer.
     pub timeout: Option<Duration>,
-    /// For people.
+    /// A description for people.
     pub description: Option<String>,
-    /// Why it is disabled.
+    /// Why the destination is disabled.
     pub disabled_reason: Option<String>,
-    /// Why no relay uses it, though it is enabled: a value that cannot be used.
+    /// Why no relay uses the destination although it is enabled: a value cannot be used.
     pub problem: Option<String>,
-    /// When it was registered; `None`: it is not yet.
+    /// When the destination was registered; `None`: not registered yet.
     pub created_at: Option<SystemTime>,
-    /// When it was last changed.
+    /// When the destination was last changed.
     pub updated_at: Option<SystemTime>,
 }
 
 impl RegisteredDestination {
-    /// A destination for every topic of any tenant.
+    /// Creates a destination for all topics and any tenant.
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -99,21 +99,23 @@ impl RegisteredDestination {
         }
     }
 
-    /// Only messages whose topic matches one of these patterns, as in routes.
+    /// Sets the topic patterns, as in routes: the destination gets messages whose topic matches one of them. Defaults
+    /// to `*`.
     #[must_use]
     pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
         self.topics = topics.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Only messages of this tenant.
+    /// Limits the destination to messages of this tenant. Defaults to any tenant.
     #[must_use]
     pub fn tenant(mut self, tenant_id: Uuid) -> Self {
         self.tenant_id = Some(tenant_id);
         self
     }
 
-    /// Only messages whose payload meets this `jsonpath`: `$.total ? (@ > 100)`, `$.items[*] ? (@.kind == "book")`.
+    /// Limits the destination to messages whose payload matches this `jsonpath`: `$.total ? (@ > 100)`,
+    /// `$.items[*] ? (@.kind == "book")`. Defaults to all messages.
     #[must_use]
     pub fn filter(mut self, filter: impl Into<String>) -> Self {
         self.filter = Some(filter.into());
@@ -127,45 +129,45 @@ impl RegisteredDestination {
         self
     }
 
-    /// How requests look.
+    /// Sets the mode of requests. Defaults to the mode of the relay's settings.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = Some(mode);
         self
     }
 
-    /// Sends at the same time: 1 to 64. Defaults to 4.
+    /// Sets the maximum number of concurrent sends (1 to 64). Defaults to 4.
     #[must_use]
     pub fn concurrency(mut self, sends: usize) -> Self {
         self.concurrency = Some(sends);
         self
     }
 
-    /// How many requests it gets, from all relays together. Defaults to no limit.
+    /// Sets the rate limit for requests of all relays together. Defaults to no limit.
     #[must_use]
     pub fn rate(mut self, rate: Rate) -> Self {
         self.rate = Some(rate);
         self
     }
 
-    /// The limit for one send: an hour at most.
+    /// Sets the timeout of a send, at most 1 hour. Defaults to the timeout of the relay's settings.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// A line for people.
+    /// Sets a description for people.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = Some(description.into());
         self
     }
 
-    /// It as a destination of a relay with the settings of [`Config::for_registered`].
+    /// Converts the row into a destination of a relay with the settings of [`Config::for_registered`].
     ///
     /// # Errors
-    /// A [`ConfigError`] when such a relay does not send to it.
+    /// A [`ConfigError`] if such a relay does not send to the destination.
     pub(crate) fn destination(
         &self,
         config: &Config,
@@ -176,7 +178,7 @@ impl RegisteredDestination {
         if config.https_only && destination.url.scheme() != "https" {
             return Err(ConfigError::new(
                 format!("destinations.{}.url", self.name),
-                "it has to be https: OUTBOX_REGISTERED_HTTPS_ONLY is set",
+                "must be https: OUTBOX_REGISTERED_HTTPS_ONLY is set",
             ));
         }
         let port = destination.url.port_or_known_default();
@@ -184,7 +186,7 @@ impl RegisteredDestination {
         if !config.registered_ports.is_empty() && !port.is_some_and(is_allowed) {
             return Err(ConfigError::new(
                 format!("destinations.{}.url", self.name),
-                "its port is not among OUTBOX_REGISTERED_PORTS",
+                "the port is not in OUTBOX_REGISTERED_PORTS",
             ));
         }
         destination.mode = self.mode;
@@ -192,13 +194,13 @@ impl RegisteredDestination {
         destination.headers = self.headers.clone();
         destination.concurrency = Some(self.concurrency.unwrap_or(CONCURRENCY));
         destination.rate = self.rate;
-        // Leases are made for sends of this length.
+        // The lease is long enough for sends of this length, but not for longer sends.
         let longest = config.longest_send();
         destination.timeout = self.timeout.map(|timeout| timeout.min(longest));
         Ok(destination)
     }
 
-    /// Whether a relay can use it. Rows that were written by plain SQL have to pass the same.
+    /// Checks whether a relay can use the destination. Relays apply the same check to rows from plain SQL.
     ///
     /// ```
     /// use diesel_outbox::destinations::RegisteredDestination;
@@ -209,7 +211,7 @@ impl RegisteredDestination {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the first value which cannot be used.
+    /// A [`ConfigError`], which names the first value that cannot be used.
     pub fn check(&self) -> Result<(), ConfigError> {
         let name = &self.name;
         let at = |key: &str, reason: String| {
@@ -217,15 +219,14 @@ impl RegisteredDestination {
         };
         let is_bad = |c: char| c.is_whitespace() || c.is_control();
         if name.is_empty() || name.len() > 255 || name.contains(is_bad) {
-            let reason =
-                "a name has 1 to 255 bytes, and neither white space nor control characters";
+            let reason = "a name has 1 to 255 bytes, without white space and control characters";
             return Err(at("name", reason.to_owned()));
         }
         parse_url(&self.url).map_err(|reason| at("url", reason))?;
         if self.topics.is_empty() || self.topics.len() > MOST_TOPICS {
             return Err(at(
                 "topics",
-                format!("1 to {MOST_TOPICS} patterns are needed"),
+                format!("must have 1 to {MOST_TOPICS} patterns"),
             ));
         }
         if self
@@ -235,7 +236,7 @@ impl RegisteredDestination {
         {
             return Err(at(
                 "topics",
-                "a pattern is empty, or has white space".to_owned(),
+                "a pattern is empty, or contains white space".to_owned(),
             ));
         }
         for (header, value) in &self.headers {
@@ -248,7 +249,7 @@ impl RegisteredDestination {
         {
             return Err(at(
                 "concurrency",
-                format!("it has to be 1 to {MOST_CONCURRENCY}"),
+                format!("must be 1 to {MOST_CONCURRENCY}"),
             ));
         }
         let millisecond = Duration::from_millis(1);
@@ -256,14 +257,14 @@ impl RegisteredDestination {
             .timeout
             .is_some_and(|timeout| !(millisecond..=LONGEST_TIMEOUT).contains(&timeout))
         {
-            return Err(at("timeout", "it has to be 1ms to 1h".to_owned()));
+            return Err(at("timeout", "must be 1ms to 1h".to_owned()));
         }
         Ok(())
     }
 }
 
 impl fmt::Debug for RegisteredDestination {
-    /// Without values of headers, and without what a URL may hide.
+    /// Omits the values of headers, and the URL, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
         f.debug_struct("RegisteredDestination")

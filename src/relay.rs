@@ -1,5 +1,5 @@
-//! The relay: a group of plain threads that takes committed messages out of PostgreSQL and
-//! delivers them. It knows no SQL.
+//! The relay: a group of plain threads that claims committed messages from PostgreSQL, sends them, and settles
+//! (records) the results. All SQL is in `store`.
 
 mod bell;
 mod breaker;
@@ -81,13 +81,13 @@ use crate::store::relay::connection::{Limits, Plans, Source};
 use crate::store::relay::lease::{self, Registration};
 use crate::store::setup::rights;
 
-/// The limit of each statement at the start.
+/// The time limit of each statement during the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A relay, from its start to its end.
+/// A relay from its start to its end. A reload makes a new incarnation.
 struct Incarnation {
     shared: Arc<Shared>,
-    /// Has it, but while somebody shuts the relay down.
+    /// A channel that holds `Running`, except while a thread shuts the relay down.
     running: (Sender<Running>, Receiver<Running>),
 }
 
@@ -109,7 +109,7 @@ impl Incarnation {
         };
         let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
         let mut conn = source.connect("start", limits)?.conn;
-        // From here on tables are named with their schema.
+        // From here on every statement names tables with their schema.
         config.table = located(&mut conn, &config.table).map_err(DatabaseError::from)?;
         pinned(&mut conn, &config.table, rights::check_relay)?;
         let summary = match &source {
@@ -148,7 +148,7 @@ impl Incarnation {
                 shared,
                 running: held(running),
             };
-            // The threads that did start end; the error that counts is the one at hand.
+            // Ends the threads that have started. The caller gets the error that stopped the start.
             let _ = handle.shutdown(START_TIMEOUT);
             return Err(error);
         }
@@ -160,7 +160,7 @@ impl Incarnation {
     }
 }
 
-/// The lease that a relay of these settings wants.
+/// The lease registration of a relay with these settings.
 fn registration(config: &Config, relay: &str, registered: bool) -> Registration {
     let serves = Serves::new(config).and_registered(registered);
     Registration {
@@ -171,7 +171,7 @@ fn registration(config: &Config, relay: &str, registered: bool) -> Registration 
     }
 }
 
-/// For people who look at leases; not used to tell relays apart.
+/// The host name, for people who read the leases. Relays are told apart by their lease.
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())

@@ -1,4 +1,4 @@
-//! Which message goes to which destinations.
+//! Routing: which message goes to which destinations.
 
 use std::collections::HashMap;
 
@@ -8,43 +8,43 @@ mod serves;
 
 pub(crate) use self::serves::Serves;
 
-/// Patterns and what they lead to, the most particular first: an exact topic, then the longest
-/// text before the first `*`, then the longest pattern.
+/// Topic patterns and their destinations, most specific first: an exact topic, then the longest
+/// prefix before the first `*`, then the longest pattern.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Routes {
     patterns: Vec<(String, Vec<usize>)>,
     by_name: HashMap<String, usize>,
-    /// The topics of a group of handlers, by the group's number.
+    /// The topics of each group of handlers, by the group's number.
     handled: HashMap<usize, Vec<String>>,
-    /// Where everything else goes.
+    /// The destination of all other messages.
     rest: Option<usize>,
-    /// The only topics that are taken, as patterns; empty: all.
+    /// Patterns of the only topics that the relay takes; empty: all topics.
     only: Vec<String>,
 }
 
-/// Where a message goes. Destinations are numbered as in [`Config::all_destinations`], and on as in
-/// `Config::in_process`; the application's own dispatcher has the number behind them.
+/// Where a message goes. Destinations have numbers: first those of [`Config::all_destinations`], then those
+/// of `Config::in_process`, last the application's own dispatcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way<'a> {
     /// To one destination.
     To(usize),
-    /// To each of these, as a message of its own.
+    /// To several destinations, as one message for each (a fan-out).
     Split(&'a [usize]),
-    /// No route serves its topic, or the group that it goes to has no handler for it.
+    /// No route serves the topic, or the route leads to a group without a handler for the topic.
     NoRoute,
-    /// It names a destination that is not there.
+    /// The message names a destination that does not exist.
     UnknownDestination,
-    /// The relay takes other topics only.
+    /// The relay does not take messages of this topic.
     NotTaken,
 }
 
 impl Routes {
-    /// The routes of settings that are valid.
+    /// The routes of valid settings.
     pub(crate) fn new(config: &Config) -> Self {
         Self::of(Serves::new(config))
     }
 
-    /// The routes of a relay, by what it has said.
+    /// The routes of a relay, from the description in its lease.
     pub(crate) fn of(serves: Serves) -> Self {
         let Serves {
             routes,
@@ -78,13 +78,13 @@ impl Routes {
         }
     }
 
-    /// Whether a destination of the settings has this name.
+    /// Whether a configured destination has this name.
     pub(crate) fn has(&self, destination: &str) -> bool {
         self.by_name.contains_key(destination)
     }
 
-    /// The way of a message of this topic, to the destination that it names or, if that is empty,
-    /// as the most particular pattern says.
+    /// Where a message of this topic goes: to the destination that the message names or, if that is
+    /// empty, to the destinations of the most specific pattern.
     pub(crate) fn find(&self, topic: &str, destination: &str) -> Way<'_> {
         if !self.takes(topic) {
             return Way::NotTaken;
@@ -105,17 +105,17 @@ impl Routes {
         }
     }
 
-    /// Whether the topic is among the only ones that are taken.
+    /// Whether the relay takes messages of this topic.
     pub(crate) fn takes(&self, topic: &str) -> bool {
         self.only.is_empty() || matches_any(&self.only, topic)
     }
 
-    /// Whether messages of this topic, for the destination that they name, go anywhere.
+    /// Whether a message of this topic has a destination here. `destination`: the name in the message, or empty.
     pub(crate) fn serve(&self, topic: &str, destination: &str) -> bool {
         matches!(self.find(topic, destination), Way::To(_) | Way::Split(_))
     }
 
-    /// The destinations of messages of this topic that name none.
+    /// The destinations of messages that have this topic and name no destination.
     pub(crate) fn names(&self, topic: &str) -> Option<Vec<&str>> {
         let numbers = match self.find(topic, "") {
             Way::To(number) => vec![number],
@@ -130,7 +130,7 @@ impl Routes {
         Some(numbers.into_iter().filter_map(named).collect())
     }
 
-    /// Only a group of handlers serves some topics and no others.
+    /// Whether the destination serves the topic. Only groups of handlers are limited to some topics.
     fn is_handled(&self, number: usize, topic: &str) -> bool {
         let topics = self.handled.get(&number);
         topics.is_none_or(|topics| topics.iter().any(|one| one == topic))
@@ -138,14 +138,14 @@ impl Routes {
 }
 
 impl Config {
-    /// The names of all destinations, those inside the process last.
+    /// The names of all destinations, ending with those inside the process.
     pub(crate) fn destination_names(&self) -> impl Iterator<Item = String> {
         let urls = self.all_destinations().into_iter().map(|one| one.name);
         urls.chain(self.in_process.iter().map(|one| one.name.clone()))
     }
 
-    /// All routes in the order in which they are tried, the most particular first, with the one of
-    /// `OUTBOX_URL`: `*` to `default`, where no other one serves every topic.
+    /// All routes, most specific first, which is the order in which they are tried. With `OUTBOX_URL`, the
+    /// last route is `*` to `default`, unless another route serves `*`.
     ///
     /// ```
     /// use diesel_outbox::{Config, Route};
@@ -176,7 +176,7 @@ pub(crate) fn matches_any(patterns: &[String], topic: &str) -> bool {
     patterns.iter().any(|pattern| matches(pattern, topic))
 }
 
-/// `*` stands for any characters, or none.
+/// `*` matches any characters, or none.
 fn matches(pattern: &str, topic: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == topic;
@@ -186,7 +186,7 @@ fn matches(pattern: &str, topic: &str) -> bool {
     };
     let mut middle: Vec<&str> = rest.split('*').collect();
     let last = middle.pop().unwrap_or_default();
-    // The leftmost place of each middle part leaves the most for the ones after it.
+    // The leftmost match of each middle part leaves the most text for the parts after it.
     for part in middle {
         match left.find(part) {
             Some(at) => left = &left[at + part.len()..],

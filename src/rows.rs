@@ -1,4 +1,4 @@
-//! Rows of an outbox's tables and view, for queries of the application's own.
+//! Rows of an outbox's tables and view, for your own queries.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
@@ -7,7 +7,7 @@
 //! use diesel_outbox::{ReasonCode, Sequence, Status};
 //!
 //! # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-//! // What waits for its next attempt, the oldest first.
+//! // Messages that wait for their next attempt, oldest first.
 //! let waiting: Vec<MessageRow> = MessageRow::query()
 //!     .filter(outbox_messages::status.eq(Status::Retrying))
 //!     .order(outbox_messages::sequence)
@@ -16,13 +16,13 @@
 //!     println!("{} {} {:?}", row.envelope.sequence, row.envelope.topic, row.last_error);
 //! }
 //!
-//! // A row and other columns beside it: dead letters with their payloads.
+//! // A row together with another column: dead letters with their payloads.
 //! let rejected: Vec<(DeadLetter, serde_json::Value)> = outbox_dead::table
 //!     .filter(outbox_dead::reason.eq(ReasonCode::Rejected))
 //!     .select((DeadLetter::as_select(), outbox_dead::payload))
 //!     .load(&mut conn)?;
 //!
-//! // What became of a message that was enqueued.
+//! // The results of a message.
 //! # let sequence = Sequence(1);
 //! let entries: Vec<LedgerEntry> = LedgerEntry::query()
 //!     .filter(diesel_outbox::schema::outbox_ledger::sequence.eq(sequence))
@@ -31,8 +31,8 @@
 //! ```
 //!
 //! # Outboxes of other names
-//! `query` and `as_select` are of the outbox `outbox`. [`of`] gives the columns of a row in tables that
-//! [`outbox_tables!`](crate::outbox_tables) declares:
+//! `query` and `as_select` use the outbox `outbox`. For tables that
+//! [`outbox_tables!`](crate::outbox_tables) declares, [`of`] returns the columns of a row:
 //!
 //! ```
 //! use diesel::prelude::*;
@@ -52,7 +52,7 @@
 //! ```
 //!
 //! # Joins
-//! A row loads beside those of other tables, as in [`schema`](crate::schema#joins):
+//! A row can be loaded together with rows of other tables, as in [`schema`](crate::schema#joins):
 //! `.select((Order::as_select(), rows::of::<MessageRow, _>(outbox_messages::table)))`.
 
 use std::time::SystemTime;
@@ -69,117 +69,118 @@ use crate::schema::values::{MaybeTime, Time};
 use crate::schema::{outbox_dead, outbox_ledger, outbox_messages};
 use crate::status::Status;
 
-/// What the outbox knows of a message wherever it stands.
+/// The columns that all rows of a message have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 #[non_exhaustive]
 pub struct Envelope {
-    /// Its place in the outbox.
+    /// The position in the outbox.
     pub sequence: Sequence,
-    /// Its id, as receivers see it.
+    /// The message id, as receivers see it.
     pub message_id: Uuid,
-    /// Its topic.
+    /// The topic.
     pub topic: String,
-    /// Of a live message the destination that it names, or empty; of a settled one the one that was used.
+    /// For a live message, the destination that it names, or empty. For a settled message, the destination that was
+    /// used.
     pub destination: String,
-    /// Its ordering key.
+    /// The ordering key.
     pub ordering_key: Option<String>,
-    /// The tenant that it belongs to.
+    /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
-    /// Attempts made.
+    /// The number of attempts.
     pub attempts: i32,
-    /// When it was enqueued.
+    /// When the message was enqueued.
     #[diesel(deserialize_as = Time)]
     pub created_at: SystemTime,
-    /// When the event occurred, where who enqueued it has said so.
+    /// When the event occurred, if the application set it.
     #[diesel(deserialize_as = MaybeTime)]
     pub occurred_at: Option<SystemTime>,
 }
 
-/// A message wherever it stands: a row of the view `outbox_messages`.
+/// A message in any state: a row of the view `outbox_messages`.
 #[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 #[non_exhaustive]
 pub struct MessageRow {
-    /// What every row has.
+    /// The common columns.
     #[diesel(embed)]
     pub envelope: Envelope,
-    /// Where it stands.
+    /// The state of the message.
     pub status: Status,
-    /// Its idempotency key; the message id where the caller gave none.
+    /// The idempotency key; the message id if the caller gave none.
     pub idempotency_key: String,
-    /// When it is, or was, due; not of a delivered one.
+    /// When the message is or was due; `None` for a delivered message.
     #[diesel(deserialize_as = MaybeTime)]
     pub available_at: Option<SystemTime>,
-    /// When its time is over; not of a delivered one.
+    /// When the message expires; `None` for a delivered message, and for a message that never expires.
     #[diesel(deserialize_as = MaybeTime)]
     pub expires_at: Option<SystemTime>,
-    /// The lease of the relay that has claimed it.
+    /// The lease of the relay that has claimed the message.
     pub locked_by: Option<i64>,
-    /// When it was claimed.
+    /// When the message was claimed.
     #[diesel(deserialize_as = MaybeTime)]
     pub locked_at: Option<SystemTime>,
-    /// Why it died, or why its last attempt failed: the name of a [`ReasonCode`](crate::ReasonCode), which
-    /// may be one of a later version.
+    /// Why the message was dead-lettered, or why its last attempt failed: the name of a
+    /// [`ReasonCode`](crate::ReasonCode), possibly of a later version.
     pub last_error_code: Option<String>,
-    /// The same in words.
+    /// The reason in words.
     pub last_error: Option<String>,
-    /// The last answer's status, of a settled one.
+    /// The status of the last response, for a settled message.
     pub http_status: Option<i32>,
-    /// When it was delivered, or died.
+    /// When the message was delivered or dead-lettered.
     #[diesel(deserialize_as = MaybeTime)]
     pub settled_at: Option<SystemTime>,
 }
 
-/// A dead letter, without its payload and headers: select these beside it.
+/// A dead letter, without its payload and headers: select these columns in addition.
 #[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// What every row has.
+    /// The common columns.
     #[diesel(embed)]
     pub envelope: Envelope,
-    /// Its idempotency key; none: the caller gave none.
+    /// The idempotency key; `None`: the caller gave none.
     pub idempotency_key: Option<String>,
-    /// Why it died: the name of a [`ReasonCode`](crate::ReasonCode), which may be one of a later version.
+    /// Why the message was dead-lettered: the name of a [`ReasonCode`](crate::ReasonCode), possibly of a later version.
     pub reason: String,
-    /// The same in words.
+    /// The reason in words.
     pub last_error: Option<String>,
-    /// The last answer's status.
+    /// The status of the last response.
     pub http_status: Option<i32>,
-    /// The beginning of the last answer.
+    /// The beginning of the last response.
     pub response: Option<String>,
-    /// When it died.
+    /// When the message was dead-lettered.
     #[diesel(deserialize_as = Time)]
     pub died_at: SystemTime,
-    /// The message that it is a part of, for one of several destinations.
+    /// For a part of a fan-out, the sequence of the original message.
     pub split_from: Option<Sequence>,
-    /// It keeps its ordering key back until it is requeued or discarded.
+    /// Whether the dead letter blocks its ordering key until it is requeued or discarded.
     pub blocks_key: bool,
 }
 
-/// What became of a message at a destination, without the payload that the ledger may keep.
+/// The result of a message at a destination, without the payload that the ledger may keep.
 #[derive(Debug, Clone, PartialEq, Eq, Queryable)]
 #[non_exhaustive]
 pub struct LedgerEntry {
-    /// What every row has.
+    /// The common columns.
     #[diesel(embed)]
     pub envelope: Envelope,
-    /// Its idempotency key; none: the caller gave none.
+    /// The idempotency key; `None`: the caller gave none.
     pub idempotency_key: Option<String>,
     /// [`Delivered`](Status::Delivered) or [`Dead`](Status::Dead).
     pub status: Status,
-    /// Why it died: the name of a [`ReasonCode`](crate::ReasonCode), which may be one of a later version.
+    /// Why the message was dead-lettered: the name of a [`ReasonCode`](crate::ReasonCode), possibly of a later version.
     pub reason: Option<String>,
-    /// The same in words.
+    /// The reason in words.
     pub error: Option<String>,
-    /// The last answer's status.
+    /// The status of the last response.
     pub http_status: Option<i32>,
-    /// The beginning of the last answer.
+    /// The beginning of the last response.
     pub response: Option<String>,
-    /// When it was settled.
+    /// When the message was settled.
     #[diesel(deserialize_as = Time)]
     pub settled_at: SystemTime,
 }
 
-/// A table or view whose rows load as `Row`. [`outbox_tables!`](crate::outbox_tables) makes it so.
+/// A table or view whose rows load as `Row`. [`outbox_tables!`](crate::outbox_tables) implements the trait.
 ///
 /// ```
 /// use diesel::prelude::*;
@@ -192,19 +193,19 @@ pub struct LedgerEntry {
 /// }
 /// ```
 pub trait Loads<Row>: AsQuery {
-    /// The columns that a row is made of.
+    /// The type of a row's columns.
     type Columns;
 
-    /// These columns.
+    /// The columns of a row.
     fn columns() -> Self::Columns;
 }
 
-/// The columns of a row in this table, to select.
+/// The columns of a row in this table, for `select`.
 pub fn of<Row, T: Loads<Row>>(_table: T) -> T::Columns {
     T::columns()
 }
 
-/// Columns of the tables that `outbox_tables!` declares, in the order of the fields of the rows.
+/// The columns of each row in the tables that `outbox_tables!` declares, in the order of the row's fields.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __outbox_rows {
@@ -232,7 +233,7 @@ macro_rules! __outbox_rows {
             }
         }
     };
-    // A type and a value.
+    // Used as a type and as a value.
     (@envelope $table:ident) => {
         (
             $table::sequence,
@@ -248,7 +249,7 @@ macro_rules! __outbox_rows {
     };
 }
 
-/// `as_select` and `query`, of the outbox `outbox`.
+/// `as_select` and `query`, for the outbox `outbox`.
 macro_rules! of_the_outbox {
     ($($row:ident of $table:ident)+) => {$(
         impl Selectable<Pg> for $row {

@@ -1,11 +1,11 @@
-//! The tables of an outbox and its view, for typed queries of the application's own.
+//! The tables and the view of an outbox, for your own typed queries.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
 //! use diesel_outbox::schema::outbox_messages;
 //!
 //! # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-//! // How many messages of a topic are in which state.
+//! // The number of messages of a topic in each state.
 //! let counts: Vec<(String, i64)> = outbox_messages::table
 //!     .filter(outbox_messages::topic.eq("order.paid"))
 //!     .group_by(outbox_messages::status)
@@ -14,23 +14,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`outbox_tables!`](crate::outbox_tables) declares the same for an outbox of another name or schema.
+//! [`outbox_tables!`](crate::outbox_tables) declares the same tables for an outbox of another name or schema.
 //!
-//! # For reading
-//! Reading changes nothing; a long transaction on the ledger or the view delays retention. What changes these tables is [`Outbox`](crate::Outbox), the relay and
-//! [`admin`](crate::admin): they keep what belongs together together. (`INSERT` into `outbox` is for
-//! everybody, as in plain SQL; the columns that have defaults may be left out.)
+//! # Reading and writing
+//! You can read all tables and the view. A long transaction on the ledger or the view delays retention. You can also
+//! insert into `outbox`, and omit the columns that have defaults. Leave all other changes to
+//! [`Outbox`](crate::Outbox), the relay and [`admin`](crate::admin), which keep the tables consistent.
 //!
-//! The view `outbox_messages` shows every message with its status, and no payload. A message is in
-//! `outbox` while it lives, in `outbox_dead` when it is dead (a cancelled one is in the ledger only), and what became of
-//! it is in `outbox_ledger`; `outbox_attempt`, the history, has its failed attempts and what operators did with it.
+//! The view `outbox_messages` shows every message with its status, but without its payload. Live messages are in
+//! `outbox`, and dead letters in `outbox_dead`. Results are in `outbox_ledger`, including those of cancelled messages,
+//! which are no dead letters. The history in `outbox_attempt` contains failed attempts and actions of operators.
 //!
-//! After a fan-out each part has a sequence of its own, and the message id stays. The ledger has an index of message
-//! ids and of keys, and none of sequences.
+//! After a fan-out, each part has a sequence of its own and the same message id. The ledger has indexes of message ids
+//! and idempotency keys, but not of sequences.
 //!
 //! # Joins
-//! For joins with the application's own tables, declare these in the application's crate, by one line.
-//! (`allow_tables_to_appear_in_same_query!` takes tables of one crate only: Rust's orphan rule.)
+//! For joins with your own tables, declare the outbox's tables in your own crate, with one line. (Because of Rust's
+//! orphan rule, `allow_tables_to_appear_in_same_query!` accepts only tables of the same crate.)
 //!
 //! ```
 //! use diesel::prelude::*;
@@ -55,7 +55,7 @@
 //!         .load(conn)
 //! }
 //!
-//! // Which orders' messages died, and of what.
+//! // The orders whose messages were dead-lettered, and the reasons.
 //! fn dead(conn: &mut PgConnection) -> QueryResult<Vec<(i32, String)>> {
 //!     orders::table
 //!         .inner_join(outbox_dead::table.on(outbox_dead::message_id.eq(orders::message)))
@@ -64,30 +64,30 @@
 //! }
 //! ```
 //!
-//! Two calls of `allow_tables_to_appear_in_same_query!`, and not one with three tables: those of an
-//! outbox are declared for one another already.
+//! Call `allow_tables_to_appear_in_same_query!` once for each table of the outbox, as here: the tables of an
+//! outbox are already declared for one another.
 //!
-//! Where Diesel's command line writes the application's `schema.rs`, let it leave these tables out: it fails at those
-//! without a primary key (ledger and history), and would declare the others twice. In `diesel.toml`, under
-//! `[print_schema]`: `filter = { except_tables = ["^outbox"] }`, and a pattern more for each outbox of another name.
+//! If Diesel's command line writes your `schema.rs`, exclude these tables. It fails on tables without a primary key
+//! (ledger and history), and would declare the others twice. In `diesel.toml`, under `[print_schema]`, set
+//! `filter = { except_tables = ["^outbox"] }`, with one more pattern for each outbox of another name.
 //!
 //! # Types
-//! Columns have the types that they have in PostgreSQL. To load them, enable what you use of Diesel's
-//! features: `uuid` for ids, `serde_json` for payloads and headers, `chrono` or `time` for
-//! `Timestamptz`. Without the last two, select `created_at.at_time_zone("UTC")`: that is a `Timestamp`,
-//! which loads as [`SystemTime`](std::time::SystemTime).
+//! Columns have their PostgreSQL types. To load them, enable the Diesel features that you need: `uuid`
+//! for ids, `serde_json` for payloads and headers, `chrono` or `time` for `Timestamptz`. Without `chrono` and
+//! `time`, select `created_at.at_time_zone("UTC")`, a `Timestamp`, which loads as
+//! [`SystemTime`](std::time::SystemTime).
 
 mod tables;
 pub(crate) mod values;
 
 pub use self::values::Jsonpath;
 
-/// Declares the tables of an outbox and its view, as `diesel::table!` does, in the module where it
-/// stands. The crate needs `diesel`.
+/// Declares the tables and the view of an outbox in the current module, as `diesel::table!` does. The
+/// crate needs `diesel`.
 ///
 /// ```
 /// mod schema {
-///     // `outbox`: what `diesel_outbox::schema` has already.
+///     // `outbox`: the same as in `diesel_outbox::schema`.
 ///     pub mod public {
 ///         diesel_outbox::outbox_tables!(outbox);
 ///     }
@@ -95,7 +95,7 @@ pub use self::values::Jsonpath;
 ///     pub mod hrm {
 ///         diesel_outbox::outbox_tables!(hrm.outbox);
 ///     }
-///     // Another name: macros cannot put names together, so all eight are given, in this order.
+///     // Another name: macros cannot build names, so give all eight names, in this order.
 ///     diesel_outbox::outbox_tables!(
 ///         org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease,
 ///         org_outbox_pause, org_outbox_destination, org_outbox_messages
@@ -111,7 +111,7 @@ pub use self::values::Jsonpath;
 /// # use schema::{org_outbox_messages, hrm};
 /// ```
 ///
-/// A name that does not belong to the first one is an error when the crate is compiled:
+/// A name that does not match the first name is a compile error:
 ///
 /// ```compile_fail
 /// diesel_outbox::outbox_tables!(
@@ -163,18 +163,18 @@ macro_rules! outbox_tables {
 outbox_tables!(outbox);
 
 diesel::table! {
-    /// The messages that were handled: the [`inbox`](crate::inbox), one for the database.
+    /// The [`inbox`](crate::inbox): handled messages. A database has one inbox.
     outbox_inbox (source, message_id) {
-        /// Who gives the ids.
+        /// The sender that assigns the ids.
         source -> diesel::sql_types::Text,
-        /// The message's id.
+        /// The id of the message.
         message_id -> diesel::sql_types::Text,
-        /// When its handler was called.
+        /// When the handler was called.
         handled_at -> diesel::sql_types::Timestamptz,
     }
 }
 
-/// Which part of the ring the ledger and the history are written into. Nobody's but the library's.
+/// The parts of the ring into which the ledger and the history are written. Internal to the library.
 mod ring {
     diesel::table! {
         outbox_part (part) {
@@ -187,7 +187,7 @@ mod ring {
 
 pub(crate) use self::ring::outbox_part;
 
-/// Fails at compile time unless each name is the outbox's with its suffix.
+/// Fails at compile time unless each name is the name of the outbox followed by the suffix.
 #[doc(hidden)]
 pub const fn check_names(outbox: &str, names: &[(&str, &str)]) {
     let mut n = 0;
@@ -195,7 +195,7 @@ pub const fn check_names(outbox: &str, names: &[(&str, &str)]) {
         let (name, suffix) = names[n];
         assert!(
             is_joined(name.as_bytes(), outbox.as_bytes(), suffix.as_bytes()),
-            "outbox_tables!: after NAME: come NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause, NAME_destination and NAME_messages"
+            "outbox_tables!: expected NAME: NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause, NAME_destination, NAME_messages"
         );
         n += 1;
     }

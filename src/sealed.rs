@@ -1,13 +1,12 @@
-//! Secrets at rest: of a registered destination's secret the database holds what `OUTBOX_SECRET_KEY` opens.
+//! Secrets at rest: the database stores secrets of registered destinations sealed (encrypted) with `OUTBOX_SECRET_KEY`.
 //!
-//! A sealed secret is `sealed1_` and the base64 of a random nonce (12 bytes), the encrypted secret and its tag (16
-//! bytes), by AES-256-GCM. The names of the outbox and of the destination are authenticated with it, so a row's secret
-//! opens in no other row. Of the outbox's name that is the part without the schema: who finds the outbox by the search
-//! path has no other.
+//! A sealed secret is `sealed1_`, followed by the base64 of a random nonce (12 bytes), the secret encrypted with
+//! AES-256-GCM, and the tag (16 bytes). The names of the outbox and the destination are authenticated with the secret,
+//! so the sealed secret of one row cannot be opened in another row. The schema of the outbox is not authenticated: a
+//! process that finds the outbox by the search path does not know the schema.
 //!
-//! The process's provider of rustls encrypts, through the interface that QUIC's packets need: an AEAD with a key, a
-//! nonce and associated data. Every provider that TLS uses has AES-256-GCM, so secrets at rest need no library of
-//! their own.
+//! The rustls provider of the process encrypts, through the interface for QUIC packets: an AEAD with a key, a nonce
+//! and associated data. Every TLS provider has AES-256-GCM, so secrets at rest need no other library.
 
 use std::fmt;
 
@@ -18,11 +17,11 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::config::{SecretKeys, SigningSecret};
 use crate::name::OutboxName;
 
-/// What tells a sealed secret from a plain one, with the version of the form.
+/// The prefix of a sealed secret. It contains the version of the format.
 const PREFIX: &str = "sealed1_";
 const NONCE_BYTES: usize = 12;
 
-/// Where a secret belongs.
+/// The row to which a secret belongs.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) outbox: &'a OutboxName,
@@ -30,7 +29,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// What is authenticated. No name holds a zero byte.
+    /// The authenticated names. A zero byte separates them, and no name contains a zero byte.
     fn associated_data(&self) -> Vec<u8> {
         let (outbox, destination) = (self.outbox.table(), self.destination);
         format!("diesel-outbox {PREFIX}\0{outbox}\0{destination}").into_bytes()
@@ -51,8 +50,7 @@ pub(crate) struct Opened {
     pub(crate) stored: Stored,
 }
 
-/// The secret as it is to be stored: sealed with the newest key, or as it is where there is no key. An error is the
-/// reason.
+/// The secret in its stored form: sealed with the newest key, or plain if there is no key. The error is the reason.
 pub(crate) fn seal(
     keys: &SecretKeys,
     place: Place<'_>,
@@ -62,7 +60,7 @@ pub(crate) fn seal(
         return Ok(secret.written());
     };
     let mut nonce = [0; NONCE_BYTES];
-    getrandom::fill(&mut nonce).map_err(|error| format!("no random numbers: {error}"))?;
+    getrandom::fill(&mut nonce).map_err(|error| format!("cannot get random bytes: {error}"))?;
     let written = secret.written();
     let plain = written.expose_secret().as_bytes();
     let encrypted = aead::encrypt(key, nonce, &place.associated_data(), plain)?;
@@ -73,9 +71,9 @@ pub(crate) fn seal(
 /// Why a secret cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// It is encrypted, and this process cannot decrypt it. Another one may.
+    /// The secret is encrypted, and this process cannot decrypt it. Another process may have the key.
     Locked(String),
-    /// It is no secret.
+    /// The text is not a secret.
     Bad(String),
 }
 
@@ -118,15 +116,15 @@ fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unrea
     };
     if keys.is_empty() {
         return Err(locked(
-            "it is encrypted, and no key is given: OUTBOX_SECRET_KEY, or in code Destinations::with_keys",
+            "encrypted, but no key is given: set OUTBOX_SECRET_KEY, or in code Destinations::with_keys",
         ));
     }
     let bytes = BASE64
         .decode(encoded)
-        .map_err(|_| locked("it is encrypted, and damaged: it is not base64"))?;
+        .map_err(|_| locked("encrypted, but damaged: not base64"))?;
     let (nonce, encrypted) = bytes
         .split_first_chunk::<NONCE_BYTES>()
-        .ok_or_else(|| locked("it is encrypted, and cut off"))?;
+        .ok_or_else(|| locked("encrypted, but truncated"))?;
     let associated_data = place.associated_data();
     for (index, key) in keys.bytes().enumerate() {
         let plain = aead::decrypt(key, *nonce, &associated_data, encrypted);
@@ -141,7 +139,7 @@ fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unrea
         }
     }
     Err(locked(
-        "it is encrypted, and no key of OUTBOX_SECRET_KEY opens it, or it was made for another destination or outbox",
+        "encrypted, but no key of OUTBOX_SECRET_KEY decrypts it: the key is missing, or the secret belongs to another destination or outbox",
     ))
 }
 
@@ -156,10 +154,10 @@ mod aead {
     use super::NONCE_BYTES;
     use crate::provider::{MISSING, provider};
 
-    /// The nonce is the IV itself: it is combined with the packet number by exclusive or.
+    /// The packet number is XORed into the IV. With 0, the IV is the nonce.
     const PACKET: u64 = 0;
 
-    /// What was encrypted, and its tag.
+    /// The ciphertext, followed by the tag.
     pub(super) fn encrypt(
         key: &[u8; 32],
         nonce: [u8; NONCE_BYTES],
@@ -174,7 +172,7 @@ mod aead {
         Ok(encrypted)
     }
 
-    /// `None`: it was not encrypted with this key, or for these associated data.
+    /// `None`: encrypted with another key, or with other associated data.
     pub(super) fn decrypt(
         key: &[u8; 32],
         nonce: [u8; NONCE_BYTES],
@@ -195,7 +193,7 @@ mod aead {
         let suite = suites.find(|suite| suite.suite() == TLS13_AES_256_GCM_SHA384);
         let algorithm = suite.and_then(|suite| suite.tls13()?.quic);
         let algorithm = algorithm.ok_or(
-            "OUTBOX_SECRET_KEY: the installed CryptoProvider of rustls has no AES-256-GCM for QUIC",
+            "OUTBOX_SECRET_KEY needs AES-256-GCM for QUIC, which the installed CryptoProvider of rustls lacks",
         )?;
         Ok(algorithm.packet_key(AeadKey::from(*key), Iv::new(nonce)))
     }
@@ -207,7 +205,7 @@ mod aead {
 
     use super::NONCE_BYTES;
 
-    const MISSING: &str = "OUTBOX_SECRET_KEY needs cryptography, and this build has none: give diesel-outbox the feature `ring` or `aws-lc-rs`";
+    const MISSING: &str = "OUTBOX_SECRET_KEY needs cryptography, and this build has none: enable the feature `ring` or `aws-lc-rs` of diesel-outbox";
 
     pub(super) fn encrypt(
         _: &[u8; 32],

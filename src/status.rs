@@ -1,4 +1,4 @@
-//! The states of a message and the reasons why a send did not succeed.
+//! The states of a message, and the reasons why a message was not delivered.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use diesel::deserialize::FromSqlRow;
 use diesel::expression::AsExpression;
 use diesel::sql_types::Text;
 
-/// Where a message stands. Derived from the rows, and shown by the view `<outbox>_messages`.
+/// The state of a message. The view `<outbox>_messages` derives it from the rows.
 ///
 /// ```
 /// use diesel_outbox::Status;
@@ -21,20 +21,20 @@ use diesel::sql_types::Text;
 #[diesel(sql_type = Text)]
 #[non_exhaustive]
 pub enum Status {
-    /// Committed and not tried yet.
+    /// Committed and not attempted yet.
     Pending,
     /// Claimed by a relay.
     Sending,
-    /// Tried without success; waits for its next attempt.
+    /// Waiting for the next attempt, after an attempt that failed.
     Retrying,
-    /// The receiver has it. Final.
+    /// Accepted by the receiver. Final.
     Delivered,
-    /// Given up. Final, until an operator requeues it.
+    /// Given up. Final, unless an operator requeues the message.
     Dead,
 }
 
 impl Status {
-    /// All states, in the order of a message's life.
+    /// All states, in the order in which a message passes through them.
     pub const ALL: [Self; 5] = [
         Self::Pending,
         Self::Sending,
@@ -43,7 +43,7 @@ impl Status {
         Self::Dead,
     ];
 
-    /// The name in the database, in logs and in output.
+    /// The name of the state in the database, in logs and in output.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -80,17 +80,17 @@ impl FromStr for Status {
 
 macro_rules! reason_codes {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// Why a send failed or a message died. The names are stable: they stand in the tables,
-        /// in logs, and in the filters of `diesel-outbox dead`.
+        /// Why a send failed or a message was dead-lettered. The names are stable: tables, logs and
+        /// the filters of `diesel-outbox dead` contain them.
         ///
         /// ```
         /// use diesel_outbox::ReasonCode;
         ///
-        /// // Of a dead letter: will it go well when it is requeued?
+        /// // Can requeueing the dead letter succeed?
         /// let reason: ReasonCode = "SERVER_ERROR".parse()?;
         /// match reason {
         ///     ReasonCode::ServerError | ReasonCode::Connect => println!("perhaps"),
-        ///     other => println!("first look at {}", other.as_str()),
+        ///     other => println!("fix {} first", other.as_str()),
         /// }
         /// # Ok::<(), diesel_outbox::UnknownWord>(())
         /// ```
@@ -102,10 +102,10 @@ macro_rules! reason_codes {
         }
 
         impl ReasonCode {
-            /// All codes.
+            /// All reason codes.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The stable name.
+            /// The stable name of the reason code.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
@@ -116,63 +116,63 @@ macro_rules! reason_codes {
 }
 
 reason_codes! {
-    /// The relay that had claimed the message died or lost its lease.
+    /// The relay that had claimed the message crashed or lost its lease.
     Abandoned = "ABANDONED",
     /// The receiver's name could not be resolved.
     Dns = "DNS",
-    /// No connection: refused, unreachable or cut before anything was sent.
+    /// The connection failed: refused, unreachable, or lost before anything was sent.
     Connect = "CONNECT",
     /// The TLS handshake failed.
     Tls = "TLS",
-    /// The time for one send was over.
+    /// The send timed out.
     Timeout = "TIMEOUT",
     /// The connection was lost after sending: the receiver may have the message.
     ConnectionLost = "CONNECTION_LOST",
-    /// The answer was not HTTP.
+    /// The response was not HTTP.
     Protocol = "PROTOCOL",
-    /// 3xx. Redirects are never followed.
+    /// 3xx. The relay never follows redirects.
     Redirect = "REDIRECT",
     /// 429.
     RateLimited = "RATE_LIMITED",
-    /// 408, 409, 425 or another 4xx that may pass.
+    /// 408, 409, 425, or another 4xx that may be temporary.
     ClientError = "CLIENT_ERROR",
     /// 5xx.
     ServerError = "SERVER_ERROR",
-    /// 400, 413, 415 or 422: the receiver will never take this message.
+    /// 400, 413, 415 or 422: the receiver will never accept this message.
     Rejected = "REJECTED",
     /// 410.
     Gone = "GONE",
-    /// No relay at work serves the message's topic, or has the destination that it names. The message waits.
+    /// No running relay serves the message's topic, or has the destination that the message names. The message waits.
     NoRoute = "NO_ROUTE",
     /// The message names a destination that is not configured.
     UnknownDestination = "UNKNOWN_DESTINATION",
     /// The registered destination that the message waited for was removed.
     DestinationRemoved = "DESTINATION_REMOVED",
-    /// No registered destination matches the message and no route serves it: it is delivered to nobody.
+    /// No registered destination matches the message, and no route serves its topic, so there is no receiver.
     NoSubscriber = "NO_SUBSCRIBER",
     /// A stored header cannot be sent.
     InvalidHeader = "INVALID_HEADER",
-    /// The payload is larger than its destination takes.
+    /// The payload is larger than the destination allows.
     PayloadTooLarge = "PAYLOAD_TOO_LARGE",
-    /// The destination's name has only addresses that it must not have.
+    /// The destination's name resolves only to addresses that are not allowed.
     BlockedAddress = "BLOCKED_ADDRESS",
-    /// The HTTP proxy cannot be reached, or refuses.
+    /// The HTTP proxy is unreachable, or refused the request.
     Proxy = "PROXY",
     /// The destination's URL cannot be used.
     InvalidUrl = "INVALID_URL",
-    /// The message's time was over before it was sent.
+    /// The message expired before delivery.
     Expired = "EXPIRED",
-    /// Its key was delivered before, with other content.
+    /// A message with the same idempotency key and other content was delivered before.
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
     /// The dispatcher or the handler panicked.
     Panic = "PANIC",
-    /// The payload is not of the shape that its handler reads.
+    /// The handler cannot decode the payload.
     Undecodable = "UNDECODABLE",
     /// The handler asked to be called again later. No attempt is counted.
     Snoozed = "SNOOZED",
-    /// It was cancelled while it waited, by the application or by an operator.
+    /// The application or an operator cancelled the message while it waited.
     Cancelled = "CANCELLED",
-    /// An operator said that it was delivered.
+    /// An operator marked the message as delivered.
     ByHand = "BY_HAND",
     /// Any other failure of a dispatcher or a handler.
     Failed = "FAILED",
@@ -196,7 +196,7 @@ impl FromStr for ReasonCode {
     }
 }
 
-/// A word from a database or an operator that is no [`Status`] or [`ReasonCode`] of this version.
+/// A word that is not a [`Status`] or [`ReasonCode`] of this version. It comes from a database or an operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {word:?}")]
 pub struct UnknownWord {
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_unknown_word_is_an_error_that_names_it() {
-        let error = "sent".parse::<Status>().expect_err("not one of ours");
+        let error = "sent".parse::<Status>().expect_err("not a status");
         assert_eq!(error.to_string(), "unknown status \"sent\"");
     }
 }

@@ -1,10 +1,13 @@
 //! Every SQL statement: free functions that take the connection first, one short transaction each.
 //!
-//! Invariants: a settle of a claimed message names the lease that holds it
-//! (`locked_by = $lease`) and the time of the claim (`locked_at`), so a relay whose messages were taken
-//! over changes nothing, and nor does one whose sequences were given to other messages; rows are
-//! locked in the order of their sequence (a sorted `= ANY(array)` on the primary key); only the
-//! database's clock decides what is due and which lease is over.
+//! Invariants:
+//! - A settle (recording the result of a claimed message) names the lease that holds the message
+//!   (`locked_by = $lease`) and the time of the claim (`locked_at`). A relay whose messages were taken over
+//!   changes nothing, nor does a relay whose sequences were given to other messages.
+//! - Rows are locked in the order of their sequence (a sorted `= ANY(array)` on the primary key).
+//! - Only the database's clock decides which messages are due and which leases have expired.
+//!
+//! Statements use Diesel's query builder where they can. A comment with `Text:` says why a statement is SQL text.
 
 // Building blocks of statements.
 pub(crate) mod brief;

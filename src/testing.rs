@@ -1,11 +1,11 @@
-//! For the tests of applications: what was enqueued, and a relay that runs in the test's own thread.
+//! Tools for testing an application: assertions on enqueued messages, and a relay in the test's own thread.
 //!
 //! Everything works on the test's connection, also inside Diesel's
-//! [`begin_test_transaction`](diesel::Connection::begin_test_transaction): tests run beside each other
-//! in one database, see only their own messages, and leave nothing behind. The database needs the
-//! outbox's tables ([`migrate`](crate::migrate)), and no committed messages: every test would
-//! see those, too. Tests that enqueue the same idempotency key wait for one another, as with any unique
-//! index: give each test keys of its own.
+//! [`begin_test_transaction`](diesel::Connection::begin_test_transaction). Tests can then share a database
+//! and run in parallel: each test sees only its own messages, and leaves nothing behind. The database must
+//! have the outbox's tables ([`migrate`](crate::migrate)), but no committed messages, because every test
+//! would see them. Tests that enqueue the same idempotency key wait for one another, as with any unique
+//! index, so give each test its own keys.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
@@ -38,11 +38,11 @@
 //!
 //! pay(&mut conn, 7)?;
 //!
-//! // It was enqueued …
+//! // The event was enqueued …
 //! assert_enqueued!(&mut conn, outbox, OrderPaid { order_id: 7 });
 //! assert_not_enqueued!(&mut conn, outbox, OrderPaid { order_id: 8 });
 //!
-//! // … and this is what a receiver gets. A relay with the application's own handlers works, too.
+//! // … and a receiver gets it. A relay with the application's own handlers also works.
 //! let receiver = RecordingDispatcher::new();
 //! let relay = TestRelay::new(Relay::in_test().dispatcher(receiver.clone()))?;
 //! relay.drain(&mut conn)?.assert_all_delivered();
@@ -51,8 +51,8 @@
 //! # }
 //! ```
 //!
-//! The test's transaction counts as one: code that forgets its own is refused
-//! ([`NotInTransaction`](crate::EnqueueError::NotInTransaction)) in production, and not here.
+//! The test's transaction counts as a transaction. Code that forgets its own transaction is refused in
+//! production ([`NotInTransaction`](crate::EnqueueError::NotInTransaction)), but not in such a test.
 
 #[cfg(feature = "relay")]
 mod recording;
@@ -74,8 +74,8 @@ use crate::message::Message;
 use crate::outbox::Outbox;
 use crate::store::testing as rows;
 
-/// The messages that are in the outbox, as this connection sees it, in their order: those that are
-/// neither delivered nor dead.
+/// The live messages of the outbox (neither delivered nor dead), as this connection sees them, in the
+/// order of their sequences.
 ///
 /// ```
 /// # use diesel::prelude::*;
@@ -92,12 +92,12 @@ use crate::store::testing as rows;
 /// ```
 ///
 /// # Errors
-/// The database's.
+/// Diesel's error if the database fails.
 pub fn messages(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<Vec<Message>> {
     rows::live(conn, outbox.name())
 }
 
-/// The events of a type that are in the outbox, as [`messages`].
+/// The events of one type in the outbox, like [`messages`].
 ///
 /// ```
 /// # use diesel::prelude::*;
@@ -114,10 +114,10 @@ pub fn messages(conn: &mut PgConnection, outbox: &Outbox) -> QueryResult<Vec<Mes
 /// ```
 ///
 /// # Panics
-/// When a message of the type's topic is not of its shape: a test should know.
+/// If a message of the type's topic does not have the type's shape.
 ///
 /// # Errors
-/// The database's.
+/// Diesel's error if the database fails.
 pub fn events<E: Event + DeserializeOwned>(
     conn: &mut PgConnection,
     outbox: &Outbox,
@@ -132,7 +132,7 @@ fn decoded<E: Event + DeserializeOwned>(message: &Message) -> Option<E> {
     match message.decode() {
         Ok(event) => Some(event),
         Err(error) => panic!(
-            "message {} of the topic {} is not of its type: {error}: {}",
+            "message {} of topic {} does not match its type: {error}: {}",
             message.sequence, message.topic, message.payload
         ),
     }
@@ -142,23 +142,23 @@ fn decoded<E: Event + DeserializeOwned>(message: &Message) -> Option<E> {
 #[doc(hidden)]
 pub type Conn = PgConnection;
 
-/// What is in the outbox, for the text of a failed assertion.
+/// The messages of the outbox, for the text of a failed assertion.
 #[doc(hidden)]
 pub fn shown(conn: &mut PgConnection, outbox: &Outbox) -> String {
     match messages(conn, outbox) {
         Ok(messages) if messages.is_empty() => "the outbox is empty".to_owned(),
         Ok(messages) => messages
             .iter()
-            .fold("the outbox has:".to_owned(), |text, message| {
+            .fold("the outbox contains:".to_owned(), |text, message| {
                 format!("{text}\n  {} {}", message.topic, message.payload)
             }),
         Err(error) => format!("the outbox cannot be read: {error}"),
     }
 }
 
-/// Fails unless an event that matches the pattern is in the outbox.
+/// Asserts that the outbox contains an event that matches the pattern.
 ///
-/// It panics, too, when the outbox cannot be read, or a message of the event's topic is not of its shape.
+/// Also panics if the outbox cannot be read, or if a message of the event's topic does not have its shape.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
@@ -189,7 +189,7 @@ macro_rules! assert_enqueued {
     }};
 }
 
-/// Fails if an event that matches the pattern is in the outbox: see
+/// Asserts that the outbox contains no event that matches the pattern. See
 /// [`assert_enqueued!`](crate::assert_enqueued).
 ///
 /// ```no_run
@@ -220,8 +220,7 @@ macro_rules! assert_not_enqueued {
     }};
 }
 
-/// Moves the outbox's clock forward: everything that is delayed, waits for its next attempt or expires
-/// is nearer by `duration`.
+/// Moves the outbox's clock forward by `duration`, for delays, retries and expiry.
 ///
 /// ```
 /// # use diesel::prelude::*;
@@ -243,7 +242,7 @@ macro_rules! assert_not_enqueued {
 /// ```
 ///
 /// # Errors
-/// The database's.
+/// Diesel's error if the database fails.
 pub fn advance(conn: &mut PgConnection, outbox: &Outbox, duration: Duration) -> QueryResult<()> {
     rows::advance(conn, outbox.name(), duration)
 }

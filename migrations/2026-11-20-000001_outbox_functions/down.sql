@@ -1,6 +1,5 @@
--- Outboxes made with the functions stay: each is undone by outbox_drop(name), before this. They work
--- without the trigger, too; relays then find messages by polling, and plain
--- inserts have to give a message_id.
+-- Outboxes that the functions created stay: drop each with outbox_drop(name) before this migration. They still work
+-- without the triggers, but relays find messages only by polling, and plain inserts must give a message_id.
 DROP FUNCTION outbox_drop(text);
 DROP FUNCTION outbox_create(text);
 DROP FUNCTION outbox_destination_limit(text, integer);

@@ -1,15 +1,14 @@
--- outbox_create(name) makes one outbox: eight tables, a function and a view. It is a function, and not
--- a list of CREATE statements, so that each module of an application can have an outbox of
--- its own from its own migration: SELECT outbox_create('org_outbox').
+-- outbox_create(name) creates one outbox: eight tables, a function and a view. It is a function instead of a list of
+-- CREATE statements, so that each module of an application can create its own outbox in its own migration:
+-- SELECT outbox_create('org_outbox').
 --
--- The name is an identifier, optionally with a schema: 'outbox', 'org_outbox', 'org.events',
--- 'Order-Events'. It is taken as written (upper case stays upper case) and is quoted
--- wherever it is used. A part has ASCII letters, digits, '_', '-' or '$', begins with a letter or
--- '_', and has 48 bytes at most, so that every derived name stays below PostgreSQL's 63.
+-- The name is an identifier, optionally with a schema: 'outbox', 'org_outbox', 'org.events', 'Order-Events'. Case is
+-- kept, and the name is quoted wherever it is used. Each part has ASCII letters, digits, '_', '-' or '$', starts with a
+-- letter or '_', and has at most 48 bytes, so that every derived name stays below the 63 bytes of PostgreSQL.
 --
--- Returns the schema, or NULL where none is given, and the table.
+-- Returns the schema (NULL if none is given) and the table.
 --
--- No function here runs anything that others have created in a schema of the caller's search path.
+-- No function here calls anything that other roles have created in a schema of the caller's search path.
 CREATE FUNCTION outbox_name_parts(name text) RETURNS text[]
 LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -22,7 +21,7 @@ BEGIN
     END IF;
     FOREACH part IN ARRAY parts LOOP
         IF part !~ '^[A-Za-z_][A-Za-z0-9_$-]*$' OR octet_length(part) > 48 THEN
-            RAISE EXCEPTION 'bad outbox name %: a part begins with a letter or _, has only ASCII letters, digits, _, - and $, and 48 bytes at most', quote_literal(name)
+            RAISE EXCEPTION 'bad outbox name %: each part must start with a letter or _, contain only ASCII letters, digits, _, - and $, and have at most 48 bytes', quote_literal(name)
                 USING ERRCODE = 'invalid_name';
         END IF;
     END LOOP;
@@ -33,14 +32,14 @@ BEGIN
 END
 $function$;
 
--- After each INSERT into an outbox: tells relays that sleep, and nobody else. A relay that is about
--- to sleep takes the advisory lock (outbox, 1) and looks once more before it does; so where this gets
--- the lock, shared with other inserts, every relay will look after this transaction's end. An
--- unconditional NOTIFY would make all commits wait for one another.
+-- After each INSERT into an outbox: notifies relays only if a relay sleeps. A relay takes the advisory lock (outbox, 1)
+-- before it sleeps, and then checks for messages once more. So if this trigger gets the lock (shared with other
+-- inserts), every relay will check after the end of this transaction. An unconditional NOTIFY would make all commits
+-- wait for one another.
 CREATE FUNCTION outbox_wake() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 BEGIN
-    -- The table's oid, which has 32 bits, as a signed number.
+    -- The oid of the table has 32 bits; the lock takes a signed number.
     IF NOT pg_catalog.pg_try_advisory_xact_lock_shared(TG_RELID::bigint::bit(32)::integer, 1) THEN
         PERFORM pg_catalog.pg_notify('outbox_' || TG_RELID::text, '');
     END IF;
@@ -48,7 +47,7 @@ BEGIN
 END
 $function$;
 
--- Before each UPDATE of a registered destination, by whomever: relays see by updated_at what has changed.
+-- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 BEGIN
@@ -57,8 +56,8 @@ BEGIN
 END
 $function$;
 
--- After each change of registered destinations: wakes relays that sleep, as outbox_wake() does. The name of
--- the table is that of the outbox and '_destination'.
+-- After each change of registered destinations: wakes sleeping relays, as outbox_wake() does. The table has the name
+-- of the outbox followed by '_destination'.
 CREATE FUNCTION outbox_destination_wake() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -71,8 +70,8 @@ BEGIN
 END
 $function$;
 
--- After rows of registered destinations are gone: what waits for them is to die, also where no relay runs just now.
--- A row that comes again takes that back.
+-- After registered destinations are deleted: records the removal as a pause, so that relays dead-letter the waiting
+-- messages, even if no relay runs now. A destination that is inserted again deletes this record.
 CREATE FUNCTION outbox_destination_gone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -90,14 +89,14 @@ BEGIN
 END
 $function$;
 
--- After registered destinations are inserted, or get a tenant: no tenant may have more of them than the trigger's
--- argument says, whoever writes them. Rows without a tenant are the application's own, and have no limit. Transactions
--- at the same moment do not see each other's rows, and may go beyond it together.
+-- After registered destinations are inserted or get a tenant: limits the destinations of each tenant to the argument of
+-- the trigger, for every role. Destinations without a tenant belong to the application and have no limit. Concurrent
+-- transactions do not see each other's rows, and may exceed the limit together.
 CREATE FUNCTION outbox_destination_most() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     most bigint := TG_ARGV[0];
-    -- Whoever has more than before: where the limit was made lower, all else about the rows can be changed still.
+    -- Only tenants that gain destinations: after the limit is lowered, existing rows can still be changed.
     gained text := CASE TG_OP
         WHEN 'INSERT' THEN 'SELECT DISTINCT tenant_id FROM rows WHERE tenant_id IS NOT NULL'
         ELSE 'SELECT tenant_id FROM (SELECT tenant_id, 1 AS n FROM rows UNION ALL SELECT tenant_id, -1 FROM rows_before) b
@@ -110,14 +109,14 @@ BEGIN
     IF tenant IS NOT NULL THEN
         RAISE EXCEPTION 'the tenant % would have more than % registered destinations', tenant, most
             USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_destinations_of_a_tenant', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
-                HINT = format('SELECT outbox_destination_limit(%L, 5000) allows more', format('%s.%s', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12)));
+                HINT = format('SELECT outbox_destination_limit(%L, 5000) raises the limit', format('%s.%s', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12)));
     END IF;
     RETURN NULL;
 END
 $function$;
 
--- An id for a message whose insert gives none: a UUID of version 7 (RFC 9562), whose first 48 bits are the
--- milliseconds since 1970, so ids that are made together lie together in an index.
+-- The default message id: a UUID of version 7 (RFC 9562). Its first 48 bits are the milliseconds since 1970, so ids
+-- created together are close together in an index.
 CREATE FUNCTION outbox_message_id() RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL SAFE AS $function$
     SELECT pg_catalog.encode(pg_catalog.set_bit(pg_catalog.set_bit(pg_catalog.overlay(
@@ -127,8 +126,8 @@ LANGUAGE sql VOLATILE PARALLEL SAFE AS $function$
         1, 6), 52, 1), 53, 1), 'hex')::pg_catalog.uuid
 $function$;
 
--- The caller's search path says in which schema an outbox without one is made, and where the other
--- functions are: so it is read first, and set to pg_catalog only after that.
+-- The caller's search path decides the schema of an outbox without a schema, and where the other functions are. So the
+-- path is read first, and then set to pg_catalog.
 CREATE FUNCTION outbox_create(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
@@ -150,20 +149,20 @@ BEGIN
             USING ERRCODE = 'invalid_schema_name';
     END IF;
     IF to_regclass(format('%I.%I', s, t)) IS NOT NULL THEN
-        RAISE EXCEPTION 'cannot create outbox %: there is a table of this name already', name
+        RAISE EXCEPTION 'cannot create outbox %: a table of this name already exists', name
             USING ERRCODE = 'duplicate_table';
     END IF;
     -- Live messages only: pending, sending, retrying.
     --
-    -- Topics and keys compare as bytes (COLLATE "C"): an upgrade of the system's collations cannot
-    -- spoil their indexes.
+    -- Topics and keys compare as bytes (COLLATE "C"), so an upgrade of the system's collations cannot corrupt their
+    -- indexes.
     --
-    -- A claim changes locked_by, locked_at and, for a message taken over from a dead relay,
-    -- attempts and the last error. No index and no index predicate may name one of these:
-    -- then a claim is a HOT update, and fillfactor leaves each page room for it.
+    -- A claim changes locked_by, locked_at and, for a message taken over from a dead relay, attempts and the last
+    -- error. No index and no index predicate may name these columns: then a claim is a HOT update, and fillfactor
+    -- leaves room for it in each page.
     --
-    -- A key is stored where the caller gave one, and the digest where there is a key to compare under:
-    -- random keys in an index are what ages a table.
+    -- A key is stored only if the caller gave one, and a digest only if there is a key: random keys in an index bloat
+    -- a table with age.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             sequence        bigint GENERATED ALWAYS AS IDENTITY,
@@ -206,30 +205,30 @@ BEGIN
         )$sql$, s, t, t || '_pkey', message_id);
     EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I (idempotency_key, destination) WHERE idempotency_key IS NOT NULL',
         s, t, t || '_idempotency');
-    -- A claim reads the due messages of each topic and destination in this order, so that those of
-    -- a destination that is left alone are passed over as a whole. Messages with an ordering key
-    -- have an index of their own: most of them wait for one before them, and are in nobody's way.
+    -- A claim reads the due messages of each topic and destination in this order, so it skips a paused destination as a
+    -- whole. Messages with an ordering key have a separate index: most of them wait for an earlier message, and must
+    -- not delay other messages.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, destination, available_at, sequence) WHERE ordering_key IS NULL',
         s, t, t || '_claim');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (topic, destination, available_at, sequence) WHERE ordering_key IS NOT NULL',
         s, t, t || '_claim_keyed');
-    -- The order within each key. A part of a fan-out (split_from) stands where the whole one stood.
+    -- The order within each key. A message of a fan-out takes the place of the original message (split_from).
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key, destination, (coalesce(split_from, sequence))) WHERE ordering_key IS NOT NULL',
         s, t, t || '_ordering');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id) WHERE tenant_id IS NOT NULL',
         s, t, t || '_tenant');
 
-    -- The parts of a message that was split: whoever enqueued it knows the sequence of the whole.
+    -- The messages of a fan-out: the application knows only the sequence of the original message.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (split_from) WHERE split_from IS NOT NULL',
         s, t, t || '_parts');
 
     EXECUTE format('CREATE TRIGGER outbox_wake AFTER INSERT ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t, wake);
 
-    -- The ledger and the history are kept in a ring of parts, by time: all that is written goes into the part
-    -- that is open, and what is older than the retention goes with its whole part, by TRUNCATE. So
-    -- retention removes no row by itself, and no index grows without end. opened_at is null: the part is
-    -- empty; closed_at is null: it is open. Exactly one is.
+    -- The ledger and the history are stored in a ring of parts, by time. New rows go into the open part. Rows older
+    -- than the retention are removed with their whole part, by TRUNCATE. So retention deletes no single rows, and no
+    -- index grows without limit. An empty part has no opened_at; the open part has no closed_at. Exactly one part is
+    -- open.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             part      smallint NOT NULL,
@@ -242,10 +241,9 @@ BEGIN
     EXECUTE format('INSERT INTO %1$I.%2$I SELECT n, CASE n WHEN 0 THEN clock_timestamp() END FROM generate_series(0, 7) n',
         s, t || '_part');
 
-    -- What became of each message at each destination: the truth about what was delivered. Written once and
-    -- never changed (but where a tenant is forgotten): a message that died, was requeued and was delivered has two
-    -- entries.
-    -- destination: the one that was really used; named_destination: the one that the message named, or ''.
+    -- The ledger: the result of each message at each destination, the authoritative record. Entries are written once,
+    -- and changed only to forget a tenant. A message that was dead-lettered, requeued and delivered has two entries.
+    -- destination: the destination that was used; named_destination: the destination that the message named, or ''.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             part              smallint NOT NULL,
@@ -270,8 +268,8 @@ BEGIN
             settled_at        timestamptz NOT NULL DEFAULT clock_timestamp()
         ) PARTITION BY LIST (part)$sql$, s, t || '_ledger');
 
-    -- Failed attempts, and what operators did with a message beside settling it, which is an entry of the
-    -- ledger. Nothing is written for a message that succeeds at once.
+    -- The history: failed attempts, and actions of operators except settling, which the ledger records. A message that
+    -- is delivered at the first attempt has no history.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             part        smallint NOT NULL,
@@ -297,8 +295,8 @@ BEGIN
         EXECUTE format('CREATE TABLE %1$I.%2$I PARTITION OF %1$I.%3$I FOR VALUES IN (%4$s)',
             s, t || '_attempt_' || part, t || '_attempt', part);
     END LOOP;
-    -- Written in the order of time, so BRIN finds a span of it at nearly no cost. Ids of the library and of
-    -- outbox_message_id come in the order of time, too, so their index grows at one end.
+    -- Rows are written in the order of time, so a BRIN index finds a time span at almost no cost. Ids of the library
+    -- and of outbox_message_id are in the order of time, too, so their index grows at one end.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I USING brin (settled_at) WITH (pages_per_range = 32, autosummarize = on)',
         s, t || '_ledger', t || '_ledger_settled');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
@@ -308,11 +306,11 @@ BEGIN
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
         s, t || '_attempt', t || '_attempt_id');
 
-    -- Retention: empties the parts that were closed longer than the retention ago, and opens the next one when
-    -- the open one has taken a sixth of the retention. So an entry is kept for the retention, and
-    -- up to a sixth of it longer. Of the owner, so a relay needs no right to empty tables. emptied: how many
-    -- parts; none where another transaction does the same. is_in_use: another transaction reads an old part,
-    -- which stays until this is called again.
+    -- Retention: empties the parts that were closed longer ago than the retention. Opens the next part when the open
+    -- part is older than a sixth of the retention. So an entry is kept for the retention, and up to a sixth longer. The
+    -- function runs as its owner, so a relay needs no right to empty tables. emptied: the number of emptied parts; 0 if
+    -- another transaction does the same. is_in_use: another transaction reads an old part, which stays until the next
+    -- call.
     EXECUTE format($sql$
         CREATE FUNCTION %1$I.%2$I(retention interval, OUT emptied integer, OUT is_in_use boolean)
         LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $body$
@@ -326,7 +324,8 @@ BEGIN
             SELECT part, opened_at INTO open_part, opened FROM %1$I.%3$I
              WHERE opened_at IS NOT NULL AND closed_at IS NULL FOR UPDATE SKIP LOCKED;
             IF NOT FOUND THEN
-                -- Its rows are lost, as in a copy of the schema without its data: settles write into part 0 then.
+                -- The rows are missing, for example in a copy of the schema without data: then settling writes into
+                -- part 0.
                 IF NOT EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
                     INSERT INTO %1$I.%3$I (part) SELECT generate_series(0, 7) ON CONFLICT DO NOTHING;
                     UPDATE %1$I.%3$I SET opened_at = clock_timestamp(), closed_at = NULL WHERE part = 0;
@@ -337,7 +336,7 @@ BEGIN
                 BEGIN
                     EXECUTE format('TRUNCATE %%I.%%I, %%I.%%I', %4$L, %5$L || old, %4$L, %6$L || old);
                 EXCEPTION WHEN lock_not_available THEN
-                    -- Whoever reads one part mostly reads all: to wait for each would keep others waiting.
+                    -- A reader of one part mostly reads all parts: waiting for each part would delay others.
                     is_in_use := true;
                     EXIT;
                 END;
@@ -347,7 +346,7 @@ BEGIN
             IF opened <= clock_timestamp() - retention / 6
                AND (EXISTS (SELECT FROM %1$I.%7$I WHERE part = open_part) OR EXISTS (SELECT FROM %1$I.%8$I WHERE part = open_part))
             THEN
-                -- All others may be full, where the retention was made longer: then this one stays open.
+                -- If the retention was made longer, all other parts may be in use: then this part stays open.
                 SELECT part INTO old FROM %1$I.%3$I WHERE opened_at IS NULL ORDER BY (part - open_part + 8) %% 8 LIMIT 1;
                 IF FOUND THEN
                     UPDATE %1$I.%3$I SET closed_at = clock_timestamp() WHERE part = open_part;
@@ -358,8 +357,8 @@ BEGIN
         $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval) FROM PUBLIC', s, t || '_rotate');
 
-    -- Dead letters, whole, until someone requeues or discards them. destination and named_destination: as in
-    -- the ledger.
+    -- Dead letters, with their content, until an operator requeues or discards them. destination and named_destination:
+    -- as in the ledger.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             sequence          bigint NOT NULL,
@@ -391,21 +390,22 @@ BEGIN
         s, t || '_dead', t || '_dead_id');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (idempotency_key) WHERE idempotency_key IS NOT NULL',
         s, t || '_dead', t || '_dead_key');
-    -- The latest of a destination, for whoever registered it.
+    -- The latest dead letters of a destination, for the customer that registered it.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (destination, died_at, sequence)',
         s, t || '_dead', t || '_dead_dest');
-    -- Where on_dead = "block", a dead letter keeps back its key until it is requeued or discarded. Each
-    -- claim of keyed messages looks here, by keys of the outbox: only in the same collation by the index.
+    -- With on_dead = "block", a dead letter blocks its ordering key until it is requeued or discarded. Each claim of
+    -- messages with keys checks this by the keys of the outbox. The index works only in the same collation.
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (ordering_key) WHERE blocks_key',
         s, t || '_dead', t || '_dead_blocks');
 
-    -- One row per relay incarnation. Its id is the fencing token. The id is the time of the registration in
-    -- microseconds: a new primary that lacks the last rows of the old one, or an emptied table, gives no
-    -- id again. Of the leases that are single_active, the one with the lowest id works and the others stand
-    -- by. ended: some relay has seen the lease expired; the lease never comes back.
-    -- serves: which topics and destinations the relay takes messages of; null: it takes none.
-    -- takeover_after: the relay has a session that holds the advisory lock of its id. Whoever gets that lock may
-    -- let the lease end so soon; null: it ends by time only.
+    -- One row for each start of a relay. The id is the fencing token: a late settle of an ended lease has no effect.
+    -- The id is the time of registration in microseconds. So no id is assigned twice, even by a new primary that lacks
+    -- the last rows of the old primary, or after the table was emptied. Of the single_active leases, the lease with the
+    -- lowest id is active, and the others stand by. ended: a relay has seen that the lease expired; the lease never
+    -- returns.
+    -- serves: the topics and destinations whose messages the relay takes; null: the relay takes none.
+    -- takeover_after: a session of the relay holds the advisory lock of the id. A relay that gets this lock may end the
+    -- lease after this time; null: the lease ends only by time.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             id            bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
@@ -420,8 +420,8 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
-    -- Destinations and topics that are paused: why, and until when (null: until resumed). openings:
-    -- how often in a row a circuit breaker has opened.
+    -- Paused destinations and topics: why, and until when (null: until resumed). openings: how often in a row a circuit
+    -- breaker has opened.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             kind         text NOT NULL CHECK (kind IN ('destination', 'topic')),
@@ -433,9 +433,9 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
-    -- Registered destinations: webhooks of an application's own customers. A row is used within a second, and may
-    -- be written by plain SQL. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the
-    -- default. secret: one or several, the newest first; the older ones sign until old_secrets_until.
+    -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
+    -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default.
+    -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -481,14 +481,14 @@ BEGIN
         s, t || '_destination', gone);
     EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', gone);
-    -- The limit for each tenant, which outbox_destination_limit changes.
+    -- The limit for each tenant; outbox_destination_limit changes the limit.
     EXECUTE format('CREATE TRIGGER outbox_destination_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
         s, t || '_destination', most);
     EXECUTE format('CREATE TRIGGER outbox_destination_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
         s, t || '_destination', most);
 
-    -- Every message with its status, and those that were cancelled as dead. idempotency_key is the message id
-    -- where the caller gave no key: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
+    -- Every message with its status; cancelled messages are dead. idempotency_key is the message id if the caller gave
+    -- no key. Example: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
     EXECUTE format($sql$
         CREATE VIEW %1$I.%2$I AS
         SELECT sequence, message_id, topic, destination,
@@ -536,8 +536,8 @@ BEGIN
 END
 $function$;
 
--- How many registered destinations each tenant of an outbox may have: 1,000, where this was never called. Only the owner
--- of the table may change it, so no role that registers destinations can.
+-- Sets how many registered destinations each tenant of an outbox may have. Defaults to 1,000. Only the owner of the
+-- table may set the limit: a role that registers destinations cannot.
 CREATE FUNCTION outbox_destination_limit(name text, most integer) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
@@ -549,7 +549,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF most < 1 THEN
-        RAISE EXCEPTION 'a tenant has to be allowed 1 registered destination or more, and not %', most
+        RAISE EXCEPTION 'the limit must be 1 registered destination or more, not %', most
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     EXECUTE format('DROP TRIGGER IF EXISTS outbox_destination_most ON %I.%I', s, t || '_destination');

@@ -1,2 +1,2 @@
--- What comes again after this is handled again.
+-- Messages that are delivered again after this are handled again.
 DROP TABLE outbox_inbox;

@@ -1,9 +1,8 @@
--- The inbox: the messages that the application of this database has handled, whoever sent them, so that
--- it handles each once. One for the database, found by the search path. Whoever handles a message
--- inserts it in the transaction that does the work (inbox::once); a row that is there already means that
--- the work was done before.
+-- The inbox: the messages of all senders that the application of this database has handled, so that the application
+-- handles each message once. A database has one inbox, found by the search path. The transaction that does the work
+-- inserts the message (inbox::once). An existing row means that the work is already done.
 --
--- Texts compare as bytes, as in an outbox. Both fit into an entry of the index, which takes 2,704 bytes.
+-- Texts compare as bytes, as in an outbox. Both columns together fit into an index entry (at most 2,704 bytes).
 CREATE TABLE outbox_inbox (
     source     text COLLATE "C" NOT NULL,
     message_id text COLLATE "C" NOT NULL,
@@ -12,6 +11,6 @@ CREATE TABLE outbox_inbox (
     CONSTRAINT outbox_inbox_source_has_a_length CHECK (octet_length(source) BETWEEN 1 AND 1024),
     CONSTRAINT outbox_inbox_message_id_has_a_length CHECK (octet_length(message_id) BETWEEN 1 AND 1024)
 );
--- The cleaner takes the oldest, and finds at once that there are none. (BRIN would not: pages of removed rows
--- are used again, and soon each page has a young row beside the place of an old one.)
+-- The cleaner deletes the oldest rows, and sees at once if there are none. A BRIN index cannot do this: pages of
+-- deleted rows are reused, and soon every page has new rows next to old rows.
 CREATE INDEX outbox_inbox_handled ON outbox_inbox (handled_at);

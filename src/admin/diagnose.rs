@@ -158,7 +158,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
                 let mut found = Findings::new(check);
                 found.add(
                     Severity::Skipped,
-                    format!("could not be looked at: {error}"),
+                    format!("could not be checked: {error}"),
                     None,
                 );
                 findings.extend(found.all);

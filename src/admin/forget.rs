@@ -82,7 +82,7 @@ pub fn forget(
     let missing = pinned(conn, name, store::missing)?;
     if !missing.is_empty() {
         return Err(DatabaseError::Schema(format!(
-            "to forget a tenant needs the rights of the owner of the outbox {name}; this role has no {}",
+            "cannot forget the tenant: this needs the rights of the owner of the outbox {name}, and the role lacks {}",
             missing.join(", ")
         )));
     }

@@ -31,7 +31,7 @@ impl std::str::FromStr for ReplayRun {
         let is_good = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
         if run.is_empty() || run.len() > replay::LONGEST_RUN || !run.bytes().all(is_good) {
             return Err(UnknownWord::new(
-                "name of a run (1 to 22 letters, digits and -)",
+                "run name (1 to 22 letters, digits and -)",
                 run,
             ));
         }

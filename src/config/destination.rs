@@ -1,4 +1,4 @@
-//! Where messages are sent, and all that can be said about one such place.
+//! Destinations: where messages are sent, and their settings.
 
 mod classes;
 mod limits;
@@ -20,9 +20,9 @@ use super::secret::SigningSecret;
 use super::text::{TICK, at_least, by_word, shown_url, url as parse_url, within};
 use crate::backoff::Backoff;
 
-/// A place that messages are sent to.
+/// A destination: where messages are sent, and how.
 ///
-/// What is `None` is as the setting of the same name says.
+/// A field that is `None` has the value of the setting with the same name.
 ///
 /// ```
 /// use diesel_outbox::{Destination, config::Mode};
@@ -34,12 +34,12 @@ use crate::backoff::Backoff;
 ///     .timeout(Duration::from_secs(5))
 ///     .concurrency(8);
 ///
-/// // Each setting is a field as well.
+/// // Each setting is also a field.
 /// assert_eq!(billing.concurrency, Some(8));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 ///
-/// What a destination can be told beside:
+/// The other settings:
 ///
 /// ```
 /// use diesel_outbox::config::{Breaker, Classes, OnDead, Proxy, Rate, RequestBatch, Tls};
@@ -47,17 +47,17 @@ use crate::backoff::Backoff;
 /// use std::time::Duration;
 ///
 /// let partner = Destination::new("partner", "https://partner.example/events")?
-///     // How it is sent.
+///     // The request.
 ///     .header("x-team", "billing")
 ///     .request_batch(RequestBatch::default())
 ///     .max_payload_bytes(65_536)
 ///     .tls(Tls::default())
 ///     .proxy(Proxy::Direct)
-///     // Where it may lead.
+///     // Allowed addresses.
 ///     .https_only(true)
 ///     .internal(false)
 ///     .allow("10.1.0.0/16".parse()?)
-///     // How often, and what an answer means.
+///     // Limits, and what responses mean.
 ///     .rate(Rate::per_second(50.0))
 ///     .max_attempts(10)
 ///     .backoff(Backoff::exponential(Duration::from_secs(1), Duration::from_secs(600)))
@@ -71,66 +71,66 @@ use crate::backoff::Backoff;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Destination {
-    /// Its name, as routes and `outbox.destination` use it.
+    /// The name, which routes and `outbox.destination` use.
     pub name: String,
-    /// Where messages are posted.
+    /// The URL that messages are posted to.
     pub url: Url,
-    /// How requests look.
+    /// The CloudEvents mode of requests.
     pub mode: Option<Mode>,
-    /// How many messages one request of batched mode takes, and how long it waits for them.
+    /// How many messages a request in batched mode holds, and how long it waits for them.
     pub request_batch: RequestBatch,
-    /// What requests are signed with, the newest first. Empty: `OUTBOX_SECRET`.
+    /// The secrets that sign requests, newest first. Empty: `OUTBOX_SECRET`.
     pub secrets: Vec<SigningSecret>,
-    /// Headers of every request. Messages cannot replace them. Their values are not shown.
+    /// Headers of every request. Messages cannot replace them. Logs and pages never show the values.
     pub headers: Vec<(String, SecretString)>,
-    /// The limit for one send.
+    /// The time limit of one send.
     pub timeout: Option<Duration>,
-    /// Threads that send to it.
+    /// The number of sender threads.
     pub concurrency: Option<usize>,
-    /// How many requests it gets in a second; `None`: as many as it takes.
+    /// The rate limit in requests per second. `None`: no limit.
     pub rate: Option<Rate>,
-    /// Failed attempts after which a message is dead.
+    /// Failed attempts after which a message is dead-lettered.
     pub max_attempts: Option<u32>,
     /// The delay between attempts.
     pub backoff: Option<Backoff>,
-    /// What the death of a message means for those behind it that have its ordering key.
+    /// Whether later messages with the ordering key of a dead letter are sent or wait.
     pub on_dead: Option<OnDead>,
-    /// The longest wait that its `Retry-After` can ask for.
+    /// The longest wait that `Retry-After` may ask for.
     pub retry_after_cap: Duration,
-    /// When it is left alone because it fails; `None`: never.
+    /// The circuit breaker. `None`: no breaker.
     pub breaker: Option<Breaker>,
-    /// What its 4xx answers mean for a message.
+    /// What 4xx responses mean for a message.
     pub classes: Classes,
-    /// Bytes that a payload for it may have; a larger one is dead. `None`: what the table takes.
+    /// The largest payload in bytes. A message with a larger payload is dead-lettered. `None`: the limit of the table.
     pub max_payload_bytes: Option<usize>,
-    /// `true`: its name may resolve to any address. `false`: to public ones only.
+    /// `true`: the host may resolve to any address. `false`: only to public addresses.
     pub internal: Option<bool>,
-    /// Networks that its name may resolve to beside the public ones. With these, others are refused.
+    /// Networks that the host may resolve to in addition to public addresses. If set, all other addresses are refused.
     pub allow: Vec<IpNet>,
-    /// Whether a URL without TLS is refused.
+    /// Whether to refuse a URL without TLS.
     pub https_only: Option<bool>,
-    /// How TLS is spoken.
+    /// The TLS settings.
     pub tls: Tls,
-    /// Whether an HTTP proxy stands between.
+    /// The HTTP proxy to the destination.
     pub proxy: Option<Proxy>,
 }
 
-/// The longest wait that `Retry-After` can ask for, where a destination says nothing else.
+/// The default of the longest wait that `Retry-After` may ask for.
 const RETRY_AFTER_CAP: Duration = Duration::from_secs(3600);
 
 impl Destination {
-    /// A destination of this name, with default settings.
+    /// A destination with this name, and default settings.
     ///
     /// # Errors
-    /// A [`ConfigError`] when `url` is not one of `http` or `https` with a host.
+    /// A [`ConfigError`] when `url` is not an `http` or `https` URL with a host.
     pub fn new(name: impl Into<String>, url: &str) -> Result<Self, ConfigError> {
         let name = name.into();
         let url = parse_url(url).map_err(ConfigError::at(format!("destinations.{name}.url")))?;
         Ok(Self::at(name, url))
     }
 
-    /// The URL for people's eyes: scheme, host, port and the first segment of the path. User, password, the
-    /// rest of the path and the query are masked, as each may be a token.
+    /// The URL for display: scheme, host, port and the first segment of the path. User, password, the rest of the path
+    /// and the query are masked, as each may be a token.
     ///
     /// ```
     /// use diesel_outbox::Destination;
@@ -170,72 +170,73 @@ impl Destination {
     }
 }
 
-/// Settings, one after the other. What cannot be used is told when the relay starts.
+/// Setters, which can be chained. The relay checks the values when it starts.
 impl Destination {
-    /// How requests look. Defaults to `OUTBOX_MODE`.
+    /// Sets the CloudEvents mode of requests. Defaults to `OUTBOX_MODE`.
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = Some(mode);
         self
     }
 
-    /// How many messages one request of batched mode takes, and how long it waits for them.
+    /// Sets how many messages a request in batched mode holds, and how long it waits for them. Defaults to
+    /// [`RequestBatch::default`].
     #[must_use]
     pub fn request_batch(mut self, batch: RequestBatch) -> Self {
         self.request_batch = batch;
         self
     }
 
-    /// Adds a secret that requests are signed with: the newest first. Defaults to `OUTBOX_SECRET`.
+    /// Adds a secret that signs requests. Add the newest first. Defaults to `OUTBOX_SECRET`.
     #[must_use]
     pub fn secret(mut self, secret: SigningSecret) -> Self {
         self.secrets.push(secret);
         self
     }
 
-    /// Adds a header to every request. Messages cannot replace it, and its value is not shown.
+    /// Adds a header to every request. Messages cannot replace the header. Logs and pages never show the value.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<SecretString>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// The limit for one send. Defaults to `OUTBOX_SEND_TIMEOUT`.
+    /// Sets the time limit of one send. Defaults to `OUTBOX_SEND_TIMEOUT`.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Threads that send to it, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
+    /// Sets the number of sender threads, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
     #[must_use]
     pub fn concurrency(mut self, threads: usize) -> Self {
         self.concurrency = Some(threads);
         self
     }
 
-    /// How many requests it gets in a second. Defaults to no limit. Each relay counts for itself.
+    /// Sets the rate limit in requests per second. Defaults to no limit. Each relay counts its own requests.
     #[must_use]
     pub fn rate(mut self, rate: Rate) -> Self {
         self.rate = Some(rate);
         self
     }
 
-    /// Failed attempts after which a message is dead: 1 or more. Defaults to `OUTBOX_MAX_ATTEMPTS`.
+    /// Sets after how many failed attempts a message is dead-lettered, at least 1. Defaults to `OUTBOX_MAX_ATTEMPTS`.
     #[must_use]
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = Some(attempts);
         self
     }
 
-    /// The delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+    /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = Some(backoff);
         self
     }
 
-    /// What the death of a message means for those behind it that have its ordering key. Defaults to
+    /// Sets whether later messages with the ordering key of a dead letter are sent or wait. Defaults to
     /// `OUTBOX_ON_DEAD`.
     #[must_use]
     pub fn on_dead(mut self, on_dead: OnDead) -> Self {
@@ -243,64 +244,65 @@ impl Destination {
         self
     }
 
-    /// The longest wait that its `Retry-After` can ask for. Defaults to an hour.
+    /// Sets the longest wait that `Retry-After` may ask for. Defaults to one hour.
     #[must_use]
     pub fn retry_after_cap(mut self, cap: Duration) -> Self {
         self.retry_after_cap = cap;
         self
     }
 
-    /// When it is left alone because it fails; `None`: never. Defaults to [`Breaker::default`].
+    /// Sets the circuit breaker. `None`: no breaker. Defaults to [`Breaker::default`].
     #[must_use]
     pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
         self.breaker = breaker.into();
         self
     }
 
-    /// What its 4xx answers mean for a message.
+    /// Sets what 4xx responses mean for a message. Defaults to [`Classes::default`].
     #[must_use]
     pub fn classes(mut self, classes: Classes) -> Self {
         self.classes = classes;
         self
     }
 
-    /// Bytes that a payload for it may have; a larger one is dead. Defaults to what the table takes.
+    /// Sets the largest payload in bytes. A message with a larger payload is dead-lettered. Defaults to the limit of
+    /// the table.
     #[must_use]
     pub fn max_payload_bytes(mut self, bytes: usize) -> Self {
         self.max_payload_bytes = Some(bytes);
         self
     }
 
-    /// `true`: its name may resolve to any address. `false`: to public ones only. Defaults to
-    /// `OUTBOX_PUBLIC_ONLY`.
+    /// Sets the allowed addresses. `true`: the host may resolve to any address. `false`: only to public addresses.
+    /// Defaults to `OUTBOX_PUBLIC_ONLY`.
     #[must_use]
     pub fn internal(mut self, internal: bool) -> Self {
         self.internal = Some(internal);
         self
     }
 
-    /// Adds a network that its name may resolve to beside the public ones. With this, others are refused.
+    /// Adds a network that the host may resolve to in addition to public addresses. All other addresses are refused.
     #[must_use]
     pub fn allow(mut self, network: IpNet) -> Self {
         self.allow.push(network);
         self
     }
 
-    /// Whether a URL without TLS is refused. Defaults to `OUTBOX_HTTPS_ONLY`.
+    /// Sets whether to refuse a URL without TLS. Defaults to `OUTBOX_HTTPS_ONLY`.
     #[must_use]
     pub fn https_only(mut self, https_only: bool) -> Self {
         self.https_only = Some(https_only);
         self
     }
 
-    /// How TLS is spoken.
+    /// Sets the TLS settings. Defaults to [`Tls::default`].
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = tls;
         self
     }
 
-    /// Whether an HTTP proxy stands between. Defaults to `OUTBOX_PROXY`.
+    /// Sets the HTTP proxy to the destination. Defaults to `OUTBOX_PROXY`.
     #[must_use]
     pub fn proxy(mut self, proxy: Proxy) -> Self {
         self.proxy = Some(proxy);
@@ -308,49 +310,52 @@ impl Destination {
     }
 }
 
-/// The key of a value that cannot be used, and why.
+/// The key of an invalid value, and the reason.
 pub(super) type Wrong = (&'static str, String);
 
 impl Destination {
-    /// Whether each value can be used.
+    /// Checks each value.
     pub(super) fn check(&self) -> Result<(), Wrong> {
         check_limits(self.concurrency, self.timeout, self.max_attempts, self.rate)?;
         count("batch_size", self.request_batch.size, 10_000)?;
         if self.request_batch.linger > LONGEST_LINGER {
-            return wrong("batch_linger", "it is longer than 10s");
+            return wrong("batch_linger", "must not be longer than 10s");
         }
         if let Some(breaker) = self.breaker {
             if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
-                return wrong("breaker.failure_ratio", "it has to be above 0 and up to 1");
+                return wrong("breaker.failure_ratio", "must be above 0 and at most 1");
             }
             count("breaker.min_sends", breaker.min_sends, MOST)?;
             long_enough("breaker.window", breaker.window)?;
             long_enough("breaker.open", breaker.open)?;
             if breaker.open > breaker.open_cap {
                 let cap = humantime::format_duration(breaker.open_cap);
-                let reason = format!("it is longer than open_cap, which is {cap}");
+                let reason = format!("must not be longer than open_cap, which is {cap}");
                 return Err(("breaker.open", reason));
             }
         }
         if self.internal == Some(true) && !self.allow.is_empty() {
-            let reason = "internal = true allows every address: leave one of them out";
+            let reason = "internal = true already allows every address: remove internal or allow";
             return wrong("allow", reason);
         }
         if self.tls.client_cert_file.is_some() != self.tls.client_key_file.is_some() {
-            return wrong("tls", "client_cert_file and client_key_file go together");
+            return wrong(
+                "tls",
+                "client_cert_file and client_key_file go together: set both or neither",
+            );
         }
         Ok(())
     }
 }
 
-/// A request in batched mode waits for no longer than this.
+/// The longest wait of a request in batched mode.
 const LONGEST_LINGER: Duration = Duration::from_secs(10);
-/// Threads that send to a destination.
+/// The most sender threads of a destination.
 pub(super) const MOST_SENDERS: u32 = 1024;
-/// Of what is counted and has no other limit.
+/// The maximum of counts without a limit of their own.
 pub(super) const MOST: u32 = 1_000_000;
 
-/// Whether the limits that destinations and groups of handlers have can be used.
+/// Checks the limits that destinations and groups of handlers have in common.
 pub(super) fn check_limits(
     concurrency: Option<usize>,
     timeout: Option<Duration>,
@@ -388,7 +393,7 @@ fn wrong(key: &'static str, reason: &str) -> Result<(), Wrong> {
 }
 
 impl fmt::Debug for Destination {
-    /// Without passwords, secrets and values of headers.
+    /// Without passwords, secrets and header values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
         f.debug_struct("Destination")
@@ -404,14 +409,14 @@ impl fmt::Debug for Destination {
     }
 }
 
-/// What the death of a message means for those behind it that have its ordering key.
+/// Whether later messages with the ordering key of a dead letter are sent or wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnDead {
-    /// The next one is delivered.
+    /// The relay sends the next message.
     #[default]
     Continue,
-    /// They wait until an operator requeues or discards it.
+    /// Later messages wait until an operator requeues or discards the dead letter.
     Block,
 }
 
@@ -422,16 +427,16 @@ by_word!(
     Block = "block"
 );
 
-/// How a message becomes a request: the modes of CloudEvents over HTTP.
+/// How a message becomes a request: the content modes of CloudEvents over HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// The payload is the body, everything else is in headers.
+    /// The payload is the body. Everything else is in headers.
     #[default]
     Binary,
-    /// One JSON document with everything. What to choose when signing: headers are not signed.
+    /// The body is one JSON document with everything. Choose this mode for signed requests: headers are not signed.
     Structured,
-    /// A JSON array of such documents: one request for many messages.
+    /// The body is a JSON array of documents: one request for many messages.
     Batched,
 }
 
@@ -449,7 +454,7 @@ mod tests {
 
     use super::*;
 
-    /// A new field does not compile without a place here.
+    /// The pattern below lists every field, so a new field does not compile without an assertion.
     #[test]
     fn each_setter_sets_its_field_and_no_other() {
         let seconds = Duration::from_secs;

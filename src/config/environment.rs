@@ -1,10 +1,10 @@
-//! Settings of the environment.
+//! Settings from environment variables.
 
 use super::Config;
 use super::error::ConfigError;
 use super::settings::Setting;
 
-/// Reads the settings from the environment of this process, over those of the file at `OUTBOX_CONFIG`.
+/// Reads the settings from the file at `OUTBOX_CONFIG`, then from the environment of this process, which wins.
 ///
 /// ```no_run
 /// let config = diesel_outbox::config::from_env()?;
@@ -12,7 +12,7 @@ use super::settings::Setting;
 /// ```
 ///
 /// # Errors
-/// A [`ConfigError`] that names the variable: unknown, unparsable, or contradicting another.
+/// A [`ConfigError`] names the variable. The variable is unknown, does not parse, or contradicts another setting.
 pub fn from_env() -> Result<Config, ConfigError> {
     of(&relevant_variables()?)
 }
@@ -33,12 +33,12 @@ pub(super) fn of(variables: &[(String, String)]) -> Result<Config, ConfigError> 
     Ok(config)
 }
 
-/// What is set and does nothing in an application. It is no error: the binary's admin page may stand beside
-/// the application and share its environment.
+/// A setting that has no effect in an application. It is not an error: the binary's admin page may run alongside
+/// the application, with the same environment.
 fn unused_in_library(config: &Config) -> Option<&'static str> {
     let has_page = config.admin.addr.is_some();
     has_page.then_some(
-        "OUTBOX_ADMIN_ADDR has no effect in an application: the admin page is the binary's (run diesel-outbox admin beside the application)",
+        "OUTBOX_ADMIN_ADDR has no effect in an application: only the binary has the admin page (run diesel-outbox admin alongside the application)",
     )
 }
 
@@ -51,16 +51,16 @@ fn read(config: &mut Config, path: &str) -> Result<(), ConfigError> {
 fn read(_: &mut Config, _: &str) -> Result<(), ConfigError> {
     Err(ConfigError::new(
         "OUTBOX_CONFIG",
-        "this program was built without the feature `file` of diesel-outbox: it reads no file",
+        "this program cannot read files: it was built without the feature `file` of diesel-outbox",
     ))
 }
 
-/// The variables of this process's environment that concern the outbox.
+/// The environment variables of this process that hold outbox settings.
 ///
 /// ```no_run
 /// use diesel_outbox::config::{self, Config};
 ///
-/// // As `from_env`, with a default of the application's own.
+/// // Like `from_env`, with the application's own default.
 /// let mut config = Config::default();
 /// config.set("OUTBOX_CONCURRENCY", "4")?;
 /// for (variable, value) in config::relevant_variables()? {
@@ -71,7 +71,7 @@ fn read(_: &mut Config, _: &str) -> Result<(), ConfigError> {
 /// ```
 ///
 /// # Errors
-/// A [`ConfigError`] when one of them is not UTF-8.
+/// A [`ConfigError`] when a variable is not UTF-8, or a value is set both directly and by a file.
 pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
     let mut found = Vec::new();
     for (variable, value) in std::env::vars_os() {
@@ -83,7 +83,7 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         }
         match value.into_string() {
             Ok(value) => found.push((variable, value)),
-            Err(_) => return Err(ConfigError::new(&variable, "it is not UTF-8")),
+            Err(_) => return Err(ConfigError::new(&variable, "not UTF-8")),
         }
     }
     let is_set = |name: &str| found.iter().any(|(variable, _)| variable == name);
@@ -92,7 +92,7 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
         if is_set(name) && is_set(&file) {
             return Err(ConfigError::new(
                 &file,
-                format!("{name} is set, too: unset one of them"),
+                format!("{name} is also set: unset one of them"),
             ));
         }
     }
@@ -100,8 +100,8 @@ pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {
     Ok(found)
 }
 
-/// Clusters set `OUTBOX_SERVICE_HOST`, `OUTBOX_PORT_80_TCP` and their like for a service that is
-/// called `outbox`: these are nobody's settings.
+/// Whether a variable is meant as a setting. Kubernetes sets `OUTBOX_SERVICE_HOST`, `OUTBOX_PORT_80_TCP` and similar
+/// variables for a service named `outbox`: those are not settings.
 pub(super) fn is_relevant(variable: &str) -> bool {
     let service_link = variable.starts_with("OUTBOX_SERVICE_")
         || variable == "OUTBOX_PORT"
@@ -115,13 +115,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_admin_page_that_the_library_does_not_have_is_told_of() {
+    fn an_admin_page_that_the_library_does_not_have_is_reported() {
         let mut config = Config::default();
         assert_eq!(unused_in_library(&config), None);
         config
             .set("OUTBOX_ADMIN_ADDR", "127.0.0.1:8687")
             .expect("an address");
-        let told = unused_in_library(&config).expect("a warning");
-        assert!(told.starts_with("OUTBOX_ADMIN_ADDR "), "{told}");
+        let warning = unused_in_library(&config).expect("a warning");
+        assert!(warning.starts_with("OUTBOX_ADMIN_ADDR "), "{warning}");
     }
 }

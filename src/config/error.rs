@@ -1,6 +1,6 @@
-//! The error of a setting that cannot be used.
+//! The error of an invalid setting.
 
-/// A setting that cannot be used, by its name.
+/// An invalid setting: its name, and the reason.
 ///
 /// ```
 /// use diesel_outbox::{Config, ConfigError};
@@ -8,14 +8,14 @@
 /// let mut config = Config::default();
 /// if let Err(error) = config.set("OUTBOX_LEES", "30s") {
 ///     assert_eq!(error.key(), "OUTBOX_LEES");
-///     assert_eq!(error.reason(), "there is no such setting; OUTBOX_LEASE is one");
+///     assert_eq!(error.reason(), "unknown setting: did you mean OUTBOX_LEASE?");
 /// }
 ///
-/// // An application's own settings can fail in the same way.
-/// let error = ConfigError::new("shop.currency", "it is empty");
-/// assert_eq!(error.to_string(), "shop.currency: it is empty");
+/// // Applications can use the error for their own settings.
+/// let error = ConfigError::new("shop.currency", "must not be empty");
+/// assert_eq!(error.to_string(), "shop.currency: must not be empty");
 /// let error = ConfigError::unknown_key("shop.curency", "curency", &["currency", "name"]);
-/// assert_eq!(error.reason(), "there is no such key; currency is one");
+/// assert_eq!(error.reason(), "unknown key: did you mean currency?");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {reason}")]
@@ -25,7 +25,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// An error of the setting `key`.
+    /// An error of the setting `key`, with the reason.
     pub fn new(key: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             key: key.into(),
@@ -33,36 +33,36 @@ impl ConfigError {
         }
     }
 
-    /// Makes the error of `key` from its reason.
+    /// Turns a reason into an error of `key`.
     pub(super) fn at(key: impl Into<String>) -> impl FnOnce(String) -> Self {
         |reason| Self::new(key, reason)
     }
 
-    /// An error of `key`, whose last part `word` is none of the `known` words. It tells the nearest
-    /// of them or, where none is near, all.
+    /// An error of `key`, whose last part `word` is unknown. The reason names the closest `known` word or, if no word
+    /// is close, all of them.
     pub fn unknown_key(key: impl Into<String>, word: &str, known: &[&str]) -> Self {
         let reason = match nearest(word, known.iter().copied()) {
-            Some(other) => format!("there is no such key; {other} is one"),
-            None => format!("there is no such key; there are {}", known.join(", ")),
+            Some(other) => format!("unknown key: did you mean {other}?"),
+            None => format!("unknown key: known keys are {}", known.join(", ")),
         };
         Self::new(key, reason)
     }
 
-    /// The setting's name.
+    /// The name of the setting.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// What is wrong with it.
+    /// Why the setting is invalid.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// The word that was probably meant.
+/// The known word that the writer probably meant.
 pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
-        // What is much longer is near to none, and would take its time.
+        // A much longer word is close to no known word, and comparing it would be slow.
         .filter(|other| word.len() <= other.len() + 3)
         .map(|other| (edits(word, other), other))
         .min()
@@ -70,7 +70,7 @@ pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
         .map(|(_, other)| other)
 }
 
-/// Levenshtein's distance.
+/// The Levenshtein distance.
 fn edits(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

@@ -1,7 +1,7 @@
 //! `outbox.toml`: settings, destinations and routes.
 //!
-//! An error names the key and says what it takes. It shows no value: that may be a secret which
-//! stands in the wrong place.
+//! An error names the key and the expected values. It never shows the value, which may be a secret in the wrong
+//! place.
 
 mod destination;
 #[cfg(test)]
@@ -28,11 +28,11 @@ const ROUTES: &str = "routes";
 const ROUTE_KEYS: &[&str] = &["topic", "to"];
 
 impl Config {
-    /// The settings, destinations and routes of an `outbox.toml`, over the defaults. Needs the feature
-    /// `file`, which is on by default.
+    /// Reads an `outbox.toml`: settings, destinations and routes. Other settings have their defaults. Requires the
+    /// feature `file`, which is on by default.
     ///
-    /// The environment is not read: [`from_env`](super::from_env) reads the file at `OUTBOX_CONFIG`, and
-    /// then the environment over it, as the binary does.
+    /// This function ignores the environment. [`from_env`](super::from_env) reads the file at `OUTBOX_CONFIG`, then the
+    /// environment, which wins, like the binary.
     ///
     /// ```
     /// use diesel_outbox::Config;
@@ -60,8 +60,8 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the file and the key: unknown, unparsable, or contradicting another.
-    /// It shows no value.
+    /// A [`ConfigError`] names the file and the key, and never shows the value. The key is unknown, or the value does
+    /// not parse or contradicts another setting.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         config.read_file(path)?;
@@ -69,13 +69,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads an `outbox.toml` over these settings; destinations and routes are added. Call
-    /// [`validate`](Self::validate) when all is set.
+    /// Reads an `outbox.toml` into these settings: settings are replaced, destinations and routes are added. Call
+    /// [`validate`](Self::validate) at the end.
     ///
     /// ```no_run
     /// use diesel_outbox::Config;
     ///
-    /// // With a default of the application's own.
+    /// // With the application's own default.
     /// let mut config = Config::default();
     /// config.set("OUTBOX_CONCURRENCY", "4")?;
     /// config.read_file("outbox.toml")?;
@@ -84,7 +84,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// As [`from_file`](Self::from_file), but for contradictions.
+    /// As [`from_file`](Self::from_file), except contradictions, which [`validate`](Self::validate) finds.
     pub fn read_file(&mut self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -113,7 +113,7 @@ fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Where and why, but not the line itself: it may be the one with the password.
+/// Says where and why, but does not show the line: the line may hold a password.
 fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
     let before = &text.as_bytes()[..at];
@@ -123,7 +123,7 @@ fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
         .nth(line - 1)
         .and_then(|line| line.split_once('='))
         .map(|(key, _)| key.trim())
-        // In a text of several lines it may be anything.
+        // Inside a multi-line string the line may hold anything: only known keys are shown.
         .filter(|key| keys().iter().any(|known| known == key) || destination::KEYS.contains(key))
         .map_or_else(String::new, |key| format!(", at the key {key}"));
     ConfigError::new("not TOML", format!("line {line}{key}: {}", error.message()))
@@ -131,7 +131,7 @@ fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
 
 fn destinations(value: Value, config: &mut Config) -> Result<(), ConfigError> {
     let Value::Table(destinations) = value else {
-        let reason = "write [destinations.NAME] tables";
+        let reason = "expected [destinations.NAME] tables";
         return Err(ConfigError::new(DESTINATIONS, reason));
     };
     for (name, value) in destinations {
@@ -142,7 +142,7 @@ fn destinations(value: Value, config: &mut Config) -> Result<(), ConfigError> {
 
 fn routes(value: Value, config: &mut Config) -> Result<(), ConfigError> {
     let Value::Array(routes) = value else {
-        return Err(ConfigError::new(ROUTES, "write [[routes]] tables"));
+        return Err(ConfigError::new(ROUTES, "expected [[routes]] tables"));
     };
     for (index, value) in routes.into_iter().enumerate() {
         let mut section = Section::new(format!("{ROUTES}[{index}]"), value, ROUTE_KEYS)?;
@@ -153,7 +153,7 @@ fn routes(value: Value, config: &mut Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// One of [`SETTINGS`], or the file that its value stands in.
+/// Reads one of [`SETTINGS`], directly or from the file with its value.
 fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigError> {
     let of_file = key.strip_suffix("_file").and_then(setting_of);
     if let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) {
@@ -167,7 +167,10 @@ fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigErr
         return Err(unknown_key("", key, word, &known));
     };
     if setting.place == Place::NoFile {
-        return Err(ConfigError::new(key, "a file names no other file"));
+        return Err(ConfigError::new(
+            key,
+            "only allowed outside of the file: a file cannot name another outbox.toml",
+        ));
     }
     match (setting.kind, value) {
         (_, Value::String(text)) => set(config, setting, key, &text)?,
@@ -202,7 +205,7 @@ fn setting_of(key: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| key_of(setting) == key)
 }
 
-/// All keys that stand outside of tables, and the tables.
+/// All top-level keys, including the tables.
 fn keys() -> Vec<String> {
     let settings = SETTINGS
         .iter()

@@ -1,4 +1,4 @@
-//! The hosts that are reached without the proxy.
+//! Hosts reached without the proxy.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use super::text::words;
 use super::{Config, Destination, Proxy};
 
 impl Config {
-    /// The proxy that stands between a destination and this relay: its own setting, or the general
-    /// one unless `OUTBOX_NO_PROXY` has the destination's host.
+    /// The proxy of a destination: the destination's own setting or, unless `OUTBOX_NO_PROXY` lists the host, the
+    /// general setting.
     ///
     /// ```
     /// use diesel_outbox::{Config, Destination, config::Proxy};
@@ -26,7 +26,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] when `OUTBOX_NO_PROXY` cannot be read.
+    /// A [`ConfigError`] when `OUTBOX_NO_PROXY` is invalid.
     pub fn proxy_of(&self, destination: &Destination) -> Result<Proxy, ConfigError> {
         if let Some(proxy) = &destination.proxy {
             return Ok(proxy.clone());
@@ -42,14 +42,14 @@ pub(super) fn hosts(text: &str) -> Result<Vec<String>, Infallible> {
     Ok(words(text).map(str::to_ascii_lowercase).collect())
 }
 
-/// Whether a URL's host is in a list of names, `.suffix`es and networks.
+/// Whether the host of a URL is in a list of names, suffixes and networks.
 fn is_excepted(url: &Url, no_proxy: &[String]) -> Result<bool, ConfigError> {
     for exception in no_proxy {
         let exception = Exception::parse(exception).ok_or_else(|| {
             ConfigError::new(
                 "OUTBOX_NO_PROXY",
                 format!(
-                    "{exception:?} is no host such as shop.example, no suffix such as .example, and no network such as 10.0.0.0/8"
+                    "{exception:?} is not a host such as shop.example, a suffix such as .example, or a network such as 10.0.0.0/8"
                 ),
             )
         })?;
@@ -63,7 +63,7 @@ fn is_excepted(url: &Url, no_proxy: &[String]) -> Result<bool, ConfigError> {
 enum Exception<'a> {
     Network(IpNet),
     Name(&'a str),
-    /// Without its first dot. The bare name belongs to it.
+    /// The suffix without its leading dot. The bare name also matches.
     Suffix(&'a str),
 }
 

@@ -10,16 +10,16 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use super::error::ConfigError;
 
 pub(super) const PREFIX: &str = "whpk_";
-/// What the private key begins with.
+/// The prefix of private keys.
 pub(super) const PRIVATE_PREFIX: &str = "whsk_";
-/// How keys and secrets are written. Padding may be there or not.
+/// The encoding of keys and secrets. Padding is optional.
 pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What receivers verify asymmetric signatures (`v1a`) with: `whpk_` and the base64 of the 32 bytes of an Ed25519 public
-/// key. It is no secret: nothing can be signed with it.
+/// The public key that receivers verify asymmetric signatures (`v1a`) with: `whpk_` followed by the base64 of the 32
+/// bytes of an Ed25519 public key. A public key is not secret: it cannot sign.
 ///
 /// ```
 /// use diesel_outbox::config::PublicKey;
@@ -48,25 +48,25 @@ impl PublicKey {
 impl FromStr for PublicKey {
     type Err = ConfigError;
 
-    /// What is refused is not shown: it may be a secret.
+    /// The error does not show the refused text, which may be a secret.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = |reason: String| ConfigError::new("public_key", reason);
         if text.starts_with(PRIVATE_PREFIX) {
             return Err(wrong(
-                "it is a private key (whsk_), which is for the sender alone: give the public key, whpk_…"
+                "this is a private key (whsk_), which only the sender may have: give the public key, whpk_…"
                     .to_owned(),
             ));
         }
         let encoded = text.strip_prefix(PREFIX).ok_or_else(|| {
-            wrong("it does not begin with whpk_ (whpk_ and the base64 of 32 bytes)".to_owned())
+            wrong("must start with whpk_, followed by the base64 of 32 bytes".to_owned())
         })?;
         let bytes = BASE64
             .decode(encoded)
-            .map_err(|_| wrong("what follows whpk_ is not base64".to_owned()))?;
+            .map_err(|_| wrong("the part after whpk_ is not base64".to_owned()))?;
         let count = bytes.len();
         let bytes = bytes
             .try_into()
-            .map_err(|_| wrong(format!("it has {count} bytes; 32 are needed")))?;
+            .map_err(|_| wrong(format!("must have 32 bytes, and has {count}")))?;
         Ok(Self { bytes })
     }
 }
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn a_bad_key_is_refused_and_not_shown() {
         for (text, why) in [
-            ("", "begin with whpk_"),
-            ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "begin with whpk_"),
+            ("", "start with whpk_"),
+            ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "start with whpk_"),
             ("whsk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "private key"),
             ("whpk_!!!!!!!!", "not base64"),
-            ("whpk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "24 bytes"),
+            ("whpk_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "has 24"),
         ] {
             let error = text.parse::<PublicKey>().expect_err(text).to_string();
             assert!(error.contains(why), "{error}");

@@ -1,7 +1,7 @@
-//! Which topic goes where.
+//! Routes from topics to destinations.
 
-/// Which topics go to which destinations. `*` stands for any characters: `order.*`, `*`. Of several that
-/// match a topic, the most particular one counts.
+/// A route: messages of matching topics go to these destinations. `*` matches any characters: `order.*`, `*`. If
+/// several routes match a topic, the most specific pattern wins.
 ///
 /// ```
 /// use diesel_outbox::{Config, Route};
@@ -19,18 +19,18 @@
 pub struct Route {
     /// A topic or a pattern.
     pub topic: String,
-    /// Names of destinations. With several of them each gets a message of its own, with its own
+    /// The names of the destinations. Each of several destinations gets a message of its own, with its own
     /// attempts and its own row in the ledger.
     pub to: Vec<String>,
 }
 
 impl Route {
-    /// Topics that match `topic` go to the destination `to`.
+    /// A route from topics that match `topic` to the destination `to`.
     pub fn new(topic: impl Into<String>, to: impl Into<String>) -> Self {
         Self::to_each(topic, [to])
     }
 
-    /// Topics that match `topic` go to each of these destinations.
+    /// A route from topics that match `topic` to each of the destinations `to`.
     pub fn to_each<T: Into<String>>(
         topic: impl Into<String>,
         to: impl IntoIterator<Item = T>,

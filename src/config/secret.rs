@@ -14,20 +14,20 @@ use super::text::words;
 #[cfg(feature = "http")]
 use crate::ed25519::PrivateKey;
 
-/// Bytes of a symmetric secret, says Standard Webhooks.
+/// The length of a symmetric secret in bytes, according to Standard Webhooks.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 const PREFIX: &str = "whsec_";
-/// Bytes of an asymmetric secret: a seed, or a seed and the public key behind it.
+/// The length of an asymmetric secret in bytes: a seed, or a seed followed by the public key.
 const PRIVATE_BYTES: [usize; 2] = [32, 64];
 
-/// What requests to a destination are signed with, symmetric or asymmetric.
+/// A secret that signs requests, symmetric or asymmetric.
 ///
 /// | secret | signature | receivers verify with |
 /// |---|---|---|
-/// | `whsec_` and the base64 of 24 to 64 bytes | `v1`, HMAC-SHA256 | the same secret, so each of them can sign, too |
-/// | `whsk_` and the base64 of 64 bytes, an Ed25519 seed and its public key, or of the seed alone | `v1a`, Ed25519 | the [`PublicKey`], with which nobody can sign |
+/// | `whsec_` and the base64 of 24 to 64 bytes | `v1`, HMAC-SHA256 | the same secret, so every receiver can also sign |
+/// | `whsk_` and the base64 of 64 bytes, an Ed25519 seed and its public key, or of the seed alone | `v1a`, Ed25519 | the [`PublicKey`], which cannot sign |
 ///
-/// `diesel-outbox secret new` makes one. So do [`random`](Self::random) and `random_asymmetric`.
+/// `diesel-outbox secret new` generates a secret, and so do [`random`](Self::random) and `random_asymmetric`.
 ///
 /// ```
 /// use diesel_outbox::config::SigningSecret;
@@ -43,38 +43,38 @@ pub struct SigningSecret {
 }
 
 impl SigningSecret {
-    /// A new symmetric one, of 32 random bytes.
+    /// A new symmetric secret of 32 random bytes.
     ///
     /// # Panics
-    /// When the system has no random numbers.
+    /// When the system provides no random numbers.
     pub fn random() -> Self {
         let mut key = vec![0; 32];
-        getrandom::fill(&mut key).expect("the system has random numbers");
+        getrandom::fill(&mut key).expect("the system provides random numbers");
         Self {
             is_asymmetric: false,
             key: key.into(),
         }
     }
 
-    /// A new asymmetric one. Receivers get its [public key](Self::public_key).
+    /// A new asymmetric secret. Receivers get the [public key](Self::public_key).
     ///
     /// ```no_run
     /// use diesel_outbox::config::SigningSecret;
     ///
     /// let secret = SigningSecret::random_asymmetric()?;
-    /// println!("{}", secret.public_key()?.expect("it is asymmetric"));
+    /// println!("{}", secret.public_key()?.expect("an asymmetric secret"));
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] where the process has no cryptography: see the features `ring` and `aws-lc-rs`.
+    /// A [`ConfigError`] when the process has no cryptography: see the features `ring` and `aws-lc-rs`.
     ///
     /// # Panics
-    /// When the system has no random numbers.
+    /// When the system provides no random numbers.
     #[cfg(feature = "http")]
     pub fn random_asymmetric() -> Result<Self, ConfigError> {
         let mut key = vec![0; 32];
-        getrandom::fill(&mut key).expect("the system has random numbers");
+        getrandom::fill(&mut key).expect("the system provides random numbers");
         let public = PrivateKey::new(&key).and_then(|key| key.public());
         key.extend(public.map_err(ConfigError::at("secret"))?);
         Ok(Self {
@@ -83,7 +83,7 @@ impl SigningSecret {
         })
     }
 
-    /// Whether receivers verify with a public key, and not with this secret.
+    /// Whether receivers verify with a public key instead of this secret.
     ///
     /// ```
     /// use diesel_outbox::config::SigningSecret;
@@ -96,7 +96,7 @@ impl SigningSecret {
         self.is_asymmetric
     }
 
-    /// What receivers verify with, where the secret is asymmetric. `None`: it is symmetric.
+    /// The public key that receivers verify with. `None`: the secret is symmetric.
     ///
     /// ```
     /// use diesel_outbox::config::SigningSecret;
@@ -107,8 +107,8 @@ impl SigningSecret {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] where the halves of the key do not belong together, or the process has no cryptography: see
-    /// the features `ring` and `aws-lc-rs`.
+    /// A [`ConfigError`] when the two halves of the key do not match, or the process has no cryptography: see the
+    /// features `ring` and `aws-lc-rs`.
     #[cfg(feature = "http")]
     pub fn public_key(&self) -> Result<Option<PublicKey>, ConfigError> {
         if !self.is_asymmetric {
@@ -119,8 +119,8 @@ impl SigningSecret {
         Ok(Some(PublicKey::of(public)))
     }
 
-    /// As settings have it: `whsec_` or `whsk_`, and base64. Keep it secret: receivers get a symmetric one, and of an
-    /// asymmetric one its public key alone.
+    /// The secret as settings take it: `whsec_` or `whsk_`, followed by base64. Give receivers a symmetric secret
+    /// itself, but only the public key of an asymmetric secret.
     ///
     /// ```
     /// use diesel_outbox::config::SigningSecret;
@@ -138,7 +138,7 @@ impl SigningSecret {
         format!("{prefix}{}", BASE64.encode(self.key())).into()
     }
 
-    /// The bytes of the key.
+    /// The key in bytes.
     pub(crate) fn key(&self) -> &[u8] {
         self.key.expose_secret()
     }
@@ -151,7 +151,7 @@ impl FromStr for SigningSecret {
         let wrong = |reason: String| ConfigError::new("secret", reason);
         if text.starts_with(public_key::PREFIX) {
             return Err(wrong(
-                "it is a public key (whpk_), which receivers verify with: give the private key, whsk_…"
+                "this is a public key (whpk_), which is for receivers: give the private key, whsk_…"
                     .to_owned(),
             ));
         }
@@ -160,24 +160,24 @@ impl FromStr for SigningSecret {
             None => {
                 let encoded = text.strip_prefix(PREFIX).ok_or_else(|| {
                     wrong(
-                        "it does not begin with whsec_ (whsec_ and the base64 of 24 to 64 random bytes) or whsk_ (an Ed25519 private key)"
+                        "must start with whsec_ (followed by the base64 of 24 to 64 random bytes) or whsk_ (an Ed25519 private key)"
                             .to_owned(),
                     )
                 })?;
                 (encoded, PREFIX, false)
             }
         };
-        // The decoder's own error would show a part of it.
+        // The decoder's own error would show a part of the secret.
         let key = BASE64
             .decode(encoded)
-            .map_err(|_| wrong(format!("what follows {prefix} is not base64")))?;
+            .map_err(|_| wrong(format!("the part after {prefix} is not base64")))?;
         let count = key.len();
         match is_asymmetric {
             true if !PRIVATE_BYTES.contains(&count) => {
-                Err(wrong(format!("it has {count} bytes; 32 or 64 are needed")))
+                Err(wrong(format!("must have 32 or 64 bytes, and has {count}")))
             }
             false if !BYTES.contains(&count) => {
-                Err(wrong(format!("it has {count} bytes; 24 to 64 are needed")))
+                Err(wrong(format!("must have 24 to 64 bytes, and has {count}")))
             }
             _ => Ok(Self {
                 is_asymmetric,
@@ -193,8 +193,8 @@ impl fmt::Debug for SigningSecret {
     }
 }
 
-/// Reads secrets, the newest first, with white space or commas between them, for the setting `key`. Symmetric and
-/// asymmetric ones may stand together: each signs.
+/// Parses secrets, newest first, separated by white space or commas, for the setting `key`. Symmetric and asymmetric
+/// secrets may be mixed: each of them signs.
 ///
 /// ```
 /// use diesel_outbox::config::parse_secrets;
@@ -205,7 +205,7 @@ impl fmt::Debug for SigningSecret {
 /// ```
 ///
 /// # Errors
-/// A [`ConfigError`] that names `key`, and never shows a part of a secret.
+/// A [`ConfigError`] names `key`, and never shows a part of a secret.
 pub fn parse_secrets(key: &str, text: &str) -> Result<Vec<SigningSecret>, ConfigError> {
     secrets(text).map_err(ConfigError::at(key))
 }
@@ -214,7 +214,7 @@ pub(super) fn secrets(text: &str) -> Result<Vec<SigningSecret>, String> {
     each(text, |word| word.parse())
 }
 
-/// What each word of the text is, the first word first.
+/// Reads each word of the text, in order.
 fn each<T>(text: &str, read: impl Fn(&str) -> Result<T, ConfigError>) -> Result<Vec<T>, String> {
     let read = |(index, word): (usize, &str)| {
         let read = read(word);
@@ -222,18 +222,18 @@ fn each<T>(text: &str, read: impl Fn(&str) -> Result<T, ConfigError>) -> Result<
     };
     match words(text).next() {
         Some(_) => words(text).enumerate().map(read).collect(),
-        None => Err("it is empty".to_owned()),
+        None => Err("must not be empty".to_owned()),
     }
 }
 
-/// What a receiver verifies with.
+/// A key that a receiver verifies signatures with.
 #[cfg(feature = "http")]
 pub(crate) enum VerifyingKey {
     Secret(SigningSecret),
     Public(PublicKey),
 }
 
-/// Reads what a receiver verifies with, as [`parse_secrets`] reads secrets.
+/// Parses keys that a receiver verifies signatures with, as [`parse_secrets`] parses secrets.
 #[cfg(feature = "http")]
 pub(crate) fn parse_verifying_keys(
     key: &str,
@@ -260,7 +260,7 @@ mod tests {
 
     /// R47
     #[test]
-    fn symmetric_and_asymmetric_secrets_may_stand_together() {
+    fn symmetric_and_asymmetric_secrets_may_be_mixed() {
         let (symmetric, seed) = (
             "whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=",
             "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=",

@@ -1,4 +1,4 @@
-//! Keys that the database's secrets are encrypted with.
+//! Keys that encrypt secrets in the database.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,14 +10,14 @@ use super::error::ConfigError;
 use super::public_key::BASE64;
 use super::text::words;
 
-/// Bytes of a key: AES-256.
+/// The length of a key in bytes (AES-256).
 const BYTES: usize = 32;
 
-/// The keys of `OUTBOX_SECRET_KEY`: secrets of registered destinations are encrypted with the newest one, and
-/// decrypted with the one that fits. Without any, new secrets are stored as they are.
+/// The keys of `OUTBOX_SECRET_KEY`, which encrypt the secrets of registered destinations in the database. The newest
+/// key encrypts, and the matching key decrypts. Without keys, new secrets are stored in plain text.
 ///
-/// Each is the base64 of 32 random bytes, the newest first, with commas or white space between them.
-/// `diesel-outbox secret new --at-rest` makes one; so does `openssl rand -base64 32`.
+/// As text, a key is the base64 of 32 random bytes. Several keys are separated by commas or white space, newest first.
+/// `diesel-outbox secret new --at-rest` and `openssl rand -base64 32` generate a key.
 ///
 /// ```
 /// use diesel_outbox::config::SecretKeys;
@@ -26,7 +26,7 @@ const BYTES: usize = 32;
 /// assert!(!keys.is_empty());
 /// assert!(SecretKeys::default().is_empty());
 ///
-/// // A new one, as settings have it.
+/// // A new key, as settings take it.
 /// let written = SecretKeys::random().written();
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
@@ -39,27 +39,27 @@ impl SecretKeys {
     /// One random key.
     ///
     /// # Panics
-    /// When the system has no random numbers.
+    /// When the system provides no random numbers.
     pub fn random() -> Self {
         let mut key = vec![0; BYTES];
-        getrandom::fill(&mut key).expect("the system has random numbers");
+        getrandom::fill(&mut key).expect("the system provides random numbers");
         Self {
             keys: vec![key.into()],
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// As settings have them, the newest first. Keep them secret.
+    /// The keys as settings take them, newest first. Keep the text secret.
     pub fn written(&self) -> SecretString {
         let keys: Vec<String> = self.bytes().map(|key| BASE64.encode(key)).collect();
         keys.join(" ").into()
     }
 
-    /// The newest first.
+    /// The keys in bytes, newest first.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = &[u8; BYTES]> {
         let keys = self.keys.iter();
         keys.filter_map(|key| key.expose_secret().try_into().ok())
@@ -69,22 +69,22 @@ impl SecretKeys {
 impl FromStr for SecretKeys {
     type Err = ConfigError;
 
-    /// What is refused is not shown.
+    /// The error does not show the refused text.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = |reason: String| ConfigError::new("secret_key", reason);
         let key = |(index, word): (usize, &str)| {
             let wrong = |reason: String| wrong(format!("key {}: {reason}", index + 1));
             let key = BASE64
                 .decode(word)
-                .map_err(|_| wrong("it is not base64".to_owned()))?;
+                .map_err(|_| wrong("not base64".to_owned()))?;
             match key.len() {
                 BYTES => Ok(SecretSlice::from(key)),
-                count => Err(wrong(format!("it has {count} bytes; {BYTES} are needed"))),
+                count => Err(wrong(format!("must have {BYTES} bytes, and has {count}"))),
             }
         };
         let keys: Vec<_> = words(text).enumerate().map(key).collect::<Result<_, _>>()?;
         match keys.is_empty() {
-            true => Err(wrong("it is empty".to_owned())),
+            true => Err(wrong("must not be empty".to_owned())),
             false => Ok(Self { keys }),
         }
     }
@@ -96,7 +96,7 @@ impl fmt::Debug for SecretKeys {
     }
 }
 
-/// Reads the setting. An error is the reason.
+/// Reads the setting. The error is the reason.
 pub(super) fn secret_keys(text: &str) -> Result<SecretKeys, String> {
     let keys = text.parse();
     keys.map_err(|error: ConfigError| error.reason().to_owned())

@@ -1,6 +1,6 @@
 //! The table of settings.
 //!
-//! A new setting is a row here, a field of [`Config`] and a line of the README, which a test compares.
+//! A new setting is a row here, a field of [`Config`] and a row of `docs/settings.md`, which a test compares.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -18,46 +18,45 @@ use super::{Config, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
-/// One setting: its variable, its default as one would write it, and what it does.
+/// A setting: variable, default and summary.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Setting {
-    /// The variable of the environment.
+    /// The environment variable.
     pub variable: &'static str,
-    /// The default, empty where there is none.
+    /// The default as text. Empty if there is no default.
     pub default: &'static str,
-    /// What it does, in a sentence.
+    /// What the setting does, in one line.
     pub summary: &'static str,
     pub(super) kind: Kind,
     pub(super) place: Place,
-    /// What sets it in code, where that is not a field of [`Config`].
+    /// The method that sets the value in code, unless that is a field of [`Config`].
     in_code: Option<&'static str>,
 }
 
-/// What a setting takes, and how the [`Config`] has it.
+/// The values that a setting takes, and how [`Config`] stores them.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     /// `true` or `false`.
     Switch(fn(&mut Config) -> &mut bool),
-    /// A whole number from 1 to this.
+    /// A whole number from 1 to this maximum.
     Count(u32, fn(&Config) -> usize, fn(&mut Config, u32)),
-    /// A duration of this or longer.
+    /// A duration of at least this minimum.
     Time(Duration, fn(&Config) -> Duration, fn(&mut Config, Duration)),
-    /// Text that `--help` calls so. An error is the reason.
+    /// Text, with the value name of `--help`. The error is the reason.
     Text(&'static str, fn(&mut Config, &str) -> Result<(), String>),
-    /// Words with commas or spaces between; in `outbox.toml` an array, too.
+    /// Words separated by commas or spaces. `outbox.toml` also takes an array.
     Words(&'static str, fn(&mut Config, &str) -> Result<(), String>),
 }
 
-/// Where a setting may stand, beside a flag and the environment.
+/// Where a setting may be given, in addition to a flag and the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// In `outbox.toml`.
     File,
-    /// In `outbox.toml`, or its value in a file of its own: that of `DATABASE_URL` in the one that
-    /// `DATABASE_URL_FILE` names.
+    /// In `outbox.toml`, or alone in a file: `DATABASE_URL_FILE` names the file with the value of `DATABASE_URL`.
     OwnFile,
-    /// In neither.
+    /// In no file.
     NoFile,
 }
 
@@ -102,13 +101,13 @@ impl Setting {
         self
     }
 
-    /// Set in code by this.
+    /// Records the method that sets the value in code.
     const fn by(mut self, method: &'static str) -> Self {
         self.in_code = Some(method);
         self
     }
 
-    /// What a programmer has written to set it.
+    /// The name under which code sets the value.
     #[cfg(feature = "relay")]
     pub(crate) fn name_in_code(&self) -> String {
         let field = || self.variable.trim_start_matches("OUTBOX_").to_lowercase();
@@ -120,12 +119,12 @@ impl Setting {
         SETTINGS.iter().find(|setting| setting.variable == variable)
     }
 
-    /// Those whose values may stand in files of their own.
+    /// The settings whose values may be in files of their own.
     pub(super) fn in_own_files() -> impl Iterator<Item = &'static Self> {
         SETTINGS.iter().filter(|setting| setting.place == OwnFile)
     }
 
-    /// What `--help` calls the value.
+    /// The name of the value in `--help`.
     ///
     /// ```
     /// use diesel_outbox::config::SETTINGS;
@@ -142,7 +141,7 @@ impl Setting {
         }
     }
 
-    /// Sets it from text. An error is the reason.
+    /// Sets the value from text. The error is the reason.
     pub(super) fn set(&self, config: &mut Config, text: &str) -> Result<(), String> {
         match self.kind {
             Switch(field) => *field(config) = switch(text)?,
@@ -153,7 +152,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Whether the value is in the setting's range: code may have set it.
+    /// Checks that the value is in the setting's range: code may have set any value.
     pub(super) fn check(&self, config: &Config) -> Result<(), String> {
         match self.kind {
             Count(most, get, _) => within(get(config), Some(get(config)), most).map(drop),
@@ -163,103 +162,103 @@ impl Setting {
     }
 }
 
-/// All settings. Defaults stand here and nowhere else. A row is the variable, the default, the field and what it
-/// takes, the summary, where else it may stand, and what sets it in code.
+/// All settings, with the only copy of their defaults. A row is: variable, default, field with the values it takes,
+/// summary, other places, method in code.
 #[rustfmt::skip]
 pub const SETTINGS: &[Setting] = &[
     setting("DATABASE_URL", "", field!(database_url: Text("URL", database_url)),
-        "PostgreSQL, as a URL or key=value pairs; or DATABASE_URL_FILE").at(OwnFile).by("Relay::builder"),
+        "PostgreSQL connection: a URL or key=value pairs; or DATABASE_URL_FILE").at(OwnFile).by("Relay::builder"),
     setting("OUTBOX_CONFIG", "", field!(config: Text("PATH", not_empty)),
-        "Path of an outbox.toml with settings, destinations and routes").at(NoFile),
+        "Path of the outbox.toml with settings, destinations and routes").at(NoFile),
     setting("OUTBOX_ENABLED", "true", field!(enabled: Switch),
-        "false: claim and send nothing; nothing is lost").by("RelayBuilder::enabled"),
+        "false: the relay claims and sends nothing; messages stay in the outbox").by("RelayBuilder::enabled"),
     setting("OUTBOX_TABLE", "outbox", field!(table: Text("NAME", OutboxName::from_str)),
-        "The outbox to work on: name or schema.name").by("RelayBuilder::outbox"),
+        "The outbox: name or schema.name").by("RelayBuilder::outbox"),
     setting("OUTBOX_URL", "", field!(url: Text("URL", url)),
-        "The destination of every topic that no route serves; or OUTBOX_URL_FILE").at(OwnFile).by("RelayBuilder::url"),
+        "URL of the default destination, for topics without a route; or OUTBOX_URL_FILE").at(OwnFile).by("RelayBuilder::url"),
     setting("OUTBOX_SECRET", "", field!(secrets: Words("SECRET", secrets)),
-        "Signs requests: whsec_… or whsk_…, or several, the newest first; or OUTBOX_SECRET_FILE").at(OwnFile),
+        "Secrets that sign requests: whsec_… or whsk_…, newest first; or OUTBOX_SECRET_FILE").at(OwnFile),
     setting("OUTBOX_SECRET_KEY", "", field!(secret_keys: Words("KEY", secret_keys)),
-        "Encrypts secrets of registered destinations in the database: base64 of 32 bytes, the newest first; or OUTBOX_SECRET_KEY_FILE").at(OwnFile).by("RelayBuilder::secret_keys"),
+        "Keys that encrypt the secrets of registered destinations in the database: base64 of 32 bytes, newest first; or OUTBOX_SECRET_KEY_FILE").at(OwnFile).by("RelayBuilder::secret_keys"),
     setting("OUTBOX_MODE", "binary", field!(mode: Text("WORD", Mode::from_str)),
-        "How requests look (CloudEvents): binary, structured or batched"),
+        "CloudEvents mode of requests: binary, structured or batched"),
     setting("OUTBOX_SOURCE", "", field!(source: Text("REFERENCE", source)),
-        "ce-source of all messages; unset: diesel-outbox/ and the outbox's name"),
+        "ce-source of all messages; unset: diesel-outbox/ followed by the name of the outbox"),
     setting("OUTBOX_HTTPS_ONLY", "false", field!(https_only: Switch),
-        "true: destinations without TLS are refused"),
+        "true: refuse destinations without TLS"),
     setting("OUTBOX_PUBLIC_ONLY", "false", field!(public_only: Switch),
-        "true: destinations may resolve to public addresses only, unless marked internal"),
+        "true: destinations may resolve only to public addresses, unless marked internal"),
     setting("OUTBOX_TLS_ROOTS", "bundled", field!(tls_roots: Text("ROOTS", Roots::from_str)),
-        "Trusted certificates: bundled (Mozilla's), system, or the path of a PEM file"),
+        "Trusted root certificates: bundled (Mozilla's), system, or the path of a PEM file"),
     setting("OUTBOX_PROXY", "direct", field!(proxy: Text("URL", Proxy::of)),
-        "HTTP proxy of all destinations: a URL, or direct; never taken from elsewhere"),
+        "HTTP proxy of all destinations: a URL, or direct; HTTP_PROXY and similar variables are ignored"),
     setting("OUTBOX_NO_PROXY", "", field!(no_proxy: Words("HOSTS", no_proxy::hosts)),
-        "Hosts that are reached without the proxy: names, .suffix or networks, with commas"),
+        "Hosts reached without the proxy: names, .suffix or networks, separated by commas"),
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
-        "Threads that send to a destination; each has its own").by("RelayBuilder::concurrency"),
+        "Sender threads of each destination").by("RelayBuilder::concurrency"),
     setting("OUTBOX_REGISTERED_THREADS", "64", Count(MOST_SENDERS, |config| config.registered_threads, |config, count| {
             config.registered_threads = count as usize;
             config.expects_registered = true;
         }),
-        "Threads that send to all registered destinations together; set it where there are no others").by("RelayBuilder::registered_threads"),
+        "Sender threads that all registered destinations share; required if there are no other destinations").by("RelayBuilder::registered_threads"),
     setting("OUTBOX_REGISTERED_HTTPS_ONLY", "true", field!(registered_https_only: Switch),
-        "true: registered destinations without TLS are refused").by("RelayBuilder::registered_https_only"),
+        "true: refuse registered destinations without TLS").by("RelayBuilder::registered_https_only"),
     setting("OUTBOX_REGISTERED_PUBLIC_ONLY", "true", field!(registered_public_only: Switch),
-        "true: registered destinations may resolve to public addresses only").by("RelayBuilder::registered_public_only"),
+        "true: registered destinations may resolve only to public addresses").by("RelayBuilder::registered_public_only"),
     setting("OUTBOX_REGISTERED_PORTS", "", field!(registered_ports: Words("PORTS", ports)),
-        "The only ports that URLs of registered destinations may have, with commas: 443,8443; unset: any").by("RelayBuilder::registered_ports"),
+        "Ports allowed in URLs of registered destinations, separated by commas: 443,8443; unset: any").by("RelayBuilder::registered_ports"),
     setting("OUTBOX_REGISTERED_DISABLE_AFTER", "120h", field!(registered_disable_after: Time(TICK)),
-        "How long a registered destination may fail before it is disabled"),
+        "How long a registered destination may fail before the relay disables it"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),
-        "Messages claimed, and settled, at once at most; twice as many in batched mode").by("RelayBuilder::batch"),
+        "Most messages in one claim or settle; twice as many in batched mode").by("RelayBuilder::batch"),
     setting("OUTBOX_POLL_INTERVAL", "500ms", field!(poll_interval: Time(TICK)),
-        "How long an idle relay waits before it looks again").by("RelayBuilder::poll_interval"),
+        "How long an idle relay waits between polls").by("RelayBuilder::poll_interval"),
     setting("OUTBOX_LEASE", "60s", field!(lease: Time(TICK)),
-        "How long a silent relay keeps its messages").by("RelayBuilder::lease"),
+        "How long a relay keeps its claimed messages without renewing its lease").by("RelayBuilder::lease"),
     setting("OUTBOX_SEND_TIMEOUT", "2500ms", field!(send_timeout: Time(TICK)),
-        "For one send, from resolving the name to the end of the answer").by("RelayBuilder::send_timeout"),
+        "Time limit of one send, from resolving the name to the end of the response").by("RelayBuilder::send_timeout"),
     setting("OUTBOX_MAX_ATTEMPTS", "20", field!(max_attempts: Count(MOST)),
-        "Failed attempts after which a message is dead").by("RelayBuilder::max_attempts"),
+        "Failed attempts after which a message is dead-lettered").by("RelayBuilder::max_attempts"),
     setting("OUTBOX_BACKOFF", "exponential(5s, 1h)", field!(backoff: Text("BACKOFF", Backoff::from_str)),
-        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%) (the share that is random; 50% if not said), or a table 5s,10s,20s").by("RelayBuilder::backoff"),
+        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%), or a table 5s,10s,20s; jitter is the random share (default 50%)").by("RelayBuilder::backoff"),
     setting("OUTBOX_SHUTDOWN_TIMEOUT", "30s", field!(shutdown_timeout: Time(Duration::ZERO)),
-        "Time for sends under way and the last settles"),
+        "Time at shutdown for sends in flight and the last settles"),
     setting("OUTBOX_ON_DEAD", "continue", field!(on_dead: Text("WORD", OnDead::from_str)),
-        "What a dead message means for those behind it with its ordering key: continue or block"),
+        "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
     setting("OUTBOX_SINGLE_ACTIVE", "false", field!(single_active: Switch),
-        "true: one relay of an outbox works, the others stand by and take over"),
+        "true: one relay of the outbox is active, the others stand by and take over"),
     setting("OUTBOX_LISTENER", "true", field!(listener: Switch),
         "false: the relay finds new messages by polling only"),
     setting("OUTBOX_LISTENER_URL", "", field!(listener_url: Text("URL", database_url)),
-        "Direct connection to listen on, where DATABASE_URL leads through a pooler; or OUTBOX_LISTENER_URL_FILE").at(OwnFile).by("RelayBuilder::listener_url"),
+        "Direct connection for the listener, if DATABASE_URL leads through a pooler; or OUTBOX_LISTENER_URL_FILE").at(OwnFile).by("RelayBuilder::listener_url"),
     setting("OUTBOX_RETENTION", "168h", field!(retention: Time(Duration::ZERO)),
         "How long the ledger keeps settled messages").by("RelayBuilder::retention"),
     setting("OUTBOX_INBOX_RETENTION", "", field!(inbox_retention: Text("DURATION", duration)),
-        "How long the inbox remembers what was handled here; unset: the relay does not clean it").by("RelayBuilder::inbox_retention"),
+        "How long the inbox remembers handled messages; unset: the relay does not clean the inbox").by("RelayBuilder::inbox_retention"),
     setting("OUTBOX_CLEANER", "true", field!(cleaner: Switch),
         "false: the ledger is never cleaned"),
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: Switch),
         "true: the ledger keeps payloads"),
     setting("OUTBOX_OWN_EVENTS", "false", field!(own_events: Switch),
-        "true: deaths, disabled registered destinations and open breakers become messages (outbox.…)").by("RelayBuilder::own_events"),
+        "true: dead letters, disabled registered destinations and open breakers become messages (outbox.…)").by("RelayBuilder::own_events"),
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::from_str)),
-        "text or json"),
+        "Format of log lines: text or json"),
     setting("OUTBOX_ADMIN_ADDR", "", field!(admin.addr: Text("ADDRESS", admin::addr)),
-        "Where the binary serves its admin page, health and metrics: 127.0.0.1:8687; unset: nowhere"),
+        "Address of the binary's admin page, health and metrics: 127.0.0.1:8687; unset: none"),
     setting("OUTBOX_ADMIN_TOKEN", "", field!(admin.token: Text("TOKEN", admin::token)),
-        "What the admin page asks for (32 characters or more); needed beyond the loopback; or OUTBOX_ADMIN_TOKEN_FILE").at(OwnFile),
+        "Token that the admin page asks for (32 characters or more); required beyond loopback; or OUTBOX_ADMIN_TOKEN_FILE").at(OwnFile),
     setting("OUTBOX_ADMIN_HOSTS", "", field!(admin.hosts: Words("HOSTS", admin::hosts)),
-        "Names by which the admin page is reached, with commas; IP addresses and localhost always work"),
+        "Host names of the admin page, separated by commas; IP addresses and localhost always work"),
     setting("OUTBOX_ADMIN_PAYLOADS", "false", field!(admin.payloads: Switch),
-        "true: the admin page shows payloads, headers and answers; else only their shape"),
+        "true: the admin page shows payloads, headers and responses; false: only their shape"),
     setting("OUTBOX_ADMIN_READ_ONLY", "false", field!(admin.read_only: Switch),
         "true: the admin page changes nothing"),
 ];
 
 pub(super) fn unknown(variable: &str) -> ConfigError {
     let reason = match nearest(variable, SETTINGS.iter().map(|setting| setting.variable)) {
-        Some(name) => format!("there is no such setting; {name} is one"),
-        None => "there is no such setting".to_owned(),
+        Some(name) => format!("unknown setting: did you mean {name}?"),
+        None => "unknown setting".to_owned(),
     };
     ConfigError::new(variable, reason)
 }

@@ -1,4 +1,4 @@
-//! Reading settings, one by one and from all places.
+//! Reading settings, one by one and from all sources.
 
 use super::environment::{is_relevant, of};
 use super::*;
@@ -37,9 +37,9 @@ fn a_bad_value_is_an_error_that_names_the_setting() {
     }
 }
 
-/// What else is checked: see `file::refusals`.
+/// `file::refusals` tests the other checks.
 #[test]
-fn a_destination_of_the_library_is_checked_as_one_of_the_file() {
+fn a_destination_made_in_code_is_checked_like_a_destination_of_the_file() {
     let mut config = Config::default();
     let destination = Destination::new("a", "http://a.example").expect("a URL");
     config.destinations.push(destination.concurrency(0));
@@ -69,7 +69,7 @@ fn a_value_set_in_code_has_the_range_of_its_setting() {
 }
 
 #[test]
-fn a_misspelt_setting_is_told_its_neighbour() {
+fn the_error_of_a_misspelt_setting_suggests_the_right_name() {
     let error = Config::default()
         .set("OUTBOX_LAESE", "5s")
         .expect_err("unknown");
@@ -111,13 +111,13 @@ fn the_reference_lists_every_setting_with_its_default() {
         );
         assert!(page.contains(&row), "docs/settings.md has no row {row}");
         let of_file = format!("; or {}_FILE", setting.variable);
-        let is_told = setting.summary.ends_with(&of_file);
-        assert_eq!(is_told, setting.place == Place::OwnFile, "{row}");
+        let names_file = setting.summary.ends_with(&of_file);
+        assert_eq!(names_file, setting.place == Place::OwnFile, "{row}");
     }
 }
 
 #[test]
-fn nobody_sees_a_password() {
+fn no_password_is_shown() {
     let mut config = Config::default();
     config
         .set("DATABASE_URL", "postgres://app:hunter2@db/shop")
@@ -134,13 +134,13 @@ fn nobody_sees_a_password() {
 }
 
 #[test]
-fn a_clusters_service_links_are_no_settings() {
+fn kubernetes_service_links_are_not_settings() {
     assert!(!is_relevant("OUTBOX_PORT_8080_TCP_ADDR"));
     assert!(!is_relevant("OUTBOX_SERVICE_HOST"));
     assert!(is_relevant("OUTBOX_POLL_INTERVAL"));
 }
 
-/// The library reads what the binary reads, and the environment wins.
+/// The library reads the same sources as the binary, and the environment wins.
 #[cfg(feature = "file")]
 #[test]
 fn the_environment_wins_over_the_file_that_it_names() {
@@ -158,7 +158,7 @@ fn the_environment_wins_over_the_file_that_it_names() {
     assert_eq!((config.batch, config.concurrency), (9, 3));
     assert_eq!(config.destinations[0].name, "a");
     assert_eq!(Config::from_file(&path).expect("settings").batch, 7);
-    // What contradicts is told, also where each place alone is right.
+    // A contradiction is an error, even if each part alone is valid.
     std::fs::write(&path, "[[routes]]\ntopic = 't'\nto = 'b'").expect("a file");
     let error = Config::from_file(&path).expect_err("no such destination");
     assert!(error.to_string().contains('b'), "{error}");

@@ -1,4 +1,4 @@
-//! Values of settings as text: reading them, and showing them without their secrets.
+//! Parsing the values of settings from text, and showing them without secrets.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +11,7 @@ use url::Url;
 
 use super::error::ConfigError;
 
-/// Writes and reads an enum of settings by the words of its values.
+/// Implements `Display` and `FromStr` for an enum of a setting, with one word for each variant.
 macro_rules! by_word {
     ($type:ident, $words:literal, $($value:ident = $word:literal),+ $(,)?) => {
         impl std::fmt::Display for $type {
@@ -38,12 +38,12 @@ pub(super) use by_word;
 
 pub(super) fn not_empty(text: &str) -> Result<String, String> {
     match text.trim() {
-        "" => Err("it is empty".to_owned()),
+        "" => Err("must not be empty".to_owned()),
         _ => Ok(text.to_owned()),
     }
 }
 
-/// Only what is certainly none is refused; libpq reads the rest.
+/// Refuses only text that is certainly no database URL or key=value string. libpq parses the rest.
 pub(super) fn database_url(text: &str) -> Result<SecretString, String> {
     let text = not_empty(text)?;
     let schemes = ["postgres://", "postgresql://"];
@@ -51,7 +51,7 @@ pub(super) fn database_url(text: &str) -> Result<SecretString, String> {
     if is_url || (text.contains('=') && !text.contains("://")) {
         return Ok(text.into());
     }
-    Err("it is no postgres:// URL, and no key=value pairs such as host=db dbname=shop".to_owned())
+    Err("expected a postgres:// URL, or key=value pairs such as host=db dbname=shop".to_owned())
 }
 
 pub(super) fn switch(text: &str) -> Result<bool, String> {
@@ -59,34 +59,34 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     switch.map_err(|_| format!("{text:?} is not true or false"))
 }
 
-/// A reference as CloudEvents wants for `source`, restricted to what a header can hold as it is.
+/// A URI reference, as CloudEvents requires for `source`, limited to characters that a header can hold unencoded.
 pub(super) fn source(text: &str) -> Result<String, String> {
     let is_plain = |b: u8| matches!(b, b'!'..=b'~') && !matches!(b, b'"' | b'<' | b'>' | b'\\');
     if text.is_empty() || !text.bytes().all(is_plain) {
         return Err(format!(
-            "{text:?} is no URI reference such as https://shop.example/orders or /shop"
+            "{text:?} is not a URI reference such as https://shop.example/orders or /shop"
         ));
     }
     Ok(text.to_owned())
 }
 
-/// Words with commas or white space between.
+/// The words of a text, separated by commas or white space.
 pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c == ',' || c.is_whitespace())
         .filter(|word| !word.is_empty())
 }
 
-/// Files with secrets are small.
+/// The size limit of files with secrets.
 const MOST_BYTES: u64 = 64 * 1024;
 
-/// The content of a file that a setting names, without the line break at its end.
+/// The content of a file that a setting names, without line breaks at the end.
 pub(super) fn content(path: &str) -> Result<String, String> {
-    // What is relative may be no path at all, but the secret itself.
+    // The error does not show a relative path: the value may be the secret itself instead of a path.
     let (file, hint) = match Path::new(path).is_absolute() {
         true => (format!("{path:?}"), ""),
         false => (
-            "the file that it names".to_owned(),
-            "; a relative path begins at the working directory",
+            "the named file".to_owned(),
+            "; relative paths start at the working directory",
         ),
     };
     let mut content = String::new();
@@ -104,7 +104,7 @@ pub(super) fn content(path: &str) -> Result<String, String> {
     }
 }
 
-/// The `number` that was `given`, if it is one from 1 to `most`.
+/// Returns `number`, which was read from `given`, if the number is from 1 to `most`.
 pub(super) fn within<T: TryInto<u32>>(
     given: impl fmt::Debug,
     number: Option<T>,
@@ -116,20 +116,20 @@ pub(super) fn within<T: TryInto<u32>>(
         .ok_or_else(|| format!("{given:?} is not a whole number from 1 to {most}"))
 }
 
-/// The shortest time that means something.
+/// The shortest useful duration.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 
 pub(super) fn at_least(time: Duration, least: Duration) -> Result<Duration, String> {
     match time < least {
-        true => Err(format!("it has to be {} or longer", written(least))),
+        true => Err(format!("must be {} or longer", written(least))),
         false => Ok(time),
     }
 }
 
-/// A hundred years: longer ones overflow what clocks and the database can add up.
+/// One hundred years. Longer durations overflow when clocks or the database add them.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Reads a duration such as `500ms` or `2h` for the setting `variable`.
+/// Parses a duration such as `500ms` or `2h` for the setting `variable`.
 ///
 /// ```
 /// use diesel_outbox::config::parse_duration;
@@ -142,7 +142,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// ```
 ///
 /// # Errors
-/// A [`ConfigError`] that names the setting.
+/// A [`ConfigError`] names the setting.
 pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {
     duration(value).map_err(ConfigError::at(variable))
 }
@@ -156,14 +156,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         format!("{text:?} is not a duration such as 500ms or 2h{hint}")
     })?;
     if duration > LONGEST {
-        return Err("it is longer than a hundred years".to_owned());
+        return Err("must not be longer than one hundred years".to_owned());
     }
     Ok(duration)
 }
 
 pub(super) fn ports(text: &str) -> Result<Vec<u16>, String> {
     let port = |word: &str| match word.parse() {
-        Ok(0) | Err(_) => Err(format!("{word:?} is no port: 1 to 65535")),
+        Ok(0) | Err(_) => Err(format!("{word:?} is not a port from 1 to 65535")),
         Ok(port) => Ok(port),
     };
     words(text).map(port).collect()
@@ -175,19 +175,19 @@ pub(crate) fn url(text: &str) -> Result<Url, String> {
             url::ParseError::RelativeUrlWithoutBase => String::new(),
             error => format!(": {error}"),
         };
-        format!("it is not a URL that begins with http:// or https://{why}")
+        format!("not a URL that starts with http:// or https://{why}")
     })?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!(
-            "its scheme is {:?}: begin it with http:// or https://",
+            "the scheme {:?} is not supported: use http:// or https://",
             url.scheme()
         ));
     }
     if url.host().is_none() {
-        return Err("it has no host".to_owned());
+        return Err("the URL has no host".to_owned());
     }
     if url.as_str().parse::<http::Uri>().is_err() {
-        return Err("it cannot be sent in an HTTP request".to_owned());
+        return Err("the URL cannot be used in an HTTP request".to_owned());
     }
     Ok(url)
 }
@@ -199,13 +199,13 @@ pub(super) fn written(duration: Duration) -> String {
         .replace(' ', "")
 }
 
-/// A longer first segment of a path is not shown: it may be a token.
+/// A longer first path segment is masked: the segment may be a token.
 const LONGEST_SEGMENT: usize = 24;
-/// What stands for a secret, and for what may be one.
+/// Replaces secrets and possible secrets.
 const MASK: &str = "***";
 
-/// A URL for people's eyes: scheme, host, port and the first segment of the path. Receivers such as
-/// Slack and Discord put tokens into the path, so the rest of the path is masked like a password.
+/// A URL for display: scheme, host, port and the first segment of the path. Receivers such as Slack and
+/// Discord put tokens into the path, so the rest of the path is masked like a password.
 pub(super) fn shown_url(url: &Url) -> String {
     let user = match url.username().is_empty() && url.password().is_none() {
         true => String::new(),
@@ -237,8 +237,8 @@ pub(super) fn shown_url(url: &Url) -> String {
     )
 }
 
-/// A database URL or key=value string for people's eyes: host, port, database, and the user of a
-/// key=value string.
+/// A database URL or key=value string for display: host, port, database, and the user of a key=value
+/// string.
 pub(super) fn shown_database(database_url: &SecretString) -> String {
     let text = database_url.expose_secret();
     let url = text.split_once("://");
@@ -248,13 +248,13 @@ pub(super) fn shown_database(database_url: &SecretString) -> String {
     }
 }
 
-/// All between the scheme and the last `@` may be a password that is not encoded as it should be.
+/// Masks everything between the scheme and the last `@`, which may be a password without percent-encoding.
 fn shown_database_url(scheme: &str, rest: &str) -> String {
     let (place, query) = match rest.split_once('?') {
         Some((place, query)) => (place, Some(query)),
         None => (rest, None),
     };
-    // Either the password has a question mark, or a parameter an at sign: nobody knows which.
+    // Ambiguous: either the password contains a question mark, or a parameter contains an at sign.
     if query.is_some_and(|query| query.contains('@')) {
         return format!("{scheme}://{MASK}");
     }
@@ -284,7 +284,7 @@ fn shown_pairs(text: &str) -> String {
         return MASK.to_owned();
     };
     let shown = pairs.into_iter().filter_map(|(key, value)| {
-        // A database can be named by a whole string of its own.
+        // `dbname` may hold a whole connection string with a password.
         let is_plain = !value.contains("://") && !value.contains('=');
         let value = if is_plain { value.as_str() } else { MASK };
         let is_shown = matches!(key, "host" | "hostaddr" | "port" | "dbname" | "user");
@@ -296,8 +296,8 @@ fn shown_pairs(text: &str) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// The pairs of a string as libpq reads them: values may stand in single quotes, a backslash takes the
-/// next character as it is, and there may be spaces around the equals sign. `None`: libpq refuses it.
+/// The pairs of a key=value string, parsed like libpq: values may be in single quotes, a backslash escapes the
+/// next character, and the equals sign may have spaces around it. `None`: libpq refuses the string.
 fn pairs(text: &str) -> Option<Vec<(&str, String)>> {
     let mut pairs = Vec::new();
     let mut rest = text.trim_ascii_start();
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_numbers_with_commas() {
+    fn ports_are_numbers_separated_by_commas() {
         assert_eq!(ports("443, 8443"), Ok(vec![443, 8443]));
         assert_eq!(ports(""), Ok(Vec::new()));
         for bad in ["0", "https", "443;8443", "65536", "-1"] {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_url_no_more_than_the_first_segment_is_shown() {
+    fn only_the_first_path_segment_of_a_url_is_shown() {
         for (url, shown) in [
             ("https://a.example", "https://a.example/"),
             (
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_database_no_password_is_shown_however_it_is_written() {
+    fn no_password_of_a_database_is_shown_in_any_notation() {
         for (given, shown) in [
             ("postgres://db/x", "postgres://db/x"),
             ("postgres://u:SECRET@db:5432/x", "postgres://***@db:5432/x"),

@@ -1,4 +1,4 @@
-//! Whether settings agree with each other.
+//! Checks that settings do not contradict each other.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -10,21 +10,21 @@ use super::error::ConfigError;
 use super::{Config, DEFAULT_DESTINATION, SETTINGS};
 use crate::header::check_header;
 
-/// Threads that send, of all destinations together.
+/// The most sender threads of all destinations together.
 const MOST_THREADS: usize = 4096;
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
-/// Time that a settle is expected to take at most, for the check of the lease.
+/// The time allowed for a settle in the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
 impl Config {
-    /// Whether the settings agree with each other.
+    /// Checks that each setting is in range, and that the settings do not contradict each other.
     ///
     /// ```
     /// use diesel_outbox::Config;
     ///
     /// let mut config = Config::default();
     /// config.set("OUTBOX_SEND_TIMEOUT", "1m")?;
-    /// // A send has to fit into half of the lease, which is 60 s.
+    /// // A send must fit into half of the lease (60 s).
     /// assert!(config.validate().is_err());
     /// config.set("OUTBOX_LEASE", "5m")?;
     /// config.validate()?;
@@ -32,7 +32,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the settings that contradict each other.
+    /// A [`ConfigError`] names the invalid or contradicting settings.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for setting in SETTINGS {
             let check = setting.check(self);
@@ -41,19 +41,19 @@ impl Config {
         if self.lease > LONGEST_LEASE {
             return Err(ConfigError::new(
                 "OUTBOX_LEASE",
-                "it is longer than a day: for as long nobody would take over from a relay that died",
+                "must not be longer than one day: no other relay could take over from a crashed relay during that time",
             ));
         }
         if self.cleaner && self.retention.is_zero() {
             return Err(ConfigError::new(
                 "OUTBOX_RETENTION",
-                "0 would forget at once what was delivered; to keep it for ever set OUTBOX_CLEANER=false",
+                "0 would remove delivered messages at once: to keep them forever, set OUTBOX_CLEANER=false",
             ));
         }
         if self.inbox_retention.is_some_and(|age| age.is_zero()) {
             return Err(ConfigError::new(
                 "OUTBOX_INBOX_RETENTION",
-                "0 would forget at once what was handled; to keep it for ever unset it",
+                "0 would forget handled messages at once: to keep them forever, unset OUTBOX_INBOX_RETENTION",
             ));
         }
         self.admin.validate()?;
@@ -62,7 +62,7 @@ impl Config {
             return Err(ConfigError::new(
                 "OUTBOX_LEASE",
                 format!(
-                    "{} is too short: a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) and {} for its settle have to fit into half of it",
+                    "{} is too short: half of the lease must hold a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) and {} for the settle",
                     humantime::format_duration(self.lease),
                     humantime::format_duration(longest_send),
                     humantime::format_duration(SETTLE_TIME),
@@ -81,13 +81,13 @@ impl Config {
             if name == DEFAULT_DESTINATION && self.url.is_some() && index + 1 < all.len() {
                 return Err(ConfigError::new(
                     format!("destinations.{name}"),
-                    "OUTBOX_URL is the destination of this name: unset it, or choose another name",
+                    "OUTBOX_URL already creates a destination of this name: unset OUTBOX_URL, or choose another name",
                 ));
             }
             if all[..index].iter().any(|d| d.name == *name) {
                 return Err(ConfigError::new(
                     format!("destinations.{name}"),
-                    "it is there twice",
+                    "another destination has this name: choose another name",
                 ));
             }
             if destination.https_only.unwrap_or(self.https_only)
@@ -100,7 +100,7 @@ impl Config {
                 };
                 return Err(ConfigError::new(
                     &key,
-                    "it has to be https: https_only is set",
+                    "must be https, because https_only is set",
                 ));
             }
             for (header, value) in &destination.headers {
@@ -117,7 +117,7 @@ impl Config {
             if all.iter().any(|destination| destination.name == *name) {
                 return Err(ConfigError::new(
                     format!("handlers.{name}"),
-                    "a destination has this name: choose another one",
+                    "a destination has this name: choose another name",
                 ));
             }
             check_limits(
@@ -138,7 +138,7 @@ impl Config {
             return Err(ConfigError::new(
                 "OUTBOX_CONCURRENCY",
                 format!(
-                    "{} destinations have {threads} threads together; {MOST_THREADS} are allowed: lower it, or the destinations' own concurrency",
+                    "{} destinations have {threads} threads together, and at most {MOST_THREADS} are allowed: lower OUTBOX_CONCURRENCY, or the concurrency of destinations",
                     all.len() + self.in_process.len()
                 ),
             ));
@@ -152,26 +152,26 @@ impl Config {
         for (index, route) in self.routes.iter().enumerate() {
             let key = format!("routes[{index}].to");
             if route.to.is_empty() {
-                return Err(ConfigError::new(&key, "it names no destination"));
+                return Err(ConfigError::new(&key, "must name a destination"));
             }
             for (place, name) in route.to.iter().enumerate() {
                 if !names.contains(name) {
                     let names: Vec<&str> = names.iter().map(String::as_str).collect();
                     let known = match names.as_slice() {
-                        [] => "there are none".to_owned(),
-                        names => format!("there are {}", names.join(", ")),
+                        [] => "no destination exists".to_owned(),
+                        names => format!("existing destinations are {}", names.join(", ")),
                     };
-                    let why = format!("no destination is called {name:?}; {known}");
+                    let why = format!("unknown destination {name:?}: {known}");
                     return Err(ConfigError::new(&key, &why));
                 }
                 if route.to[..place].contains(name) {
-                    return Err(ConfigError::new(&key, format!("it names {name:?} twice")));
+                    return Err(ConfigError::new(&key, format!("{name:?} is listed twice")));
                 }
             }
             if !topics.insert(route.topic.as_str()) {
                 return Err(ConfigError::new(
                     format!("routes[{index}].topic"),
-                    format!("{:?} has a route already", route.topic),
+                    format!("{:?} already has a route", route.topic),
                 ));
             }
         }

@@ -1,4 +1,4 @@
-//! A test of a registered destination: one request, at once, and its answer.
+//! A test of a registered destination: one immediate request, and the response.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,36 +17,36 @@ use crate::store::operate::deliveries::in_public;
 const TOPIC: &str = "outbox.test";
 
 /// A test that is ready to be sent: see [`Destinations::test`](super::Destinations::test).
-#[must_use = "nothing is sent before `send`"]
+#[must_use = "only `send` sends the test"]
 pub struct DestinationTest {
     dispatcher: Arc<dyn Dispatcher>,
     message: Message,
 }
 
-/// The answer to a test.
+/// The result of a test.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TestAnswer {
-    /// The id of the event that was sent: its `webhook-id`.
+    /// The id of the test event, which the receiver sees as `webhook-id`.
     pub message_id: Uuid,
-    /// The receiver took it, as it would take a message.
+    /// Whether the receiver accepted the test, as it would accept a message.
     pub went_well: bool,
-    /// The answer's status, where there was an answer.
+    /// The status of the response, if there was a response.
     pub http_status: Option<u16>,
-    /// From the beginning of the send to its end.
+    /// The duration of the send.
     pub took: Duration,
-    /// The beginning of the answer. Customers may see it where `OUTBOX_REGISTERED_PUBLIC_ONLY` is true; else it may be that
-    /// of a server inside.
+    /// The beginning of the response. Show it to customers only if `OUTBOX_REGISTERED_PUBLIC_ONLY` is true: otherwise
+    /// an internal server may have responded.
     pub body: Option<String>,
-    /// Why it failed.
+    /// Why the test failed.
     pub reason: Option<ReasonCode>,
-    /// The same in words, for operators: it may tell of the network that this process is in. Customers are shown
+    /// The reason in words, for operators. It may reveal details of the internal network: show customers
     /// [`public_error`](Self::public_error).
     pub error: Option<String>,
 }
 
 impl TestAnswer {
-    /// Why it failed, in words that say nothing of the network that this process is in, as
+    /// Why the test failed, in words that reveal nothing of the internal network, like
     /// [`Delivery::public_error`](super::Delivery::public_error).
     ///
     /// ```
@@ -54,7 +54,7 @@ impl TestAnswer {
     ///
     /// fn describe(answer: &TestAnswer) -> String {
     ///     match (answer.http_status, answer.public_error()) {
-    ///         (_, None) => "your server has taken it".to_owned(),
+    ///         (_, None) => "your server accepted the test".to_owned(),
     ///         (Some(status), Some(error)) => format!("{status}: {error}"),
     ///         (None, Some(error)) => error.to_owned(),
     ///     }
@@ -66,7 +66,7 @@ impl TestAnswer {
 }
 
 impl DestinationTest {
-    /// To this destination, as a relay with these settings would send to it.
+    /// Prepares a test of the destination, as a relay with these settings would send to it.
     pub(super) fn new(
         one: &RegisteredDestination,
         secrets: Vec<SigningSecret>,
@@ -75,7 +75,7 @@ impl DestinationTest {
         let config = config.for_registered();
         let destination = one.destination(&config, secrets)?;
         let customers = Customers::new(config)?
-            .ok_or_else(|| ConfigError::new("destinations", "this build speaks no HTTP"))?;
+            .ok_or_else(|| ConfigError::new("destinations", "this build does not support HTTP"))?;
         let message_id = Uuid::now_v7();
         Ok(Self {
             dispatcher: customers.dispatcher(destination)?,
@@ -102,14 +102,14 @@ impl DestinationTest {
         })
     }
 
-    /// Sends it, and waits for the answer as long as for that of a message.
+    /// Sends the test, and waits for the response, with the same timeout as for a message.
     ///
     /// ```
     /// use diesel_outbox::destinations::DestinationTest;
     ///
     /// fn says(test: DestinationTest) -> String {
     ///     let answer = test.send();
-    ///     format!("answered with {:?} after {:?}", answer.http_status, answer.took)
+    ///     format!("responded with {:?} after {:?}", answer.http_status, answer.took)
     /// }
     /// ```
     pub fn send(self) -> TestAnswer {

@@ -1,4 +1,4 @@
-//! Blocking HTTP: messages to the destinations that their topics are routed to.
+//! Sends messages over blocking HTTP to the destinations that their topics are routed to.
 
 mod address;
 mod cloudevents;
@@ -32,19 +32,19 @@ use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 
-/// How requests say whose they are, also to a proxy.
+/// The `User-Agent` of all requests, including requests to a proxy.
 const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
 
 /// Posts messages to destinations, by topic or by name.
 ///
-/// A destination's [`Mode`] says how: the payload as it is and everything else in headers, or
-/// CloudEvents documents that hold both. In each mode a request has the ids of Standard Webhooks
-/// and, where there are secrets, their signatures; the payload is what was stored, byte for byte.
-/// A request for several messages (batched mode) has an id of its own. The ids of its messages are
-/// in their documents; their stored HTTP headers, keys and attempts are not sent.
+/// The [`Mode`] of a destination determines the form of requests: the payload as the body with everything
+/// else in headers, or CloudEvents documents that hold both. In every mode a request has the headers of
+/// Standard Webhooks, with signatures if there are secrets. The payload is sent as stored, byte for byte.
+/// A request for several messages (batched mode) has its own id. The ids of the messages are in their
+/// documents; their stored HTTP headers, keys and attempts are not sent.
 ///
-/// Made by the relay from its settings; of use by itself where an application wants to add
-/// something around it.
+/// The relay creates the dispatcher from its settings. An application can also create one, to wrap it in
+/// its own dispatcher.
 #[derive(Debug)]
 pub struct HttpDispatcher {
     routes: Routes,
@@ -59,34 +59,34 @@ struct Place {
 }
 
 impl HttpDispatcher {
-    /// A dispatcher for the destinations, the routes and the default URL of `config`.
+    /// A dispatcher for the destinations, routes and default URL of `config`.
     ///
-    /// Names are resolved as the system does it, and a destination gets no connection to an address
-    /// that it must not have. Behind a proxy the proxy resolves its name, so only an address that
-    /// stands in the URL is judged: which others are reached is the proxy's to say.
+    /// The dispatcher resolves names with the system's resolver, and never connects to an address that the
+    /// destination must not have. Behind a proxy, the proxy resolves names, so the dispatcher checks only an
+    /// IP address in the URL.
     ///
     /// ```no_run
     /// use diesel_outbox::{HttpDispatcher, config};
     ///
-    /// // What is wrong with a destination is told before a relay is started.
+    /// // Finds invalid destinations before a relay starts.
     /// let dispatcher = HttpDispatcher::new(&config::from_env()?)?;
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] when a destination cannot be used: a file of its TLS settings is not what
-    /// it has to be, or its URL is an address that it must not have.
+    /// A [`ConfigError`] when a destination is invalid: a file of its TLS settings is unusable, or its URL
+    /// holds an address that the destination must not have.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         Self::looking_up(config, Box::new(system_lookup))
     }
 
-    /// As [`new`](Self::new), with a lookup of your own instead of the system's: another DNS, or a
-    /// registry of services. It gets a host and a port and gives the addresses to connect to, which
-    /// are judged like any others: see [`Destination::internal`](crate::Destination::internal).
+    /// As [`new`](Self::new), with your own lookup instead of the system's: another DNS, or a service
+    /// registry. The lookup takes a host and a port and returns the addresses to connect to. The dispatcher
+    /// checks these addresses like any others: see [`Destination::internal`](crate::Destination::internal).
     ///
-    /// It is called by two threads at once, never for the same name, and what it says is kept for
-    /// ten seconds, an error for one. Callers do not wait for it longer than for their send; a
-    /// lookup that never comes back costs a thread, and both of them all names.
+    /// Two threads call the lookup, never for the same name at once. Results are kept for 10 s, errors for
+    /// 1 s. A sender waits for the lookup at most until its send times out. A lookup that never returns
+    /// blocks one of the two threads; if both are blocked, no name can be looked up.
     ///
     /// ```
     /// use diesel_outbox::{Config, HttpDispatcher};
@@ -124,15 +124,15 @@ impl HttpDispatcher {
         })
     }
 
-    /// One dispatcher for each destination, in their order: whoever calls one has found out where a message goes.
+    /// One dispatcher for each destination, in order. The caller has already routed the message.
     pub(crate) fn of_each(config: &Config) -> Result<Vec<Arc<dyn Dispatcher>>, ConfigError> {
         let each = Self::new(config)?.places.into_iter();
         Ok(each.map(|place| Arc::new(place) as _).collect())
     }
 
-    /// The names of the destinations of messages of a topic: the one that they name or, where
-    /// `destination` is empty, those that the topic is routed to. Handlers in the process are not
-    /// among them.
+    /// The names of the destinations of messages with this topic and `destination`: the named destination or,
+    /// if `destination` is empty, the destinations that the topic is routed to. Handlers in the process are
+    /// not included.
     ///
     /// ```
     /// use diesel_outbox::{Config, Destination, HttpDispatcher, Route};
@@ -158,35 +158,35 @@ impl HttpDispatcher {
         }
     }
 
-    /// The number of the message's place.
+    /// The index of the message's destination.
     fn number_of(&self, message: &Message) -> Result<usize, Failure> {
         match self.routes.find(&message.topic, &message.destination) {
             Way::To(number) if number < self.places.len() => Ok(number),
             Way::NoRoute | Way::NotTaken => {
                 let error = format!(
-                    "no route, no handler and no default URL serves the topic {:?}",
+                    "topic {:?} has no route, no handler and no default URL",
                     message.topic
                 );
                 Err(Failure::new(ReasonCode::NoRoute, error))
             }
-            // Handlers in the process get theirs from the relay.
+            // The relay calls handlers in the process; this dispatcher has only URLs.
             Way::To(_) | Way::UnknownDestination => {
                 let error = format!(
-                    "no destination with a URL is called {:?}",
+                    "no destination with a URL is named {:?}",
                     message.destination
                 );
                 Err(Failure::new(ReasonCode::UnknownDestination, error))
             }
-            // The relay splits such messages before it sends them.
+            // The relay fans such messages out before it sends them.
             Way::Split(_) => Err(Failure::new(
                 ReasonCode::NoRoute,
-                "its topic is routed to several destinations: a relay makes a message for each",
+                "the topic is routed to several destinations: only a relay can fan the message out",
             )),
         }
     }
 }
 
-/// Makes dispatchers for registered destinations, which come and go. All of them share their connections.
+/// Creates dispatchers for registered destinations, which come and go. All dispatchers share connections.
 pub(crate) struct Customers {
     common: Mutex<Common>,
     source: String,
@@ -194,7 +194,7 @@ pub(crate) struct Customers {
 }
 
 impl Customers {
-    /// `config`: as it is for registered destinations.
+    /// `config` must have the settings for registered destinations.
     pub(crate) fn new(config: Config) -> Result<Option<Self>, ConfigError> {
         Ok(Some(Self {
             common: Mutex::new(Common::shared(Box::new(system_lookup))),
@@ -203,7 +203,7 @@ impl Customers {
         }))
     }
 
-    /// One that posts to this destination, whatever a message says.
+    /// A dispatcher that posts every message to this destination.
     pub(crate) fn dispatcher(
         &self,
         destination: Destination,
@@ -229,7 +229,7 @@ impl Dispatcher for HttpDispatcher {
 
     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(messages.len());
-        // There is one destination as a rule. Where there are several, each gets a request.
+        // Usually all messages have the same destination. Otherwise each destination gets a request.
         let mut batches: BTreeMap<usize, Vec<(usize, &Message)>> = BTreeMap::new();
         for (index, message) in messages.iter().enumerate() {
             match self.number_of(message) {
@@ -245,7 +245,7 @@ impl Dispatcher for HttpDispatcher {
     }
 }
 
-/// To one destination, whatever a message says: a relay knows that it goes there.
+/// Sends every message to one destination: the relay has already routed the message.
 impl Dispatcher for Place {
     fn dispatch(&self, message: &Message) -> Outcome {
         self.send(message)
@@ -267,7 +267,8 @@ impl Place {
         self.post(request)
     }
 
-    /// Sends messages by one request, where that is its mode. The outcomes have their messages' numbers.
+    /// Sends messages with one request in batched mode, otherwise one by one. Returns each outcome with the number of
+    /// its message.
     fn send_all<'m>(
         &self,
         messages: impl IntoIterator<Item = (usize, &'m Message)>,
@@ -293,7 +294,7 @@ impl Place {
         outcomes
     }
 
-    /// Sends all of them by one request: its outcome is theirs.
+    /// Sends all messages with one request, whose outcome applies to each message.
     fn send_batch(&self, mut batch: Vec<Checked<'_>>) -> Outcome {
         let now = SystemTime::now();
         let request = match batch.pop() {

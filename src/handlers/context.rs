@@ -1,4 +1,4 @@
-//! What a handler knows beside the event, and what it works with.
+//! The context of a handler: its message, its time limit, and database connections.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
@@ -13,12 +13,12 @@ use super::error::HandlerError;
 use crate::inbox::{self, Once};
 use crate::message::Message;
 
-/// Gives connections to handlers, from where the application takes them.
+/// Provides handlers with connections of the application.
 pub(crate) type Pool = dyn Fn() -> Result<Pooled, HandlerError> + Send + Sync;
 
 pub(crate) type Pooled = Box<dyn DerefMut<Target = PgConnection>>;
 
-/// The same, counted.
+/// The pool, with a count of connections in use.
 pub(crate) struct Connections {
     pool: Arc<Pool>,
     in_use: Gauge,
@@ -37,7 +37,7 @@ impl Connections {
     }
 }
 
-/// A connection of the application's.
+/// A connection of the application.
 struct Own {
     conn: Pooled,
     in_use: Gauge,
@@ -52,14 +52,14 @@ impl Drop for Own {
 /// A connection that a test lends.
 pub(super) type Lent<'a> = RefCell<&'a mut PgConnection>;
 
-/// Where connections come from.
+/// The source of connections.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     Application(&'a Connections),
     Test(&'a Lent<'a>),
 }
 
-/// What a handler knows of its message. Handlers that work in the database get a [`PooledContext`].
+/// The context of a call: the message and the time limit. Handlers that work in the database get a [`PooledContext`].
 ///
 /// ```
 /// use diesel_outbox::{HandlerError, Handlers};
@@ -67,7 +67,7 @@ pub(super) enum Source<'a> {
 /// let handlers = Handlers::new().on_topic("report.wanted", |_, context| {
 ///     println!("{}, attempt {}", context.message().message_id, context.attempt());
 ///     if context.remaining().as_secs() < 60 {
-///         return Err(HandlerError::retry("too little time is left"));
+///         return Err(HandlerError::retry("not enough time left"));
 ///     }
 ///     Ok(())
 /// });
@@ -77,7 +77,7 @@ pub struct Context<'a> {
     deadline: Option<Instant>,
 }
 
-/// A [`Context`] with connections, for handlers that are registered by
+/// A [`Context`] with connections, for handlers added with
 /// [`Handlers::on_pooled`](super::Handlers::on_pooled).
 ///
 /// ```
@@ -88,7 +88,7 @@ pub struct Context<'a> {
 /// let reports = Handlers::new().on_topic_pooled("year.ended", |_, context| {
 ///     for month in 1..=12 {
 ///         if context.remaining() < Duration::from_secs(1) {
-///             return Err(HandlerError::retry("no time is left for the whole year"));
+///             return Err(HandlerError::retry("not enough time left for the whole year"));
 ///         }
 ///         let mut conn = context.connection()?;
 ///         diesel::sql_query("CALL refresh_report($1)")
@@ -101,10 +101,10 @@ pub struct Context<'a> {
 /// ```
 pub struct PooledContext<'a> {
     context: Context<'a>,
-    /// Whose messages its inbox has: the outbox and the group.
+    /// The inbox source of the messages: outbox and group.
     inbox: &'a str,
     source: Source<'a>,
-    /// [`once`](Self::once) has come to a good end.
+    /// Whether [`once`](Self::once) has succeeded.
     is_done: Cell<bool>,
 }
 
@@ -126,7 +126,7 @@ impl<'a> PooledContext<'a> {
         }
     }
 
-    /// One for a test, which lends its own connection and sets no limit.
+    /// A context for a test, which lends its own connection and sets no limit.
     pub(super) fn lent(message: &'a Message, inbox: &'a str, conn: &'a Lent<'a>) -> Self {
         Self {
             context: Context {
@@ -146,14 +146,14 @@ impl Context<'_> {
         self.message
     }
 
-    /// Which attempt this is: 1, 2, …
+    /// The number of this attempt, starting at 1.
     pub fn attempt(&self) -> u32 {
         self.message.attempts.saturating_add(1)
     }
 
-    /// What is left until the group's limit; zero: the limit is over. Nothing cuts the handler off then, and
-    /// its result counts all the same: it is for handlers that would rather return an error than run on. In
-    /// tests there is no limit: it is [`Duration::MAX`].
+    /// The time until the limit of the group. Zero: the limit has passed. The handler then continues, and its
+    /// result still counts. Use this to return an error instead of running too long. Tests have no limit:
+    /// [`Duration::MAX`].
     pub fn remaining(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| {
             deadline.saturating_duration_since(Instant::now())
@@ -170,37 +170,38 @@ impl<'a> Deref for PooledContext<'a> {
 }
 
 impl<'a> PooledContext<'a> {
-    /// A connection for the handler's own work, from where
-    /// [`RelayBuilder::connections`](crate::RelayBuilder::connections) takes them. In tests
-    /// ([`testing`](crate::testing)) it is the test's own connection.
+    /// A connection for the work of the handler, from the source given to
+    /// [`RelayBuilder::connections`](crate::RelayBuilder::connections). In tests
+    /// ([`testing`](crate::testing)) this is the test's own connection.
     ///
-    /// It is not in a transaction. A handler that enqueues does so in [`once`](Self::once), or in
+    /// The connection is not in a transaction. To enqueue, use [`once`](Self::once) or
     /// `conn.transaction(…)`.
     ///
     /// # Errors
-    /// A [`HandlerError`], which tries again, when the pool gives none. In tests also when the last one has not been given back yet: there is only one.
+    /// A retrying [`HandlerError`] when the pool provides no connection. In tests also when the only connection is
+    /// already in use.
     pub fn connection(&self) -> Result<Connection<'a>, HandlerError> {
         match self.source {
             Source::Application(all) => Ok(Connection(Inner::Own(all.get()?))),
             Source::Test(lent) => match lent.try_borrow_mut() {
                 Ok(conn) => Ok(Connection(Inner::Lent(conn))),
                 Err(_) => Err(HandlerError::retry(
-                    "the test's only connection is in use: give it back before taking it again",
+                    "the test's only connection is in use: drop the connection before taking it again",
                 )),
             },
         }
     }
 
-    /// Runs `handle` in a transaction on a [`connection`](Self::connection), once for this message: what
-    /// it does in the database is done once, also where the handler is called again. The table
-    /// `outbox_inbox` remembers it.
+    /// Runs `handle` once for this message, in a transaction on a [`connection`](Self::connection). Its
+    /// database work is done once, even if the handler is called again. The table `outbox_inbox` remembers
+    /// the message.
     ///
-    /// Where the relay has lost its lease, another relay's call may be at work on the same message. One of
-    /// the two commits; the other one is a duplicate. `once` waits for a lock no longer than until the
-    /// handler's limit, and then gives its connection back.
+    /// If the relay has lost its lease, another relay's call may handle the same message at the same time.
+    /// One of the two commits, the other is a duplicate. `once` waits for a lock until the limit of the
+    /// handler at most, and then returns its connection.
     ///
-    /// All that a handler does once stands in one `once`: what it did is remembered as a whole, so a second
-    /// one in the same call would be taken for done, and is an error.
+    /// Put all such work of a handler into a single `once`. The inbox remembers the message as a whole, so a
+    /// second `once` in the same call would be skipped as a duplicate. It is therefore an error.
     ///
     /// ```no_run
     /// # use diesel::prelude::*;
@@ -218,14 +219,14 @@ impl<'a> PooledContext<'a> {
     /// ```
     ///
     /// # Errors
-    /// That of `handle`, which is rolled back; or a [`HandlerError`] of the database.
+    /// The error of `handle`, after a rollback, or a [`HandlerError`] of the database.
     pub fn once<T>(
         &self,
         handle: impl FnOnce(&mut PgConnection) -> Result<T, HandlerError>,
     ) -> Result<Once<T>, HandlerError> {
         if self.is_done.get() {
             return Err(HandlerError::retry(
-                "the handler calls context.once a second time: all of its work belongs into one",
+                "the handler called context.once a second time: put all work into one call",
             ));
         }
         let mut conn = self.connection()?;
@@ -255,7 +256,7 @@ impl fmt::Debug for Context<'_> {
     }
 }
 
-/// A connection of the application's, given back when dropped. Use it as `&mut PgConnection`.
+/// A connection of the application. Returned to the pool when dropped. Dereferences to `PgConnection`.
 pub struct Connection<'a>(Inner<'a>);
 
 enum Inner<'a> {

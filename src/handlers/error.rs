@@ -1,4 +1,4 @@
-//! What a handler says when it did not do its work.
+//! The error of a handler.
 
 use std::any::Any;
 use std::error::Error;
@@ -9,11 +9,11 @@ use crate::dispatch::{Failure, Outcome};
 use crate::event::DecodeError;
 use crate::status::ReasonCode;
 
-/// Why a handler did not do its work, and what is to follow.
+/// Why a handler failed, and what happens to the message.
 ///
-/// Any error becomes one by `?`: the message is tried again. Its text is stored, up to 512 characters,
-/// and logged: it must not hold the payload. (Errors of `serde_json` quote it; of these only the place is
-/// kept.)
+/// `?` converts any error to a `HandlerError` that retries the message. The relay stores and logs up to 512
+/// characters of the text, which must not contain the payload. Errors of `serde_json` quote the payload, so only
+/// their kind and position are kept.
 ///
 /// ```
 /// use diesel_outbox::HandlerError;
@@ -37,27 +37,27 @@ use crate::status::ReasonCode;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HandlerError {
-    /// A failed attempt: the message is tried again, or is dead after the last one.
+    /// A failed attempt: the message is retried, or dead-lettered after the last attempt.
     Retry {
-        /// Why.
+        /// The reason.
         error: String,
-        /// Not before this; the backoff counts, too. `None`: as the backoff says.
+        /// The minimum delay: the longer of `after` and the backoff applies. `None`: the backoff.
         after: Option<Duration>,
     },
-    /// Nothing went wrong, but it is too early: the message waits, and no attempt is counted.
+    /// The message is too early: it waits, and no attempt is counted.
     Snooze {
-        /// For how long.
+        /// The delay.
         after: Duration,
     },
-    /// The message is dead: it would fail each time.
+    /// The message would always fail: it is dead-lettered.
     Dead {
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
 
 impl HandlerError {
-    /// Try again later, when the backoff says.
+    /// Retries the message after the backoff.
     pub fn retry(error: impl fmt::Display) -> Self {
         Self::Retry {
             error: error.to_string(),
@@ -65,7 +65,7 @@ impl HandlerError {
         }
     }
 
-    /// Try again, but not before `after`.
+    /// Retries the message after the backoff, and not before `after`.
     pub fn retry_after(error: impl fmt::Display, after: Duration) -> Self {
         Self::Retry {
             error: error.to_string(),
@@ -73,9 +73,9 @@ impl HandlerError {
         }
     }
 
-    /// Call again after `after`, without counting an attempt: the shop has not opened yet, the report is not
-    /// complete. It never ends by itself: give the message an expiry, or look at its age
-    /// ([`Message::created_at`](crate::Message::created_at)) where the wait has to end some day.
+    /// Calls the handler again after `after`, without counting an attempt. Use this if the message is too early: the
+    /// shop is closed, the report is not complete. A handler can snooze forever. To end the wait, give the message an
+    /// expiry, or check its age ([`Message::created_at`](crate::Message::created_at)).
     ///
     /// ```
     /// use diesel_outbox::{HandlerError, Handlers};
@@ -93,7 +93,7 @@ impl HandlerError {
         Self::Snooze { after }
     }
 
-    /// Never try again: the message is dead.
+    /// Dead-letters the message, without retries.
     pub fn dead(error: impl fmt::Display) -> Self {
         Self::Dead {
             error: error.to_string(),
@@ -111,7 +111,7 @@ impl HandlerError {
                 let rounded =
                     Duration::from_millis(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
                 let error = format!(
-                    "the handler asked for {}",
+                    "the handler asked to wait for {}",
                     humantime::format_duration(rounded)
                 );
                 let mut failure = Failure::new(ReasonCode::Snoozed, error);
@@ -138,12 +138,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_json_is_told_without_what_it_quotes() {
+    fn an_error_of_json_is_stored_without_the_quoted_payload() {
         let json = serde_json::from_str::<u32>("\"my secret\"").expect_err("a text");
         assert!(json.to_string().contains("my secret"));
         let HandlerError::Retry { error, after: None } = HandlerError::from(json) else {
-            panic!("tried again");
+            panic!("not a retry");
         };
-        assert_eq!(error, "the JSON has another shape at line 1, column 11");
+        assert_eq!(error, "unexpected JSON shape at line 1, column 11");
     }
 }

@@ -1,6 +1,7 @@
-//! Handlers run on threads of their own, beside the relay's senders: a sender waits for a call for as
-//! long as the group's limit, and a call that takes longer keeps its message and its own thread, and no
-//! place among the group's senders.
+//! A group of handlers and its threads.
+//!
+//! Handlers run on their own threads, not on the relay's sender threads. A sender waits for a call until the limit of
+//! the group. A call that runs longer keeps its message and its thread, but no longer occupies a sender.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,33 +24,33 @@ use crate::message::Message;
 use crate::relay::Span;
 use crate::status::ReasonCode;
 
-/// Calls of one group that run past its limit, before no more are started.
+/// The most calls of a group that may run past the limit. At this number the group starts no more calls.
 pub(crate) const MOST_LATE: usize = 64;
-/// A year: further away than the clock can say is never.
+/// The longest limit, one year, so that the deadline does not overflow the clock.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A group of handlers at work.
+/// A running group of handlers.
 pub(crate) struct Group {
     handlers: Handlers,
     shared: Arc<Shared>,
     timeout: Duration,
     /// Threads without work.
     idle: Mutex<Vec<Worker>>,
-    /// How many threads there were, for their names.
+    /// The number of threads started so far, for their names.
     started: AtomicUsize,
 }
 
-/// What the group's threads have in common.
+/// The state that the threads of a group share.
 struct Shared {
     name: String,
-    /// Whose messages an inbox has that is asked by a handler's context.
+    /// The inbox source of the messages, for the context of handlers.
     inbox: Arc<str>,
     connections: Arc<Connections>,
-    /// Calls that run past the limit. Changed with the lock of [`CALLS`].
+    /// The number of calls past the limit. Only changed under the lock of [`CALLS`].
     late: AtomicUsize,
 }
 
-/// A thread that takes tasks until nobody has any for it.
+/// A thread that runs tasks until the sender is dropped.
 struct Worker {
     tasks: Sender<Task>,
     thread: JoinHandle<()>,
@@ -60,27 +61,27 @@ struct Task {
     handler: Arc<Handler>,
     deadline: Instant,
     span: Span,
-    /// Dropped when everything is done.
+    /// Dropped after the call has ended and its outcome was passed on.
     running: Sender<()>,
 }
 
-/// Is told the outcome of a call.
+/// Receives the outcome of a call.
 pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
-/// A call that runs.
+/// A running call.
 struct Call {
-    /// Of each claim of its message, since it began: more than one where a lease was lost meanwhile.
+    /// One for each claim of the message since the call started. More than one if a lease was lost meanwhile.
     on_end: Vec<OnEnd>,
-    /// Disconnected when it has ended.
+    /// Disconnected when the call has ended.
     running: Receiver<()>,
     group: Arc<Shared>,
     is_late: bool,
 }
 
-/// A group of an outbox, and a message.
+/// A group of an outbox, and a message id.
 type Key = (Arc<str>, Uuid);
 
-/// The calls that run in this process, of all its relays: a message has one at most.
+/// The running calls of all relays in this process. Each message has at most one call.
 static CALLS: LazyLock<Mutex<HashMap<Key, Call>>> = LazyLock::new(Mutex::default);
 
 fn calls() -> MutexGuard<'static, HashMap<Key, Call>> {
@@ -109,12 +110,12 @@ impl Group {
         }
     }
 
-    /// How many of its calls run past the limit.
+    /// The number of calls past the limit.
     pub(crate) fn late(&self) -> usize {
         self.shared.late.load(Ordering::Relaxed)
     }
 
-    /// Handles a message on this thread, on this connection, without a limit: for tests.
+    /// Handles a message on this thread and this connection, without a limit. For tests.
     pub(crate) fn handle_here(&self, message: &Message, conn: &mut PgConnection) -> Outcome {
         let lent = Lent::new(conn);
         let context = PooledContext::lent(message, &self.shared.inbox, &lent);
@@ -124,9 +125,9 @@ impl Group {
         }
     }
 
-    /// Calls the handler of a message, and returns when the call has ended or the group's limit is over.
-    /// `on_end` is told the outcome, by whatever thread and however late. Where a call of this message
-    /// runs in this process already, its outcome is this one's, too.
+    /// Calls the handler of a message. Returns when the call has ended or the limit of the group has passed.
+    /// `on_end` gets the outcome, on any thread and however late. If a call of this message is already running
+    /// in this process, its outcome also counts for this claim.
     pub(crate) fn call(&self, message: Message, span: Span, on_end: OnEnd) {
         let handler = match self.handlers.find(&message.topic) {
             Ok(handler) => handler,
@@ -149,7 +150,7 @@ impl Group {
             Entry::Vacant(_) if late >= MOST_LATE => {
                 drop(all);
                 on_end(wait(format!(
-                    "{late} handlers of {} run longer than their limit: no more are started",
+                    "{late} handlers of {} run longer than their limit: messages wait until a handler returns",
                     self.shared.name
                 )));
             }
@@ -171,7 +172,8 @@ impl Group {
                 let worker = match self.give(task) {
                     Ok(worker) => worker,
                     Err(error) => {
-                        let outcome = wait(format!("no thread for the handler: {error}"));
+                        let outcome =
+                            wait(format!("cannot start a thread for the handler: {error}"));
                         return self.shared.end(&key, &outcome, now);
                     }
                 };
@@ -182,7 +184,7 @@ impl Group {
         }
     }
 
-    /// Waits for a call. One that takes longer goes on, and is reported once.
+    /// Waits for a call until the deadline. A longer call continues, and is reported once.
     fn wait(&self, key: &Key, ended: &Receiver<()>, deadline: Instant) -> Waited {
         if ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout) {
             return Waited::ToItsEnd;
@@ -190,7 +192,7 @@ impl Group {
         let mut all = calls();
         let call = all.get_mut(key);
         let Some(call) = call.filter(|call| call.running.same_channel(ended)) else {
-            // It came to its end at that very moment.
+            // The call ended just after the deadline.
             return Waited::ToItsEnd;
         };
         if !call.is_late {
@@ -199,7 +201,7 @@ impl Group {
             drop(all);
             log::error!(
                 event = "handler_stuck", message_id:% = key.1, handlers = self.shared.name;
-                "a handler of {} has run for more than {}: message {} waits for the handler to return",
+                "a handler of {} is still running after {}: message {} stays claimed until the handler returns",
                 self.shared.name, humantime::format_duration(self.timeout), key.1
             );
         }
@@ -216,7 +218,7 @@ impl Group {
             };
             match worker.tasks.send(task) {
                 Ok(()) => return Ok(worker),
-                // An observer's or the logger's panic has ended that thread: the next one.
+                // A panic of an observer or the logger has ended that thread: try the next thread.
                 Err(unsent) => task = unsent.into_inner(),
             }
         }
@@ -237,7 +239,7 @@ impl Group {
     }
 }
 
-/// How long a sender has waited for a call.
+/// Why a sender stopped waiting for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waited {
     ToItsEnd,
@@ -268,7 +270,7 @@ impl Shared {
         }
     }
 
-    /// A call has ended: whoever waits for its outcome gets it.
+    /// Ends a call: passes its outcome to every claim that waits.
     fn end(&self, key: &Key, outcome: &Outcome, began: Instant) {
         let mut all = calls();
         let call = all.remove(key);
@@ -283,7 +285,7 @@ impl Shared {
             let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
             log::warn!(
                 event = "handler_late", message_id:% = key.1, handlers = self.name;
-                "a late handler of {} has returned after {}: message {}",
+                "a handler of {} returned after {}, past its limit: recording the result of message {}",
                 self.name, humantime::format_duration(Duration::from_millis(took)), key.1
             );
         }
@@ -294,13 +296,12 @@ impl Shared {
 }
 
 impl Drop for Group {
-    /// Joins the threads but for those whose handlers have not returned: nothing ends these but the
-    /// process.
+    /// Joins the idle threads. Threads whose handlers have not returned keep running until the process ends.
     fn drop(&mut self) {
         for Worker { tasks, thread } in std::mem::take(&mut *self.lock_idle()) {
             drop(tasks);
             if thread.join().is_err() {
-                log::error!(event = "thread_panicked", handlers = self.shared.name; "a thread of the handlers {} panicked", self.shared.name);
+                log::error!(event = "thread_panicked", handlers = self.shared.name; "a thread of handler group {} panicked", self.shared.name);
             }
         }
     }

@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use super::Sequence;
 
-/// A claimed message, as a [`Dispatcher`](crate::Dispatcher), an [`Observer`](crate::Observer) and the
-/// handler of a topic see it.
+/// A claimed message, as a [`Dispatcher`](crate::Dispatcher), an [`Observer`](crate::Observer) or the
+/// handler of a topic receives it.
 ///
 /// ```
 /// use diesel_outbox::{DecodeError, Event, Message};
@@ -32,46 +32,46 @@ use super::Sequence;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Message {
-    /// Its place in the outbox.
+    /// The position in the outbox.
     pub sequence: Sequence,
-    /// Its id, the same on every attempt.
+    /// The id of the message, which is the same on every attempt.
     pub message_id: Uuid,
-    /// Its topic.
+    /// The topic.
     pub topic: String,
-    /// The named destination, or empty: routed by topic.
+    /// The destination that the message names; empty: routed by topic.
     pub destination: String,
     /// The stored JSON, byte for byte.
     pub payload: String,
     /// The stored headers as a JSON object.
     pub headers: Option<String>,
-    /// Messages of one key are delivered in order.
+    /// The ordering key. Messages with the same key are delivered in order.
     pub ordering_key: Option<String>,
-    /// What the receiver can tell duplicates by.
+    /// The idempotency key, by which the receiver can detect duplicates; the message id if the caller gave none.
     pub idempotency_key: String,
-    /// The tenant that it belongs to.
+    /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
-    /// When it was enqueued, by the database's clock.
+    /// When the message was enqueued, by the database's clock.
     pub created_at: SystemTime,
-    /// When the event occurred, where who enqueued it has said so.
+    /// When the event occurred, if the application set it.
     pub occurred_at: Option<SystemTime>,
-    /// Attempts before this one.
+    /// The number of attempts before this one.
     pub attempts: u32,
-    /// When it must not be sent any more, on this process's monotonic clock.
+    /// When the message expires, on this process's monotonic clock.
     pub(crate) expires: Option<Instant>,
-    /// When it could first be claimed, as the database counts.
+    /// When the message became due, in the database's microseconds.
     pub(crate) available_at: i64,
-    /// When it was claimed, as the database counts: tells this claim of a lease from another one.
+    /// When the message was claimed, in the database's microseconds. Distinguishes the claims of one lease.
     pub(crate) claimed_at: i64,
-    /// When it was claimed, on this process's monotonic clock.
+    /// When the message was claimed, on this process's monotonic clock.
     pub(crate) claimed: Instant,
-    /// How old it was then, by the database's clock.
+    /// The age of the message when it was claimed, by the database's clock.
     pub(crate) age: Duration,
-    /// How many messages of its key were claimed right after one another before it.
+    /// How many messages of the same ordering key were claimed one right after another before this message.
     pub(crate) in_a_row: u32,
 }
 
 impl Message {
-    /// When the event occurred: what receivers see as `ce-time`. Defaults to when it was enqueued.
+    /// When the event occurred: the time that receivers see as `ce-time`. Defaults to the time of enqueueing.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -85,12 +85,12 @@ impl Message {
         self.occurred_at.unwrap_or(self.created_at)
     }
 
-    /// The idempotency key as logs show it: the first 16 hexadecimal digits of its SHA-256.
+    /// The idempotency key as logs show it: the first 16 hexadecimal digits of the key's SHA-256.
     pub fn hashed_key(&self) -> String {
         hashed_key(&self.idempotency_key)
     }
 
-    /// What can be large of it: payload and headers.
+    /// The length of the parts that can be large: payload and headers.
     pub(crate) fn bytes(&self) -> usize {
         self.payload.len() + self.headers.as_ref().map_or(0, String::len)
     }
@@ -105,7 +105,7 @@ pub(crate) fn hashed_key(key: &str) -> String {
 }
 
 impl fmt::Debug for Message {
-    /// Without payload, headers and key: they may be private.
+    /// Omits payload, headers and keys, which may be private.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("sequence", &self.sequence)

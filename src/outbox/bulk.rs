@@ -1,4 +1,4 @@
-//! Writing any number of messages, some at a time.
+//! Writes any number of messages, in batches.
 
 use diesel::connection::LoadConnection;
 use diesel::pg::Pg;
@@ -9,18 +9,18 @@ use crate::metrics::Enqueues;
 use crate::name::OutboxName;
 use crate::store::write::enqueue::{Row, insert_all};
 
-/// Messages and bytes that go into one statement of a bulk. Large enough that round trips and
-/// savepoints cost nothing beside it, small enough to be held in memory a few times over.
+/// The maximum number of messages, and of bytes, in one statement. Large enough to make the cost of round
+/// trips and savepoints negligible, small enough to hold a few copies in memory.
 const BULK_MESSAGES: usize = 5000;
 const BULK_BYTES: usize = 4 * 1024 * 1024;
 
-/// A bulk on its way: rows that wait for the next statement.
+/// A bulk in progress, with the rows that wait for the next statement.
 pub(super) struct Bulk<'a> {
     name: &'a OutboxName,
     rows: Vec<Row>,
     bytes: usize,
     new: u64,
-    /// A key was taken, so more of them may be.
+    /// A key was taken, so further keys may be taken, too.
     repeats: bool,
     enqueues: Enqueues,
 }

@@ -1,4 +1,4 @@
-//! Taking back, or putting off, what was enqueued and waits.
+//! Cancels and reschedules waiting messages.
 
 use diesel::PgConnection;
 use diesel::result::QueryResult;
@@ -9,21 +9,22 @@ use crate::store::pinned::pinned;
 use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
 
 impl Outbox {
-    /// Cancels a message that waits, on the caller's connection and in its transaction: an order is
-    /// cancelled, and its reminder must not go. If the transaction commits, the message is not sent.
+    /// Cancels a waiting message, on the caller's connection and in the caller's transaction. If the
+    /// transaction commits, the message is not sent. Use it, for example, for the reminder of an order that
+    /// is cancelled.
     ///
-    /// The message leaves the outbox. The ledger keeps that it ended `dead` for the reason `CANCELLED`; it is
-    /// no dead letter, and its payload is not kept. Its idempotency key may be enqueued again. The next
-    /// message of its ordering key goes on.
+    /// The message leaves the outbox. The ledger records the message as `dead` with the reason `CANCELLED`,
+    /// without its payload; there is no dead letter. The idempotency key can be enqueued again. The next
+    /// message of the ordering key no longer waits for the cancelled message.
     ///
-    /// A message that a relay is sending is left alone, and so is one whose row another transaction has
-    /// locked: the answer is [`Answer::UnderWay`](crate::Answer::UnderWay), and nobody waits. After a
-    /// fan-out each part is answered for: those that wait are cancelled, others are not.
+    /// A message stays unchanged if a relay is sending it, or if another transaction has locked its row. The
+    /// result is then [`Answer::UnderWay`](crate::Answer::UnderWay), without waiting. After a fan-out, there is
+    /// one result for each part: waiting parts are cancelled, other parts are not.
     ///
-    /// Works outside of a transaction too, and then commits by itself: it is one change of one message.
+    /// Outside a transaction, the call commits on its own.
     ///
-    /// By idempotency key this is a few short statements. A sequence that is not live any more is looked for
-    /// in the ledger, without an index, for two seconds at most.
+    /// By idempotency key, the call takes a few short statements. A sequence that is no longer live is searched
+    /// in the ledger, without an index, for at most 2 s.
     ///
     /// The role needs the rights of `outbox_canceller` (`diesel-outbox migrate --print --roles`).
     ///
@@ -37,7 +38,7 @@ impl Outbox {
     ///         let reminder = MessageRef::key(format!("order-{order}-reminder"));
     ///         match outbox.cancel(conn, reminder)?.answer() {
     ///             Answer::Done | Answer::Cancelled | Answer::Unknown => {}
-    ///             Answer::UnderWay | Answer::Delivered => println!("the reminder was, or is being, sent"),
+    ///             Answer::UnderWay | Answer::Delivered => println!("the reminder is being sent or was sent"),
     ///             other => println!("the reminder: {other:?}"),
     ///         }
     ///         Ok(())
@@ -59,11 +60,11 @@ impl Outbox {
         })
     }
 
-    /// Lets a message that waits be due at another time, sooner or later, on the caller's connection and
-    /// in its transaction. A time in the past is now. Attempts and expiry stay as they are.
+    /// Changes when a waiting message is due, on the caller's connection and in the caller's transaction. The
+    /// new time may be earlier or later. A time in the past means now. Attempts and expiry stay unchanged.
     ///
-    /// What is under way is left alone, as with [`cancel`](Self::cancel). The first message of an ordering
-    /// key that is put off keeps the key's other messages waiting, as a delayed one does.
+    /// A message in flight stays unchanged, as with [`cancel`](Self::cancel). If the first message of an
+    /// ordering key is put off, the other messages of the key wait for it, as for a delayed message.
     ///
     /// ```no_run
     /// use diesel::prelude::*;

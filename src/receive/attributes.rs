@@ -1,4 +1,4 @@
-//! Attributes of CloudEvents: their names, and the values of those that are more than a text.
+//! Attributes of CloudEvents: their names, and values that need parsing.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,27 +8,27 @@ use super::error::CloudEventError;
 
 pub(super) const DATA_CONTENT_TYPE: &str = "datacontenttype";
 
-/// The attributes of one event by their names, each once.
+/// The attributes of one event by name. Each occurs once.
 #[derive(Debug, Default)]
 pub(super) struct Attributes<'a> {
     pub(super) values: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
 }
 
 impl<'a> Attributes<'a> {
-    /// Adds one, whose name is checked.
+    /// Adds an attribute. The name must have passed `check_name`.
     pub(super) fn add(
         &mut self,
         name: Cow<'a, str>,
         value: Cow<'a, str>,
     ) -> Result<(), CloudEventError> {
         if self.values.contains_key(&name) {
-            return Err(CloudEventError::attribute(&name, "is there twice"));
+            return Err(CloudEventError::attribute(&name, "occurs twice"));
         }
         self.values.insert(name, value);
         Ok(())
     }
 
-    /// Whether the data is of a JSON content type; `None`: there is no content type.
+    /// Whether the content type of the data is JSON; `None`: there is no content type.
     pub(super) fn data_is_json(&self) -> Option<bool> {
         let content_type = media_type(self.values.get(DATA_CONTENT_TYPE)?);
         let (_, subtype) = content_type.split_once('/').unwrap_or_default();
@@ -40,7 +40,7 @@ impl<'a> Attributes<'a> {
             .ok_or(CloudEventError::Missing { name })
     }
 
-    /// One of the attributes that CloudEvents knows: they are never empty.
+    /// Removes an attribute that CloudEvents defines. These attributes must not be empty.
     pub(super) fn optional(&mut self, name: &str) -> Result<Option<Cow<'a, str>>, CloudEventError> {
         match self.values.remove(name) {
             Some(value) if value.is_empty() => Err(CloudEventError::attribute(name, "is empty")),
@@ -49,7 +49,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Whether CloudEvents itself knows an attribute. All of them are texts.
+/// Whether CloudEvents itself defines the attribute. All these attributes are texts.
 pub(super) fn is_known(name: &str) -> bool {
     matches!(
         name,
@@ -63,7 +63,7 @@ pub(super) fn is_known(name: &str) -> bool {
     )
 }
 
-/// What names of attributes are made of.
+/// Checks the name of an attribute: lower-case letters and digits, but not `data`.
 pub(super) fn check_name(name: &str) -> Result<(), CloudEventError> {
     let is_good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     match !name.is_empty() && name != "data" && name.bytes().all(is_good) {
@@ -78,7 +78,7 @@ pub(super) fn media_type(content_type: &str) -> String {
     media_type.trim().to_ascii_lowercase()
 }
 
-/// A time with any offset.
+/// Parses an RFC 3339 time with any offset.
 pub(super) fn rfc3339(text: &str) -> Option<SystemTime> {
     let text = text.to_ascii_uppercase();
     let (local, offset) = text.split_at_checked(text.len().checked_sub(6)?)?;

@@ -11,13 +11,12 @@ use super::attributes::{Attributes, DATA_CONTENT_TYPE, rfc3339};
 use super::error::CloudEventError;
 use crate::event::{DecodeError, Event, VERSION_ATTRIBUTE};
 
-/// The only version there is, and the one that the relay sends.
+/// The supported version of CloudEvents, which the relay sends.
 const SPEC_VERSION: &str = "1.0";
 /// The extension that carries the ordering key.
 const PARTITION_KEY: &str = "partitionkey";
 
-/// An event, as it came: in a request of its own, or in a batch. It borrows from the request where it
-/// can.
+/// A received event, from a request with one event or from a batch. It borrows from the request if possible.
 ///
 /// ```
 /// use diesel_outbox::receive::{self, Headers};
@@ -39,25 +38,25 @@ const PARTITION_KEY: &str = "partitionkey";
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct CloudEvent<'a> {
-    /// Its id: of a message of an outbox the message's, a UUID. With the source it is unique, and the
-    /// same on every attempt.
+    /// The id of the event, unique together with the source. For a message of an outbox: the message id (a UUID),
+    /// which is the same on every attempt.
     pub id: Cow<'a, str>,
-    /// Where it comes from: `diesel-outbox/outbox`, where the relay is told nothing else.
+    /// The source of the event. The relay sends `diesel-outbox/outbox` by default.
     pub source: Cow<'a, str>,
-    /// Its type: the message's topic.
+    /// The type of the event: the topic of the message.
     pub event_type: Cow<'a, str>,
-    /// What in the source it is about.
+    /// The subject of the event within the source.
     pub subject: Option<Cow<'a, str>>,
-    /// When it happened: of a message, when it was enqueued.
+    /// When the event occurred. For a message, defaults to the time of enqueueing.
     pub time: Option<SystemTime>,
-    /// The content type of its data. In a document, nothing means JSON.
+    /// The content type of the data. In a document, `None` means JSON.
     pub datacontenttype: Option<Cow<'a, str>>,
-    /// The schema that its data follows.
+    /// The schema of the data.
     pub dataschema: Option<Cow<'a, str>>,
-    /// All other attributes by their names, as texts: those of the relay (`sequence`,
-    /// `partitionkey`), and those that were stored with the message.
+    /// All other attributes by name, as texts: attributes of the relay (`sequence`, `partitionkey`), and attributes
+    /// that were stored with the message.
     pub extensions: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
-    /// What happened, if there is more to say.
+    /// The data of the event: the payload of the message.
     pub data: Option<Data<'a>>,
     pub(super) idempotency_key: Option<Cow<'a, str>>,
 }
@@ -66,14 +65,14 @@ pub struct CloudEvent<'a> {
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Data<'a> {
-    /// JSON, byte for byte as it came, without white space around it.
+    /// JSON as it was received, byte for byte, without surrounding white space.
     Json(&'a str),
-    /// Of another content type.
+    /// Data of another content type.
     Bytes(Cow<'a, [u8]>),
 }
 
 impl<'a> Attributes<'a> {
-    /// The event that has these, and no others.
+    /// Creates an event from these attributes and the data.
     pub(super) fn into_event(
         mut self,
         data: Option<Data<'a>>,
@@ -83,7 +82,7 @@ impl<'a> Attributes<'a> {
         }
         let time = match self.optional("time")? {
             Some(time) => Some(rfc3339(&time).ok_or_else(|| {
-                CloudEventError::attribute("time", "is not a time of RFC 3339 from 1970 to 9999")
+                CloudEventError::attribute("time", "is not an RFC 3339 time from 1970 to 9999")
             })?),
             None => None,
         };
@@ -103,8 +102,8 @@ impl<'a> Attributes<'a> {
 }
 
 impl CloudEvent<'_> {
-    /// Its data as an event of the application's: of the version that the attribute `dataversion`
-    /// says, or 1.
+    /// Decodes the data as an event of the application. The attribute `dataversion` gives the version, which
+    /// defaults to 1.
     ///
     /// ```
     /// # use diesel_outbox::receive::{self, Headers};
@@ -127,8 +126,8 @@ impl CloudEvent<'_> {
     /// ```
     ///
     /// # Errors
-    /// A [`DecodeError`] when its type is not [`Event::TOPIC`], when it has no JSON, or when this is
-    /// of another version or shape.
+    /// A [`DecodeError`] if the type is not [`Event::TOPIC`], the data is not JSON, or the data has another
+    /// version or shape.
     pub fn decode<E: Event + DeserializeOwned>(&self) -> Result<E, DecodeError> {
         if self.event_type != E::TOPIC {
             return Err(DecodeError::Topic {
@@ -139,15 +138,15 @@ impl CloudEvent<'_> {
         E::decode(self.version(), self.json().ok_or(DecodeError::NoJson)?)
     }
 
-    /// The version of its data's shape, as an [`Event`] has it: 1 where it says nothing, 0 where what
-    /// it says is no number.
+    /// The version of the data's shape (see [`Event::VERSION`]): 1 if the event does not give a version, 0 if
+    /// its version is not a number.
     pub fn version(&self) -> u32 {
         self.extensions
             .get(VERSION_ATTRIBUTE)
             .map_or(1, |version| version.parse().unwrap_or(0))
     }
 
-    /// Its data, where that is JSON.
+    /// The data, if it is JSON.
     pub fn json(&self) -> Option<&str> {
         match &self.data {
             Some(Data::Json(json)) => Some(json),
@@ -155,22 +154,22 @@ impl CloudEvent<'_> {
         }
     }
 
-    /// Messages of one key are delivered in order: the attribute `partitionkey`.
+    /// The ordering key: the attribute `partitionkey`. Messages with the same key are delivered in order.
     pub fn ordering_key(&self) -> Option<&str> {
         self.extensions.get(PARTITION_KEY).map(Cow::as_ref)
     }
 
-    /// The key in the header `idempotency-key`, without its quotes: what in it is not printable ASCII
-    /// is percent-encoded. A request with several messages has none.
+    /// The idempotency key: the header `idempotency-key` without its quotes. Characters that are not printable
+    /// ASCII are percent-encoded. `None` for a request with several messages.
     ///
-    /// Use [`id`](Self::id) to tell a duplicate: this header is not signed.
+    /// Use [`id`](Self::id) to detect duplicates, because this header is not signed.
     pub fn idempotency_key(&self) -> Option<&str> {
         self.idempotency_key.as_deref()
     }
 }
 
 impl fmt::Debug for CloudEvent<'_> {
-    /// Without data, and values of extensions: they may be private.
+    /// Omits the data and the extensions, which may be private.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CloudEvent")
             .field("id", &self.id)
@@ -182,7 +181,7 @@ impl fmt::Debug for CloudEvent<'_> {
 }
 
 impl fmt::Debug for Data<'_> {
-    /// Without the data: it may be private.
+    /// Omits the data, which may be private.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Json(json) => write!(f, "Json({} bytes)", json.len()),

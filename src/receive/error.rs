@@ -1,51 +1,51 @@
-//! What can be wrong with the events of a request.
+//! Why the events of a request cannot be read.
 
 use crate::event::reason_of;
 
-/// Why a request has no events that can be read. It tells the place, and nothing of what stands there:
-/// payloads may be private.
+/// Why the events of a request cannot be read. The error gives the position of the problem, but no part of the
+/// payload, which may be private.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloudEventError {
-    /// It is there twice, or of CloudEvents in a format that is not JSON.
-    #[error("the content type is not one of CloudEvents in JSON")]
+    /// The content type occurs twice, or is CloudEvents in a format other than JSON.
+    #[error("the content type must be CloudEvents in JSON")]
     ContentType,
     /// The body is not UTF-8.
     #[error("the body is not UTF-8")]
     Utf8,
-    /// The body is not JSON, or not a document or an array of documents.
+    /// The body is not valid JSON, or not a document or an array of documents.
     #[error("{reason} at line {line}, column {column}")]
     Json {
-        /// In which way.
+        /// Which of the two.
         reason: &'static str,
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// Counted from 1; 0: before the first.
+        /// The column, counted from 1; 0: before the first column.
         column: usize,
     },
-    /// An attribute that every event has is not there.
+    /// A required attribute is missing.
     #[error("the attribute {name} is missing")]
     Missing {
-        /// Which one.
+        /// The name of the attribute.
         name: &'static str,
     },
     /// An attribute, or `data_base64`, cannot be used.
     #[error("the attribute {name} {reason}")]
     Attribute {
-        /// Which one.
+        /// The name of the attribute.
         name: String,
-        /// What is wrong.
+        /// Why the attribute cannot be used.
         reason: &'static str,
     },
-    /// The name of an attribute is not made of lower-case letters and digits.
-    #[error("the name of an attribute is not made of lower-case letters and digits")]
+    /// The name of an attribute has characters other than lower-case letters and digits.
+    #[error("the name of an attribute must consist of lower-case letters and digits")]
     Name,
-    /// One event of a batch is bad.
+    /// An event of a batch cannot be read.
     #[error("event {index} (counted from 0): {error}")]
     InBatch {
-        /// How many events came before it.
+        /// The index of the event, counted from 0.
         index: usize,
-        /// What is wrong with it.
+        /// Why the event cannot be read.
         #[source]
         error: Box<CloudEventError>,
     },
@@ -59,7 +59,7 @@ impl CloudEventError {
 }
 
 impl From<serde_json::Error> for CloudEventError {
-    /// Without the error's text: it quotes values.
+    /// Omits the text of the error, which quotes values.
     fn from(error: serde_json::Error) -> Self {
         Self::Json {
             reason: reason_of(&error),

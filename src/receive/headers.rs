@@ -1,4 +1,4 @@
-//! The headers of a request, whatever framework they come from.
+//! The headers of a request, from any framework.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,9 +9,9 @@ pub(super) const CONTENT_TYPE: &str = "content-type";
 pub(super) const IDEMPOTENCY_KEY: &str = "idempotency-key";
 const WEBHOOK_PREFIX: &str = "webhook-";
 
-/// What a request's headers say of its signature and its events. Others are not kept.
+/// The headers of a request that concern its signature and its events. Other headers are dropped.
 ///
-/// It is made of pairs of name and value, which every framework can give:
+/// Create it from pairs of name and value, which every framework can provide:
 ///
 /// ```
 /// use diesel_outbox::receive::Headers;
@@ -25,16 +25,16 @@ const WEBHOOK_PREFIX: &str = "webhook-";
 /// ```
 #[derive(Clone)]
 pub struct Headers {
-    /// Names are in lower case.
+    /// Names in lower case, and values.
     kept: Vec<(String, Vec<u8>)>,
 }
 
-/// A header that was to be there once is there more than once.
+/// A header occurs more than once.
 #[derive(Debug)]
 pub(super) struct Repeated;
 
 impl Headers {
-    /// What these pairs of name and value say. Names are in any case of letters; values are text or bytes.
+    /// Creates headers from pairs of name and value. Names may be in upper or lower case; values are text or bytes.
     pub fn new<N, V>(headers: impl IntoIterator<Item = (N, V)>) -> Self
     where
         N: AsRef<str>,
@@ -53,7 +53,7 @@ impl Headers {
         Self { kept }
     }
 
-    /// The value of the header of this name in lower case.
+    /// The value of a header. The name must be in lower case.
     pub(super) fn get(&self, name: &str) -> Result<Option<&[u8]>, Repeated> {
         let mut values = self.kept.iter().filter(|(kept, _)| kept == name);
         match (values.next(), values.next()) {
@@ -62,7 +62,7 @@ impl Headers {
         }
     }
 
-    /// Attributes of CloudEvents by their own names, as they were sent.
+    /// The CloudEvents attributes, with names without the prefix, and values as they were sent.
     pub(super) fn attributes(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.kept.iter().filter_map(|(name, value)| {
             let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
@@ -72,7 +72,7 @@ impl Headers {
 }
 
 impl fmt::Debug for Headers {
-    /// Without values: they may be private.
+    /// Omits the values, which may be private.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
             .entries(self.kept.iter().map(|(name, _)| name))
@@ -80,19 +80,19 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// The value of an attribute, decoded as the HTTP binding of CloudEvents says (3.1.3.2): out of its
-/// quotes first, if it has any, then one round of percent-decoding.
+/// Decodes the value of an attribute according to the HTTP binding of CloudEvents (3.1.3.2): removes the
+/// quotes, if any, then decodes percent-encoding once.
 pub(super) fn decoded(value: &[u8]) -> Result<Cow<'_, str>, &'static str> {
     let value = std::str::from_utf8(value).map_err(|_| "is not UTF-8")?;
     match unquoted(value) {
-        None => Err("has a quote that does not end"),
+        None => Err("has unbalanced quotes"),
         Some(Cow::Borrowed(value)) => percent_decoded(value),
         Some(Cow::Owned(value)) => Ok(Cow::Owned(percent_decoded(&value)?.into_owned())),
     }
 }
 
-/// A value without the double quotes around it, and without the escapes between them. `None`: they
-/// do not fit together.
+/// Removes the double quotes around a value, and the escapes inside them. `None`: the quotes or escapes are
+/// unbalanced.
 pub(super) fn unquoted(value: &str) -> Option<Cow<'_, str>> {
     let Some(inner) = value.strip_prefix('"') else {
         return Some(Cow::Borrowed(value));
@@ -172,7 +172,7 @@ mod tests {
         ] {
             assert_eq!(decoded(sent.as_bytes()).as_deref(), Ok(value), "{sent}");
         }
-        // The last is a space in two bytes, which is not UTF-8.
+        // The last value is an overlong encoding of a space, which is not UTF-8.
         for sent in [
             "%", "100%", "%4", "%zz", "%+1", "\"", "\"a", "\"a\"b\"", "\"\\\"", "%C0%A0",
         ] {

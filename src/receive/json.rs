@@ -16,12 +16,12 @@ use super::error::CloudEventError;
 const DATA: &str = "data";
 const DATA_BASE64: &str = "data_base64";
 
-/// The event of a document.
+/// Reads the event of a document.
 pub(super) fn document(text: &str) -> Result<CloudEvent<'_>, CloudEventError> {
     serde_json::from_str::<Members<'_>>(text)?.into_event()
 }
 
-/// The events of an array of documents.
+/// Reads the events of an array of documents.
 pub(super) fn batch(text: &str) -> Result<Vec<CloudEvent<'_>>, CloudEventError> {
     let documents: Vec<Members<'_>> = serde_json::from_str(text)?;
     documents
@@ -38,10 +38,10 @@ pub(super) fn batch(text: &str) -> Result<Vec<CloudEvent<'_>>, CloudEventError> 
         .collect()
 }
 
-/// The members of an object in their order, also those that are there twice.
+/// The members of an object in order, including repeated members.
 struct Members<'a>(Vec<(Text<'a>, &'a RawValue)>);
 
-/// A string, borrowed where it has no escapes.
+/// A string, borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -55,7 +55,7 @@ impl<'a> Members<'a> {
                 DATA_BASE64 => &mut base64,
                 _ => {
                     check_name(&name)?;
-                    // Which is as if it were not there.
+                    // A null attribute counts as absent.
                     if value.get() != "null" {
                         let value = attribute(&name, value)?;
                         attributes.add(name, value)?;
@@ -64,7 +64,7 @@ impl<'a> Members<'a> {
                 }
             };
             if slot.replace(value).is_some() {
-                return Err(CloudEventError::attribute(&name, "is there twice"));
+                return Err(CloudEventError::attribute(&name, "occurs twice"));
             }
         }
         let base64 = base64.filter(|value| value.get() != "null");
@@ -72,12 +72,12 @@ impl<'a> Members<'a> {
         let data = match (data, base64) {
             (None, None) => None,
             (Some(_), Some(_)) => {
-                let reason = "is there beside data";
+                let reason = "occurs together with data";
                 return Err(CloudEventError::attribute(DATA_BASE64, reason));
             }
             (None, Some(base64)) => Some(Data::Bytes(decoded(base64)?.into())),
             (Some(data), None) if is_json => Some(Data::Json(data.get())),
-            // Text of another format is a string of JSON.
+            // Data of another content type is a JSON string.
             (Some(data), None) => Some(match serde_json::from_str(data.get()) {
                 Ok(Text(Cow::Borrowed(text))) => Data::Bytes(Cow::Borrowed(text.as_bytes())),
                 Ok(Text(Cow::Owned(text))) => Data::Bytes(Cow::Owned(text.into_bytes())),
@@ -90,24 +90,24 @@ impl<'a> Members<'a> {
 
 fn decoded(base64: &RawValue) -> Result<Vec<u8>, CloudEventError> {
     let Text(text) = serde_json::from_str(base64.get())
-        .map_err(|_| CloudEventError::attribute(DATA_BASE64, "is no text"))?;
+        .map_err(|_| CloudEventError::attribute(DATA_BASE64, "is not a text"))?;
     BASE64
         .decode(text.as_bytes())
         .map_err(|_| CloudEventError::attribute(DATA_BASE64, "is not base64"))
 }
 
-/// The value of an attribute as text: a string or, of an extension, a number or a boolean as JSON
-/// writes it.
+/// The value of an attribute as text. An attribute is a string; an extension may also be a number or a
+/// boolean, which stays as written in JSON.
 fn attribute<'a>(name: &str, value: &'a RawValue) -> Result<Cow<'a, str>, CloudEventError> {
     let bad = |reason| CloudEventError::attribute(name, reason);
     match value.get().as_bytes() {
         [b'"', ..] => {
             let Text(text) =
-                serde_json::from_str(value.get()).map_err(|_| bad("is no Unicode text"))?;
+                serde_json::from_str(value.get()).map_err(|_| bad("is not a Unicode text"))?;
             Ok(text)
         }
-        _ if is_known(name) => Err(bad("is no text")),
-        [b'{' | b'[', ..] => Err(bad("is no text, number or boolean")),
+        _ if is_known(name) => Err(bad("is not a text")),
+        [b'{' | b'[', ..] => Err(bad("is not a text, number or boolean")),
         _ => Ok(Cow::Borrowed(value.get())),
     }
 }
@@ -124,7 +124,7 @@ impl<'de> Visitor<'de> for MembersVisitor {
     type Value = Members<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a document of CloudEvents")
+        f.write_str("a CloudEvents document")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {

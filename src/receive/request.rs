@@ -1,4 +1,4 @@
-//! How a request carries events: one in its headers, one as a document, or many.
+//! Reading the events of a request, in any of the three modes of CloudEvents.
 
 use std::borrow::Cow;
 
@@ -10,14 +10,14 @@ use super::error::CloudEventError;
 use super::headers::{CONTENT_TYPE, Headers, IDEMPOTENCY_KEY, decoded, unquoted};
 use super::json;
 
-/// How a request carries events.
+/// The mode in which a request carries events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// One, whose attributes are headers.
+    /// One event, whose attributes are headers.
     Binary,
-    /// One, as a document.
+    /// One event, as a document.
     Structured,
-    /// An array of documents.
+    /// Several events, as an array of documents.
     Batched,
 }
 
@@ -39,9 +39,9 @@ impl Mode {
     }
 }
 
-/// Reads the events of a request in any of the three modes: one, or of a batch all.
+/// Reads the events of a request in any of the three modes: one event, or all events of a batch.
 ///
-/// It verifies nothing; [`Verifier::events`](super::Verifier::events) does both.
+/// Verifies nothing: [`Verifier::events`](super::Verifier::events) verifies the request and reads its events.
 ///
 /// ```
 /// use diesel_outbox::receive::{self, Headers};
@@ -62,7 +62,7 @@ impl Mode {
 /// ```
 ///
 /// # Errors
-/// A [`CloudEventError`] for the first thing that is wrong. Nothing of a batch is returned then.
+/// A [`CloudEventError`] for the first problem. For a batch, no event is returned.
 pub fn events<'a>(
     headers: &'a Headers,
     body: &'a [u8],
@@ -84,7 +84,7 @@ pub fn events<'a>(
 /// The event of a request in binary mode.
 fn of_headers<'a>(headers: &'a Headers, body: &'a [u8]) -> Result<CloudEvent<'a>, CloudEventError> {
     let mut attributes = Attributes::default();
-    // A header of HTTP itself: nothing of it is encoded.
+    // A header of HTTP itself, so its value is not encoded.
     if let Ok(Some(content_type @ [_, ..])) = headers.get(CONTENT_TYPE) {
         let content_type = std::str::from_utf8(content_type)
             .map_err(|_| CloudEventError::attribute(DATA_CONTENT_TYPE, "is not UTF-8"))?;
@@ -111,7 +111,7 @@ fn text(body: &[u8]) -> Result<&str, CloudEventError> {
     std::str::from_utf8(body).map_err(|_| CloudEventError::Utf8)
 }
 
-/// One JSON value and nothing else, without white space around it.
+/// The text without surrounding white space, if it is a single JSON value.
 fn whole_json(text: &str) -> Result<&str, CloudEventError> {
     let value: &RawValue = serde_json::from_str(text)?;
     Ok(value.get())

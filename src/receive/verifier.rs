@@ -1,4 +1,4 @@
-//! Signatures of Standard Webhooks, verified.
+//! Verification of Standard Webhooks signatures.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,31 +19,31 @@ use crate::ed25519::PublicKeys;
 const ID: &str = "webhook-id";
 const TIMESTAMP: &str = "webhook-timestamp";
 const SIGNATURE: &str = "webhook-signature";
-/// What stands before the signatures of HMAC-SHA256. There will be other versions.
+/// The prefix of HMAC-SHA256 signatures. Signatures with other prefixes are ignored.
 const SYMMETRIC: &str = "v1,";
-/// And of Ed25519.
+/// The prefix of Ed25519 signatures.
 const ASYMMETRIC: &str = "v1a,";
-/// More signatures than this are not looked at by public keys: each costs a multiple of one by a secret, and anyone may
-/// send them.
+/// The maximum number of signatures that public keys verify. Anyone can send signatures, and each costs much more than
+/// a symmetric signature.
 const MOST_ASYMMETRIC: usize = 16;
 
-/// As the libraries of Standard Webhooks have it.
+/// The default of the Standard Webhooks libraries.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
-/// Verifies requests that were signed as [Standard Webhooks](https://www.standardwebhooks.com) says,
-/// by this crate's relay or by others.
+/// Verifies requests that this crate's relay or another sender has signed according to
+/// [Standard Webhooks](https://www.standardwebhooks.com).
 ///
-/// A request is verified when any of its signatures is by any of the secrets or public keys, so that they can be
-/// changed without refusing a request. Make one verifier, and share it between threads.
+/// A request is verified if any of its signatures matches any of the secrets or public keys, so secrets and keys can be
+/// changed without refusing requests. Create one verifier, and share it between threads.
 ///
-/// A secret (`whsec_…`) is known to both sides, so the receiver can sign with it, too. A public key (`whpk_…`) only
-/// verifies. It needs cryptography: the feature `ring` or `aws-lc-rs`, or a `CryptoProvider` of rustls that the
+/// A secret (`whsec_…`) is known to both sides, so the receiver could also sign with it. A public key (`whpk_…`) only
+/// verifies. Public keys need cryptography: the feature `ring` or `aws-lc-rs`, or a `CryptoProvider` of rustls that the
 /// application has installed.
 ///
 /// ```
 /// use diesel_outbox::receive::{Headers, Verifier, VerifyError};
 ///
-/// // A secret or a public key, or several with commas or white space between them.
+/// // A secret or a public key, or several, separated by commas or white space.
 /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
 ///
 /// let headers = Headers::new([
@@ -63,18 +63,19 @@ pub struct Verifier {
     takes_binary: bool,
 }
 
-/// What a verified request is.
+/// The signed headers of a verified request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verified<'a> {
-    /// Of the message, the same on every attempt; of the request, where it has several messages.
+    /// The id of the message, which is the same on every attempt. For a request with several messages, the id of the
+    /// request.
     pub id: &'a str,
-    /// Of this attempt.
+    /// When this attempt was signed.
     pub timestamp: SystemTime,
 }
 
 impl Verifier {
-    /// Verifies with any of these secrets.
+    /// Creates a verifier for symmetric signatures (`v1`) by any of these secrets.
     ///
     /// ```
     /// use diesel_outbox::config::SigningSecret;
@@ -87,14 +88,14 @@ impl Verifier {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] when there are none, or one is asymmetric: only senders have private keys.
+    /// A [`ConfigError`] if there are no secrets, or if a secret is asymmetric: only senders have private keys.
     pub fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
         Self::of(secrets, &[])
     }
 
-    /// Verifies asymmetric signatures (`v1a`) with any of these public keys.
+    /// Creates a verifier for asymmetric signatures (`v1a`) by any of these public keys.
     ///
-    /// For public keys beside secrets, [parse](str::parse) a text with both.
+    /// For both public keys and secrets, [parse](str::parse) a text that contains both.
     ///
     /// ```no_run
     /// use diesel_outbox::config::PublicKey;
@@ -106,7 +107,7 @@ impl Verifier {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] when there are none, or when the process has no cryptography.
+    /// A [`ConfigError`] if there are no keys, or if the process has no cryptography.
     pub fn of_public_keys(keys: &[PublicKey]) -> Result<Self, ConfigError> {
         Self::of(&[], keys)
     }
@@ -114,11 +115,11 @@ impl Verifier {
     fn of(secrets: &[SigningSecret], keys: &[PublicKey]) -> Result<Self, ConfigError> {
         let wrong = |reason: String| ConfigError::new("secrets", reason);
         if secrets.is_empty() && keys.is_empty() {
-            return Err(wrong("there is none".to_owned()));
+            return Err(wrong("give at least one secret or public key".to_owned()));
         }
         if secrets.iter().any(SigningSecret::is_asymmetric) {
             return Err(wrong(
-                "a private key (whsk_) is for the sender alone: give its public key, whpk_…, which `diesel-outbox secret public` shows".to_owned(),
+                "a private key (whsk_) is only for the sender: give its public key, whpk_…, which `diesel-outbox secret public` shows".to_owned(),
             ));
         }
         let public_keys = match keys {
@@ -136,10 +137,11 @@ impl Verifier {
         })
     }
 
-    /// How far the clocks of sender and receiver, and the time on the way, may lie apart, in both
-    /// directions. Defaults to 5 minutes. It counts whole seconds.
+    /// Sets how far the timestamp of a request may differ from the current time, in both directions. The
+    /// difference includes the clock difference and the time on the network. Counts whole seconds. Defaults to
+    /// 5 minutes.
     ///
-    /// Who has seen a request can send it again for as long: handle messages [once](crate::inbox).
+    /// During this time, anyone who has seen a request can replay it: handle messages [once](crate::inbox).
     ///
     /// ```
     /// use diesel_outbox::receive::Verifier;
@@ -155,11 +157,12 @@ impl Verifier {
         self
     }
 
-    /// Refuses requests in binary mode: then source, type and all other attributes of an
+    /// Refuses requests in binary mode, so that source, type and all other attributes of an
     /// [event](Self::events) are signed. For receivers of a relay that sends in structured or batched mode.
+    /// Defaults to accepting binary mode.
     ///
-    /// The content type, which says the mode, is a header and not signed either: without this, who can
-    /// change a request on its way can pass a document off as the data of another event.
+    /// The content type, which determines the mode, is an unsigned header. Without this option, an attacker who
+    /// can change a request on the network can pass a document off as the data of another event.
     ///
     /// ```
     /// use diesel_outbox::receive::Verifier;
@@ -174,13 +177,13 @@ impl Verifier {
         self
     }
 
-    /// Verifies a request by its headers and its body, which has to be what came, byte for byte.
+    /// Verifies a request by its headers and its body. The body must be unchanged, byte for byte.
     ///
     /// Only the id, the timestamp and the body are signed: see [`events`](Self::events).
     ///
     /// # Errors
-    /// A [`VerifyError`]. The answer is 401: the relay tries again, so nothing is lost while a secret
-    /// or a clock is put right.
+    /// A [`VerifyError`]. Respond with 401: the relay then retries, so no message is lost while you fix a
+    /// secret or a clock.
     pub fn verify<'a>(
         &self,
         headers: &'a Headers,
@@ -189,7 +192,7 @@ impl Verifier {
         self.verify_at(headers, body, SystemTime::now())
     }
 
-    /// [`verify`](Self::verify) at another time than now, for tests and for requests that were kept.
+    /// [`verify`](Self::verify) at the time `now`, for tests and for stored requests.
     ///
     /// ```
     /// use diesel_outbox::receive::{Headers, Verifier};
@@ -217,10 +220,10 @@ impl Verifier {
     ) -> Result<Verified<'a>, VerifyError> {
         let id = text(headers, ID)?;
         if id.contains('.') {
-            // What is signed is joined with full stops: another split would have the same signature.
+            // The signed parts are joined with full stops: other parts could have the same signature.
             return Err(VerifyError::BadHeader {
                 name: ID,
-                reason: "it holds a full stop",
+                reason: "contains a full stop",
             });
         }
         let written = text(headers, TIMESTAMP)?;
@@ -237,7 +240,7 @@ impl Verifier {
     fn is_by_secret(&self, id: &str, timestamp: &str, body: &[u8], signatures: &str) -> bool {
         let macs = self.signer.macs(id.as_bytes(), timestamp.as_bytes(), body);
         let macs: Vec<_> = macs.collect();
-        // In a time that tells nothing of the right signature.
+        // In constant time, so that the time reveals nothing of the right signature.
         of_version(SYMMETRIC, signatures).any(|signature| {
             let mut macs = macs.iter();
             macs.any(|mac| mac.clone().verify_slice(&signature).is_ok())
@@ -257,14 +260,13 @@ impl Verifier {
     /// Verifies a request, and reads its events: [`verify`](Self::verify), then
     /// [`events`](super::events).
     ///
-    /// In binary mode headers say what happened, and headers are not signed. Therefore the event's id
-    /// has to be the one that is signed, `webhook-id`; a duplicate cannot be passed off as another
-    /// message. Where source, type and the other attributes have to be certain, let the relay send in
-    /// structured or batched mode, where they are a part of the body, and
-    /// [refuse binary mode](Self::refuse_binary).
+    /// In binary mode, the attributes of an event are headers, which are not signed. Therefore the event's id
+    /// must equal the signed `webhook-id`, so that a duplicate cannot be passed off as another message. If you
+    /// must be able to trust source, type and the other attributes, let the relay send in structured or batched
+    /// mode, where they are part of the body, and [refuse binary mode](Self::refuse_binary).
     ///
     /// # Errors
-    /// A [`ReceiveError`], which knows the status to answer with.
+    /// A [`ReceiveError`]. Respond with its [`status`](ReceiveError::status).
     pub fn events<'a>(
         &self,
         headers: &'a Headers,
@@ -273,7 +275,7 @@ impl Verifier {
         self.events_at(headers, body, SystemTime::now())
     }
 
-    /// [`events`](Self::events) at another time than now.
+    /// [`events`](Self::events) at the time `now`, for tests and for stored requests.
     ///
     /// ```
     /// use diesel_outbox::receive::{Headers, Verifier};
@@ -317,7 +319,7 @@ impl Verifier {
         Ok(events)
     }
 
-    /// The time of a request that is neither too old nor too new.
+    /// Reads the timestamp of a request, and checks the tolerance.
     fn timestamp(&self, written: &str, now: SystemTime) -> Result<SystemTime, VerifyError> {
         let seconds: u64 = match written.bytes().all(|byte| byte.is_ascii_digit()) {
             true => written.parse().map_err(|_| VerifyError::Timestamp)?,
@@ -337,27 +339,27 @@ impl Verifier {
     }
 }
 
-/// The signatures of a version, decoded.
+/// The decoded signatures with this prefix.
 fn of_version(version: &str, signatures: &str) -> impl Iterator<Item = Vec<u8>> {
     signatures
         .split_ascii_whitespace()
         .filter_map(move |signature| BASE64.decode(signature.strip_prefix(version)?).ok())
 }
 
-/// A header that has to be there, once, with a value.
+/// The value of a required header. It must occur once, and not be empty.
 fn text<'a>(headers: &'a Headers, name: &'static str) -> Result<&'a str, VerifyError> {
     let bad = |reason| VerifyError::BadHeader { name, reason };
     match headers.get(name) {
-        Err(Repeated) => Err(bad("it is there twice")),
+        Err(Repeated) => Err(bad("occurs twice")),
         Ok(None | Some([])) => Err(VerifyError::MissingHeader { name }),
-        Ok(Some(value)) => std::str::from_utf8(value).map_err(|_| bad("it is not text")),
+        Ok(Some(value)) => std::str::from_utf8(value).map_err(|_| bad("is not UTF-8")),
     }
 }
 
 impl FromStr for Verifier {
     type Err = ConfigError;
 
-    /// Secrets (`whsec_…`) and public keys (`whpk_…`), with white space or commas between them.
+    /// Reads secrets (`whsec_…`) and public keys (`whpk_…`), separated by white space or commas.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let (mut secrets, mut keys) = (Vec::new(), Vec::new());
         for one in parse_verifying_keys("secrets", text)? {
@@ -371,7 +373,7 @@ impl FromStr for Verifier {
 }
 
 impl fmt::Debug for Verifier {
-    /// Without the keys.
+    /// Omits the keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
             .field("signer", &self.signer)
@@ -382,42 +384,42 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// Why a request is not verified. It says nothing of secrets, of the signature that would be right,
-/// or of the body.
+/// Why a request cannot be verified. The error reveals nothing of the secrets, the right signature or the
+/// body.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// A header is not there, or empty.
+    /// A header is missing or empty.
     #[error("the header {name} is missing")]
     MissingHeader {
-        /// Which one.
+        /// The name of the header.
         name: &'static str,
     },
-    /// A header is there, and cannot be used.
-    #[error("the header {name} cannot be used: {reason}")]
+    /// A header cannot be used.
+    #[error("the header {name} {reason}")]
     BadHeader {
-        /// Which one.
+        /// The name of the header.
         name: &'static str,
-        /// What is wrong.
+        /// Why the header cannot be used.
         reason: &'static str,
     },
     /// The timestamp is not a number of seconds.
     #[error("webhook-timestamp is not a number of seconds")]
     Timestamp,
-    /// The request was signed too long ago. A late one, a replay, or a clock that is wrong.
+    /// The request was signed too long ago: it is late, it is a replay, or a clock is wrong.
     #[error("the request was signed {seconds} s ago")]
     TooOld {
-        /// How long ago.
+        /// The age of the request, in seconds.
         seconds: u64,
     },
     /// The request was signed in the future: a clock is wrong.
     #[error("the request was signed {seconds} s in the future")]
     TooNew {
-        /// How far.
+        /// How far the timestamp is in the future, in seconds.
         seconds: u64,
     },
-    /// No signature is by one of the secrets or public keys.
-    #[error("no signature is by a known secret")]
+    /// No signature matches one of the secrets or public keys.
+    #[error("no signature matches a known secret or public key")]
     NoMatch,
 }
 

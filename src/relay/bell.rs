@@ -1,8 +1,8 @@
-//! How threads are woken.
+//! Bells that wake threads.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// Wakes a thread. Rung many times, it says as much as once.
+/// Wakes a thread. Several rings before the thread wakes count as one.
 pub(crate) struct Bell {
     rope: Sender<()>,
     pub(super) ear: Receiver<()>,
@@ -15,7 +15,7 @@ impl Bell {
     }
 
     pub(super) fn ring(&self) {
-        // Full: it rings already.
+        // Full: the bell is already ringing.
         let _ = self.rope.try_send(());
     }
 }

@@ -1,4 +1,4 @@
-//! A circuit breaker's arithmetic: which sends count, and for how long it opens.
+//! The arithmetic of a circuit breaker: which sends count, and for how long the breaker opens.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use crate::config::Breaker;
 use crate::dispatch::Outcome;
 use crate::status::ReasonCode;
 
-/// Parts of a window. A part is forgotten as a whole.
+/// The number of parts of a window. A part expires as a whole.
 const PARTS: u32 = 10;
 
-/// The sends of the last while. Pure: the time is given.
+/// The sends of the recent past. Has no clock: the time is a parameter.
 #[derive(Debug)]
 pub(super) struct Window {
     settings: Breaker,
-    /// When each part began, its sends and its failures.
+    /// The start of each part, its sends and its failures.
     parts: VecDeque<(Instant, u32, u32)>,
 }
 
@@ -30,13 +30,13 @@ impl Window {
         &self.settings
     }
 
-    /// Counts a send that has failed. `true`: too many have.
+    /// Counts a failed send. `true`: too many sends have failed.
     pub(super) fn count_failure(&mut self, now: Instant) -> bool {
         self.count(0, 1, now);
         self.is_over()
     }
 
-    /// Counts sends that went well.
+    /// Counts successful sends.
     pub(super) fn count_good(&mut self, sends: u32, now: Instant) {
         self.count(sends, 0, now);
     }
@@ -69,32 +69,32 @@ impl Window {
         sends >= u64::from(self.settings.min_sends) && ratio >= self.settings.failure_ratio
     }
 
-    /// Forgets everything.
+    /// Forgets all sends.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
     }
 }
 
-/// How long it is open the `openings`-th time in a row (1, 2, …).
+/// How long the breaker is open the `openings`-th time in a row (1, 2, …).
 pub(super) fn open_time(settings: &Breaker, openings: u32) -> Duration {
     let doubled = 2_u32.saturating_pow(openings.saturating_sub(1));
     settings.open.saturating_mul(doubled).min(settings.open_cap)
 }
 
-/// What an outcome says of the destination as a whole.
+/// What an outcome shows about the destination as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// It works.
+    /// The destination works.
     Good,
-    /// It does not.
+    /// The destination fails.
     Bad,
-    /// There is no way to it.
+    /// The destination cannot be reached.
     NoWay,
-    /// Nothing: it is about the message.
+    /// Nothing: the outcome concerns the message.
     None,
 }
 
-/// Reads an outcome for what it says of the destination.
+/// What an outcome shows about the destination.
 pub(super) fn sign(outcome: &Outcome) -> Sign {
     match outcome {
         Outcome::Delivered(_) => Sign::Good,
@@ -111,7 +111,7 @@ pub(super) fn sign(outcome: &Outcome) -> Sign {
             | ReasonCode::Redirect
             | ReasonCode::ServerError
             | ReasonCode::Gone => Sign::Bad,
-            // With a time to wait it says more than a breaker could.
+            // With a `Retry-After`, the pause applies instead of the breaker.
             ReasonCode::RateLimited if failure.pause.is_none() => Sign::Bad,
             ReasonCode::ClientError => match failure.response.status {
                 Some(408 | 409 | 425) => Sign::None,

@@ -1,10 +1,10 @@
-//! A token bucket: how long the next request has to wait.
+//! A token bucket: the rate limit of a destination.
 
 use std::time::{Duration, Instant};
 
 use crate::config::Rate;
 
-/// Tokens of a rate. Pure: the time is given.
+/// The tokens of a rate limit. Has no clock: the time is a parameter.
 #[derive(Debug)]
 pub(super) struct Bucket {
     rate: Rate,
@@ -15,7 +15,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub(super) fn new(rate: Rate, now: Instant) -> Self {
         let burst = f64::from(rate.burst.max(1));
         Self {
@@ -27,19 +27,19 @@ impl Bucket {
         }
     }
 
-    /// From now on this is one of so many relays, which have the rate together.
+    /// Sets the number of relays that share the rate.
     pub(super) fn share(&mut self, relays: u32) {
         let relays = f64::from(relays.max(1));
         self.per_second = self.rate.per_second / relays;
         self.burst = (f64::from(self.rate.burst) / relays).max(1.0);
     }
 
-    /// Takes a token, or tells how long it takes until there is one.
+    /// Takes a token, or returns the time until the next token.
     pub(super) fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.filled).as_secs_f64();
         self.tokens = (self.tokens + passed * self.per_second).min(self.burst);
         self.filled = now;
-        // What is added up from small parts of a second is a little less than a whole.
+        // The sum of small fractions may be slightly less than 1.
         if self.tokens >= 1.0 - 1e-9 {
             self.tokens -= 1.0;
             return Ok(());

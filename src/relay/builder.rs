@@ -1,4 +1,4 @@
-//! Setting a relay up.
+//! The builder of a relay: settings, destinations, routes and handlers.
 
 mod assembly;
 mod in_code;
@@ -25,7 +25,7 @@ use crate::handlers::{Context, HandlerError, Handlers, Pool, PooledContext};
 use crate::message::Message;
 use crate::store::relay::connection::Manager;
 
-/// Where setting up a relay begins. What runs is a [`RelayHandle`].
+/// The start of setting up a relay. A running relay is a [`RelayHandle`].
 ///
 /// ```no_run
 /// use diesel_outbox::Relay;
@@ -43,12 +43,12 @@ use crate::store::relay::connection::Manager;
 pub struct Relay;
 
 impl Relay {
-    /// A relay for the outbox `outbox` in this database, with default settings.
+    /// A builder with default settings, for the outbox `outbox` in this database.
     pub fn builder(database_url: impl Into<String>) -> RelayBuilder {
         Self::in_test().set("DATABASE_URL", &database_url.into())
     }
 
-    /// A relay for the outbox `outbox` in the database that this manager connects to, with default settings: see
+    /// A builder with default settings, for the outbox `outbox` in the manager's database. See
     /// [`RelayBuilder::manager`].
     ///
     /// ```no_run
@@ -64,8 +64,8 @@ impl Relay {
         Self::in_test().manager(manager)
     }
 
-    /// A relay with default settings and no database, for a [`TestRelay`](crate::testing::TestRelay):
-    /// that works on the test's connection.
+    /// A builder with default settings and no database, for a [`TestRelay`](crate::testing::TestRelay). The test
+    /// relay works on the test's connection.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -81,7 +81,7 @@ impl Relay {
         builder
     }
 
-    /// A relay with these settings, for example those of [`config::from_env`](crate::config::from_env).
+    /// A builder with these settings, for example from [`config::from_env`](crate::config::from_env).
     ///
     /// ```no_run
     /// use diesel_outbox::{Relay, config};
@@ -106,10 +106,10 @@ impl Relay {
     }
 }
 
-/// Settings of a relay. What is wrong with them is told by [`start`](Self::start).
+/// The settings of a relay. [`start`](Self::start) reports bad settings.
 ///
-/// Each setting says its default; [`SETTINGS`](crate::config::SETTINGS) are more, which
-/// [`Relay::from_config`] takes.
+/// Each setter documents its default. [`Relay::from_config`] takes all [`SETTINGS`](crate::config::SETTINGS),
+/// also the ones without a setter here.
 ///
 /// ```no_run
 /// use diesel_outbox::{Backoff, Relay};
@@ -153,12 +153,12 @@ pub struct RelayBuilder {
     limit: Option<u64>,
     in_code: InCode,
     claim_limit: Duration,
-    /// The first setting that could not be used.
+    /// The error of the first bad setting.
     error: Option<ConfigError>,
 }
 
 impl RelayBuilder {
-    /// A server that needs longer than this for a claim is as slow as a huge table.
+    /// Sets the time limit of a claim. In a test, a claim beyond a short limit is like a claim from a huge table.
     #[cfg(test)]
     pub(in crate::relay) fn claim_limit(mut self, limit: Duration) -> Self {
         self.claim_limit = limit;
@@ -173,26 +173,26 @@ impl RelayBuilder {
         self
     }
 
-    /// The same, for a value that needs no reading.
+    /// [`set`](Self::set) for a value that needs no parsing.
     fn with(mut self, variable: &'static str, set: impl FnOnce(&mut Config)) -> Self {
         self.in_code.add(variable);
         set(&mut self.config);
         self
     }
 
-    /// The outbox to work on: `name` or `schema.name`. Defaults to `outbox`.
+    /// Sets the outbox to work on: `name` or `schema.name`. Defaults to `outbox`.
     #[must_use]
     pub fn outbox(self, name: &str) -> Self {
         self.set("OUTBOX_TABLE", name)
     }
 
-    /// Where messages go that no route serves. By default such messages wait for another relay.
+    /// Sets the URL for messages that no route serves. Defaults to none: such messages wait for another relay.
     #[must_use]
     pub fn url(self, url: &str) -> Self {
         self.set("OUTBOX_URL", url)
     }
 
-    /// Adds a named destination: for routes, and for messages that name it
+    /// Adds a named destination. Routes can name the destination, and so can messages
     /// ([`NewMessage::destination`](crate::NewMessage::destination)).
     #[must_use]
     pub fn destination(mut self, destination: Destination) -> Self {
@@ -200,15 +200,15 @@ impl RelayBuilder {
         self
     }
 
-    /// Adds a route: topics that match the pattern `topic` go to the destination named `to`.
+    /// Adds a route from topics that match the pattern `topic` to the destination named `to`.
     #[must_use]
     pub fn route(mut self, topic: &str, to: &str) -> Self {
         self.config.routes.push(Route::new(topic, to));
         self
     }
 
-    /// Adds a route to several destinations: each gets a message of its own, with its own attempts
-    /// and its own row in the ledger.
+    /// Adds a route to several destinations. Each destination gets its own message, with its own attempts and its
+    /// own row in the ledger.
     #[must_use]
     pub fn route_to_each(mut self, topic: &str, to: &[&str]) -> Self {
         self.config
@@ -217,11 +217,10 @@ impl RelayBuilder {
         self
     }
 
-    /// Handles the messages of an event's topic in this process, in the group `handlers`: see
-    /// [`Handlers`].
+    /// Handles the messages of an event's topic in this process, in the group `handlers`. See [`Handlers`].
     ///
-    /// A topic with a handler goes to its handler, and not to the default URL nor to a pattern that
-    /// matches it, since the most particular route wins. To have it go to both, name both:
+    /// The most specific route wins: a topic with a handler goes to the handler, not to the default URL or to a
+    /// route with a matching pattern. To send the topic to both, name both:
     /// `.route_to_each("order.paid", &["billing", "handlers"])`.
     ///
     /// ```no_run
@@ -232,7 +231,7 @@ impl RelayBuilder {
     /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }
     /// let relay = Relay::builder("postgres://localhost/club")
     ///     .on::<MemberJoined>(|event, context| {
-    ///         println!("{} has joined, told {} times", event.member_id, context.attempt());
+    ///         println!("member {} has joined (attempt {})", event.member_id, context.attempt());
     ///         Ok(())
     ///     })
     ///     .url("https://receiver.example/events") // all other topics
@@ -247,8 +246,8 @@ impl RelayBuilder {
         self.in_default_group(|group| group.on::<E>(handler))
     }
 
-    /// [`on`](Self::on), for a handler that works in the database: its context has `once` and `connection`.
-    /// [`start`](Self::start) fails without [`connections`](Self::connections).
+    /// Like [`on`](Self::on), for a handler that uses the database: the handler's context has `once` and
+    /// `connection`. [`start`](Self::start) fails unless [`connections`](Self::connections) is set.
     ///
     /// ```no_run
     /// # use diesel::prelude::*;
@@ -278,8 +277,7 @@ impl RelayBuilder {
         self.in_default_group(|group| group.on_pooled::<E>(handler))
     }
 
-    /// [`on_topic`](Self::on_topic), for a handler that works in the database: see
-    /// [`on_pooled`](Self::on_pooled).
+    /// Like [`on_topic`](Self::on_topic), for a handler that uses the database. See [`on_pooled`](Self::on_pooled).
     ///
     /// ```
     /// use diesel::RunQueryDsl;
@@ -307,7 +305,7 @@ impl RelayBuilder {
         self.in_default_group(|group| group.on_topic_pooled(topic, handler))
     }
 
-    /// Handles the messages of a topic as they are, in the group `handlers`.
+    /// Handles the messages of a topic without parsing the payload, in the group `handlers`.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -336,13 +334,13 @@ impl RelayBuilder {
         self
     }
 
-    /// Adds a group of handlers, with a name and threads of its own. Groups that handle the same topic
-    /// each get every message of it, as a message of its own with its own attempts.
+    /// Adds a group of handlers, with its own name and threads. If several groups handle a topic, each group gets
+    /// its own copy of every message, with its own attempts.
     ///
-    /// A group without a handler, and a name that is there twice, are errors of [`start`](Self::start).
+    /// [`start`](Self::start) fails for a group without a handler and for a repeated name.
     ///
-    /// The names of groups are kept in the outbox while such messages are under way, and in the inbox of
-    /// [`PooledContext::once`]: keep them as they are.
+    /// Do not rename a group: unsettled messages in the outbox and the inbox of [`PooledContext::once`] refer to
+    /// the group by name.
     ///
     /// ```
     /// use diesel_outbox::{Handlers, Relay};
@@ -359,9 +357,10 @@ impl RelayBuilder {
         self
     }
 
-    /// Where handlers ([`on_pooled`](Self::on_pooled)) get their connections from: the application's pool, as a rule. The relay's own
-    /// connections are not for them. A pool should give up sooner than a handler's time is over: r2d2 waits
-    /// for 30 s if it is told nothing else.
+    /// Sets the source of connections for [`on_pooled`](Self::on_pooled) handlers, usually the application's pool.
+    /// Handlers never use the relay's own connections. Defaults to none.
+    ///
+    /// Set the pool's connection timeout (30 s by default in r2d2) below the handlers' time limit.
     ///
     /// ```no_run
     /// use diesel::r2d2::{ConnectionManager, Pool};
@@ -389,10 +388,12 @@ impl RelayBuilder {
         self
     }
 
-    /// Where the relay's own connections come from, instead of a URL: a manager of r2d2's, of your own where
-    /// passwords rotate, tokens expire, or a role is to be set. Each thread of the relay asks it for a connection,
-    /// keeps that one, and asks for another when it breaks. There is no pool: only
-    /// [`connect`](ManageConnection::connect) is called, by several threads at once.
+    /// Sets an r2d2 manager as the source of the relay's own connections, instead of a URL. Write your own manager
+    /// if passwords rotate, tokens expire or a role must be set. Defaults to none: the relay connects by URL.
+    ///
+    /// Each thread of the relay takes one connection from the manager, keeps the connection, and takes another when
+    /// it breaks. There is no pool. The relay calls only [`connect`](ManageConnection::connect), from several
+    /// threads at once.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -401,7 +402,7 @@ impl RelayBuilder {
     /// use diesel_outbox::Relay;
     ///
     /// # fn token() -> String { String::new() }
-    /// /// Connects with a token that is new each time, and works as the role `relay`.
+    /// /// Connects with a new token each time and sets the role `relay`.
     /// struct ByToken;
     ///
     /// impl ManageConnection for ByToken {
@@ -431,13 +432,14 @@ impl RelayBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The relay names each connection and sets its limits, as by a URL. What it cannot set: how soon a connection
-    /// notices that its server is gone (`connect_timeout`, `keepalives_idle`, `keepalives_interval`,
-    /// `keepalives_count`, `tcp_user_timeout`): put these into the manager's URL. A pooler in transaction mode is
-    /// not noticed: let the manager connect to the server itself.
+    /// The relay names each connection and sets its statement limits, as it does for a URL. The relay cannot set
+    /// the parameters that detect a lost server. Put them into the manager's URL: `connect_timeout`,
+    /// `keepalives_idle`, `keepalives_interval`, `keepalives_count` and `tcp_user_timeout`.
     ///
-    /// No connection of a manager can listen for new messages. Give [`listener_url`](Self::listener_url) as well, or
-    /// the relay looks for them every [`poll_interval`](Self::poll_interval), and says so once.
+    /// The manager must connect to the server directly: the relay cannot detect a pooler in transaction mode.
+    ///
+    /// The relay cannot listen for new messages on a manager's connection. Set [`listener_url`](Self::listener_url)
+    /// too. Otherwise the relay logs once that it polls, and polls every [`poll_interval`](Self::poll_interval).
     ///
     /// ```
     /// use diesel::PgConnection;
@@ -454,8 +456,9 @@ impl RelayBuilder {
         self
     }
 
-    /// Where the relay listens for new messages: a direct connection, where its others lead through a pooler or come
-    /// from a [`manager`](Self::manager). Defaults to the URL of [`Relay::builder`].
+    /// Sets the URL at which the relay listens for new messages: a direct connection to the server. Needed if the
+    /// relay's other connections go through a pooler or come from a [`manager`](Self::manager). Defaults to the URL
+    /// of [`Relay::builder`].
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -468,7 +471,7 @@ impl RelayBuilder {
         self.set("OUTBOX_LISTENER_URL", url)
     }
 
-    /// Tells this observer what happens to messages. There can be several.
+    /// Adds an observer, which the relay calls as messages are sent and settled. A relay can have several.
     ///
     /// ```
     /// use diesel_outbox::{Observer, Relay, Settled};
@@ -489,13 +492,13 @@ impl RelayBuilder {
         self
     }
 
-    /// Sends with this instead of HTTP: to the destinations with a URL or, where there are none, everything that
-    /// no handler serves.
+    /// Sets the dispatcher that sends messages instead of HTTP. The dispatcher gets the messages of destinations
+    /// with a URL. Without such destinations, it gets every message that no handler serves. Defaults to HTTP.
     ///
     /// ```no_run
     /// use diesel_outbox::{Dispatcher, HttpDispatcher, Message, Outcome, Relay, config};
     ///
-    /// /// Says what is about to be sent.
+    /// /// Prints each message before it is sent.
     /// struct Told(HttpDispatcher);
     ///
     /// impl Dispatcher for Told {
@@ -518,16 +521,15 @@ impl RelayBuilder {
 
     /// Checks the settings and the database, takes a lease and starts the threads.
     ///
-    /// Metrics go through the crate [`metrics`](https://docs.rs/metrics), to the recorder that is installed
-    /// by then: one that comes later sees most of them never. What they are called, and mean, stands in
-    /// [the guide](crate::guide::operating).
+    /// The relay reports metrics through the crate [`metrics`](https://docs.rs/metrics). Install the recorder
+    /// before `start`; a later recorder misses most metrics. [The guide](crate::guide::operating) lists the metrics.
     ///
-    /// The relay opens up to five connections of its own: they do not come out of the application's
-    /// pool, so neither can starve the other.
+    /// The relay opens up to five connections of its own, and two more once messages have ordering keys. They do not
+    /// come from the application's pool, so the relay and the application cannot starve each other.
     ///
     /// # Errors
-    /// A [`StartError`]: a bad setting, no database, no outbox in it or one of another version, a role
-    /// that may not do all that a relay does, or no thread. Nothing is left running.
+    /// A [`StartError`] if a setting is bad, the database cannot be reached, the outbox is missing or has another
+    /// version, the role lacks a right, or a thread cannot be started. No thread is left running.
     pub fn start(self) -> Result<RelayHandle, StartError> {
         self.incarnation().map(RelayHandle::new)
     }
@@ -537,7 +539,7 @@ impl RelayBuilder {
         if let (Some((name, _)), None) = (wanting, &self.connections) {
             return Err(ConfigError::new(
                 format!("handlers.{name}"),
-                "a handler wants connections (on_pooled): say where to take them (RelayBuilder::connections)",
+                "a handler needs database connections (on_pooled): set the source of connections with RelayBuilder::connections",
             )
             .into());
         }
@@ -546,12 +548,14 @@ impl RelayBuilder {
 }
 
 impl RelayHandle {
-    /// Has a relay with other settings take the place of this one: starts it, and then ends this one as
-    /// [`shutdown`](Self::shutdown) does. Nothing is lost or sent twice meanwhile: for a moment they are two relays of
-    /// one outbox. Where the new one cannot start, this one goes on; where this one was shut down meanwhile, or before, the
-    /// new one is shut down, too.
+    /// Replaces this relay with a relay of other settings: starts the new relay, then ends the old relay as
+    /// [`shutdown`](Self::shutdown) does. For a moment two relays work on one outbox; no message is lost or sent twice.
     ///
-    /// `deadline` is for the end of this one. Handlers, dispatchers and observers are those of `builder`.
+    /// If the new relay cannot start, the old relay continues. If the handle was already shut down, or is shut down
+    /// meanwhile, the new relay is shut down too.
+    ///
+    /// `deadline` limits the shutdown of the old relay. The new relay has the handlers, dispatchers and observers
+    /// of `builder`.
     ///
     /// ```
     /// use diesel_outbox::{Config, Relay, RelayHandle, StartError};
@@ -564,7 +568,8 @@ impl RelayHandle {
     /// ```
     ///
     /// # Errors
-    /// A [`StartError`] as from [`RelayBuilder::start`]. That this one has not ended cleanly is logged.
+    /// A [`StartError`], as from [`RelayBuilder::start`]. If the old relay does not shut down cleanly, the relay only
+    /// logs the error.
     pub fn reload(&self, builder: RelayBuilder, deadline: Duration) -> Result<(), StartError> {
         self.replace(builder.incarnation()?, deadline);
         Ok(())

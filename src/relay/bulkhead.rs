@@ -1,5 +1,5 @@
-//! A bulkhead for each destination: threads, a queue and a gate of its own, so that one that is
-//! broken, slow or hanging takes nothing from the others.
+//! A bulkhead for each destination: its own threads, queue and gate. So a destination that fails, is slow or hangs
+//! takes nothing from the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,71 +17,71 @@ use crate::dispatch::{Customers, Dispatcher};
 use crate::handlers::Group;
 use crate::message::Message;
 
-/// Bytes of messages, those of all destinations together, that may be in memory before less is claimed.
+/// The most bytes of messages in memory, of all destinations together, before claims get smaller.
 const MOST_BYTES: usize = 32 * 1024 * 1024;
-/// Bytes of one claim: its answer is in memory twice for a moment.
+/// The most bytes of one claim: for a moment, its result is in memory twice.
 const CLAIM_BYTES: usize = MOST_BYTES / 2;
-/// What a queue holds is about so much of its senders' time: enough while the next claim is made, and
-/// little enough to leave the rest to other relays.
+/// A queue holds about this much of the senders' time: enough to last during the next claim, and little enough to leave
+/// messages to other relays.
 const PREFETCH: Duration = Duration::from_millis(250);
-/// Messages of a claim before it is known how large they are, or how long a send takes; or as many as
-/// can be sent at once.
+/// The size of a claim before the size of messages and the time of sends are known, unless more can be sent at once.
 pub(super) const FIRST_BATCH: usize = 32;
-/// What the bulkhead of all of them is called, in metrics and health. No row can have that name.
+/// The name of the bulkhead of all registered destinations, in metrics and health. No destination can have this name.
 pub(super) const REGISTERED: &str = "registered destinations";
-/// Where the application's own dispatcher takes the rest.
+/// The name of the application's own dispatcher, which takes messages that no other destination serves.
 pub(super) const REST: &str = "";
 
-/// What the relay knows of one destination.
+/// One destination, as the relay sees it.
 pub(crate) struct Bulkhead {
     pub(crate) name: Arc<str>,
-    /// Its place among them.
+    /// The index of the bulkhead.
     pub(crate) number: usize,
     pub(crate) gate: Gate,
     pub(crate) serves: Serves,
-    /// Threads that send to it.
+    /// The number of threads that send to the destination.
     pub(crate) concurrency: usize,
-    /// In batched mode.
+    /// The limits of a request in batched mode.
     pub(crate) request_batch: Option<RequestBatch>,
     pub(crate) retries: Retries,
     pub(crate) on_dead: OnDead,
-    /// Messages of one claim, at most.
+    /// The most messages of one claim.
     pub(crate) batch: usize,
-    /// Its share of the memory.
+    /// The destination's share of memory, in bytes.
     pub(crate) most_bytes: usize,
-    /// Payloads and headers of its messages that are claimed and not sent.
+    /// The bytes of payloads and headers of claimed messages that are not sent yet.
     bytes: AtomicUsize,
-    /// The limit of one send, or of one call of a handler.
+    /// The time limit of one send or handler call.
     pub(crate) send_timeout: Duration,
-    /// Microseconds that a send has taken lately; 0: none was made.
+    /// The recent mean time of a send, in microseconds; 0: no send yet.
     send_micros: AtomicU64,
-    /// Its queue.
+    /// The queue of the destination.
     pub(crate) jobs: Receiver<Job>,
 }
 
-/// What takes a destination's messages.
+/// The recipient of a destination's messages.
 pub(crate) enum Serves {
     Dispatcher(Arc<dyn Dispatcher>),
     Group(Arc<Group>),
-    /// All registered destinations: what takes their messages each of them has.
+    /// All registered destinations: each has its own dispatcher.
     Registered,
 }
 
-/// What messages are sent with.
+/// The dispatchers of all destinations.
 pub(super) struct Dispatchers {
-    /// To the destinations with a URL, in their order.
+    /// For the destinations with a URL, in the order of the settings.
     pub(super) urls: Vec<Arc<dyn Dispatcher>>,
-    /// To those inside the process, in their order.
+    /// For the destinations inside the process, in the order of the settings.
     pub(super) groups: Vec<Arc<Group>>,
-    /// The application's own that takes what nothing else serves.
+    /// The application's own dispatcher, for messages that no other destination serves.
     pub(super) rest: Option<Arc<dyn Dispatcher>>,
-    /// To registered destinations.
+    /// For registered destinations.
     pub(super) customers: Option<Arc<Customers>>,
 }
 
 impl Bulkhead {
-    /// One for each destination, in their order: those with a URL, those inside the process, the application's own
-    /// dispatcher, and one for all registered destinations (see [`registered`](super::registered)). With them: where messages for each of them are put.
+    /// A bulkhead for each destination, with the sending end of its queue. The order is: destinations with a URL,
+    /// destinations inside the process, the application's own dispatcher, and one bulkhead for all registered
+    /// destinations (see [`registered`](super::registered)).
     pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
         let Dispatchers {
             urls,
@@ -128,7 +128,7 @@ impl Bulkhead {
             .unzip()
     }
 
-    /// One without a URL.
+    /// A bulkhead without a URL.
     fn plain(local: InProcess, config: &Config, most_bytes: usize, serves: Serves) -> Self {
         Self {
             gate: Gate::open(&local.name, local.rate),
@@ -164,7 +164,7 @@ impl Bulkhead {
         let per_request = request_batch.map_or(1, |batch| batch.size);
         let batch = match destination.rate {
             Some(rate) => of_a_second(rate, per_request, config.batch),
-            // Its senders are done with a batch in no time: larger statements cost less for each.
+            // Batched senders empty a batch quickly, and larger statements cost less for each message.
             None if request_batch.is_some() => 2 * config.batch,
             None => config.batch,
         };
@@ -185,7 +185,8 @@ impl Bulkhead {
         }
     }
 
-    /// That of one registered destination, beside the one of all. It has no queue and no threads of its own.
+    /// The bulkhead of one registered destination. It has no queue and no threads: all registered destinations share
+    /// those of `of_all`.
     pub(super) fn of_customer(
         destination: &Destination,
         config: &Config,
@@ -199,18 +200,18 @@ impl Bulkhead {
         }
     }
 
-    /// Messages that its senders may hold.
+    /// The most messages that the senders hold.
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
         self.concurrency.saturating_mul(of_a_request)
     }
 
-    /// A message of it was claimed.
+    /// Counts the bytes of a claimed message.
     pub(super) fn load(&self, message: &Message) {
         self.bytes.fetch_add(self.size(message), Ordering::AcqRel);
     }
 
-    /// Its payload and its headers are in memory no longer.
+    /// Stops counting the bytes of a message whose payload and headers are freed.
     pub(super) fn unload(&self, message: &Message) {
         self.bytes.fetch_sub(self.size(message), Ordering::AcqRel);
     }
@@ -223,7 +224,7 @@ impl Bulkhead {
         }
     }
 
-    /// How much of its share is free: nothing before half of it is, for small claims cost more.
+    /// The free bytes of the destination's share; 0 until half of it is free, because small claims cost more.
     pub(super) fn free_bytes(&self) -> usize {
         let bytes = self.bytes.load(Ordering::Acquire);
         let free = self.most_bytes.saturating_sub(bytes);
@@ -234,12 +235,12 @@ impl Bulkhead {
         }
     }
 
-    /// Whether it has more than its share.
+    /// Whether the destination uses more than its share.
     pub(super) fn is_overloaded(&self) -> bool {
         self.bytes.load(Ordering::Acquire) > self.most_bytes
     }
 
-    /// A send has taken so long.
+    /// Learns how long a send took.
     pub(crate) fn learn(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let before = self.send_micros.load(Ordering::Relaxed);
@@ -252,7 +253,7 @@ impl Bulkhead {
         self.send_micros.store(mean, Ordering::Relaxed);
     }
 
-    /// Messages that one claim may bring, by the time that sends take.
+    /// The most messages of the next claim, by the time that sends take.
     pub(crate) fn prefetch(&self) -> usize {
         let micros = self.send_micros.load(Ordering::Relaxed);
         let sends = u64::try_from(PREFETCH.as_micros())
@@ -266,41 +267,41 @@ impl Bulkhead {
         wanted.min(self.batch)
     }
 
-    /// Places in its queue: two batches, one to be sent while the next is claimed, and what lanes
-    /// may give beyond the batch that they share.
+    /// The capacity of the queue: two batches, of which one is sent while the next is claimed, and the messages that
+    /// lanes may return beyond their shared batch.
     pub(crate) fn queue(&self) -> usize {
         2 * self.batch + self.batch / 4 + MOST_LANES
     }
 }
 
 impl To {
-    /// The bulkhead of these to which something goes.
+    /// The bulkhead for this way.
     pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
         match self {
             Self::Bulkhead(number) => all.get(number),
-            // Where there are any, the last one is theirs.
+            // If there are registered destinations, the last bulkhead is theirs.
             Self::Registered(_) => all.last(),
             Self::Split | Self::Nowhere => None,
         }
     }
 }
 
-/// How much may be claimed beside what all of them have. Nothing where that is too much already.
+/// The bytes that may be claimed in addition to those in memory; 0 if too much is in memory already.
 pub(super) fn left_bytes(bulkheads: &[Bulkhead]) -> usize {
     let bytes = |bulkhead: &Bulkhead| bulkhead.bytes.load(Ordering::Acquire);
     let all: usize = bulkheads.iter().map(bytes).sum();
     MOST_BYTES.saturating_sub(all).min(CLAIM_BYTES)
 }
 
-/// The bytes of the next claim. One destination that has more than its share takes nothing from the others'.
+/// The most bytes of the next claim. A destination that uses more than its share takes nothing from the others.
 pub(super) fn claim_bytes(bulkheads: &[Bulkhead]) -> usize {
     let free = bulkheads.iter().map(Bulkhead::free_bytes).max();
     let free = free.unwrap_or_default().min(CLAIM_BYTES);
     left_bytes(bulkheads).max(free).max(1)
 }
 
-/// Messages of a claim where a rate is set: no more than are sent in a second, for the rest can go to other
-/// relays.
+/// The most messages of a claim under a rate limit: as many as are sent in a second, so that other relays can claim the
+/// rest.
 fn of_a_second(rate: Rate, per_request: usize, batch: usize) -> usize {
     // In range: a rate is above zero and below a million.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

@@ -1,5 +1,5 @@
-//! A relay without threads, for tests: it works on the caller's connection, one message after the
-//! other, and ends when nothing is due.
+//! A relay without threads, for tests. It works on the caller's connection, one message after the other, and stops when
+//! no message is due.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -31,7 +31,7 @@ use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::{lease, ordered, settle};
 use crate::store::testing;
 
-/// How many transactions are open, one inside the other.
+/// The depth of nested transactions.
 fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
     let status = AnsiTransactionManager::transaction_manager_status_mut(conn);
     let depth = status.transaction_depth();
@@ -40,8 +40,8 @@ fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
         .map_or(0, NonZeroU32::get))
 }
 
-/// Runs a handler so that a statement of its that fails spoils nothing else: outside of tests it would
-/// have failed alone.
+/// Runs a handler inside a savepoint, so that a failed statement of the handler does not affect the rest of the test.
+/// Outside of tests, the statement would fail alone.
 fn in_savepoint(
     conn: &mut PgConnection,
     handle: impl FnOnce(&mut PgConnection) -> Outcome,
@@ -50,35 +50,37 @@ fn in_savepoint(
     let kept = conn.transaction(|conn| {
         let depth = depth(conn)?;
         outcome = Some(handle(conn));
-        // Those that a panic has left open.
+        // A panic may have left transactions open.
         while self::depth(conn)? > depth {
             AnsiTransactionManager::rollback_transaction(conn)?;
         }
         QueryResult::Ok(())
     });
     match (outcome, kept) {
-        // It has heard of the error, and goes on as if nothing had been: outside of tests its other
-        // statements would stay.
+        // The handler has seen the error and reports success. Outside of tests, its other statements would be kept.
         (Some(Outcome::Delivered(_)), Err(error)) => {
             let text = format!(
-                "a statement of the handler failed, so in a test's transaction none can stay ({error}): put what may fail into a transaction of its own"
+                "a statement of the handler failed ({error}), so the test's transaction keeps none of the handler's statements: run statements that may fail in their own transaction"
             );
             Outcome::Retry(Failure::new(ReasonCode::Failed, text))
         }
         (Some(outcome), Ok(()) | Err(_)) => outcome,
-        (None, Ok(())) => Outcome::Retry(Failure::new(ReasonCode::Failed, "no outcome")),
+        (None, Ok(())) => Outcome::Retry(Failure::new(
+            ReasonCode::Failed,
+            "the handler returned no outcome",
+        )),
         (None, Err(error)) => Outcome::Retry(Failure::new(ReasonCode::Failed, error.to_string())),
     }
 }
 
-/// No test takes as long as this.
+/// Longer than any test.
 const LEASE: Duration = Duration::from_secs(24 * 3600);
 
-/// What became of one message.
+/// The result of one message.
 pub(crate) struct Ended {
     pub(crate) message: Message,
     pub(crate) status: Status,
-    /// Why it was not delivered.
+    /// The reason why the message was not delivered.
     pub(crate) failure: Option<Failure>,
 }
 
@@ -106,7 +108,7 @@ impl ByHand {
         })
     }
 
-    /// Takes each message that is due, once.
+    /// Processes each due message once.
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
         testing::without_jit(conn, |conn| {
             let name = &self.config.table;
@@ -119,7 +121,7 @@ impl ByHand {
             let lease = lease::register(conn, name, &registration)?;
             let ended = self.take_each(conn, lease);
             if ended.is_err() {
-                // In a test's transaction this fails as well, and nothing of it stays.
+                // In a failed transaction these statements fail too, and the rollback undoes everything.
                 let _ = settle::release_unknown(conn, name, lease, &[], Range::ALL);
                 let _ = lease::end(conn, name, lease);
             }
@@ -180,7 +182,7 @@ impl ByHand {
         Ok(ended)
     }
 
-    /// As the relay decides: what it would send is sent here.
+    /// Decides as the relay does, and sends the message if the relay would send it.
     fn verdict(&self, job: &Job, conn: &mut PgConnection) -> Verdict {
         let message = &job.message;
         match (&job.unsent, job.to.bulkhead(&self.bulkheads)) {
@@ -193,7 +195,7 @@ impl ByHand {
         }
     }
 
-    /// Why nothing becomes of it.
+    /// The reason why no destination serves the message.
     fn unrouted(&self, message: &Message) -> Failure {
         let Message {
             topic, destination, ..
@@ -201,11 +203,11 @@ impl ByHand {
         let (code, error) = match self.routes.find(topic, destination) {
             Way::UnknownDestination => (
                 ReasonCode::UnknownDestination,
-                format!("no destination is called {destination:?}"),
+                format!("there is no destination named {destination:?}"),
             ),
             _ => (
                 ReasonCode::NoRoute,
-                format!("no route, no handler and no default URL serves the topic {topic:?}"),
+                format!("the topic {topic:?} has no route, no handler and no default URL"),
             ),
         };
         Failure::new(code, error)
@@ -222,7 +224,7 @@ impl ByHand {
             }
             Serves::Registered => Outcome::Retry(Failure::new(
                 ReasonCode::UnknownDestination,
-                "registered destinations are served by a running relay only",
+                "only a running relay serves registered destinations",
             )),
         };
         let took = began.elapsed();

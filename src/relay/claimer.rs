@@ -1,5 +1,5 @@
-//! The claim thread: it does what the planner says, tells it what came of that, and hands claimed messages to
-//! the senders.
+//! The claimer thread: executes the planner's steps, reports their results to the planner, and hands claimed messages
+//! to the senders.
 
 mod claims;
 mod filters;
@@ -27,26 +27,26 @@ use super::verdict::Verdict;
 use super::wanted::Want;
 use crate::clock;
 
-/// How long a relay that ends goes on to give back what nobody knows of.
+/// For how long a relay that is shutting down continues to release messages it does not know.
 const MOST_AT_END: Duration = Duration::from_secs(2);
 
 pub(crate) struct Claimer<'a, D> {
     shared: &'a Shared,
     planner: Planner<'a>,
     db: D,
-    /// One for each bulkhead.
+    /// One intake for each bulkhead.
     intakes: Vec<Intake>,
-    /// Of messages for several destinations.
+    /// The sizes of messages to be fanned out.
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
 }
 
-/// What the claimer does next.
+/// The result of a turn of the claimer.
 pub(super) enum Turn {
     GoOn,
     Wait(Wait),
-    /// The database has failed: a pause.
+    /// The database has failed: pause for this long.
     Pause(Duration),
 }
 
@@ -75,7 +75,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
     }
 
-    /// Claims until the relay stops. A full claim is followed at once by another.
+    /// Claims until the relay stops. After a full claim, the next claim follows at once.
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
             match self.turn() {
@@ -87,7 +87,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         self.finish();
     }
 
-    /// One step of what the planner says.
+    /// Executes one step of the planner.
     pub(super) fn turn(&mut self) -> Turn {
         self.hear();
         let view = self.view();
@@ -105,10 +105,10 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
     }
 
-    /// The relay stops.
+    /// Ends the claimer when the relay stops: releases the messages that wait for a sender.
     pub(super) fn finish(mut self) {
         self.finish_undoing();
-        // The senders may be busy for long: what waits for them goes back now.
+        // The senders may be busy for long, so the messages that wait for them are released now.
         let bulkheads = &self.shared.bulkheads;
         let intakes = self.intakes.iter_mut().zip(bulkheads);
         let waiting = intakes.flat_map(|(intake, bulkhead)| intake.take_back(bulkhead));
@@ -119,7 +119,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
     }
 
-    /// Takes what others have told, and tells the planner.
+    /// Reads the bells and the inbox, and reports to the planner.
     fn hear(&mut self) {
         self.fill_queues();
         while let Ok(told) = self.inbox.try_recv() {
@@ -139,7 +139,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         match told {
             Told::Continued(jobs) => {
                 self.hand_over(By::Settler, jobs);
-                // The settlers go on with no more of a topic that has no place.
+                // The settlers must not claim more messages of a topic without room.
                 self.publish();
             }
             Told::Returned(returned) => self.planner.returned(returned),
@@ -147,11 +147,11 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
     }
 
-    /// How others stand now.
+    /// The current state of the other threads.
     fn view(&self) -> View {
         let shared = self.shared;
-        // First: a look that begins now answers the question, and what was given back unsent is counted where it is
-        // not in flight any more.
+        // Read first: a look that begins now answers the question, and a released message that is no longer in flight
+        // is already counted as released.
         let in_flight = shared.seen_by_claimer();
         let (doors, room_to_split) = doors(shared, &self.intakes, &self.split_payloads);
         let registered = shared.rooms();
@@ -168,11 +168,11 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
     }
 
-    /// Where only so many messages are to be claimed.
+    /// How many messages are left to claim, if the number is limited.
     fn left_to_claim(&self) -> Option<usize> {
         let limit = self.shared.limit?;
         let stats = self.shared.stats();
-        // What was given back unsent, or became other messages, was not sent yet.
+        // Released and fanned-out messages were not sent yet.
         let given_back = stats.released + stats.split;
         let left = limit
             .saturating_add(given_back)
@@ -180,14 +180,14 @@ impl<'a, D: Database> Claimer<'a, D> {
         Some(usize::try_from(left).unwrap_or(usize::MAX))
     }
 
-    /// Tells others what they are to know.
+    /// Publishes the planner's policy for the other threads.
     fn publish(&mut self) {
         if let Some(policy) = self.planner.take_policy() {
             self.shared.set_policy(policy);
         }
     }
 
-    /// Does what the planner says.
+    /// Executes a step.
     fn act(&mut self, step: Step, view: &View) -> Answer<Option<Wait>> {
         match step {
             Step::Again => {}
@@ -214,7 +214,8 @@ impl<'a, D: Database> Claimer<'a, D> {
         Ok(None)
     }
 
-    /// Two looks: the second one when the flags are up by which senders know that they have to ring.
+    /// Plans again after the flag is set that makes senders ring for room: room made before the flag must not be
+    /// missed.
     fn look_again(&mut self) -> Answer<Option<Wait>> {
         self.shared.wanted.want(Want::Room);
         let view = self.view();
@@ -225,8 +226,8 @@ impl<'a, D: Database> Claimer<'a, D> {
         self.act(step, &view)
     }
 
-    /// At the end of the relay: what is left of a pass is done, if that takes no longer than a moment. Otherwise
-    /// the lease is in doubt still, and is left to expire.
+    /// At the end of the relay, completes the release of unknown messages, for at most [`MOST_AT_END`]. If messages
+    /// remain, the lease stays in doubt and is left to expire.
     fn finish_undoing(&mut self) {
         let until = clock::now() + MOST_AT_END;
         while clock::now() < until && !self.shared.is_abandoned() {

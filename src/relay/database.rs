@@ -1,6 +1,6 @@
-//! What claimer, settlers, gates and heartbeat ask of the database: each is one call, with one answer.
+//! The database calls of the claimer, the settlers, the gates and the heartbeat. Each call has one result.
 //!
-//! A [`Session`] asks PostgreSQL; the simulation asks a database of its own.
+//! A [`Session`] calls PostgreSQL. The simulation has its own database.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -31,23 +31,23 @@ use crate::store::relay::streams::{streams, streams_behind, streams_beside};
 use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
-/// What came back, or why nothing did.
+/// The result of a call.
 pub(super) type Answer<T> = Result<T, DatabaseError>;
 
 pub(super) trait Database {
-    /// The server's process that the last statements ran in.
+    /// The server process of the last statements.
     fn backend(&self) -> Option<i32>;
 
-    /// How long to wait before the next try.
+    /// How long to wait before the next attempt.
     fn wait(&self) -> Duration;
 
-    /// Whether the last error came from what is wrong with the outbox.
+    /// Whether the cause of the last error was a problem of the outbox.
     fn is_missing(&self) -> bool;
 
-    /// What has failed was refused for its values: the database is there.
+    /// Reports that a failed statement was refused for its values, and that the database is available.
     fn was_only_refused(&self);
 
-    /// Topics, leases that are over, how the lease stands, and what is paused.
+    /// Queries the streams, the ended leases, the state of this lease, and the pauses.
     fn survey(
         &mut self,
         lease: LeaseId,
@@ -55,11 +55,11 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)>;
 
-    /// What has changed of registered destinations since then, by what was known of each, and what others serve.
+    /// The changes of registered destinations since `known`, and what other relays serve.
     fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>>;
 
-    /// Which of these messages meet the filters of these registered destinations, by their places. `None`: it took too
-    /// long.
+    /// The pairs of message and registered destination whose filter matches, as positions in `pairs`. `None`: the query
+    /// took too long.
     fn meeting(
         &mut self,
         after: AfterRefusal,
@@ -67,17 +67,17 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<Option<Vec<i64>>>;
 
-    /// Whether filters can be asked about this payload.
+    /// Whether filters can read this payload.
     fn is_filterable(&mut self, payload: &str) -> Answer<bool>;
 
-    /// A registered destination cannot be used as it is. `false`: it is otherwise by now.
+    /// Disables a registered destination that cannot be used. `false`: the destination has changed meanwhile.
     fn disable(&mut self, seen: AsSeen<'_>, why: &str) -> Answer<bool>;
 
-    /// Messages without a key, `room` of them at most.
+    /// Claims messages without a key, at most `room`.
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch>;
 
-    /// The first messages of their keys in these lanes, and where the look at each of these ended. `None`: another
-    /// relay is claiming keyed messages.
+    /// Claims messages in these lanes that are the first of their keys. Also returns the position that the query
+    /// reached in each lane. `None`: another relay is claiming keyed messages.
     fn claim_due(
         &mut self,
         by: Claimant<'_>,
@@ -86,16 +86,16 @@ pub(super) trait Database {
         room: usize,
     ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)>;
 
-    /// The first messages of the keys behind this one. `None`: it took too long.
+    /// The first messages of the keys after `from`. `None`: the query took too long.
     fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>>;
 
     /// The first messages of these keys.
     fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page>;
 
-    /// These keyed messages. `None`: another relay is claiming keyed messages.
+    /// Claims these keyed messages. `None`: another relay is claiming keyed messages.
     fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>>;
 
-    /// What is free in a range. `None`: it took too long.
+    /// The free messages in a range. `None`: the query took too long.
     fn free(
         &mut self,
         expired: &[i64],
@@ -103,7 +103,7 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<Option<Vec<Free>>>;
 
-    /// What was committed late. `None`: it took too long.
+    /// The messages that were committed late. `None`: the query took too long.
     fn late(
         &mut self,
         expired: &[i64],
@@ -111,48 +111,48 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<Option<Late>>;
 
-    /// These messages, which have no keys.
+    /// Claims these messages without keys.
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch>;
 
-    /// Messages of a stream whose time is over.
+    /// The expired messages of a stream.
     fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part>;
 
-    /// Whether a claim without an answer is at work still: then its lease is ended.
+    /// Whether a claim whose result was lost is still running. If so, ends its lease.
     fn end_if_at_work(&mut self, doubt: Doubt) -> Answer<bool>;
 
-    /// Gives back what a lease holds and nobody knows of. `None`: it took too long.
+    /// Releases messages that a lease holds and that the relay does not know. `None`: the statement took too long.
     fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>>;
 
-    /// Writes down a group and claims what follows in its keys: in one transaction, so that no other relay can be
-    /// faster.
+    /// Settles a group and claims the next messages of its keys, in one transaction, so that no other relay claims
+    /// first.
     fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)>;
 
-    /// Those that were settled by their claims.
+    /// The sequences of the messages that were settled under these claims.
     fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>>;
 
-    /// Gives these back.
+    /// Releases these messages.
     fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()>;
 
-    /// What became of messages that a settle has not found.
+    /// The current state of messages that a settle did not find.
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
 
-    /// Tells others what a gate has seen.
+    /// Records a change of a gate for other relays.
     fn tell_pause(&mut self, destination: &str, news: News) -> Answer<()>;
 
-    /// Whether the breaker of a destination has not closed for so long.
+    /// Whether the breaker of a destination has not closed for `duration`.
     fn has_failed_for(&mut self, destination: &str, duration: Duration) -> Answer<bool>;
 
-    /// Whether this relay may probe a destination for so long, and what is paused.
+    /// Whether this relay may probe a destination for the time `hold`, and the pauses.
     fn take_probe(&mut self, destination: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)>;
 
     fn give_back_probe(&mut self, destination: &str) -> Answer<()>;
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId>;
 
-    /// Looks at the lease, and takes its lock, where the connection keeps one. `None`: the lease is over.
+    /// Checks the lease, and takes its lock if the connection can hold one. `None`: the lease has ended.
     fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>>;
 
-    /// Whether the lease was there still: it is good for so long again.
+    /// Renews the lease for the time `by`. `false`: the lease has ended or expired.
     fn renew(
         &mut self,
         lease: LeaseId,
@@ -425,7 +425,7 @@ impl Database for Session {
     }
 
     fn tell_pause(&mut self, which: &str, news: News) -> Answer<()> {
-        // What is left of it by now: the database may have been away.
+        // The time that is left now: the database may have been unavailable meanwhile.
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (reason, duration, openings) = match news {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
@@ -464,7 +464,7 @@ impl Database for Session {
     }
 
     fn look(&mut self, id: LeaseId) -> Answer<Option<Seen>> {
-        // Known of a connection that was made. Behind a pooler a session is everybody's, and outlives the relay.
+        // Behind a pooler no lock is taken: clients share the session, which outlives the relay.
         let locks = self.backend.is_some();
         self.run(|conn, name| lease::look(conn, name, id, locks))
     }

@@ -1,4 +1,6 @@
-//! How much waits, as gauges: the janitor counts now and then.
+//! Counts the waiting messages and sets the gauges. The janitor counts from time to time.
+//!
+//! A lane is the waiting messages of one topic and destination.
 
 mod gauges;
 
@@ -16,20 +18,20 @@ use crate::store::operate::depths::{self, Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 
-/// How often messages are counted.
+/// The shortest interval between two counts.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Counting takes this part of the time at most.
+/// Counting takes at most 1/`SHARE` of the time.
 const SHARE: u32 = 100;
-/// Lanes that are looked at, where nothing moves.
+/// The most lanes that are checked when the relay makes no progress.
 const MOST_PROBED: usize = 10;
 
-/// Counts messages, and tells the gauges.
+/// Counts messages and sets the gauges.
 pub(super) struct Counting<'a> {
     shared: &'a Shared,
     next: Instant,
-    /// It may count from then on.
+    /// The next count is not before this time.
     earliest: Instant,
-    /// What had been claimed and settled when it last counted.
+    /// [`Stats::moves`](super::Stats::moves) at the last count.
     moves: u64,
     gauges: DepthGauges,
     told: Told,
@@ -50,17 +52,17 @@ impl<'a> Counting<'a> {
         }
     }
 
-    /// It counts as soon as it may.
+    /// Moves the next count to the earliest permitted time.
     pub(super) fn hurry(&mut self) {
         self.next = self.next.min(self.earliest);
     }
 
-    /// When it counts next.
+    /// The time of the next count.
     pub(super) fn next(&self) -> Instant {
         self.next
     }
 
-    /// Counts, where it is time.
+    /// Counts, if a count is due.
     pub(super) fn count(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let began = Instant::now();
         if began < self.next {
@@ -78,7 +80,7 @@ impl<'a> Counting<'a> {
         Ok(())
     }
 
-    /// What no relay serves, but for topics that this one is to leave alone.
+    /// Finds the messages that no relay serves, except messages of topics that this relay is told not to take.
     fn look_for_unrouted(&mut self, depths: &Depths) {
         if !self.shared.config.enabled {
             return;
@@ -92,7 +94,7 @@ impl<'a> Counting<'a> {
         self.shared.set_unrouted(unrouted);
     }
 
-    /// Whether messages lie there that this relay should have claimed long ago, while it has moved none.
+    /// Whether messages wait that this relay should have claimed long ago, while the relay makes no progress.
     fn is_left(&mut self, session: &mut Session, depths: &Depths) -> Result<bool, DatabaseError> {
         let shared = self.shared;
         let moves = shared.stats().moves();
@@ -100,7 +102,7 @@ impl<'a> Counting<'a> {
         if has_moved || !monitor::is_free_to_claim(shared) {
             return Ok(false);
         }
-        // One that does not listen sleeps until its next poll.
+        // A relay that does not listen finds a message only at its next poll.
         let due_for = monitor::patience(shared).saturating_add(shared.config.poll_interval);
         let is_late = |lane: &&LaneDepth| {
             let age = lane.oldest_due_seconds.unwrap_or(0.0);

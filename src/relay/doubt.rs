@@ -1,20 +1,20 @@
-//! Claims whose answers were lost.
+//! Claims whose results were lost: the claim may have succeeded, failed, or may still be running in the server.
 
 use crate::store::relay::lease::LeaseId;
 
-/// No process of a server has this number.
+/// A number that no server process has.
 const NOBODY: i32 = 0;
 
-/// A claim without an answer, or a settle that the server has forgotten.
+/// A claim whose result was lost, or a settle that the server has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,
-    /// The server's process that it ran in. `None`: it may be any.
+    /// The server process that ran the claim. `None`: it may be any process.
     pub(crate) backend: Option<i32>,
 }
 
 impl Doubt {
-    /// What was asked of the server before is not at work in this one.
+    /// A doubt after the change to another server. No earlier statement is running in the new server.
     pub(super) fn of_another_server(lease: LeaseId) -> Self {
         Self {
             lease,
@@ -22,13 +22,13 @@ impl Doubt {
         }
     }
 
-    /// The claimer and the settlers can lose their answers at once: then two processes may be at work.
+    /// Combines two doubts: the claimer and a settler can both lose a result, and two processes may still be running.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
         let Some(before) = before.filter(|before| before.lease >= self.lease) else {
             return self;
         };
-        // A statement that hung for long: its lease is over, and what it held is taken over. Or it may be at work in
-        // the server that was just found to be another one.
+        // This doubt is about a statement that hung for long: its lease has ended, and its messages are taken over. Or
+        // the earlier statement may be running in the server that has just been found to be another one.
         if before.lease > self.lease || self.backend == Some(NOBODY) {
             return before;
         }
@@ -55,13 +55,13 @@ mod tests {
         assert_eq!(settler.beside(Some(settler)), settler);
         assert_eq!(doubt(1, Some(11)).beside(Some(settler)), doubt(1, None));
         assert_eq!(settler.beside(Some(doubt(1, None))), doubt(1, None));
-        // That lease is over: what it held is taken over.
+        // The older lease has ended, and its messages are taken over.
         assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
         let nobody = Doubt::of_another_server(LeaseId(1));
         assert_eq!(nobody.beside(Some(settler)), settler);
         assert_eq!(nobody.beside(Some(nobody)), nobody);
         assert_eq!(settler.beside(Some(nobody)), settler);
-        // Also where it is heard of late.
+        // The same if the older lease is reported later.
         assert_eq!(settler.beside(Some(doubt(2, Some(11)))), doubt(2, Some(11)));
     }
 }

@@ -1,4 +1,4 @@
-//! How a relay ends.
+//! The shutdown of a relay.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::threads::State;
 use super::{Incarnation, ShutdownError, monitor};
 
 impl Incarnation {
-    /// As [`RelayHandle::shutdown`](super::RelayHandle::shutdown).
+    /// See [`RelayHandle::shutdown`](super::RelayHandle::shutdown).
     pub(super) fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
         let until = Instant::now().checked_add(deadline);
         self.shared.begin_stop();
@@ -22,11 +22,11 @@ impl Incarnation {
         let Some(mut running) = running else {
             return Err(ShutdownError::Deadline {
                 messages: self.shared.unsettled(),
-                threads: "one that shuts the relay down, too".to_owned(),
+                threads: "another thread that shuts the relay down".to_owned(),
             });
         };
         let ended = self.end(&mut running, deadline, until);
-        // It has its place there.
+        // Never full: the channel has one place, and `running` was taken from it.
         let _ = back.try_send(running);
         ended
     }
@@ -39,16 +39,16 @@ impl Incarnation {
     ) -> Result<(), ShutdownError> {
         let threads = &self.shared.threads;
         running.stop = None;
-        // A part of the time is kept for the last settle to notice that it has to give up.
+        // Reserves time for the last settle to notice that it must give up.
         let reserve = (deadline / 10).min(Duration::from_millis(500));
         let at = until.and_then(|until| until.checked_sub(reserve));
         threads.wait_for_ends(at, Some(HEARTBEAT));
         running.abandon = None;
         let has_stopped = threads.wait_for_ends(until, Some(HEARTBEAT));
-        // A claim under way may still work: then the lease has to be there, or its messages name
-        // one that nobody looks for. Asked first: what it claims until then counts as left.
+        // A claim in progress may still succeed. Its messages then need the lease row for a takeover. `unsettled` is
+        // read after the wait, so messages that were claimed before the end of the wait count as left.
         let left = self.shared.unsettled();
-        // Whatever the lease may hold that nobody here knows of: others find it when the lease expires.
+        // The lease may hold messages unknown to this relay. Other relays take them over when the lease expires.
         let is_in_doubt = self.shared.doubt().is_some();
         let has_panicked = threads.state().panicked().is_some();
         let ending = if left == 0 && !has_panicked && has_stopped && !is_in_doubt {
@@ -56,7 +56,7 @@ impl Incarnation {
         } else {
             Ending::LeaveLease
         };
-        // Full: it was told before.
+        // Full: the heartbeat was told before.
         let _ = running.ending.try_send(ending);
         threads.wait_for_ends(until, None);
         let state = threads.state();
@@ -86,23 +86,23 @@ impl Incarnation {
 
 impl Drop for Incarnation {
     fn drop(&mut self) {
-        // Nobody else can have it now.
+        // No other thread can hold `running` now.
         let is_over = self.running.1.try_recv().is_ok_and(|running| {
             let is_over = running.stop.is_none();
             let _ = self.running.0.try_send(running);
             is_over
         });
         if !is_over && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
-            log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped and did not shut down cleanly: {error}");
+            log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped, but did not shut down cleanly: {error}");
         }
     }
 }
 
-/// A channel with `running` in it: whoever takes it from there has it alone, and others can wait for it
-/// for as long as they like.
+/// A channel that contains `running`. One thread at a time can take `running`; others wait for it with a deadline of
+/// their own.
 pub(super) fn held(running: Running) -> (Sender<Running>, Receiver<Running>) {
     let (back, held) = bounded(1);
-    // It has its place there.
+    // Never full: the channel is new and has one place.
     let _ = back.try_send(running);
     (back, held)
 }

@@ -1,43 +1,44 @@
-//! Why a relay did not start, or did not end cleanly.
+//! The errors of starting a relay and of shutting a relay down.
 
 use crate::config::ConfigError;
 use crate::error::DatabaseError;
 
-/// Why a relay did not start.
+/// The reason why a relay did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A setting is bad, or contradicts another.
+    /// A setting is bad, or two settings contradict each other.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The database cannot be reached, or the outbox is not there, or the role may not do all that a
-    /// relay does.
+    /// The database cannot be reached, the outbox is missing or has another version, or the role lacks a right.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// The system gave no thread.
+    /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// Why a shutdown was not clean. Nothing is lost: what was left is taken over by the next relay
-/// when the lease is over.
+/// The reason why a shutdown was not clean. No message is lost: another relay takes over the remaining messages
+/// when the lease expires.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The deadline came first.
+    /// The deadline passed before the relay had ended.
     #[error(
-        "{messages} messages were not settled at the deadline (threads still at work: {threads}); another relay takes them when the lease is over"
+        "{messages} messages were not settled at the deadline (threads still running: {threads}); another relay takes them over when the lease expires"
     )]
     Deadline {
         /// Messages claimed and neither settled nor released.
         messages: usize,
-        /// Names of the threads that had not ended.
+        /// The names of the threads that had not ended.
         threads: String,
     },
-    /// A thread had panicked.
-    #[error("the relay's thread {thread} panicked")]
+    /// A thread of the relay panicked.
+    #[error(
+        "the relay's thread {thread} panicked; another relay takes over unsettled messages when the lease expires"
+    )]
     Panic {
-        /// Its name.
+        /// The name of the thread.
         thread: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Where a claimed message goes, and what becomes of it without a send: decided once, when it is claimed.
+//! Where a claimed message goes, or how it is settled without a send. Decided once, when the message is claimed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::{Claimed, Known, TakenOver};
 use crate::store::relay::lease::LeaseId;
 
-/// What decides where claimed messages go.
+/// The facts that decide where claimed messages go.
 pub(super) struct Ways<'a> {
     pub(super) routes: &'a Routes,
     pub(super) bulkheads: &'a [Bulkhead],
     pub(super) registry: Arc<Registry>,
-    /// What may go to registered destinations right away.
+    /// The room of registered destinations.
     pub(super) rooms: Rooms,
-    /// Which messages meet the filters of which registered destinations. `None`: nothing was looked up for them.
+    /// Which messages match the filters of which registered destinations. `None`: this was not queried.
     pub(super) met: Option<Met>,
 }
 
-/// Messages by their sequences, and registered destinations whose filters they meet.
+/// The sequences of messages, and the registered destinations whose filters they match.
 pub(super) type Met = HashSet<(i64, u32)>;
 
 /// Where one message goes.
@@ -35,17 +35,17 @@ enum Where<'a> {
     Bulkhead(usize),
     Customer(&'a Arc<Customer>),
     Split(Vec<String>),
-    /// No registered destination wants it, and no route serves it.
+    /// No registered destination subscribes to the message, and no route serves it.
     Nobody,
-    /// To a registered destination that is gone.
+    /// The message names a registered destination that was removed.
     Removed,
-    /// Something has to be looked up first.
+    /// A query is needed first.
     Unknown,
     Nowhere,
 }
 
 impl Ways<'_> {
-    /// Where a message goes that this relay has claimed.
+    /// Decides where a claimed message goes, and makes it a job.
     pub(super) fn job(&mut self, claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
         let registry = Arc::clone(&self.registry);
         let place = self.find(&registry, &claimed.message);
@@ -118,7 +118,7 @@ impl Ways<'_> {
         Where::Split(names)
     }
 
-    /// The registered destinations that a message is for. `None`: not known without its payload.
+    /// The registered destinations of a message; `None`: unknown without its payload.
     fn customers<'r>(
         &self,
         registry: &'r Registry,
@@ -139,8 +139,9 @@ impl Ways<'_> {
         Some(customers)
     }
 
-    /// A message for one registered destination alone needs no row for it, as long as nothing waits there. One with an
-    /// ordering key does: others of its key may be for others.
+    /// Whether a message for a single registered destination may go there without a row of its own. The destination
+    /// must have room. A message with an ordering key always gets its own row: other messages of the key may have other
+    /// destinations.
     fn may_go_at_once(&self, registry: &Registry, message: &Message, only: &Customer) -> bool {
         message.ordering_key.is_none()
             && message.attempts == 0
@@ -150,7 +151,7 @@ impl Ways<'_> {
 }
 
 impl Job {
-    /// Frees the payload and the headers of its message.
+    /// Frees the payload and the headers of the message.
     pub(super) fn unload(&mut self, bulkheads: &[Bulkhead]) {
         let message = &mut self.message;
         if let Some(bulkhead) = self.to.bulkhead(bulkheads) {
@@ -160,7 +161,7 @@ impl Job {
     }
 }
 
-/// What is written down of a message that goes there, without a send. `None`: its destination gets it.
+/// How to settle a message without a send; `None`: the message is sent.
 fn unsent(
     claimed: &Claimed,
     place: Where<'_>,
@@ -172,7 +173,7 @@ fn unsent(
         Known::No => {}
         Known::Delivered => return Some(Verdict::Deduplicated),
         Known::OtherContent => {
-            let error = "the key was delivered before, with another topic or payload";
+            let error = "a message with the same idempotency key but a different topic or payload was delivered before";
             let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
             return Some(Verdict::Dead(failure, 0));
         }
@@ -183,11 +184,11 @@ fn unsent(
         Where::Split(names) => return Some(Verdict::Split(names)),
         Where::Nobody => return Some(Verdict::Nobody),
         Where::Removed => {
-            let error = "the registered destination that it waited for was removed";
+            let error = "the registered destination of the message was removed";
             let failure = Failure::new(ReasonCode::DestinationRemoved, error);
             return Some(Verdict::Dead(failure, 0));
         }
-        // It was behind another one of its key, or was claimed because its time is over.
+        // A settler claimed the message as the next of its key, or the claimer claimed it because it has expired.
         Where::Unknown | Where::Nowhere => {
             return Some(match is_expired(message, now) {
                 true => Verdict::expired(),
@@ -195,11 +196,11 @@ fn unsent(
             });
         }
     };
-    let error = "the relay that had claimed it died or lost its lease";
+    let error = "the relay that had claimed the message died or lost its lease";
     let abandoned = || Failure::new(ReasonCode::Abandoned, error);
     match claimed.taken_over {
         TakenOver::Again => Some(Verdict::of_failure(abandoned(), message.attempts, retries)),
-        // The takeover was the last attempt that its destination allows.
+        // The takeover used the last attempt that the destination allows.
         TakenOver::Once if message.attempts >= retries.max_attempts => {
             Some(Verdict::Dead(abandoned(), 0))
         }
@@ -217,7 +218,7 @@ mod tests {
     use crate::relay::planner::tests::claimed;
     use crate::relay::to::To;
 
-    /// What becomes of a message that goes to `a`, to `a` and `b`, or nowhere.
+    /// The job of a message that goes to `a`, to `a` and `b`, or nowhere.
     fn of(topic: &str, change: impl FnOnce(&mut Claimed)) -> Job {
         let mut config = Config {
             max_attempts: 3,
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(named.to, To::Bulkhead(1));
     }
 
-    /// R46: the destination may have been put again since this relay has last looked.
+    /// R46: the destination may have been registered again since this relay's last query.
     #[test]
     fn what_names_a_removed_destination_dies_only_where_that_was_looked_up() {
         let (bulkheads, ..) =
@@ -278,7 +279,7 @@ mod tests {
         };
         assert!(matches!(dies(None), Some(Verdict::Released)));
         let Some(Verdict::Dead(failure, 0)) = dies(Some(Met::new())) else {
-            panic!("it waits");
+            panic!("expected a dead letter");
         };
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);
     }

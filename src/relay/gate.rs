@@ -1,8 +1,8 @@
-//! What stands before a destination: its rate, its circuit breaker, and whether it is paused.
+//! The gate of a destination: its rate limit, its circuit breaker and its pauses.
 //!
-//! The truth about pauses is the table `outbox_pause`, which all relays share. A gate closes at
-//! once by what its own senders see; the claimer, which has a connection, writes that down and
-//! tells the gate what the table says.
+//! All relays share the table `outbox_pause`, which decides about pauses. A gate closes at once when the results of
+//! its own senders require it. The claimer has a connection: it records the change in the table, and tells the gate
+//! the state of the table.
 
 mod others;
 mod outcomes;
@@ -19,18 +19,18 @@ use crate::dispatch::{Failure, Outcome, Pause};
 use crate::lock::lock;
 use crate::status::ReasonCode;
 
-/// After a start or a pause one send goes first; the others wait for its answer, but no longer than
-/// this. So a destination that is not ready costs one attempt, and a slow one is not held up.
+/// After a start or a pause, one send goes first. The other sends wait for its response, but no longer than this. So a
+/// destination that is not ready costs one attempt, and a slow destination is not held up.
 const FIRST_SEND: Duration = Duration::from_millis(100);
-/// Whoever waits looks at least this often whether its lease is good.
+/// A waiting sender checks its lease at least this often.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The gate of one destination.
 pub(crate) struct Gate {
     name: Arc<str>,
-    /// Nothing limits sends just now: no lock is needed to let one through.
+    /// Whether nothing limits sends: a send then passes without the lock.
     is_free: AtomicBool,
-    /// Good sends that are not in the window yet.
+    /// Successful sends that the window has not counted yet.
     good: AtomicU32,
     state: Mutex<State>,
     changed: Condvar,
@@ -42,51 +42,51 @@ struct State {
     window: Option<Window>,
     /// How often in a row the breaker has opened.
     openings: u32,
-    /// Until when the right to probe is this relay's.
+    /// Until when this relay has the right to probe.
     may_probe_until: Option<Instant>,
-    /// What the table has to be told.
+    /// The change to record in the table.
     news: Option<News>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Flowing,
-    /// One send goes first: it is under way since then.
+    /// One send goes first, and is in flight since this time.
     Trying(Option<Instant>),
-    /// The same after a breaker, with no limit of time.
+    /// The same after the breaker has opened, without a time limit.
     Probing {
         is_under_way: bool,
     },
-    /// `then_probe`: what closed it is a breaker.
+    /// `then_probe`: the breaker has closed the gate.
     Closed {
         until: Option<Instant>,
         then_probe: bool,
     },
 }
 
-/// A change that other relays have to know of.
+/// A change that other relays must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Closed until then, or until an operator resumes it.
+    /// Paused until this time, or until an operator resumes the destination.
     Paused(ReasonCode, Option<Instant>),
-    /// The breaker is open until then, for the nth time in a row.
+    /// The breaker is open until this time, for the nth time in a row.
     Opened(Instant, u32),
-    /// A probe went well.
+    /// A probe has succeeded.
     Recovered,
 }
 
-/// How many messages a destination takes just now.
+/// How many messages a destination can take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     /// None.
     Closed,
     /// One, as a probe.
     One,
-    /// As many as its queue takes.
+    /// As many as its queue holds.
     Free,
 }
 
-/// How a gate stands.
+/// The state of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     Flowing,
@@ -107,7 +107,7 @@ impl Standing {
     }
 }
 
-/// What is to be done about a gate whose time is over.
+/// What to do about a gate whose pause has expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
@@ -122,7 +122,7 @@ pub(crate) struct Pass {
     is_first: bool,
 }
 
-/// What a gate says to a send.
+/// A gate's decision about a send.
 #[derive(Debug)]
 pub(super) enum Admission {
     Pass(Pass),
@@ -136,7 +136,7 @@ impl Gate {
         Self::with(&destination.name, Phase::Trying(None), *rate, *breaker)
     }
 
-    /// One that only an operator closes.
+    /// A gate that only an operator closes.
     pub(crate) fn open(name: &str, rate: Option<Rate>) -> Self {
         Self::with(name, Phase::Flowing, rate, None)
     }
@@ -163,14 +163,13 @@ impl Gate {
         lock(&self.state)
     }
 
-    /// To be called with the lock, after a change of the phase: all who have to know, know.
+    /// Announces a change of the phase. Must be called with the lock.
     fn changed(&self, state: &State) {
         self.is_free.store(state.is_free(), Ordering::Release);
         self.changed.notify_all();
     }
 
-    /// Waits for the right to one send, while `is_wanted`. `None`: it is not wanted any more, or
-    /// the gate is closed.
+    /// Waits for the right to one send, while `is_wanted`. `None`: the send is no longer wanted, or the gate is closed.
     pub(crate) fn admit(&self, is_wanted: impl Fn() -> bool) -> Option<Pass> {
         if self.is_free.load(Ordering::Acquire) {
             return is_wanted().then_some(Pass { is_first: false });
@@ -192,7 +191,7 @@ impl Gate {
         }
     }
 
-    /// The right to one send, now or later. Nobody waits here.
+    /// The right to one send, or when to ask again. Does not wait.
     pub(super) fn try_pass(&self, now: Instant) -> Admission {
         if self.is_free.load(Ordering::Acquire) {
             return Admission::Pass(Pass { is_first: false });
@@ -200,14 +199,14 @@ impl Gate {
         self.try_admit(&mut self.lock(), now)
     }
 
-    /// So many relays have its rate together.
+    /// Shares the rate limit between this many relays.
     pub(super) fn share(&self, relays: u32) {
         if let Some(bucket) = &mut self.lock().bucket {
             bucket.share(relays);
         }
     }
 
-    /// Whether the table is to be told something.
+    /// Whether a change must be recorded in the table.
     pub(super) fn has_news(&self) -> bool {
         self.lock().news.is_some()
     }
@@ -232,7 +231,7 @@ impl Gate {
         }
     }
 
-    /// Nothing was sent.
+    /// Returns an unused pass.
     pub(crate) fn give_back(&self, pass: &Pass) {
         if pass.is_first {
             self.lock().send_first(None);
@@ -240,7 +239,7 @@ impl Gate {
         }
     }
 
-    /// What came of the send. `true`: the table has to be told.
+    /// Learns the result of a send. Returns `true` if a change must be recorded in the table.
     pub(crate) fn record(&self, pass: &Pass, outcome: &Outcome) -> bool {
         if matches!(outcome, Outcome::Delivered(_)) && self.is_free.load(Ordering::Acquire) {
             self.good.fetch_add(1, Ordering::Relaxed);
@@ -266,7 +265,7 @@ impl Gate {
         has_news
     }
 
-    /// Good sends that needed no lock are counted here, no later than a poll after they were made.
+    /// Counts the successful sends that passed without the lock, at most a poll interval later.
     fn count_good(&self, state: &mut State, now: Instant) {
         let good = self.good.swap(0, Ordering::Relaxed);
         if good > 0 {
@@ -277,7 +276,7 @@ impl Gate {
         }
     }
 
-    /// How many messages may be claimed for it.
+    /// How many messages may be claimed for the destination.
     pub(crate) fn room(&self) -> Room {
         match self.lock().phase {
             Phase::Flowing | Phase::Trying(_) => Room::Free,
@@ -286,12 +285,12 @@ impl Gate {
         }
     }
 
-    /// Whether sends may wait for a rate.
+    /// Whether the destination has a rate limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.lock().bucket.is_some()
     }
 
-    /// How it stands, in a word.
+    /// The state of the gate.
     pub(crate) fn standing(&self) -> Standing {
         match self.lock().phase {
             Phase::Flowing => Standing::Flowing,
@@ -308,7 +307,7 @@ impl Gate {
         until.is_some_and(|until| clock::now() < until) && state.phase == UNUSED_PROBE
     }
 
-    /// When it opens by itself.
+    /// When the pause expires.
     pub(crate) fn opens_at(&self) -> Option<Instant> {
         match self.lock().phase {
             Phase::Closed { until, .. } => until,
@@ -316,13 +315,13 @@ impl Gate {
         }
     }
 
-    /// Opens it where its time is over and no breaker has closed it.
+    /// Opens the gate if its pause has expired, unless a breaker has closed the gate.
     pub(crate) fn open_in_time(&self, now: Instant) -> Due {
         let mut state = self.lock();
         self.count_good(&mut state, now);
         let may_probe = |until: Instant| now < until;
         if state.phase == UNUSED_PROBE && !state.may_probe_until.is_some_and(may_probe) {
-            // Nothing was there to be sent. Another relay may have the right by now.
+            // There was no message to send. Another relay may have the right to probe by now.
             state.close(Some(now), true);
             self.changed(&state);
         }
@@ -345,7 +344,7 @@ impl Gate {
         Due::Nothing
     }
 
-    /// This relay may probe, for as long as this.
+    /// Gives this relay the right to probe for this long.
     pub(crate) fn begin_probe(&self, hold: Duration) {
         let mut state = self.lock();
         state.may_probe_until = Some(later(clock::now(), hold));
@@ -358,13 +357,13 @@ impl Gate {
     }
 }
 
-/// This relay has the right to probe, and nothing was sent yet.
+/// This relay has the right to probe, and has not sent a message yet.
 const UNUSED_PROBE: Phase = Phase::Probing {
     is_under_way: false,
 };
 
 impl State {
-    /// Whether sends need no lock.
+    /// Whether sends pass without the lock.
     fn is_free(&self) -> bool {
         self.phase == Phase::Flowing && self.bucket.is_none()
     }
@@ -374,7 +373,8 @@ impl State {
         Pass { is_first }
     }
 
-    /// Where one send goes first: it begins now, or was not made. `false`: none does.
+    /// If one send goes first, records that it begins `now`, or (`None`) that it was not made. Returns whether one send
+    /// goes first.
     fn send_first(&mut self, now: Option<Instant>) -> bool {
         match &mut self.phase {
             Phase::Trying(began) => *began = now,
@@ -389,7 +389,7 @@ impl State {
         self.clear();
     }
 
-    /// What was sent before counts no more.
+    /// Forgets the results of earlier sends.
     fn clear(&mut self) {
         if let Some(window) = &mut self.window {
             window.clear();
@@ -407,7 +407,7 @@ fn pause_of(outcome: &Outcome) -> Option<(Pause, &Failure)> {
     }
 }
 
-/// A year: further away than the clock can say is never.
+/// The longest pause (a year): a later time might not fit into an `Instant`.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn later(now: Instant, duration: Duration) -> Instant {

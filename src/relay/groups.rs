@@ -1,14 +1,14 @@
-//! Groups of handlers as destinations, and the routes to them.
+//! Turns groups of handlers into destinations, and adds routes to the groups.
 
 use std::collections::BTreeMap;
 
 use crate::config::{Config, ConfigError, InProcess, Route};
 use crate::handlers::{DEFAULT_TIMEOUT, Handlers};
 
-/// The group of single handlers.
+/// The default group, for handlers that are added without a group.
 pub(super) const HANDLERS: &str = "handlers";
 
-/// Makes each group a destination, and routes its topics to it.
+/// Makes each group a destination, and routes the topics of its handlers to the group.
 pub(super) fn add_groups(
     config: &mut Config,
     groups: &[(String, Handlers)],
@@ -17,13 +17,13 @@ pub(super) fn add_groups(
     for (at, (name, handlers)) in groups.iter().enumerate() {
         let wrong = |reason: &str| Err(ConfigError::new(format!("handlers.{name}"), reason));
         if name.is_empty() || name.len() > 255 || name.contains(char::is_control) {
-            return wrong("a name has 1 to 255 bytes, and no control characters");
+            return wrong("a name has 1 to 255 bytes and no control characters");
         }
         if groups[..at].iter().any(|(other, _)| other == name) {
-            return wrong("it is there twice");
+            return wrong("another group of handlers has this name: rename one of them");
         }
         if handlers.is_empty() {
-            return wrong("it has no handler");
+            return wrong("the group has no handler: add one, or remove the group");
         }
         if let Some(topic) = handlers.repeated() {
             return wrong(&format!("the topic {topic:?} has two handlers"));
@@ -31,7 +31,7 @@ pub(super) fn add_groups(
         for topic in handlers.topics() {
             if topic.contains('*') {
                 return wrong(&format!(
-                    "the topic {topic:?} is a pattern: a handler serves one topic"
+                    "the topic {topic:?} is a pattern, but a handler serves one topic"
                 ));
             }
             by_topic.entry(topic).or_default().push(name);
@@ -56,7 +56,7 @@ pub(super) fn add_groups(
                 return Err(ConfigError::new(
                     format!("handlers.{name}"),
                     format!(
-                        "the topic {topic:?} has a route that does not name {name:?}: name it there, too"
+                        "the topic {topic:?} has a route that does not name {name:?}: add {name:?} to the route"
                     ),
                 ));
             }

@@ -1,4 +1,4 @@
-//! What an application has of a relay.
+//! The application's handle of a running relay.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use super::shared::Shared;
 use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor};
 use crate::lock::lock;
 
-/// A running relay. It owns every thread; dropping it shuts the relay down, in the time of
-/// `OUTBOX_SHUTDOWN_TIMEOUT`. Made by [`RelayBuilder::start`](crate::RelayBuilder::start).
+/// A running relay, as returned by [`RelayBuilder::start`](crate::RelayBuilder::start). The handle owns every
+/// thread of the relay. Dropping the handle shuts the relay down, within `OUTBOX_SHUTDOWN_TIMEOUT`.
 ///
-/// Share it between threads by reference or in an [`Arc`]: each method takes `&self`.
+/// Every method takes `&self`: share the handle between threads by reference or in an [`Arc`].
 ///
 /// ```no_run
 /// use diesel_outbox::Relay;
@@ -18,10 +18,10 @@ use crate::lock::lock;
 ///
 /// let relay = Relay::builder("postgres://localhost/shop").url("https://receiver.example").start()?;
 ///
-/// // After a commit of which the database does not tell the relay (OUTBOX_LISTENER=false).
+/// // After a commit, if the relay does not listen for new messages (OUTBOX_LISTENER=false).
 /// relay.wake();
 ///
-/// // For a probe: not ready, or to be restarted.
+/// // For a probe: 500 restarts the process, 503 means not ready.
 /// let status = match (relay.has_failed(), relay.is_healthy()) {
 ///     (true, _) => 500,
 ///     (false, false) => 503,
@@ -30,7 +30,7 @@ use crate::lock::lock;
 ///
 /// // At the end of a job.
 /// if !relay.wait_until_idle(Duration::from_secs(60)) {
-///     println!("some messages wait: {:?}", relay.stats());
+///     println!("some messages are still waiting: {:?}", relay.stats());
 /// }
 /// relay.shutdown(Duration::from_secs(30))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -39,9 +39,9 @@ pub struct RelayHandle(Mutex<State>);
 
 struct State {
     now: Arc<Incarnation>,
-    /// Others whose place it has taken.
+    /// The relays that `now` has replaced and that are still shutting down.
     ending: Vec<Arc<Incarnation>>,
-    /// What those have done that have ended.
+    /// The statistics of the replaced relays that have ended.
     ended: Stats,
 }
 
@@ -62,7 +62,8 @@ impl RelayHandle {
         Arc::clone(&self.state().now.shared)
     }
 
-    /// This one takes the place of the one before, which ends. Where somebody shuts the relay down, this one ends.
+    /// Replaces the current relay with `next` and shuts the old relay down. If the current relay is already
+    /// shutting down, shuts `next` down instead.
     pub(super) fn replace(&self, next: Incarnation, deadline: Duration) {
         let next = Arc::new(next);
         let (old, is_over) = {
@@ -76,7 +77,7 @@ impl RelayHandle {
             (old, is_over)
         };
         if let Err(error) = old.shutdown(deadline) {
-            log::error!(event = "shutdown_failed", error:% = error; "reloaded, but the relay with the old settings did not shut down cleanly: {error}");
+            log::error!(event = "shutdown_failed", error:% = error; "reloaded the settings, but the relay with the old settings did not shut down cleanly: {error}");
         }
         let mut state = self.state();
         state.ending.retain(|one| !Arc::ptr_eq(one, &old));
@@ -86,9 +87,9 @@ impl RelayHandle {
         }
     }
 
-    /// Ends the relay: claims nothing more, lets sends under way finish, writes down what became
-    /// of them, gives unsent messages back at no cost, ends the lease, and joins every thread.
-    /// Takes `deadline` at most. Calling it again continues.
+    /// Shuts the relay down: stops claiming, lets the current sends finish and settles their results, releases unsent
+    /// messages without counting an attempt, ends the lease, and joins every thread. Takes at most `deadline`. After
+    /// an error, call again to continue the shutdown.
     ///
     /// ```
     /// use diesel_outbox::{RelayHandle, ShutdownError};
@@ -96,9 +97,9 @@ impl RelayHandle {
     ///
     /// fn end(relay: &RelayHandle) -> Result<(), ShutdownError> {
     ///     match relay.shutdown(Duration::from_secs(20)) {
-    ///         // Sends take longer than that: once more.
+    ///         // The sends take longer: wait once more.
     ///         Err(ShutdownError::Deadline { messages, .. }) => {
-    ///             println!("{messages} messages are on their way");
+    ///             println!("{messages} messages are still in flight");
     ///             relay.shutdown(Duration::from_secs(40))
     ///         }
     ///         ended => ended,
@@ -107,26 +108,26 @@ impl RelayHandle {
     /// ```
     ///
     /// # Errors
-    /// A [`ShutdownError`] when the deadline came first or a thread had panicked. Nothing is lost.
+    /// A [`ShutdownError`] if the deadline passes first or a thread has panicked. No message is lost.
     pub fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
         let now = {
             let state = self.state();
-            // From here on no other takes its place.
+            // From here on `replace` no longer replaces this relay.
             state.now.shared.begin_stop();
             Arc::clone(&state.now)
         };
         now.shutdown(deadline)
     }
 
-    /// Makes the relay look for messages now and not at its next poll. Cheap; of use right after
-    /// a commit where the relay does not listen.
+    /// Makes the relay poll for messages now, without waiting for the poll interval. Cheap. Useful right after a
+    /// commit, if the relay does not listen for new messages.
     pub fn wake(&self) {
         let shared = self.shared();
         shared.metrics.called.increment(1);
         shared.signals.news.ring();
     }
 
-    /// How the relay is, and why: for probes. It never waits, and asks no database.
+    /// The health of the relay and its problems, for probes. The call never blocks and never queries the database.
     ///
     /// ```
     /// # fn example(relay: &diesel_outbox::RelayHandle) {
@@ -143,8 +144,8 @@ impl RelayHandle {
         monitor::health(&self.shared())
     }
 
-    /// How each destination stands, with the groups of handlers. One without a name is the application's own
-    /// dispatcher.
+    /// The state of each destination and each group of handlers. The entry with an empty name is the application's
+    /// own dispatcher.
     ///
     /// ```
     /// # fn example(relay: &diesel_outbox::RelayHandle) {
@@ -157,8 +158,8 @@ impl RelayHandle {
         monitor::destinations(&self.shared())
     }
 
-    /// Sets the gauges of what is in memory to how it is now. The relay does so each second by itself: an
-    /// endpoint that is scraped calls it to be exact.
+    /// Updates the gauges of the relay's state in memory. The relay also updates them every second. Call this method
+    /// from a metrics endpoint to report exact values.
     ///
     /// ```
     /// # fn render() -> String { String::new() }
@@ -171,22 +172,21 @@ impl RelayHandle {
         monitor::record(&self.shared());
     }
 
-    /// Whether all threads are at work, a lease is held and the database answers:
-    /// [`health`](Self::health) without the reasons.
+    /// Whether all threads work, the relay holds a lease and the database responds. The same as
+    /// [`Health::is_ready`] of [`health`](Self::health).
     pub fn is_healthy(&self) -> bool {
         self.health().is_ready()
     }
 
-    /// Whether a thread has ended while nobody had asked it to, which only a defect can cause.
-    /// The rest of the relay should then be shut down. Of a relay that hangs it says nothing:
-    /// [`health`](Self::health) does.
+    /// Whether a thread has ended unasked, which only a bug can cause. Shut down the rest of the relay in this case.
+    /// A relay that hangs is not detected here; use [`health`](Self::health).
     pub fn has_failed(&self) -> bool {
         let shared = self.shared();
-        // In this order: whatever has ended since the stop is seen after it.
+        // The order matters: threads that end because of a stop must be seen before the stop is checked.
         shared.threads.state().ended().next().is_some() && !shared.is_stopping()
     }
 
-    /// What the relay has done since it started.
+    /// The counts of the relay's work since its start.
     ///
     /// ```
     /// # fn example(relay: &diesel_outbox::RelayHandle) {
@@ -202,8 +202,8 @@ impl RelayHandle {
         ending.fold(state.ended.and(state.now.shared.stats()), Stats::and)
     }
 
-    /// Whether an older relay with `OUTBOX_SINGLE_ACTIVE` does the work, and this one stands by. Known after the
-    /// relay's first look.
+    /// Whether this relay stands by because an older relay with `OUTBOX_SINGLE_ACTIVE` is active. `false` until the
+    /// relay's first check.
     ///
     /// ```
     /// # fn example(relay: &diesel_outbox::RelayHandle) {
@@ -216,11 +216,11 @@ impl RelayHandle {
         self.shared().threads.state().stands_by
     }
 
-    /// Waits until nothing is due and nothing is on its way. `false`: the time was over first, as it always
-    /// is where the relay [stands by](Self::stands_by).
+    /// Waits until no message is due and none is in flight. Returns `false` if `timeout` passes first. Always returns
+    /// `false` for a relay that [stands by](Self::stands_by).
     ///
-    /// It does not wait for messages that are delayed or wait for their next attempt, nor for those of
-    /// paused destinations and topics.
+    /// Messages that are delayed or wait for a retry do not count, nor do the messages of paused destinations and
+    /// topics.
     pub fn wait_until_idle(&self, timeout: Duration) -> bool {
         self.shared().wait_until_idle(timeout)
     }

@@ -1,26 +1,26 @@
-//! How a relay is: what a probe asks, with the reasons.
+//! The health of a relay, for probes, with its problems.
 
 use std::fmt;
 
-/// How a relay is. Made by [`RelayHandle::health`](crate::RelayHandle::health).
+/// The health of a relay, as returned by [`RelayHandle::health`](crate::RelayHandle::health).
 ///
-/// It is *live* unless only a restart can help: a thread has ended by a defect, or hangs. It is *ready*
-/// while it is live and delivers, or stands by to. Without its database it is alive and not ready.
+/// A relay is *live* unless only a restart can help: a thread has ended because of a bug, or hangs. A relay is
+/// *ready* while it is live and either delivers or stands by. A relay without a database is live but not ready.
 ///
 /// ```
 /// use diesel_outbox::{ProblemKind, RelayHandle};
 ///
-/// /// For a probe: the status, and what stands in its body.
+/// /// For a readiness probe: the status and the body of the response.
 /// fn readiness(relay: &RelayHandle) -> (u16, String) {
 ///     let health = relay.health();
 ///     let status = if health.is_ready() { 200 } else { 503 };
 ///     if health.problems().iter().any(|problem| problem.kind == ProblemKind::Schema) {
-///         return (status, "somebody has to run `diesel-outbox migrate`".to_owned());
+///         return (status, "run `diesel-outbox migrate`".to_owned());
 ///     }
 ///     (status, health.to_string())
 /// }
 ///
-/// /// For the one that restarts.
+/// /// For a liveness probe, which restarts the process.
 /// fn liveness(relay: &RelayHandle) -> u16 {
 ///     if relay.health().is_live() { 200 } else { 500 }
 /// }
@@ -31,29 +31,29 @@ pub struct Health {
     problems: Vec<Problem>,
 }
 
-/// Something that is wrong with a relay.
+/// A problem of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Problem {
-    /// What it is, for programs.
+    /// The kind of problem, for programs.
     pub kind: ProblemKind,
-    /// What it is, for people: which thread, since when, what to do.
+    /// The problem for people: which thread, since when, what to do.
     pub what: String,
 }
 
-/// What a problem touches.
+/// The probes that a problem fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Touches {
     Life,
     Readiness,
-    /// Nothing that a probe should fail for.
+    /// The problem fails no probe.
     Nothing,
 }
 
 macro_rules! problem_kinds {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal, $touches:ident;)+) => {
-        /// What can be wrong with a relay. The names are stable: they are the label `problem` of the
-        /// metric `diesel_outbox_problem`.
+        /// The kinds of problems. The names are stable: they are the label `problem` of the metric
+        /// `diesel_outbox_problem`.
         ///
         /// ```
         /// use diesel_outbox::ProblemKind;
@@ -88,33 +88,33 @@ macro_rules! problem_kinds {
 }
 
 problem_kinds! {
-    /// A thread has ended by itself, which only a defect can cause. Not live.
+    /// A thread has ended unasked, which only a bug can cause. Not live.
     ThreadEnded = "thread_ended", Life;
-    /// A thread waits for the database's answer for far longer than any statement may take. Not live.
+    /// A thread has waited for the database far longer than any statement may take. Not live.
     DatabaseStuck = "database_stuck", Life;
-    /// All threads of a destination send for far longer than a send may take. Not live.
+    /// All sender threads of a destination have been sending far longer than the send timeout. Not live.
     SendersStuck = "senders_stuck", Life;
-    /// Messages are there to be sent, and nothing happens with them, for no reason that is known. Not
-    /// live.
+    /// Messages are due or claimed, but the relay makes no progress and knows no reason. Not live.
     NoProgress = "no_progress", Life;
-    /// The database cannot be reached, or refuses. Not ready.
+    /// The database cannot be reached, or refuses statements. Not ready.
     NoDatabase = "no_database", Readiness;
-    /// The relay has no lease with time left. Not ready.
+    /// The relay has no valid lease. Not ready.
     NoLease = "no_lease", Readiness;
-    /// The outbox is not there, or is of another version, or the role lacks rights on it. Not ready.
+    /// The outbox is missing or has another version, or the role lacks rights on the outbox. Not ready.
     Schema = "schema", Readiness;
-    /// The relay ends. Not ready.
+    /// The relay is shutting down. Not ready.
     Stopping = "stopping", Readiness;
-    /// Some threads of a destination send for far longer than a send may take; others work.
+    /// Some sender threads of a destination have been sending far longer than the send timeout; the others work.
     SomeSendersStuck = "some_senders_stuck", Nothing;
-    /// The database refuses to record what became of the messages of a topic, so the relay claims no more
-    /// of them.
+    /// The database refuses to record the results of a topic's messages. The relay claims no more messages of the
+    /// topic.
     SettlesRefused = "settles_refused", Nothing;
-    /// Messages wait that no relay at work has a route, a handler or a destination for. They use no attempts.
+    /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
+    /// attempts.
     NoRoute = "no_route", Nothing;
-    /// The relay does not hear of new messages: it finds them by polling.
+    /// The relay gets no notifications of new messages and finds them by polling.
     ListenerDown = "listener_down", Nothing;
-    /// `OUTBOX_ENABLED` is false: nothing is claimed or sent.
+    /// `OUTBOX_ENABLED` is false: the relay claims and sends nothing.
     Disabled = "disabled", Nothing;
 }
 
@@ -129,17 +129,17 @@ impl Health {
         Self { problems }
     }
 
-    /// Whether a restart is of no use. For a liveness probe.
+    /// Whether the relay is live, that is, needs no restart. For a liveness probe.
     pub fn is_live(&self) -> bool {
         !self.has(Touches::Life)
     }
 
-    /// Whether the relay delivers, or stands by to. For a readiness probe.
+    /// Whether the relay is live and either delivers or stands by. For a readiness probe.
     pub fn is_ready(&self) -> bool {
         self.is_live() && !self.has(Touches::Readiness)
     }
 
-    /// All that is wrong, the worst first; also what a relay can live with.
+    /// All problems, the worst first, including the problems that fail no probe.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
@@ -151,7 +151,7 @@ impl Health {
     }
 }
 
-/// All problems in a line, or `ok`.
+/// All problems on one line, or `ok`.
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.problems.is_empty() {
@@ -172,20 +172,20 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How one destination of a relay stands just now.
+/// The current state of one destination of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DestinationState {
-    /// Its name; empty: the application's own dispatcher.
+    /// The name of the destination. Empty for the application's own dispatcher.
     pub name: String,
-    /// Threads that send to it.
+    /// The threads that send to the destination.
     pub threads: usize,
-    /// Those of them that are sending.
+    /// The threads that are sending now.
     pub busy: usize,
-    /// Claimed messages that wait for one of them.
+    /// The claimed messages that wait for a thread.
     pub queued: usize,
-    /// Messages that this relay has claimed for it and not settled.
+    /// The messages for the destination that this relay has claimed and not yet settled.
     pub in_flight: usize,
-    /// `flowing`; `trying` (one send goes first), `paused` or `breaker_open`.
+    /// `flowing`, `trying` (one test send before all others), `paused` or `breaker_open`.
     pub state: &'static str,
 }

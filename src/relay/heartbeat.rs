@@ -1,4 +1,4 @@
-//! The heartbeat thread: one UPDATE per beat keeps every claimed message of the relay.
+//! The heartbeat thread: renews the relay's lease. One UPDATE per renewal keeps all claimed messages.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use super::threads::Post;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::{LeaseId, Registration};
 
-/// What the last message to the heartbeat says.
+/// How the heartbeat ends the lease, as the last message to the heartbeat says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Everything is settled or released: the lease ends now.
+    /// All messages are settled or released: the lease ends now.
     Clean,
-    /// Something is left: the lease ends by time, and then others take it.
+    /// Unsettled messages remain: the lease expires, and other relays take the messages over.
     LeaveLease,
 }
 
-/// How often the lease is looked at, at least. It can end in the database before its time: by a step of the
-/// clock there, or by hand. Then others may take its messages at once.
+/// The longest interval between checks of the lease. The lease can end early in the database, because its clock
+/// jumps or an operator ends the lease. Other relays may then take over the messages at once.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// The longest wait between tries to reach the database. A relay that is cut off has to be back before its lease has
-/// ended.
+/// The longest wait between attempts to reach the database. A relay that is cut off must be back before its lease
+/// expires.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
-/// Beats until it is told how to end. A relay that dies otherwise leaves its lease to expire.
+/// Beats until it is told how to end. If the relay crashes instead, the lease expires.
 pub(crate) fn run(
     shared: &Shared,
     registration: Registration,
@@ -54,18 +54,19 @@ pub(crate) fn run(
     }
 }
 
-/// What keeps the lease.
+/// Keeps the lease: a beat renews the lease, checks it, or registers a new one.
 pub(super) struct Heartbeat<'a, D> {
     shared: &'a Shared,
     db: D,
-    /// For when the lease was lost.
+    /// Registers a new lease after a loss.
     registration: Registration,
     /// How often the lease is renewed.
     every: Duration,
     current: Option<LeaseId>,
-    /// This session has its lock: then its row says how soon others may end it, and nobody does before a look shows it.
+    /// Whether a check has shown that this session holds the lease's lock. A renewal then records in the lease's row
+    /// how soon other relays may end the lease after the session has ended.
     is_locked: bool,
-    /// When it is renewed next.
+    /// The time of the next renewal.
     next: BootTime,
 }
 
@@ -88,13 +89,13 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         }
     }
 
-    /// Renews the lease, or looks at it, or gets one where there is none. Returns when to beat again.
+    /// Renews or checks the lease, or registers one if there is none. Returns the time until the next beat.
     ///
-    /// Where a look finds that the lease was shortened, because its connection was gone, it renews at once.
+    /// If a check finds that the lease was shortened, because its connection was lost, the next beat renews at once.
     pub(super) fn beat(&mut self) -> Duration {
         let shared = self.shared;
         let asked = BootTime::now();
-        // The claimer may have given it up.
+        // The claimer may have given the lease up.
         self.current = self.current.filter(|id| shared.lease.is(*id));
         let lease = shared.config.lease;
         let look = LOOK.min(self.every);
@@ -126,7 +127,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         match result {
             Ok(Some(id)) => {
                 if self.current.is_none() {
-                    log::info!(event = "lease_registered", lease = id.0; "registered a new lease ({}): the relay works again", id.0);
+                    log::info!(event = "lease_registered", lease = id.0; "registered a new lease ({}): the relay claims and sends again", id.0);
                     shared.lease.registered(id, asked);
                 } else {
                     shared.lease.renewed(id, asked);
@@ -142,8 +143,8 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 Duration::ZERO
             }
             Err(_) => {
-                // Its lock is gone with its session, and others may be shortening the lease, which no look sees before
-                // their commit. A renewal meets them at the row.
+                // The lock is lost with the session. Another relay may be shortening the lease in a transaction that a
+                // check sees only after the commit. A renewal waits for that transaction at the row.
                 self.is_locked = false;
                 self.next = asked;
                 self.db.wait().min(self.every).min(LONGEST_WAIT)
@@ -151,15 +152,15 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         }
     }
 
-    /// This process may go on with what it has begun, and others would take the end of this session for its end: so
-    /// the connection stays open, with the lease's lock, for as long as the process lives.
+    /// Leaves the lease to expire. The connection and the lock of the lease stay open until the process exits: other
+    /// relays would take the end of the session for the end of the process, which may still be sending.
     fn leave(self) {
         std::mem::forget(self.db);
     }
 
-    /// Everything is settled or released: others need not wait for the end of the lease.
+    /// Ends the lease, because all messages are settled or released. Other relays need not wait for the expiry.
     pub(super) fn end(mut self) {
-        // Twice: the connection may have died since the last beat.
+        // Two tries: the connection may have been lost since the last beat.
         let mut end = |id| self.db.end(id);
         if let Some(id) = self.current
             && let Err(error) = end(id).or_else(|_| end(id))

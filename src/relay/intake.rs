@@ -1,4 +1,4 @@
-//! How much may be claimed: what the queues, the memory and the settler can take.
+//! How much may be claimed: the room in the queues, the memory and the settlers.
 
 use std::collections::VecDeque;
 
@@ -10,15 +10,15 @@ use super::job::Job;
 use super::planner::Door;
 use super::shared::Shared;
 
-/// The way into the queue of a bulkhead, and what is known of what goes there.
+/// The entry to the queue of a bulkhead.
 pub(super) struct Intake {
     queue: Sender<Job>,
-    /// What the queue had no room for: keys go on while others are claimed.
+    /// The jobs that the queue has no room for: settlers claim next messages of keys while the claimer claims others.
     waiting: VecDeque<Job>,
     pub(super) payloads: Payloads,
 }
 
-/// The largest mean of a message's bytes that a claim has shown lately.
+/// The largest recent mean size of the messages of a claim, in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Payloads(Option<usize>);
 
@@ -31,13 +31,13 @@ impl Intake {
         }
     }
 
-    /// Hands a job to the senders, behind all that was put before.
+    /// Hands a job to the senders, behind all earlier jobs.
     pub(super) fn put(&mut self, job: Job) {
         self.waiting.push_back(job);
         self.fill();
     }
 
-    /// Fills the queue with what waits for it.
+    /// Fills the queue with the waiting jobs.
     pub(super) fn fill(&mut self) {
         while let Some(job) = self.waiting.pop_front() {
             match self.queue.try_send(job) {
@@ -46,18 +46,18 @@ impl Intake {
                     self.waiting.push_front(job);
                     return;
                 }
-                // When the senders are gone, so is the relay, and its lease leads to a takeover.
+                // Without senders the relay has ended, and its messages are taken over when the lease expires.
                 Err(TrySendError::Disconnected(_)) => return self.waiting.clear(),
             }
         }
     }
 
-    /// Whether jobs wait for a place in the queue.
+    /// Whether jobs wait for room in the queue.
     pub(super) fn is_full(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Everything that no sender has taken.
+    /// Takes all jobs that no sender has taken.
     pub(super) fn take_back(&mut self, bulkhead: &Bulkhead) -> impl Iterator<Item = Job> {
         bulkhead.jobs.try_iter().chain(self.waiting.drain(..))
     }
@@ -66,7 +66,8 @@ impl Intake {
         self.queue.len() + self.waiting.len()
     }
 
-    /// Messages that a claim may bring. `taken`: out of the queue, and with no sender yet.
+    /// How many messages a claim may return. `taken` is the number of messages that have left the queue and are not yet
+    /// with a sender.
     fn room(&self, bulkhead: &Bulkhead, room: Room, taken: usize) -> usize {
         match room {
             Room::Closed => 0,
@@ -80,7 +81,7 @@ impl Intake {
         }
     }
 
-    /// Whether it takes another message that nobody has asked it for.
+    /// Whether there is room for another message that the claimer did not plan for.
     pub(super) fn has_place(&self, bulkhead: &Bulkhead) -> bool {
         match bulkhead.gate.room() {
             Room::Closed => false,
@@ -90,18 +91,18 @@ impl Intake {
     }
 }
 
-/// Fills all queues. Where messages still wait for a place, `want_room` has the senders ring when they make some.
+/// Fills all queues. If jobs still wait, `want_room` makes the senders ring when they make room.
 pub(super) fn fill_all(intakes: &mut [Intake], want_room: impl FnOnce()) {
     intakes.iter_mut().for_each(Intake::fill);
     if intakes.iter().any(Intake::is_full) {
         want_room();
-        // Once more: a sender that made room before the flags were up did not ring.
+        // Once more, because a sender that made room before the flag was set did not ring.
         intakes.iter_mut().for_each(Intake::fill);
     }
 }
 
 impl Payloads {
-    /// Messages that one claim may bring, so that their payloads do not fill the memory.
+    /// How many messages one claim may return, so that their payloads do not fill the memory.
     fn batch(&self, most: usize, most_bytes: usize) -> usize {
         match self.0 {
             None => most.min(FIRST_BATCH),
@@ -109,7 +110,7 @@ impl Payloads {
         }
     }
 
-    /// Up at once, down slowly.
+    /// Learns the mean size of a claim's messages. The value rises at once and falls slowly.
     pub(super) fn learn(&mut self, count: usize, bytes: usize) {
         if let Some(mean) = bytes.checked_div(count) {
             let before = self.0.unwrap_or_default();
@@ -118,15 +119,15 @@ impl Payloads {
     }
 }
 
-/// What may go to each destination, and how many messages to be split a claim may bring. Claims are as large
-/// as the batch where there is a backlog: a queue has to have room for a whole one.
+/// The room of each destination, and how many messages to be fanned out a claim may return. With a backlog, claims are
+/// as large as the batch, so a queue must have room for a whole batch.
 pub(super) fn doors(
     shared: &Shared,
     intakes: &[Intake],
     to_split: &Payloads,
 ) -> (Vec<Door>, usize) {
-    // What is neither in a queue nor with a sender waits for the settler. The claimer stands
-    // still when settles do, and for nothing else: what a destination holds is its own affair.
+    // Messages that are neither in a queue nor with a sender wait for a settler. Only a stop of the settlers stops the
+    // claimer: a slow destination does not affect the others.
     let turns = shared.registered.turns();
     let (taken, moving) = (turns.waiting(), turns.waiting_of_good());
     drop(turns);
@@ -144,16 +145,16 @@ pub(super) fn doors(
             room: match room {
                 _ if stands_still => 0,
                 room => match bulkhead.serves {
-                    // What waits for those that hang keeps nothing from the others.
+                    // Messages for destinations that hang take no room from the others.
                     Serves::Registered => intake.room(bulkhead, room, moving),
                     _ => intake.room(bulkhead, room, 0),
                 },
             },
         }
     });
-    // What is to be split has no queue; its payloads come with the claim all the same.
+    // Messages to be fanned out have no queue, but their payloads are in the claim.
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
-    // Some of it may go to registered destinations at once.
+    // Some of these messages may go to registered destinations at once.
     let to_split = match stands_still || moving > 2 * shared.config.batch {
         true => 0,
         false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
@@ -170,8 +171,7 @@ mod tests {
     use crate::relay::to::To;
     use crate::store::relay::lease::LeaseId;
 
-    /// The last sender may empty the queue between the look at it and the flags, and then goes to sleep: nobody
-    /// rings.
+    /// The last sender may empty the queue after the check and before the flag is set, and then sleep without a ring.
     #[test]
     fn a_queue_that_is_emptied_before_the_flags_are_up_is_filled_at_once() {
         let (jobs, queue) = bounded(1);
@@ -188,7 +188,7 @@ mod tests {
         assert!(intake.is_full());
         let mut intakes = [intake];
         fill_all(&mut intakes, || drop(queue.try_recv()));
-        assert!(!intakes[0].is_full(), "nobody would ring for it");
+        assert!(!intakes[0].is_full(), "no sender would ring");
         assert_eq!(queue.len(), 1);
     }
 }

@@ -1,5 +1,4 @@
-//! The janitor thread: retention of the ledger and of the inbox, leases and pauses that nobody needs any
-//! more, and how much waits.
+//! The janitor thread: cleans the ledger and the inbox, removes old leases and pauses, and counts the waiting messages.
 
 mod leases;
 
@@ -17,13 +16,13 @@ use crate::store::relay::clean;
 use crate::store::relay::connection::Plans;
 use crate::store::write::inbox::{self, Cleaning, Forgetting};
 
-/// How often the ledger and the inbox are cleaned, at most.
+/// The longest interval between two cleanings of the ledger and the inbox.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
-/// Rows removed by one statement.
+/// The most rows that one statement removes.
 const CLEAN_BATCH: i64 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Keeps house until the relay stops.
+/// Cleans and counts until the relay stops.
 pub(crate) fn run(shared: &Shared) {
     let mut janitor = Janitor::new(shared);
     loop {
@@ -43,19 +42,19 @@ struct Janitor<'a> {
     shared: &'a Shared,
     session: Session,
     depths: Counting<'a>,
-    /// How often is cleaned.
+    /// The interval between two cleanings.
     interval: Duration,
     next_cleaning: Instant,
     leases: Leases,
-    /// An old part of the ledger was read by others when it was to be emptied last.
+    /// Whether the last cleaning could not empty an old part of the ledger, because a transaction was reading it.
     is_ledger_in_use: bool,
-    /// What was found of the inbox last.
+    /// The last state of the inbox.
     cleaning: Option<Cleaning>,
 }
 
 impl<'a> Janitor<'a> {
     fn new(shared: &'a Shared) -> Self {
-        // A short retention is kept more exactly.
+        // A short retention needs more frequent cleaning.
         let inbox_retention = shared.config.inbox_retention;
         let interval = CLEAN_INTERVAL
             .min(shared.config.retention / 12)
@@ -73,7 +72,7 @@ impl<'a> Janitor<'a> {
         }
     }
 
-    /// Whatever it is time for.
+    /// Does all work that is due.
     fn work(&mut self) -> Result<(), DatabaseError> {
         self.look()?;
         if Instant::now() >= self.next_cleaning {
@@ -84,7 +83,7 @@ impl<'a> Janitor<'a> {
         Ok(())
     }
 
-    /// What must not wait behind a day's cleaning.
+    /// Does the work that must not wait for a long cleaning.
     fn look(&mut self) -> Result<(), DatabaseError> {
         self.leases.look(self.shared, &mut self.session)?;
         self.depths.count(&mut self.session)
@@ -108,13 +107,13 @@ impl<'a> Janitor<'a> {
         }
         let was_in_use = std::mem::replace(&mut self.is_ledger_in_use, turned.is_in_use);
         if turned.is_in_use && !was_in_use {
-            log::warn!(event = "ledger_in_use", retry_in:? = self.interval; "cannot empty old parts of the ledger while a transaction reads them: retrying");
+            log::warn!(event = "ledger_in_use", retry_in:? = self.interval; "cannot empty old parts of the ledger while a transaction reads them: retrying in {:?}", self.interval);
         }
         Ok(())
     }
 
-    /// Cleans the inbox, where the relay was told to. That it cannot is said once, and looked at again: the
-    /// table may come, and the right.
+    /// Cleans the inbox, if a retention is set. If the inbox cannot be cleaned, logs the reason once and tries again
+    /// later: the table or the right may be added.
     fn clean_inbox(&mut self) -> Result<(), DatabaseError> {
         let Some(retention) = self.shared.config.inbox_retention else {
             return Ok(());
@@ -123,11 +122,13 @@ impl<'a> Janitor<'a> {
         let before = self.cleaning.replace(cleaning.clone());
         let why = match &cleaning {
             Cleaning::Possible(table) => return self.clean_inbox_in(table, retention),
-            Cleaning::NoTable => "there is no table outbox_inbox: `diesel-outbox migrate` makes it",
+            Cleaning::NoTable => {
+                "there is no table outbox_inbox; `diesel-outbox migrate` creates it"
+            }
             Cleaning::NoRight => "the relay's role needs SELECT and DELETE on outbox_inbox",
         };
         if before != Some(cleaning) {
-            log::warn!(event = "inbox_not_cleaned"; "cannot clean the inbox (OUTBOX_INBOX_RETENTION): {why}");
+            log::warn!(event = "inbox_not_cleaned"; "cannot clean the inbox (OUTBOX_INBOX_RETENTION): {why}; retrying");
         }
         Ok(())
     }
@@ -144,7 +145,7 @@ impl<'a> Janitor<'a> {
             self.look()?;
         }
         if removed > 0 {
-            log::info!(event = "inbox_cleaned", rows = removed; "removed {removed} old rows of the inbox");
+            log::info!(event = "inbox_cleaned", rows = removed; "removed {removed} old rows of the inbox {table}");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A claimed message on its way through the relay.
+//! A claimed message inside the relay.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,18 +8,18 @@ use super::verdict::Verdict;
 use crate::message::Message;
 use crate::store::relay::lease::LeaseId;
 
-/// A claimed message.
+/// A claimed message with its lease and its destination.
 pub(crate) struct Job {
     pub(crate) message: Message,
     pub(crate) lease: LeaseId,
     pub(crate) to: To,
-    /// The name of the registered destination that it goes to.
+    /// The name of the registered destination that the message goes to.
     pub(crate) customer: Option<Arc<str>>,
-    /// What is written down of it where it is not sent.
+    /// The verdict on a message that is settled without a send.
     pub(crate) unsent: Option<Verdict>,
 }
 
-/// Whether its time is over: then it is not sent.
+/// Whether the message has expired and must not be sent.
 pub(super) fn is_expired(message: &Message, now: Instant) -> bool {
     message.expires.is_some_and(|end| now >= end)
 }

@@ -1,4 +1,4 @@
-//! How long a lease is good for, as this process sees it.
+//! The validity of the relay's lease, on this process's clock.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,15 +8,15 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::config::Config;
 use crate::store::relay::lease::LeaseId;
 
-/// Linux's monotonic clock, which is `std`'s `Instant`, stands still while the machine is suspended. The
-/// database's does not, and there leases end.
+/// On Linux, `std`'s `Instant` uses the monotonic clock, which stops while the machine is suspended. The database's
+/// clock continues, and so do leases. `Boottime` continues too.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
-/// On macOS this one goes on meanwhile, other than `std`'s.
+/// On macOS, `Monotonic` continues while the machine is suspended, unlike `std`'s clock.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOCK: ClockId = ClockId::Monotonic;
 
-/// Since the machine was started, while it was suspended, too.
+/// The time since the machine started, including time in suspension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BootTime(Duration);
 
@@ -42,18 +42,18 @@ impl BootTime {
     }
 }
 
-/// The lease as this process sees it, on a clock of its own that never goes back.
+/// The lease as this process last saw it, on its own clock, which never goes back.
 ///
-/// Sending is allowed until the lease is over, as it was seen last, less the longest send: then a send that begins now
-/// is over before another relay can take its message. Other relays may let it end before that, but no sooner than
-/// `takeover_after`: so whatever was seen is good for no longer.
+/// A send may begin until the end of the lease minus the longest send. Every send then ends before another relay can
+/// take its message over. Other relays may end the lease earlier, but not sooner than `takeover_after`, so a
+/// check of the lease is valid for at most `takeover_after`.
 pub(crate) struct LeaseClock {
     lease: Duration,
     longest_send: Duration,
     takeover_after: Duration,
-    /// 0: none.
+    /// The id of the lease; 0: no lease.
     id: AtomicI64,
-    /// Microseconds, as [`BootTime`] counts.
+    /// In microseconds of [`BootTime`].
     valid_until: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl LeaseClock {
         Self::new(config.lease, config.longest_send(), config.takeover_after())
     }
 
-    /// `takeover_after`: `None` where the lease ends by time only.
+    /// `takeover_after` is `None` if only expiry ends the lease.
     pub(super) fn new(
         lease: Duration,
         longest_send: Duration,
@@ -79,18 +79,19 @@ impl LeaseClock {
 
     /// A lease was registered by a statement that began at `asked`.
     pub(crate) fn registered(&self, id: LeaseId, asked: BootTime) {
-        // In this order nobody sees the new id with an old time that is later than its own: a
-        // new lease is only registered when the old one is lost.
+        // The order matters: no reader sees the new id with the old lease's time. A new lease is only registered after
+        // the old lease is lost.
         self.good_for(asked, self.lease);
         self.id.store(id.0, Ordering::Release);
     }
 
-    /// The lease was renewed by a statement that began at `asked`, unless it was lost meanwhile.
+    /// The lease was renewed by a statement that began at `asked`. Ignored if the lease was lost meanwhile.
     pub(crate) fn renewed(&self, id: LeaseId, asked: BootTime) {
         self.seen(id, asked, self.lease);
     }
 
-    /// A statement that began at `asked` has seen that so much of the lease is left, unless it was lost meanwhile.
+    /// A statement that began at `asked` has seen that `left` of the lease remains. Ignored if the lease was lost
+    /// meanwhile.
     pub(crate) fn seen(&self, id: LeaseId, asked: BootTime, left: Duration) {
         if self.is(id) {
             self.good_for(asked, left);
@@ -104,25 +105,25 @@ impl LeaseClock {
             .store(asked.micros_after(valid_for), Ordering::Release);
     }
 
-    /// Whether this is the lease, with time left or without.
+    /// Whether this is the relay's lease, valid or not.
     pub(crate) fn is(&self, id: LeaseId) -> bool {
         self.id.load(Ordering::Acquire) == id.0
     }
 
-    /// The lease is gone. `false`: it was not this one's any more.
+    /// Forgets the lease. `false`: the relay's lease was already another one.
     pub(crate) fn lost(&self, id: LeaseId) -> bool {
         self.id
             .compare_exchange(id.0, 0, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// The lease to claim under, if there is one with time left.
+    /// The lease to claim under, if it is valid.
     pub(crate) fn current(&self) -> Option<LeaseId> {
         let id = LeaseId(self.id.load(Ordering::Acquire));
         (id.0 != 0 && self.may_send(id)).then_some(id)
     }
 
-    /// How long sends may begin without another renewal.
+    /// For how long sends may still begin without another renewal.
     pub(crate) fn left(&self) -> Duration {
         if self.current().is_none() {
             return Duration::ZERO;
@@ -156,19 +157,22 @@ mod tests {
         assert!(clock.may_send_at(mine, at(5_999)));
         assert!(!clock.may_send_at(mine, at(6_000)));
         assert!(!clock.may_send_at(others, at(0)));
-        // The next renewal was asked for two seconds later, however late its answer came.
+        // The next renewal began two seconds later. The time of its response does not matter.
         clock.renewed(mine, at(2_000));
         assert!(clock.may_send_at(mine, at(7_999)));
         assert!(!clock.may_send_at(mine, at(8_000)));
-        assert!(!clock.lost(others), "that is not this one's");
+        assert!(!clock.lost(others), "another relay's lease");
         assert!(clock.may_send_at(mine, at(7_999)));
         assert!(clock.lost(mine));
         clock.renewed(mine, at(2_000));
-        assert!(!clock.may_send_at(mine, at(2_000)), "it is over for good");
-        assert!(!clock.lost(mine), "it is lost once");
+        assert!(
+            !clock.may_send_at(mine, at(2_000)),
+            "a lost lease stays lost"
+        );
+        assert!(!clock.lost(mine), "a lease is lost once");
     }
 
-    /// R14: others may have let it end sooner since.
+    /// R14: other relays may have ended the lease earlier meanwhile.
     #[test]
     fn what_was_seen_of_the_lease_is_good_until_others_could_have_ended_it() {
         let second = Duration::from_secs(1);
@@ -182,17 +186,20 @@ mod tests {
         assert!(clock.may_send_at(mine, at(8_999)));
         clock.seen(mine, at(5_000), 3 * second);
         assert!(clock.may_send_at(mine, at(5_999)));
-        assert!(!clock.may_send_at(mine, at(6_000)), "it is being ended");
+        assert!(
+            !clock.may_send_at(mine, at(6_000)),
+            "another relay is ending the lease"
+        );
         clock.renewed(mine, at(5_500));
         assert!(clock.may_send_at(mine, at(10_499)));
         assert!(!clock.may_send_at(mine, at(10_500)));
     }
 
-    /// R14. What a machine sleeps counts: the kernel's own count of its uptime does so, too.
+    /// R14: time in suspension counts, as it does in the kernel's uptime.
     #[cfg(target_os = "linux")]
     #[test]
     fn the_clock_counts_as_the_uptime_does() {
-        let uptime = std::fs::read_to_string("/proc/uptime").expect("Linux says so");
+        let uptime = std::fs::read_to_string("/proc/uptime").expect("the uptime on Linux");
         let first = uptime.split(' ').next().expect("a number");
         let seconds: f64 = first.parse().expect("seconds");
         let now = BootTime::now().0.as_secs_f64();

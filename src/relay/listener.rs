@@ -1,4 +1,4 @@
-//! The listener thread: rings the claimer when something was committed.
+//! The listener thread: rings the claimer when messages are committed.
 
 use std::time::{Duration, Instant};
 
@@ -7,27 +7,26 @@ use super::threads::{Cause, MARGIN, Post};
 use crate::error::DatabaseError;
 use crate::store::relay::notifications::{Listener, Lock};
 
-/// The limit of each of its statements.
+/// The time limit of each statement of the listener.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// One that stays in the database for longer is of no use.
+/// A listener that stays in the database longer than this is stuck.
 const LONGEST_STAY: Duration = STATEMENT_TIMEOUT.saturating_add(MARGIN);
-/// While an insert is under way that will not notify, the claimer looks after this long, then after
-/// twice as long, and so on.
+/// While an open insert will not notify, the claimer checks after this time, then after twice this time, and so on.
 const FIRST_TRY: Duration = Duration::from_millis(2);
 const LONGEST_TRY: Duration = Duration::from_millis(25);
-/// How often, while an insert is under way, topics are looked for that had nothing.
+/// How often, during an open insert, the claimer also queries for topics that had no messages.
 const LOOK_WHILE_INSERTING: Duration = Duration::from_millis(100);
-/// While another relay has the lock for all: it gives it back without a word when it finds work in
-/// another way, or ends.
+/// The wait between attempts while another relay holds the lock. That relay releases the lock without notice when it
+/// finds work or ends.
 const TRY_AFTER_ANOTHER: Duration = Duration::from_secs(1);
-/// Between tries to reach a database that is gone.
+/// The wait between attempts to reach a lost database.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Listens until the relay stops. Everything it does is a hint: without it the relay polls.
+/// Listens until the relay stops. Notifications are only hints: without the listener, the relay polls.
 pub(crate) fn run(shared: &Shared) {
     let Some(url) = shared.listener_url() else {
-        log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager and cannot listen: polling for new messages every {:?}. Set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
-        // This thread's end would be taken for a defect.
+        log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager and cannot listen: polling for new messages every {:?}; set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
+        // The thread must not end: an ended thread counts as a bug.
         let _ = shared.signals.stop.recv();
         return;
     };
@@ -40,13 +39,13 @@ pub(crate) fn run(shared: &Shared) {
         let end = match connected {
             Ok(Some(listener)) => {
                 if listener.is_pooled {
-                    log::warn!(event = "listener_url_pooled"; "OUTBOX_LISTENER_URL seems to lead to a pooler: notifications arrive only if the pooler works in session mode");
+                    log::warn!(event = "listener_url_pooled"; "OUTBOX_LISTENER_URL seems to lead to a pooler: listening, but notifications arrive only if the pooler works in session mode");
                 }
                 listen(shared, listener)
             }
             Ok(None) => {
-                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "the database is behind a pooler, which passes no notifications on: polling for new messages every {:?}. Set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
-                // This thread's end would be taken for a defect.
+                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "the database is behind a pooler, which does not pass notifications on: polling for new messages every {:?}; set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
+                // The thread must not end: an ended thread counts as a bug.
                 let _ = shared.signals.stop.recv();
                 return;
             }
@@ -57,7 +56,7 @@ pub(crate) fn run(shared: &Shared) {
             Ok(()) => return shared.threads.set_connected(Post::Listener, false),
             Err(error) => {
                 shared.threads.failed(Post::Listener, &error, Cause::Other);
-                // What is committed from now on is not heard.
+                // Messages committed while the listener is disconnected cause no notification.
                 shared.signals.news.ring();
                 shared.pause(RECONNECT);
             }
@@ -67,7 +66,7 @@ pub(crate) fn run(shared: &Shared) {
 
 fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> {
     shared.threads.set_connected(Post::Listener, true);
-    // Whatever was committed before was heard by nobody.
+    // Messages committed before the connection caused no notification here.
     shared.signals.news.ring();
     let sleep = &shared.signals.sleep;
     let mut has_lock = false;
@@ -94,9 +93,9 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             }
             (false, false) => match asking(shared, || listener.try_lock())? {
                 Lock::Insert => {
-                    // It may be committed by now, and others with it.
+                    // The insert, and others with it, may be committed by now.
                     if looked.elapsed() >= LOOK_WHILE_INSERTING {
-                        // Also where there was nothing before.
+                        // Also query topics that had no messages before.
                         shared.signals.news.ring();
                         looked = Instant::now();
                     } else {
@@ -112,7 +111,8 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                 Lock::Taken => {
                     has_lock = true;
                     fall_asleep(shared);
-                    // Also where it slept before: whoever had the lock may be gone for a while.
+                    // Ring even if the claimer was already asleep: the relay that held the lock may have released it
+                    // some time ago.
                     shared.signals.news.ring();
                     None
                 }
@@ -122,7 +122,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
     Ok(())
 }
 
-/// Asks the database something.
+/// Runs a call to the database as a stay of the listener.
 fn asking<T>(shared: &Shared, ask: impl FnOnce() -> T) -> T {
     let _within = shared
         .threads
@@ -131,7 +131,7 @@ fn asking<T>(shared: &Shared, ask: impl FnOnce() -> T) -> T {
     ask()
 }
 
-/// From now on whoever commits rings. The claimer looks once more: before, nobody did.
+/// From now on, commits notify. The claimer must check once more for messages that were committed before.
 fn fall_asleep(shared: &Shared) {
     if shared.signals.sleep.begin() {
         shared.signals.news.ring();

@@ -1,5 +1,4 @@
-//! The metrics of one relay: handles that are made once, when it starts, so that counting a message
-//! costs an addition.
+//! The metrics of one relay. The handles are created once, at the start, so counting a message costs one addition.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use crate::metrics as names;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 
-/// Attempts beyond these have one label.
+/// The labels of attempts. All attempts from the tenth on share one label.
 const ATTEMPTS: [&str; 10] = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10+"];
 
 pub(crate) struct Metrics {
@@ -32,7 +31,7 @@ pub(crate) struct Metrics {
     pub(super) settle_seconds: Histogram,
     /// In the order of the bulkheads.
     pub(super) destinations: Vec<OfDestination>,
-    /// Of what has no destination.
+    /// The metrics of messages without a destination.
     nowhere: OfDestination,
     pub(super) connections: Gauge,
     pub(super) lease_seconds_left: Gauge,
@@ -43,7 +42,7 @@ pub(crate) struct Metrics {
     pub(super) problems: Vec<Gauge>,
 }
 
-/// Those of one destination.
+/// The metrics of one destination.
 pub(crate) struct OfDestination {
     outbox: Arc<str>,
     name: Arc<str>,
@@ -94,7 +93,7 @@ impl Metrics {
         }
     }
 
-    /// These topics are paused, and not those that were before.
+    /// Sets the gauges of the topics that are paused now, and clears the gauges of topics that were paused before.
     pub(super) fn set_paused(&self, before: &[String], paused: &[String]) {
         let label = |topic: &String| names::topic_label(&self.outbox, topic);
         let set = |topic, value: f64| {
@@ -109,17 +108,17 @@ impl Metrics {
         paused.into_iter().for_each(|topic| set(topic, 1.0));
     }
 
-    /// Of what goes there.
+    /// The metrics of the destination that messages go to.
     pub(super) fn of(&self, to: To) -> &OfDestination {
         match to {
             To::Bulkhead(number) => &self.destinations[number],
-            // One for all: how many there are nobody knows.
+            // All registered destinations share one set of metrics: their number is unbounded.
             To::Registered(_) => self.destinations.last().unwrap_or(&self.nowhere),
             To::Split | To::Nowhere => &self.nowhere,
         }
     }
 
-    /// Of a thread with a connection.
+    /// The counter of database errors of a thread.
     pub(super) fn database_errors(&self, thread: &'static str) -> Counter {
         counter!(names::DATABASE_ERRORS, "outbox" => Arc::clone(&self.outbox), "thread" => thread)
     }
@@ -151,13 +150,13 @@ impl OfDestination {
         }
     }
 
-    /// A message is about to be sent that was claimed then.
+    /// Records how long a message waited between its claim and its send.
     pub(super) fn waited(&self, claimed: Instant, began: Instant) {
         let waited = began.saturating_duration_since(claimed);
         self.queue_wait_seconds.record(waited.as_secs_f64());
     }
 
-    /// What became of a message is written down, at `now`.
+    /// Records that a message was settled at `now`.
     pub(super) fn settled(&self, settlement: &Settlement, now: Instant) {
         let kind = settlement.kind();
         self.settled[kind as usize].increment(1);
@@ -177,7 +176,8 @@ impl OfDestination {
         }
     }
 
-    /// The nth attempt has failed; 0: it counts as none. Rare enough for a counter that is looked up each time.
+    /// Counts a failed attempt by its number; 0 is an attempt that does not count. Failures are rare enough to look the
+    /// counter up each time.
     fn retried(&self, attempt: u32) {
         let Some(number) = attempt.checked_sub(1) else {
             return;
@@ -186,26 +186,26 @@ impl OfDestination {
         counter!(names::RETRIES, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "attempt" => ATTEMPTS[at]).increment(1);
     }
 
-    /// As rare.
+    /// Counts a dead letter. Dead letters are as rare.
     fn died(&self, reason: ReasonCode, topic: &str) {
         let topic = names::topic_label(&self.outbox, topic);
         counter!(names::DEAD, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "reason" => reason.as_str(), "topic" => topic).increment(1);
     }
 }
 
-/// How long sends took, by topic and result: the handles of one sender thread, which nobody else uses.
+/// The durations of sends, by topic and result. The handles belong to one sender thread alone.
 pub(super) struct Dispatches {
     outbox: Arc<str>,
-    /// As many as there are labels.
+    /// By topic; at most as many as there are topic labels.
     of_topics: HashMap<Box<str>, OfTopic>,
-    /// Of topics without a label of their own.
+    /// For topics without their own label.
     of_others: OfTopic,
 }
 
-/// By result, made when they are needed.
+/// By result, created on first use.
 type OfTopic = [Option<Histogram>; RESULTS.len()];
 
-/// What a dispatcher can say of a message, in the order of [`result_of`].
+/// The results of a send, in the order of [`result_of`].
 const RESULTS: [&str; 4] = ["delivered", "retry", "wait", "dead"];
 
 fn result_of(outcome: &Outcome) -> usize {
@@ -226,7 +226,7 @@ impl Dispatches {
         }
     }
 
-    /// A message of this topic was in a send.
+    /// Records the duration of a send that contained a message of this topic.
     pub(super) fn sent(&mut self, topic: &str, outcome: &Outcome, took: Duration) {
         let result = result_of(outcome);
         let of_topic = match self.of_topics.get_mut(topic) {

@@ -1,5 +1,5 @@
-//! The monitor thread: looks each second whether the others move, and says so to the metrics. It has no
-//! connection.
+//! The monitor thread: checks every second whether the other threads make progress, and updates the gauges. The
+//! monitor has no database connection.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::to::To;
 use crate::handlers::MOST_LATE;
 use crate::store::relay::claim::Topic;
 
-/// How often it looks.
+/// The interval of the checks.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A relay can do without its listener: that it connects takes no longer.
+/// A relay works without its listener, so a reconnect within this time is no problem.
 const LISTENER_GRACE: Duration = Duration::from_secs(5);
 
-/// Looks until the relay stops.
+/// Checks until the relay stops.
 pub(crate) fn run(shared: &Shared) {
     loop {
         look(shared);
@@ -40,12 +40,12 @@ fn look(shared: &Shared) {
     shared.threads.look(moves, is_stuck(shared), is_deaf);
 }
 
-/// For how long nothing may happen without a reason.
+/// How long the relay may make no progress without a known reason.
 pub(super) fn patience(shared: &Shared) -> Duration {
     shared.config.lease.saturating_add(MARGIN)
 }
 
-/// Whether nothing is on its way here, and nothing keeps the relay from claiming what is due.
+/// Whether no message is in flight here (except with handlers) and nothing keeps the relay from claiming.
 pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
     let state = shared.threads.state();
     shared.config.enabled
@@ -57,7 +57,7 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
         && state.troubles().next().is_none()
 }
 
-/// Whether what is due there may be claimed and sent at once.
+/// Whether due messages of the topic may be claimed and sent at once.
 pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
     let policy = shared.policy();
     if policy.closed().any(|closed| *closed == topic.topic) || shared.held_topics().contains(topic)
@@ -72,12 +72,12 @@ pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
     }
 }
 
-/// Whether messages are on their way here that nobody sends, and that nothing keeps.
+/// Whether claimed messages are neither sent nor settled, without a known reason.
 fn is_stuck(shared: &Shared) -> bool {
-    // A rate may be a message an hour.
+    // A rate limit may be as low as one message an hour.
     let is_held =
         |bulkhead: &Bulkhead| shared.in_flight_of(bulkhead) > 0 && bulkhead.gate.is_limited();
-    // Who sends, or waits for the database, is judged by that.
+    // A thread that sends or waits for the database has its own time limit.
     shared.in_flight_beside_handlers() > 0
         && !shared.threads.is_busy()
         && !shared.bulkheads.iter().any(is_held)
@@ -86,9 +86,9 @@ fn is_stuck(shared: &Shared) -> bool {
         && shared.doubt().is_none()
 }
 
-/// What is wrong just now, the worst first.
+/// The current problems, the worst first.
 pub(crate) fn health(shared: &Shared) -> Health {
-    // Before it is asked whether the relay stops: whatever has ended for that is seen after it.
+    // Read before the stop is checked: threads that end because of a stop are no problem.
     let state = shared.threads.state();
     let mut problems = Vec::new();
     let mut found = |kind, what: String| problems.push(Problem { kind, what });
@@ -99,7 +99,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
     }
     for thread in state.ended() {
         let what = format!(
-            "the thread {thread} has ended by itself; its log lines say why. Restart the relay"
+            "the thread {thread} has ended unexpectedly, and the log has the reason: restart the relay"
         );
         found(ProblemKind::ThreadEnded, what);
     }
@@ -130,14 +130,14 @@ pub(crate) fn health(shared: &Shared) -> Health {
     if let Some(stayed) = watch.overdue(watch.stalled, patience(shared)) {
         let (count, stayed) = (shared.in_flight_beside_handlers(), seconds(stayed));
         let what = format!(
-            "{count} claimed messages are neither sent nor settled for {stayed}: an observer hangs, or there is a defect. Restart the relay"
+            "{count} claimed messages have been neither sent nor settled for {stayed}, because of a bug or an observer that hangs: restart the relay"
         );
         found(ProblemKind::NoProgress, what);
     }
     if let Some(stayed) = watch.overdue(watch.left, patience(shared)) {
         let stayed = seconds(stayed);
         let what = format!(
-            "messages are due, and none was claimed for {stayed}: a defect. Restart the relay"
+            "messages are due, but none has been claimed for {stayed}, because of a bug: restart the relay"
         );
         found(ProblemKind::NoProgress, what);
     }
@@ -145,12 +145,12 @@ pub(crate) fn health(shared: &Shared) -> Health {
         found(kind, what);
     }
     if shared.lease.current().is_none() {
-        let what = "the relay has no lease with time left: nothing is claimed or sent until it has";
+        let what = "the relay has no valid lease: it claims and sends nothing until it has one";
         found(ProblemKind::NoLease, what.to_owned());
     }
     for (Topic { topic, .. }, count) in shared.held_counts() {
         let what = format!(
-            "the database refuses to record what became of {count} messages of {topic}; no more of them are claimed until it does. The log has the database's error"
+            "the database refuses to record the results of {count} messages of {topic}, and the log has the error: the relay claims no more of this topic until they are recorded"
         );
         found(ProblemKind::SettlesRefused, what);
     }
@@ -160,7 +160,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
             count => format!(" (and {count} more such topics)"),
         };
         let what = format!(
-            "{}{more}. Add a route, or start the relay that has the handler",
+            "{}{more}: add a route, or start the relay that has the handler",
             first.what()
         );
         found(ProblemKind::NoRoute, what);
@@ -168,19 +168,19 @@ pub(crate) fn health(shared: &Shared) -> Health {
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.config.poll_interval);
         let what = format!(
-            "the listener has no connection that hears anything; new messages are found by polling, every {every}"
+            "the listener is not connected: the relay finds new messages by polling, every {every}"
         );
         found(ProblemKind::ListenerDown, what);
     }
     if !shared.config.enabled {
-        let what = "OUTBOX_ENABLED is false: nothing is claimed or sent";
+        let what = "OUTBOX_ENABLED is false: this relay claims and sends nothing";
         found(ProblemKind::Disabled, what.to_owned());
     }
     problems.sort_by_key(|problem| problem.kind);
     Health::new(problems)
 }
 
-/// What is wrong with database or outbox.
+/// The problem with the database or the outbox.
 fn database(state: &State) -> Option<(ProblemKind, String)> {
     let (_, first) = state.troubles().next()?;
     let missing = state.troubles().find_map(|(_, trouble)| trouble.missing());
@@ -195,22 +195,22 @@ fn database(state: &State) -> Option<(ProblemKind, String)> {
 
 fn stuck_in_database(thread: &str, stayed: Duration) -> String {
     format!(
-        "the {thread} has waited for the database for {}, far beyond the limit of its statements: a server, a proxy or a network that hangs. Restart the relay if that does not pass",
+        "the {thread} has waited for the database for {}, far beyond its statement limit, because the server, a proxy or the network hangs: restart the relay if this continues",
         seconds(stayed)
     )
 }
 
 fn stuck_handlers(bulkhead: &Bulkhead, late: usize) -> (ProblemKind, String) {
     let (kind, then) = if late < MOST_LATE {
-        (ProblemKind::SomeSendersStuck, "the group goes on")
+        (ProblemKind::SomeSendersStuck, "the group continues")
     } else {
         (
             ProblemKind::SendersStuck,
-            "the group starts no more. Restart the relay",
+            "the group starts no more handlers: restart the relay",
         )
     };
     let what = format!(
-        "{late} handlers of {:?} have been running for longer than their limit of {}: their messages wait for them, and {then}",
+        "{late} handlers of {:?} have been running longer than their limit of {}: their messages wait for them, and {then}",
         bulkhead.name,
         humantime::format_duration(bulkhead.send_timeout)
     );
@@ -219,7 +219,7 @@ fn stuck_handlers(bulkhead: &Bulkhead, late: usize) -> (ProblemKind, String) {
 
 fn stuck_sending(bulkhead: &Bulkhead, count: usize, of: usize, longest: Duration) -> String {
     format!(
-        "{count} of {of} threads that send to {:?} have been at it for up to {}, and the limit is {}: a dispatcher or an observer that does not return. Restart the relay",
+        "{count} of {of} threads that send to {:?} have been sending for up to {}, beyond the limit of {}, because a dispatcher or an observer does not return: restart the relay",
         bulkhead.name,
         seconds(longest),
         humantime::format_duration(bulkhead.send_timeout)
@@ -230,7 +230,7 @@ fn seconds(duration: Duration) -> String {
     format!("{} s", duration.as_secs())
 }
 
-/// How each destination stands.
+/// The state of each destination.
 pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
     let state = |bulkhead: &Bulkhead| DestinationState {
         name: bulkhead.name.to_string(),
@@ -243,7 +243,7 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
     shared.in_use().map(state).collect()
 }
 
-/// Sets the gauges of what is in memory: of a relay that is gone to 0.
+/// Sets the gauges of the relay's state in memory, all to 0 once the relay has ended.
 pub(crate) fn record(shared: &Shared) {
     let (metrics, state) = (&shared.metrics, shared.threads.state());
     let is_over = state.is_over();

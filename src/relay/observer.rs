@@ -1,4 +1,4 @@
-//! Hooks: what an application is told of each message, beside the log.
+//! Hooks that the relay calls for each message, for the application's own counters and audit trails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::dispatch::Outcome;
 use crate::message::Message;
 use crate::status::{ReasonCode, Status};
 
-/// Is told what happens to messages: for an application's own counters, audit trail or alarms.
-///
-/// Each hook does nothing unless it is written. They are called by the threads that do the work, many
-/// at once, and these wait for them: be quick. A panic is logged and has no other effect. Add one by
+/// Hooks for the steps of a message: for an application's own counters, audit trail or alarms. Add an observer with
 /// [`RelayBuilder::observe`](crate::RelayBuilder::observe).
+///
+/// By default each hook does nothing. The relay's threads call the hooks, several at once, and wait for them to
+/// return: a hook must be fast. A panic in a hook is logged and has no other effect.
 ///
 /// ```
 /// use diesel_outbox::{Message, Observer, Outcome, Settled, Status};
@@ -21,17 +21,17 @@ use crate::status::{ReasonCode, Status};
 ///
 /// #[derive(Default)]
 /// struct Counts {
-///     under_way: AtomicU64,
+///     sending: AtomicU64,
 ///     dead: AtomicU64,
 /// }
 ///
 /// impl Observer for Counts {
 ///     fn sending(&self, _: &Message, _: &str) {
-///         self.under_way.fetch_add(1, Ordering::Relaxed);
+///         self.sending.fetch_add(1, Ordering::Relaxed);
 ///     }
 ///
 ///     fn sent(&self, _: &Message, destination: &str, _: &Outcome, took: Duration) {
-///         self.under_way.fetch_sub(1, Ordering::Relaxed);
+///         self.sending.fetch_sub(1, Ordering::Relaxed);
 ///         if took > Duration::from_secs(1) {
 ///             println!("{destination} is slow: {took:?}");
 ///         }
@@ -45,41 +45,42 @@ use crate::status::{ReasonCode, Status};
 /// }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// A message is about to be sent to this destination (empty: nothing serves it). It is not, where the
-    /// relay loses its lease or is to stop meanwhile (then it is told of again), or the message's time ends.
+    /// A message is about to be sent to this destination (empty for a message without a destination).
+    ///
+    /// The send does not follow if the relay loses its lease, the relay must stop, or the message expires meanwhile.
+    /// After a lost lease or a stop, this hook is called again when a relay claims the message again.
     fn sending(&self, message: &Message, destination: &str) {
         let _ = (message, destination);
     }
 
-    /// A send has come to its end.
+    /// A send has ended.
     fn sent(&self, message: &Message, destination: &str, outcome: &Outcome, took: Duration) {
         let _ = (message, destination, outcome, took);
     }
 
-    /// What became of a message is written down: the transaction is committed.
+    /// A message is settled: the transaction with its result is committed.
     fn settled(&self, settled: &Settled<'_>) {
         let _ = settled;
     }
 }
 
-/// A message whose outcome is written down.
+/// A settled message with its result.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Settled<'a> {
-    /// The message. Its payload and its headers are empty here.
+    /// The message, with empty payload and headers.
     pub message: &'a Message,
-    /// The destination, where it has one.
+    /// The destination. Empty for a message without a destination.
     pub destination: &'a str,
-    /// Where it stands now: delivered or dead; or retrying or pending, where it waits for its next
-    /// attempt.
+    /// The message's new status: delivered, dead, or retrying or pending before the next attempt.
     pub status: Status,
-    /// Why it was not delivered.
+    /// The reason why the message was not delivered.
     pub reason: Option<ReasonCode>,
-    /// Attempts that count, with this one.
+    /// The counted attempts of the message, including this attempt.
     pub attempts: u32,
 }
 
-/// Those of one relay.
+/// The observers of one relay.
 #[derive(Clone, Default)]
 pub(crate) struct Observers(pub(super) Vec<Arc<dyn Observer>>);
 
@@ -87,7 +88,7 @@ impl Observers {
     pub(super) fn tell(&self, message: &Message, tell: impl Fn(&dyn Observer)) {
         for observer in &self.0 {
             if catch_unwind(AssertUnwindSafe(|| tell(&**observer))).is_err() {
-                log::error!(event = "observer_panic", sequence = message.sequence.0, message_id:% = message.message_id; "an observer panicked: message {} ({})", message.message_id, message.topic);
+                log::error!(event = "observer_panic", sequence = message.sequence.0, message_id:% = message.message_id; "an observer panicked for message {} ({}): the message is processed as usual", message.message_id, message.topic);
             }
         }
     }

@@ -1,4 +1,6 @@
-//! Between the gates of this relay and the table that all relays share.
+//! Exchanges pauses between the gates of this relay and the table of pauses that all relays share.
+//!
+//! A gate decides whether messages may be sent to its destination now.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,11 +17,11 @@ use crate::error::DatabaseError;
 use crate::store::destinations::AsSeen;
 use crate::store::relay::pause::{Pausable, Paused, REMOVED};
 
-/// Beyond the time of a send, a probe has this long to be claimed and answered.
+/// The time that a probe has to be claimed and finished, in addition to the time of its send.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
-/// Tells the table what the gates have seen, opens those whose time is over, and asks the table
-/// for the right to probe where a breaker has closed them.
+/// Records the changes of the gates in the table, and opens gates whose pause has expired. For a gate that a breaker
+/// has closed, asks the table for the right to probe.
 pub(super) fn follow_up(
     shared: &Shared,
     db: &mut impl Database,
@@ -40,7 +42,7 @@ pub(super) fn follow_up(
     Ok(())
 }
 
-/// All bulkheads, and those of registered destinations whose gates are watched.
+/// All bulkheads, including those of registered destinations whose gates are watched.
 fn with_watched<'a>(
     shared: &'a Shared,
     watched: &'a [Arc<Customer>],
@@ -49,7 +51,7 @@ fn with_watched<'a>(
     shared.bulkheads.iter().chain(of_watched)
 }
 
-/// Whether it says that a registered destination is gone, and nothing of pauses.
+/// Whether the row marks a removed registered destination, and not a pause.
 pub(super) fn is_removed(row: &Paused) -> bool {
     row.kind == Pausable::Destination.as_str() && row.reason == REMOVED
 }
@@ -71,7 +73,7 @@ fn tell(
     Ok(())
 }
 
-/// Disables a registered destination that has failed for days.
+/// Disables a registered destination that has failed for longer than the settings allow.
 fn disable_where_long(
     shared: &Shared,
     db: &mut impl Database,
@@ -79,13 +81,13 @@ fn disable_where_long(
 ) -> Result<(), DatabaseError> {
     let after = shared.config.registered_disable_after;
     if db.has_failed_for(customer.name(), after)? {
-        let why = format!("it has failed for {}", humantime::format_duration(after));
+        let why = format!("has failed for {}", humantime::format_duration(after));
         disable(db, customer.as_seen(), &why)?;
     }
     Ok(())
 }
 
-/// Disables a registered destination that is as it was seen, and says so.
+/// Disables a registered destination, unless it has changed since it was seen. Logs the change.
 pub(super) fn disable(
     db: &mut impl Database,
     seen: AsSeen<'_>,
@@ -93,7 +95,7 @@ pub(super) fn disable(
 ) -> Result<(), DatabaseError> {
     if db.disable(seen, why)? {
         let name = seen.name;
-        log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}");
+        log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}; its messages wait until it is enabled");
     }
     Ok(())
 }
@@ -113,9 +115,8 @@ fn probe(
     Ok(())
 }
 
-/// Tells what the last senders have seen, when the claimer is gone already, and gives back the
-/// right to probe where it was not used. A database that is away is asked once: other relays find
-/// out themselves.
+/// Records the changes that the last senders have caused after the end of the claimer, and gives unused rights to
+/// probe back. Tries only once: other relays discover a failing destination on their own.
 pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     let watched = shared.registered.watched();
     let mut tell_all = || {
@@ -130,11 +131,11 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
         Ok::<(), DatabaseError>(())
     };
     if let Err(error) = tell_all() {
-        log::warn!(event = "pause_lost", error:% = error; "could not record the pause: other relays will discover it on their own");
+        log::warn!(event = "pause_lost", error:% = error; "could not record a pause at shutdown: other relays will discover the failing destination on their own: {error}");
     }
 }
 
-/// Teaches the gates what the table says. Returns what has none.
+/// Tells the gates the state of the table. Returns the paused topics and the paused destinations without a gate.
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let now = clock::now();
     let of_kind = |kind: Pausable| {

@@ -1,8 +1,55 @@
-//! The planner: it knows what the claimer knows, and decides what is done next.
+//! The planner decides the next step of the claim thread.
 //!
-//! It has no thread, no lock, no connection and no clock. The claimer tells it the time, how others stand
-//! ([`View`]) and what its statements have found; the planner says one [`Step`] at a time. So a test can put it
-//! into any state, and the same answers always lead to the same steps.
+//! It decides where to search for due messages, how many to claim, when to survey, and how long to wait. Where a
+//! claimed message goes is decided elsewhere (`relay/fate.rs`).
+//!
+//! # Inputs and output
+//!
+//! The planner has no thread, lock, connection or clock. It decides from three inputs:
+//!
+//! * the time, which is a parameter;
+//! * the [`View`]: the lease, the room and the gate of each destination, and the state of the messages in flight;
+//! * the results of earlier steps and the reports of other threads (the methods in `told`).
+//!
+//! The output is one [`Step`]. The claimer executes the step, reports its result, and asks for the next step. So a
+//! unit test can put the planner into any state, and the same inputs always lead to the same steps.
+//!
+//! # Words
+//!
+//! * A **stream** is all messages of one topic and destination, either with or without an ordering key.
+//! * A **lane** is a stream with its floor. The database index orders a stream by due time, then by sequence.
+//! * The **floor** of a lane is the index position after which its next claim starts. A claim raises the floor to the
+//!   position it reached, and a message that this relay releases lowers it. So a claim does not read the index entries
+//!   of settled messages again: an old snapshot may keep these entries for hours.
+//! * A **sweep** is a claim from the start of a lane. It finds messages below the floor that another relay released,
+//!   or left when it crashed.
+//! * A **late** message was committed after the floor had passed its position. A query of the newest sequences finds
+//!   it sooner than a sweep.
+//! * The **walk** goes over all ordering keys, for the first message of each. A **freed** key is a key whose first
+//!   message may have become free; it is queried by name, without a walk.
+//! * The **patrol** goes over the whole outbox in ranges of sequences. It runs only after a query or claim has taken
+//!   too long.
+//! * A **survey** is the periodic query for the streams that exist, expired leases and pauses. It also reports whether
+//!   this relay is active or stands by.
+//! * A **look** starts with a survey and ends when every lane was found empty. A look that finds nothing answers the
+//!   question whether anything is due.
+//! * **Room** is the number of messages that a destination can take now.
+//! * Work is **owed** if this look had to skip it until some time. No notification announces that work, so the planner
+//!   wakes up for it.
+//!
+//! # A round
+//!
+//! [`Planner::next`] goes through these stages, one step a call:
+//!
+//! 1. After a claim without an answer, find out whether the claim is still running ([`Step::Resolve`]). Then release
+//!    the messages it took, one part a round ([`Step::Undo`]).
+//! 2. Exchange news between the gates and the pause table ([`Step::Gates`]).
+//! 3. Survey, if a survey is due ([`Step::Survey`]).
+//! 4. Claim once. Queries for late messages come first, then freed keys. The patrol gets every other claim while it
+//!    runs. The walk and the lanes take turns at the rest.
+//!
+//! A relay that stands by, or has reached its limit of claims, does not claim. If the planner finds nothing to claim,
+//! [`Planner::look_again`] decides what to wait for: room, or work.
 
 mod contention;
 mod database_clock;
@@ -54,103 +101,105 @@ use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 
-/// How often, at least, topics and expired leases are looked for; as often as the outbox is polled, between these.
+/// The longest interval between surveys. The interval is otherwise the poll interval, but at least
+/// [`SHORTEST_SURVEY_INTERVAL`].
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 const SHORTEST_SURVEY_INTERVAL: Duration = Duration::from_millis(100);
-/// How often, at least, lanes are asked while a walk over many keys goes on: nobody rings a relay that is
-/// awake.
+/// During a walk over many keys, lanes are claimed from at least this often: a relay that is awake gets no
+/// notifications.
 const GLANCE: Duration = Duration::from_millis(20);
-/// A relay without a lease looks this often whether it has one.
+/// A relay without a lease checks this often for one.
 const LEASE_INTERVAL: Duration = Duration::from_millis(100);
-/// Nobody waits for longer.
+/// The longest wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
-/// What is done next.
+/// The claimer's next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The planner is asked again.
+    /// Ask the planner again.
     Again,
     Wait(Wait),
-    /// Nothing is to be asked. The senders are told to ring for room, and then
-    /// [`look_again`](Planner::look_again) says what to wait for: one that made room before did not ring.
+    /// No lane with room has work. Ask the senders to ring for room, then call [`look_again`](Planner::look_again):
+    /// a sender that made room before did not ring.
     LookAgain,
-    /// Whether a claim without an answer is at work still is found out, when everything known is settled.
+    /// Find out whether a claim without an answer is still running, once every known message is settled.
     Resolve(Doubt),
-    /// Nothing about this lease is in doubt any more. `given_back`: so many messages were.
+    /// Nothing about this lease is in doubt any more. `given_back`: the number of released messages.
     EndDoubt {
         lease: LeaseId,
         given_back: Option<usize>,
     },
-    /// A part of what a lease holds and nobody knows of is given back.
+    /// Release a part of the messages that a lease holds and that this process does not know.
     Undo(Part),
-    /// The table hears what the gates have seen, and those open whose time is over. A relay that stands by has
-    /// nothing to probe a destination with, and leaves that to the one that works.
+    /// Record the gates' news in the pause table, and open the gates whose pause has expired. A relay that stands by
+    /// has no messages to probe a destination with, so it leaves probes to the active relay.
     Gates {
         may_probe: bool,
     },
     Survey(Survey),
-    /// The lease is over: others may take what it holds.
+    /// The lease has expired: other relays may take over its messages.
     LoseLease(LeaseId),
-    /// Messages of a stream that no relay serves, and whose time is over, are claimed: they die.
+    /// Claim the expired messages of a stream that no relay serves, to dead-letter them.
     ExpireUnserved {
         stream: Stream,
         after: Position,
     },
-    /// What was committed after claims had passed its place.
+    /// Query messages that were committed after claims had passed their position.
     LookForLate(LookForLate),
-    /// Messages of these lanes, `room` of them at most.
+    /// Claim from these lanes, at most `room` messages.
     Claim {
         plain: Vec<Lane>,
         keyed: Vec<Lane>,
         room: usize,
     },
-    /// The first messages of these keys.
+    /// Claim the first message of each of these keys.
     Keys(Vec<Key>),
-    /// The first messages of the keys behind this one.
+    /// Claim the first message of each key from this key on.
     Walk(Key),
-    /// What is free in this range.
+    /// Claim the free messages in this range.
     Patrol(Range),
 }
 
 impl Step {
-    /// Whether a sender is to ring when it makes room.
+    /// Whether a sender must ring when it makes room.
     pub(super) fn waits_for_room(&self) -> bool {
         matches!(self, Self::Wait(wait) if wait.what == Awaited::Room || wait.or_room)
     }
 }
 
-/// How long nothing is done.
+/// A wait: for what, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) what: Awaited,
     pub(super) until: Instant,
-    /// Until the poll interval is over, and not only until something is owed.
+    /// Whether `until` is the end of the poll interval, rather than the time of owed work.
     pub(super) is_poll: bool,
-    /// Until a registered destination has room, too. Some always have none, and new messages do not wait for these.
+    /// Whether room at a registered destination ends the wait, too. Some of these destinations never have room, and new
+    /// messages must not wait for them.
     pub(super) or_room: bool,
-    /// Nothing is due: the answer to this question.
+    /// The question that this wait answers: nothing is due.
     pub(super) answers: Option<u64>,
 }
 
-/// What is waited for.
+/// The subject of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// This relay is not to work.
+    /// Nothing: this relay is disabled.
     Nothing,
     Lease,
     /// Another relay's keyed claim.
     OthersClaim,
-    /// The end of another relay, which does the work.
+    /// The end of the active relay: this relay stands by.
     Turn,
-    /// That everything known is settled.
+    /// Every known message is settled.
     Settles,
-    /// A place in some queue.
+    /// Room in a queue.
     Room,
-    /// Nothing is due that can be sent.
+    /// Messages that are due and can be sent.
     Work,
 }
 
-/// Where a round is. Whatever is heard meanwhile, it comes to a claim.
+/// The stage of a round. Every round reaches its claim, whatever is reported meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Undo,
@@ -159,70 +208,70 @@ enum Stage {
     Claim,
 }
 
-/// What the claimer tells others of.
+/// The facts that other threads need from the planner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Policy {
     /// Topics that an operator has paused.
     pub(super) paused: Vec<String>,
-    /// Topics that this relay does not take.
+    /// Topics that this relay does not serve.
     pub(super) not_taken: Vec<String>,
-    /// Topics whose destinations have no room for what follows a settled message.
+    /// Topics whose destinations have no room for the next message of a settled key.
     pub(super) full: Vec<String>,
-    /// Some keyed messages name a destination: then those of one key are several orders.
+    /// Whether some keyed messages name a destination: then one key has a separate order for each destination.
     pub(super) has_parts: bool,
 }
 
 impl Policy {
-    /// Topics of which nothing is to be claimed.
+    /// Topics that must not be claimed from.
     pub(super) fn closed(&self) -> impl Iterator<Item = &String> {
         self.paused.iter().chain(&self.not_taken)
     }
 }
 
-/// What is known of the outbox, and what is done next.
+/// Knows the state of the outbox, and decides the next step.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
     settings: Settings,
     routes: &'a Routes,
     registry: Arc<Registry>,
-    /// The names of the bulkheads.
+    /// The names of the bulkheads, by number.
     destinations: Vec<&'a str>,
-    /// Under which the last step is done.
+    /// The lease of the last step.
     lease: LeaseId,
     stage: Stage,
-    /// Another relay's claim was in the way of the last one.
+    /// Another relay's claim blocked the last claim.
     is_beaten: bool,
     lanes: Lanes,
     walk: Walk,
-    /// How keyed claims of other relays keep this one's waiting.
+    /// The back-off from keyed claims of other relays.
     contention: Contention,
     late: Late,
     patrol: Patrol,
     expiry: Expiry,
-    /// What a claim without an answer took is given back.
+    /// The release of messages that a claim without an answer took.
     undoing: Option<Undoing>,
-    /// The walk's turn comes after each claim of lanes.
+    /// Whether the walk has the next turn: walk and lanes alternate.
     is_walks_turn: bool,
-    /// When the lanes were last opened in the middle of a walk.
+    /// When the lanes were last reopened during a walk.
     glanced: Instant,
     clock: DatabaseClock,
-    /// That of the last survey.
+    /// The server that answered the last survey.
     server: Option<i64>,
-    /// No other relay has to do the work.
+    /// Whether this relay is active; otherwise it stands by.
     is_active: bool,
-    /// Leases that have ended, as the last survey has seen them; `None` before the first one.
+    /// The expired leases of the last survey; `None` before the first survey.
     ended: Option<Vec<i64>>,
-    /// Leases of others whose messages may be taken.
+    /// Expired leases of other relays, whose messages may be taken over.
     expired: Vec<i64>,
-    /// Leases whose rows are gone while messages name them.
+    /// Leases that messages name but whose rows are gone.
     vanished: Vec<i64>,
-    /// When the last survey was made. `None`: there is to be one.
+    /// When the last survey was made; `None`: a survey is due.
     surveyed: Option<Instant>,
-    /// How soon the next one may be.
+    /// The shortest time until the next survey.
     survey_interval: Duration,
     looks: Looks,
     look: Look,
-    /// Topics of keyed messages that the settlers have claimed and that had no place, and where they go.
+    /// Topics of keyed messages that the settlers claimed and that found no place in a queue, with their ways.
     full: HashMap<String, To>,
     policy: Policy,
     is_policy_new: bool,
@@ -273,27 +322,27 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The lease under which the last step is done.
+    /// The lease under which the last step is executed.
     pub(super) fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// Leases of others whose messages may be taken.
+    /// Expired leases of other relays, whose messages may be taken over.
     pub(super) fn expired(&self) -> &[i64] {
         &self.expired
     }
 
-    /// Whether no other relay has to do the work.
+    /// Whether this relay is active; otherwise it stands by.
     pub(super) fn is_active(&self) -> bool {
         self.is_active
     }
 
-    /// What others are to know, where that has changed.
+    /// The policy, if it has changed since the last call.
     pub(super) fn take_policy(&mut self) -> Option<Policy> {
         std::mem::take(&mut self.is_policy_new).then(|| self.policy.clone())
     }
 
-    /// Says what is done next.
+    /// Decides the next step.
     pub(super) fn next(&mut self, now: Instant, view: &View) -> Step {
         if std::mem::take(&mut self.is_beaten) {
             return wait(Awaited::OthersClaim, now + self.contention.left(now), None);
@@ -306,7 +355,7 @@ impl<'a> Planner<'a> {
             return wait(Awaited::Lease, poll.min(now + LEASE_INTERVAL), None);
         };
         if lease != self.lease {
-            // What was asked under the one before was refused since it was over.
+            // The database has refused statements under the previous lease since that lease expired.
             self.surveyed = None;
             self.stage = Stage::Undo;
             self.lease = lease;
@@ -320,14 +369,14 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// After a claim without an answer the lease may hold messages that nobody here knows of.
-    /// Once everything known is settled, what the lease still holds are those: they are given back, part by
-    /// part. Where the claim may be at work in the server still, its lease is ended before, so that what it
-    /// takes later is taken over.
+    /// After a claim without an answer, the lease may hold messages that this process does not know. Once every known
+    /// message is settled, the lease holds only unknown messages, and they are released part by part. If the claim may
+    /// still be running in the server, its lease is ended first: another lease then takes over what the claim takes
+    /// later.
     fn resolve(&self, lease: LeaseId, view: &View) -> Option<Step> {
         let doubt = view.doubt?;
         if doubt.lease != lease {
-            // That lease is over: what it held is taken over.
+            // The lease has expired: its messages are taken over.
             return Some(Step::EndDoubt {
                 lease: doubt.lease,
                 given_back: None,
@@ -337,7 +386,7 @@ impl<'a> Planner<'a> {
         (!is_undone).then_some(Step::Resolve(doubt))
     }
 
-    /// What comes before a claim. Claims go on between the parts of an undo.
+    /// The steps before a claim. A round undoes one part, so claims continue during an undo.
     fn prepare(&mut self, now: Instant, view: &View) -> Option<Step> {
         if self.stage == Stage::Undo {
             self.stage = Stage::Gates;
@@ -365,7 +414,7 @@ impl<'a> Planner<'a> {
         Some(Step::Survey(Survey { streams, look }))
     }
 
-    /// Gives back a part of what a lease holds that nobody knows of.
+    /// Releases the next part of the lease's unknown messages.
     pub(super) fn undo_a_part(&mut self) -> Option<Step> {
         let undoing = self.undoing.as_ref()?;
         let lease = undoing.lease();
@@ -380,17 +429,17 @@ impl<'a> Planner<'a> {
         Some(Step::EndDoubt { lease, given_back })
     }
 
-    /// One claim: from as many lanes as one claim takes and have room, or a step of the walk.
+    /// Returns one claim, or a wait if this relay must not claim.
     fn claim(&mut self, now: Instant, lease: LeaseId, view: &View) -> Step {
         if self.ended.iter().flatten().any(|id| *id == lease.0) {
-            // Others may take what it holds.
+            // Other relays may take over its messages.
             return Step::LoseLease(lease);
         }
         if !self.is_active {
             return self.wait_for(now, Awaited::Turn, view, None);
         }
         if self.lanes.hold(view.held.clone()) {
-            // The walk has passed over their keys.
+            // The walk has skipped the keys of topics that were held.
             self.walk.restart();
         }
         if view.left_to_claim == Some(0) {
@@ -449,12 +498,12 @@ impl<'a> Planner<'a> {
         Step::Claim { plain, keyed, room }
     }
 
-    /// Whether somebody waits for an answer that could be given now.
+    /// Whether a question is open that this look can answer.
     fn is_asked(&self, view: &View) -> bool {
         view.is_asked && self.look.nothing_in_flight
     }
 
-    /// Every lane that has room was asked: wait for room where one has none, or else for work.
+    /// Decides what to wait for when every lane with room was asked: for room if a lane has none, otherwise for work.
     pub(super) fn look_again(&mut self, now: Instant, view: &View) -> Step {
         let (is_asked, clock) = (self.is_asked(view), self.now(now));
         let has_room = |to| view.room_of(to) > 0;
@@ -482,12 +531,12 @@ impl<'a> Planner<'a> {
             return step;
         }
         if view.has_pause_to_end(now) {
-            // It was just read: what waits behind it may be sent.
+            // A pause has expired since the gates were read: its messages may be sent.
             return Step::Again;
         }
         let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
         let is_all_seen = is_walked && self.patrol.is_done_since(now, self.look.began);
-        // A claim under a lease that is over brings nothing.
+        // A claim under an expired lease returns nothing, whatever is due.
         let has_lease = view.lease == Some(self.lease) && view.may_send;
         let has_nothing = self.look.found_nothing && self.look.nothing_in_flight;
         let is_nothing_due = has_lease && has_nothing && is_all_seen;
@@ -495,8 +544,8 @@ impl<'a> Planner<'a> {
         self.wait_for(now, Awaited::Work, view, answers)
     }
 
-    /// Nothing is waited for while something is to be undone, nor any question answered; nor where there was news
-    /// since the last survey.
+    /// Returns a wait. During an undo, or after news since the last survey, returns [`Step::Again`] instead and answers
+    /// no question.
     fn wait_for(&mut self, now: Instant, what: Awaited, view: &View, answers: Option<u64>) -> Step {
         if self.undoing.is_some() {
             self.begin_look(now, view.is_nothing_in_flight);
@@ -515,13 +564,14 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// When the poll interval is over, a destination opens, or something is due that this look has left out.
+    /// When the next look starts: at the end of the poll interval, when a destination opens, or when owed work is due,
+    /// whichever is first.
     fn next_look(&self, now: Instant, view: &View) -> Instant {
         let is_open = |to| view.is_open(to);
         let has_keyed = self.lanes.has_keyed(is_open);
         let walk = self.walk.owed_at(self.look.began);
         let walk = walk.filter(|_| has_keyed).into_iter();
-        // What is due only where there are claims would be due for ever.
+        // Only a claim can do this work: without claims it would stay due forever.
         let claims = self.is_active && view.left_to_claim != Some(0);
         let owed = walk
             .chain(self.lanes.owed_at(self.look.began, is_open))
@@ -538,7 +588,7 @@ impl<'a> Planner<'a> {
             .fold(self.next_poll(now), Instant::min)
     }
 
-    /// A claim without an answer is found out about when everything known is settled.
+    /// The wait until every known message is settled, before a claim without an answer is resolved.
     pub(super) fn wait_for_settles(&self, now: Instant) -> Wait {
         Wait {
             what: Awaited::Settles,
@@ -549,12 +599,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// When the outbox is looked at, whatever else is heard of it.
+    /// When the outbox is polled next, even without notifications.
     fn next_poll(&self, now: Instant) -> Instant {
         now + self.settings.poll_interval.min(LONGEST_WAIT)
     }
 
-    /// Settlers go on with the messages of topics that have room again.
+    /// Lets the settlers continue the keys of topics that have room again.
     fn open_full(&mut self, view: &View) {
         let count = self.full.len();
         self.full.retain(|_, to| view.room_of(*to) == 0);
@@ -577,7 +627,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Every lane may have something again, as far as the last survey has seen lanes.
+    /// Starts a look: every known lane may have messages again.
     fn begin_look(&mut self, now: Instant, nothing_in_flight: bool) {
         self.lanes.begin_look();
         self.look = Self::look(now, self.look.question, nothing_in_flight);

@@ -1,7 +1,7 @@
-//! Registered destinations, as a relay knows them: rows of a table that change while it runs.
+//! The registered destinations that a relay knows: rows of a table that change while the relay runs.
 //!
-//! All of them share one bulkhead, the last one, with its threads. Each has a gate of its own, and its turn (see
-//! [`turns`](super::turns)).
+//! All registered destinations share the last bulkhead, with its threads. Each has its own gate, and takes turns with
+//! the others (see [`turns`](super::turns)).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,26 +28,27 @@ use crate::store::relay::claim::Topic;
 use crate::store::relay::own::is_own;
 use crate::store::relay::served::Others;
 
-/// The bulkhead's share of its batch that one destination may have in flight.
+/// One destination may have at most 1/`SHARE` of a batch in flight.
 const SHARE: usize = 4;
 
 /// One registered destination.
 pub(crate) struct Customer {
-    /// The same for a name, as long as that is there.
+    /// Constant for a name, as long as the name is registered.
     pub(super) id: u32,
     stamp: i64,
     updated_at: Option<SystemTime>,
     topics: Vec<String>,
     tenant_id: Option<Uuid>,
     pub(super) has_filter: bool,
-    /// What is needed to send. `None`: it is disabled.
+    /// `None`: the destination is disabled.
     pub(super) bulkhead: Option<Bulkhead>,
-    /// This relay cannot decrypt its secret. Messages for it wait, for others may: see [`Locked`].
+    /// Whether this relay cannot decrypt the secret. The messages wait, because another relay may have the key. See
+    /// [`Locked`].
     pub(super) is_locked: bool,
 }
 
 impl Customer {
-    /// Empty where it is disabled: then nothing goes there.
+    /// The name. Empty for a disabled destination, which gets no messages.
     pub(super) fn name(&self) -> &str {
         self.bulkhead.as_ref().map_or("", |one| &one.name)
     }
@@ -59,7 +60,7 @@ impl Customer {
         }
     }
 
-    /// Whether its topics and tenant are those of the message.
+    /// Whether the message has a topic and the tenant of this destination.
     fn wants(&self, message: &Message) -> bool {
         let is_tenants = self
             .tenant_id
@@ -68,8 +69,8 @@ impl Customer {
     }
 }
 
-/// Whether these patterns of registered destinations mean a topic. `*` means the application's: what the outbox tells
-/// of itself goes to those only that ask for it by `outbox.`, and not to each customer.
+/// Whether these patterns of registered destinations match a topic. The relay's own events match only patterns that
+/// begin with `outbox.`, so that a customer with `*` does not get them.
 fn subscribe(patterns: &[String], topic: &str) -> bool {
     if !is_own(topic) {
         return matches_any(patterns, topic);
@@ -79,40 +80,40 @@ fn subscribe(patterns: &[String], topic: &str) -> bool {
     asking.any(|pattern| matches_any(std::slice::from_ref(pattern), topic))
 }
 
-/// All of them, at one moment.
+/// All registered destinations, at one point in time.
 #[derive(Default)]
 pub(crate) struct Registry {
     pub(super) stamp: Stamp,
     by_name: HashMap<Arc<str>, Arc<Customer>>,
     by_id: HashMap<u32, Arc<Customer>>,
-    /// The enabled ones, by their tenants, in the order of their names.
+    /// The enabled destinations, by tenant, in the order of their names.
     of_tenants: HashMap<Option<Uuid>, Vec<Arc<str>>>,
-    /// The topics of all enabled ones.
+    /// The topics of all enabled destinations.
     topics: Vec<String>,
     pub(super) has_filters: bool,
     last_id: u32,
-    /// What relays at work serve.
+    /// What the active relays serve.
     others: Arc<Others>,
-    /// Those that are gone, and may have messages still.
+    /// The removed destinations that may still have messages.
     removed: HashSet<String>,
 }
 
-/// What has changed in the table.
+/// The changes of the table.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(super) stamp: Stamp,
     pub(super) others: Others,
     pub(super) gone: Vec<String>,
-    /// New ones, and those that are not as they were; each with what changes with it.
+    /// The new and the changed rows, each with its stamp, which changes with the row.
     pub(super) rows: Vec<(Row, i64)>,
 }
 
-/// A row that cannot be used, and why.
+/// A row that cannot be used, with the reason.
 pub(super) struct Bad {
     pub(super) name: String,
     updated_at: Option<SystemTime>,
     pub(super) why: String,
-    /// Only for this relay: it cannot decrypt the secret.
+    /// Whether only this relay cannot use the row, because it cannot decrypt the secret.
     pub(super) is_locked: bool,
 }
 
@@ -125,8 +126,8 @@ impl Bad {
     }
 }
 
-/// In the place of a dispatcher that cannot sign. The claimer leaves such destinations alone, so only a message that was
-/// claimed before comes here.
+/// Replaces the dispatcher of a destination whose secret cannot be decrypted. The claimer claims no messages for such a
+/// destination, so only messages that were claimed before get here.
 struct Locked(String);
 
 impl Dispatcher for Locked {
@@ -142,12 +143,12 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Whether there are any.
+    /// Whether any destination is registered.
     pub(super) fn is_in_use(&self) -> bool {
         !self.by_name.is_empty()
     }
 
-    /// What is known of each name.
+    /// The stamp of each name.
     pub(super) fn stamps(&self) -> HashMap<String, i64> {
         let stamp = |(name, one): (&Arc<str>, &Arc<Customer>)| (name.to_string(), one.stamp);
         self.by_name.iter().map(stamp).collect()
@@ -161,17 +162,17 @@ impl Registry {
         self.by_id.get(&id)
     }
 
-    /// Whether messages that name it are to die.
+    /// Whether the destination was removed. Messages that name it are dead-lettered.
     pub(super) fn is_removed(&self, name: &str) -> bool {
         self.removed.contains(name)
     }
 
-    /// Whether a message of this topic may be for some of them.
+    /// Whether a message of this topic may be for a registered destination.
     pub(super) fn may_want(&self, topic: &str) -> bool {
         subscribe(&self.topics, topic)
     }
 
-    /// The enabled ones that a message is for, as far as its payload does not say otherwise.
+    /// The enabled destinations whose topics and tenant match a message. Filters on the payload are not applied.
     pub(super) fn wanting<'a>(
         &'a self,
         message: &'a Message,
@@ -185,7 +186,7 @@ impl Registry {
         all.filter(|one| one.wants(message))
     }
 
-    /// Whether nobody is to get messages of this topic, which no route of this relay serves, and that is no error.
+    /// Whether messages of this topic, which no route of this relay serves, are for no destination, without an error.
     pub(super) fn is_nobodys(&self, topic: &str) -> bool {
         self.is_in_use() && self.others_route(topic).is_none()
     }
@@ -198,7 +199,7 @@ impl Registry {
             .find_map(|routes| routes.names(topic))
     }
 
-    /// The same, with what has changed. With it: rows that cannot be used.
+    /// The registry with the changes applied. Also returns the rows that cannot be used.
     fn with(
         &self,
         changes: Changes,
@@ -225,7 +226,7 @@ impl Registry {
                 next.last_id
             });
             let made = row.enabled.then(|| match routes.has(&row.name) {
-                true => Err("a destination of a relay's settings has its name".to_owned()),
+                true => Err("a destination in a relay's settings has the same name".to_owned()),
                 false => maker.make(&row, secrets.as_ref(), pool),
             });
             let mut tell = |why, is_locked| {
@@ -262,7 +263,7 @@ impl Registry {
         (next, bad)
     }
 
-    /// The same, with those that are gone.
+    /// The registry with these removed destinations.
     pub(super) fn without(&self, removed: HashSet<String>) -> Self {
         let mut next = Self {
             stamp: self.stamp,
@@ -295,7 +296,7 @@ impl Registry {
 }
 
 impl To {
-    /// Where the messages of a topic go.
+    /// Where messages of this topic and destination go.
     pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
         let Topic { topic, destination } = topic;
         match (routes.find(topic, destination), destination.as_str()) {
@@ -312,9 +313,9 @@ impl To {
     }
 }
 
-/// Makes bulkheads of rows.
+/// Makes a bulkhead from a row.
 pub(super) struct Maker {
-    /// As they are for registered destinations.
+    /// The settings for registered destinations.
     config: Config,
     customers: Arc<Customers>,
 }
@@ -360,27 +361,27 @@ impl Maker {
     }
 }
 
-/// What a row becomes.
+/// The result of making a bulkhead.
 struct Made {
     bulkhead: Bulkhead,
-    /// Why its secret cannot be decrypted here.
+    /// The reason why the secret cannot be decrypted here.
     locked: Option<String>,
 }
 
 #[derive(Default)]
 struct Known {
     registry: Arc<Registry>,
-    /// Those whose gates may not let everything through, or have news for the table.
+    /// The destinations whose gates may restrict sends, or have changes for the table.
     watched: HashSet<u32>,
 }
 
-/// What the threads of a relay share about registered destinations.
+/// The state of registered destinations that the threads of a relay share.
 pub(crate) struct Registered {
-    /// `None`: the application has a dispatcher of its own, or this build has no HTTP.
+    /// `None`: the application has its own dispatcher, or this build has no HTTP.
     maker: Option<Maker>,
     known: Mutex<Known>,
     turns: Mutex<Turns>,
-    /// Calls a thread that has nothing to do.
+    /// Wakes an idle thread.
     pub(super) bell: Bell,
 }
 
@@ -394,7 +395,7 @@ impl Registered {
         }
     }
 
-    /// Whether this relay delivers to them.
+    /// Whether this relay delivers to registered destinations.
     pub(super) fn is_on(&self) -> bool {
         self.maker.is_some()
     }
@@ -407,7 +408,7 @@ impl Registered {
         lock(&self.turns)
     }
 
-    /// Hands jobs over to the threads.
+    /// Hands jobs to the threads.
     pub(super) fn put(&self, jobs: Vec<Job>) {
         if jobs.is_empty() {
             return;
@@ -422,7 +423,7 @@ impl Registered {
         self.bell.ring();
     }
 
-    /// Takes over what has changed. Returns rows that cannot be used, and whether messages go elsewhere than before.
+    /// Applies changes. Returns the rows that cannot be used, and whether messages may go elsewhere than before.
     pub(super) fn change(
         &self,
         changes: Changes,
@@ -443,7 +444,7 @@ impl Registered {
         for bulkhead in next.by_id.values().filter_map(|one| one.bulkhead.as_ref()) {
             bulkhead.gate.share(next.others.registered);
         }
-        // A gate that is new knows nothing of the table's pauses.
+        // A new gate does not know the pauses in the table, so it is watched.
         let new = changed.iter().filter_map(|name| next.named(name));
         self.turns().keep(|id| next.get(id).is_some());
         let mut known = lock(&self.known);
@@ -452,7 +453,7 @@ impl Registered {
         (bad, true)
     }
 
-    /// These are gone, and may have messages still. `true`: others than before are.
+    /// Sets the removed destinations that may still have messages. `true`: the set has changed.
     pub(super) fn set_removed(&self, removed: HashSet<String>) -> bool {
         let registry = &mut lock(&self.known).registry;
         let is_new = registry.removed != removed;
@@ -462,12 +463,12 @@ impl Registered {
         is_new
     }
 
-    /// Its gate may not let everything through from here on.
+    /// Watches a destination, because its gate may restrict sends from here on.
     pub(super) fn watch(&self, id: u32) {
         lock(&self.known).watched.insert(id);
     }
 
-    /// Those that are watched.
+    /// The watched destinations.
     pub(super) fn watched(&self) -> Vec<Arc<Customer>> {
         let known = lock(&self.known);
         let watched = known.watched.iter();
@@ -476,7 +477,7 @@ impl Registered {
             .collect()
     }
 
-    /// Watches no longer what flows again, or is not there.
+    /// Stops watching destinations whose messages flow again, or that do not exist any more.
     pub(super) fn forget_flowing(&self) {
         let Known { registry, watched } = &mut *lock(&self.known);
         watched.retain(|id| {
@@ -495,23 +496,24 @@ impl Registered {
     }
 }
 
-/// How much may be claimed for each of them.
+/// How many messages may be claimed for each registered destination.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rooms {
     registry: Arc<Registry>,
-    /// Messages of each that are claimed and not settled.
+    /// The messages of each destination in flight.
     in_flight: HashMap<u32, usize>,
-    /// Messages that one of them may have in flight.
+    /// The most messages that one destination may have in flight.
     most: usize,
-    /// To these nothing is sent just now, or one message to see whether they are well.
+    /// The destinations that get no messages now.
     closed: HashSet<u32>,
+    /// The destinations that get one message as a probe.
     probed: HashSet<u32>,
-    /// When the first of these opens by itself.
+    /// The time at which the first closed gate opens.
     pub(super) opens_at: Option<Instant>,
 }
 
 impl Rooms {
-    /// `in_flight`: messages of each that are claimed and not settled.
+    /// The current rooms. `in_flight` is the messages of each destination in flight.
     pub(super) fn now(
         registered: &Registered,
         in_flight: HashMap<u32, usize>,
@@ -546,7 +548,7 @@ impl Rooms {
         rooms
     }
 
-    /// Another message goes there.
+    /// Counts another message for the destination.
     pub(super) fn take(&mut self, id: u32) {
         *self.in_flight.entry(id).or_default() += 1;
     }

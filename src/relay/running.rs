@@ -1,4 +1,4 @@
-//! Starts the threads of a relay in the order of the data, and joins them.
+//! Starts the threads of a relay, and joins them.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -16,21 +16,21 @@ use super::{StartError, janitor, listener, monitor, sender, settler};
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::{LeaseId, Registration};
 
-/// The thread that ends last, told how.
+/// The name of the thread that ends last.
 pub(super) const HEARTBEAT: &str = "relay-heartbeat";
 
-/// What is needed to end the relay, given up bit by bit.
+/// The means to end the relay. A shutdown gives them up step by step.
 pub(super) struct Running {
-    /// Dropped to stop.
+    /// Dropped to stop claiming and sending.
     pub(super) stop: Option<Sender<()>>,
-    /// Dropped to give up.
+    /// Dropped to give up unfinished settles.
     pub(super) abandon: Option<Sender<()>>,
     pub(super) ending: Sender<Ending>,
     pub(super) threads: Vec<(Arc<str>, JoinHandle<()>)>,
 }
 
 impl Running {
-    /// In the order of the data: a channel's receiver runs before its senders.
+    /// Starts the threads against the flow of the data: the receiver of a channel starts before its senders.
     pub(super) fn spawn_all(
         &mut self,
         shared: &Arc<Shared>,
@@ -39,7 +39,7 @@ impl Running {
         lease_id: LeaseId,
         ending: Receiver<Ending>,
     ) -> Result<(), StartError> {
-        // Claimed messages are bounded, so a send into one of them never waits for long.
+        // The number of claimed messages is bounded, so a send into either channel never blocks for long.
         let most = 2 * shared.batch() + shared.senders();
         let (plain, plain_queue) = bounded(most);
         let (keyed, keyed_queue) = bounded(most);
@@ -120,7 +120,7 @@ impl Running {
         self.threads = left;
         for (name, thread) in ended {
             if thread.join().is_err() {
-                log::error!(event = "thread_panicked", thread = &*name; "the relay's thread {name} panicked");
+                log::error!(event = "thread_panicked", thread = &*name; "the relay's thread {name} panicked: other relays take over unsettled messages when the lease expires");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A sender thread: sends to one destination, never touches the database.
+//! A sender thread: sends the messages of one destination, and never uses the database.
 
 mod registered;
 
@@ -28,16 +28,16 @@ use crate::status::ReasonCode;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
-/// Payload bytes of a request in batched mode, at most, where it has more than one message.
+/// In batched mode, a request takes no further messages once the gathered payloads have this many bytes.
 const REQUEST_BYTES: usize = 1024 * 1024;
 
-/// Sends until the queue is closed and empty. Once the relay stops, its lease is gone or the
-/// destination's gate is closed, what is in the queue goes back unsent.
+/// Sends until the queue is closed and empty. If the relay stops, the lease is lost or the destination's gate is
+/// closed, the thread releases the messages of the queue unsent.
 ///
-/// In batched mode one thread of the destination gathers at a time, holding `gathering`, so that
-/// few messages are not spread over many requests.
+/// In batched mode, one thread of the destination at a time gathers messages and holds `gathering`, so that a few
+/// messages are not spread over many requests.
 ///
-/// `place`: the number of its bulkhead, and its own among that one's senders.
+/// `place` is the number of the bulkhead and the number of the sender within the bulkhead.
 pub(crate) fn run(
     shared: &Arc<Shared>,
     place: (usize, usize),
@@ -60,24 +60,24 @@ pub(crate) fn run(
         _ => sender.send_single(),
     };
     if end.is_err() {
-        // The settler is gone: the relay has given up, and its lease leads to a takeover.
-        log::debug!(event = "sender_ended", destination:% = bulkhead.name; "nobody takes outcomes any more");
+        // The settler has ended: the relay has given up, and its messages are taken over when the lease expires.
+        log::debug!(event = "sender_ended", destination:% = bulkhead.name; "a sender of {:?} has ended, because the relay no longer settles: its messages are taken over when the lease expires", bulkhead.name);
     }
 }
 
 struct SenderThread<'a> {
     shared: &'a Arc<Shared>,
     desk: Desk<'a>,
-    /// What others know of it.
+    /// Shows other threads whether this thread sends.
     sending: &'a Stay,
 }
 
-/// Where is told what came of a send.
+/// Reports the outcome of sends: to metrics, observers, the gate and the settlers.
 struct Desk<'a> {
     shared: &'a Shared,
     bulkhead: &'a Bulkhead,
     metrics: &'a OfDestination,
-    /// This thread's own.
+    /// Of this thread alone.
     dispatches: RefCell<Dispatches>,
     outcomes: &'a Outcomes,
 }
@@ -112,8 +112,8 @@ impl SenderThread<'_> {
         }
     }
 
-    /// Messages for one request, and those that were tried before: each of these goes alone, so
-    /// that one which the receiver cannot take holds no others.
+    /// Returns the messages for one request, and the messages that were attempted before. The latter are sent alone, so
+    /// that a message that the receiver cannot take does not hold up others.
     fn gather(&self, first: Job, limits: RequestBatch) -> (Vec<Job>, Vec<Job>) {
         let until = Instant::now() + limits.linger;
         let (mut together, mut alone) = (Vec::new(), Vec::new());
@@ -151,13 +151,13 @@ impl SenderThread<'_> {
         }
     }
 
-    /// Returns whether it went well. `None`: nothing was sent, or a handler has it.
+    /// Returns whether the send succeeded. `None`: nothing was sent, or a handler has the message.
     fn send(&self, job: Job, pass: Pass) -> Result<Option<bool>, NobodyListens> {
         let desk = &self.desk;
         let sending = self.begin(1);
         self.tell_sending(&job.message);
         let began = Instant::now();
-        // An observer may have taken its time.
+        // Checked after the observers, because they may be slow.
         if let Some(verdict) = self.unsent(&job, began) {
             desk.bulkhead.gate.give_back(&pass);
             desk.settle(job, verdict, Duration::ZERO)?;
@@ -186,12 +186,12 @@ impl SenderThread<'_> {
                 self.hand_to(group, sent);
                 Ok(None)
             }
-            // Each of them has a dispatcher of its own.
+            // Not reached: each registered destination has its own dispatcher.
             Serves::Registered => Ok(None),
         }
     }
 
-    /// Has a handler called. Its end may come when this thread has gone on to other messages.
+    /// Has the group call the handler. The handler may end after this thread has continued with other messages.
     fn hand_to(&self, group: &Group, sent: Sent) {
         let (message, lease) = (sent.job.message.clone(), sent.job.lease);
         let (shared, number) = (Arc::clone(self.shared), self.desk.bulkhead.number);
@@ -203,7 +203,7 @@ impl SenderThread<'_> {
             shared.end_handling(lease, claim);
             let desk = Desk::new(&shared, &shared.bulkheads[number], &outcomes);
             if desk.ended(sent, outcome).is_err() {
-                log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "nobody takes outcomes any more: the message is left to the lease");
+                log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
             }
         };
         group.call(message, span, Box::new(conclude));
@@ -247,7 +247,7 @@ impl SenderThread<'_> {
         for (message, outcome) in messages.iter().zip(&outcomes) {
             self.desk.tell_sent(message, outcome, latency);
         }
-        // Of one request all outcomes say the same; where they do not, the worst one counts.
+        // The outcomes of one request usually agree. If they differ, the worst outcome counts.
         match outcomes.iter().max_by_key(|outcome| weight(outcome)) {
             Some(telling) => self.desk.record(&pass, telling),
             None => gate.give_back(&pass),
@@ -269,14 +269,14 @@ impl SenderThread<'_> {
                 self.desk.conclude(job, outcome, latency)?;
             }
         }
-        // It may be one of them that the receiver does not want.
+        // The receiver may refuse the request because of a single message.
         for job in refused {
             self.send_alone(job)?;
         }
         Ok(())
     }
 
-    /// A send of so many messages begins; a dispatcher may send one after the other.
+    /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.
     fn begin(&self, messages: usize) -> Within<'_> {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
         let longest = self.desk.bulkhead.send_timeout.saturating_mul(messages);
@@ -290,7 +290,7 @@ impl SenderThread<'_> {
         });
     }
 
-    /// What becomes of a message that is not to be sent any more.
+    /// The verdict on a message that must not be sent any more.
     fn unsent(&self, job: &Job, now: Instant) -> Option<Verdict> {
         match self.may_send(job.lease) {
             false => Some(Verdict::Released),
@@ -322,7 +322,7 @@ impl<'a> Desk<'a> {
         }
     }
 
-    /// The send has come to its end.
+    /// Reports the end of a send.
     fn ended(&self, sent: Sent, outcome: Outcome) -> Result<(), NobodyListens> {
         let took = sent.began.elapsed();
         self.learn(took);
@@ -349,7 +349,7 @@ impl<'a> Desk<'a> {
 
     fn record(&self, pass: &Pass, outcome: &Outcome) {
         if self.bulkhead.gate.record(pass, outcome) {
-            // The claimer tells the table.
+            // The claimer records the change of the gate in the table.
             self.shared.signals.doorbell.ring();
         }
     }
@@ -365,12 +365,12 @@ impl<'a> Desk<'a> {
     }
 }
 
-/// The receiver has refused the request for what is in it.
+/// Whether the receiver has refused the request because of its content.
 fn is_refusal(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Dead(failure) if failure.response.status.is_some())
 }
 
-/// Which of several outcomes says most about the destination.
+/// Ranks outcomes by how much they tell about the destination.
 fn weight(outcome: &Outcome) -> u8 {
     match outcome {
         Outcome::Dead(failure) if failure.response.status.is_none() => 0,
@@ -391,7 +391,7 @@ fn dispatch_batch(dispatcher: &dyn Dispatcher, messages: &[Message]) -> Vec<Outc
         return outcomes;
     }
     let error = format!(
-        "the dispatcher gave {} outcomes for {} messages",
+        "the dispatcher returned {} outcomes for {} messages",
         outcomes.len(),
         messages.len()
     );

@@ -1,4 +1,4 @@
-//! A thread's own connection, made anew when it breaks.
+//! A thread's own database connection, reopened when it breaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,26 +18,26 @@ use crate::store::pinned::{pin, pinned};
 use crate::store::relay::connection::{Connected, Limits, Plans, Source, backend, lock_limit};
 use crate::store::setup::rights;
 
-/// How long a pooler lets a client wait for its turn: the default of PgBouncer's `query_wait_timeout`.
+/// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.
 const POOLERS_TURN: Duration = Duration::from_secs(120);
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// The longest wait between tries to reach a database that is gone.
+/// The longest wait between attempts to reach a lost database.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// A connect may take so long by right: libpq's limit is 5 s for each address, but looking a name up has
-/// none, and does not fail at once where the name servers are away.
+/// The longest time that a connect may normally take. libpq's limit is 5 s for each address, but a name lookup has no
+/// limit, and is slow while name servers do not respond.
 const LONGEST_CONNECT: Duration = Duration::from_secs(120);
 
-/// What becomes of a connection on which a statement was refused for its values.
+/// What to do with a connection after the server has refused a statement because of its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterRefusal {
-    /// It is given up: a new one may know better, for example after a change of the tables.
+    /// Close the connection: a new one may succeed, for example after a change of the tables.
     Reconnect,
-    /// It is kept, and the database counts as there: the refusal was to be expected.
+    /// Keep the connection, because the refusal was expected. The database counts as available.
     Keep,
 }
 
-/// A connection that is made when it is needed, and given up after any error.
+/// A connection that is opened on demand and closed after an error.
 pub(crate) struct Session {
     source: Source,
     outbox: OutboxName,
@@ -46,12 +46,12 @@ pub(crate) struct Session {
     statement_timeout: Duration,
     plans: Plans,
     pub(super) conn: Option<Connected>,
-    /// The server's process behind the last connection; behind a pooler it may be any.
+    /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<i32>,
     failures: u32,
-    /// The last error came from what is wrong with the outbox.
+    /// The cause of the last error was a problem of the outbox.
     pub(super) is_missing: bool,
-    /// The outbox tells of itself.
+    /// Whether the relay writes messages about its own events.
     pub(super) own_events: bool,
 }
 
@@ -84,7 +84,7 @@ impl Session {
         self
     }
 
-    /// Runs statements on its outbox. After an error the connection is gone, and the next call makes a new one.
+    /// Runs statements on the outbox. An error closes the connection, and the next call opens a new one.
     pub(crate) fn run<T>(
         &mut self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
@@ -92,7 +92,7 @@ impl Session {
         self.run_with(AfterRefusal::Reconnect, statements)
     }
 
-    /// The same, where `after` says what a refusal means.
+    /// [`run`](Self::run), with `after` to decide about the connection after a refusal.
     pub(crate) fn run_with<T>(
         &mut self,
         after: AfterRefusal,
@@ -139,7 +139,7 @@ impl Session {
         result
     }
 
-    /// Whether there is a connection and no transaction is open on it.
+    /// Whether a connection is open without a transaction.
     fn is_outside(&mut self) -> bool {
         self.conn.as_mut().is_some_and(|connected| {
             let status =
@@ -148,7 +148,7 @@ impl Session {
         })
     }
 
-    /// The longest that one statement takes by right.
+    /// The longest time that one statement may normally take.
     fn longest(&self, connected: &Connected) -> Duration {
         let turn = connected.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
         self.statement_timeout
@@ -156,9 +156,9 @@ impl Session {
             .saturating_add(turn)
     }
 
-    /// What is wrong with the outbox, where that is why a statement has failed.
+    /// The problem of the outbox, if it made the statement fail.
     fn missing(&mut self, error: &DatabaseError) -> Option<String> {
-        // Of its kind are missing tables and columns, and missing rights.
+        // Missing tables, columns and rights are errors of the kind `Unknown`.
         let DatabaseError::Statement(Error::DatabaseError(DatabaseErrorKind::Unknown, _)) = error
         else {
             return None;
@@ -206,7 +206,7 @@ impl Session {
         Ok(connected)
     }
 
-    /// How long to wait before the next try: longer with each failure in a row.
+    /// How long to wait before the next attempt: longer after each consecutive failure.
     pub(crate) fn wait(&self) -> Duration {
         FIRST_WAIT
             .saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1)))
@@ -214,14 +214,14 @@ impl Session {
     }
 }
 
-/// Each statement of a connection has its own time, `limit`: what a thread does by many is not one stay.
+/// Gives each statement of the connection its own time limit, also inside one stay of several statements.
 fn each_statement(
     threads: &Arc<Threads>,
     post: Post,
     limit: Duration,
 ) -> impl Instrumentation + use<> {
     let threads = Arc::clone(threads);
-    // The one that it takes the place of, where the application has set one.
+    // The instrumentation that the application has set, if any. It is still called.
     let mut default = get_default_instrumentation();
     move |event: InstrumentationEvent<'_>| {
         let stay = threads.in_database(post);

@@ -1,4 +1,4 @@
-//! What became of a claimed message, and how it is written down.
+//! The result of a claimed message, to be settled (recorded in the database).
 
 mod told;
 
@@ -21,20 +21,21 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::{Claim, Delivered, Failed, Trace};
 
-/// A hundred years: more is none of the database's intervals.
+/// The longest delay, a hundred years. The database's interval type has no room for the longest `Duration`.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// Characters of an error that are stored.
+/// The most characters of an error that are stored.
 const ERROR_CHARS: usize = 512;
 
-/// Where settlements go.
+/// The queues of the settlers.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcomes {
-    /// Of messages without an ordering key.
+    /// For messages without an ordering key.
     pub(super) plain: Sender<Settlement>,
+    /// For messages with an ordering key.
     pub(super) keyed: Sender<Settlement>,
 }
 
-/// Nobody takes settlements any more.
+/// The settlers have ended.
 #[derive(Debug)]
 pub(super) struct NobodyListens;
 
@@ -48,8 +49,8 @@ impl Outcomes {
     }
 }
 
-/// A claimed message whose relay is done with it, whatever way. Without its payload: what is left to do works on
-/// the stored row.
+/// A finished message to be settled, whatever its result. The payload is dropped, because the settle works on the
+/// stored row.
 #[derive(Debug)]
 pub(crate) struct Settlement {
     pub(super) message: Message,
@@ -58,7 +59,7 @@ pub(crate) struct Settlement {
     customer: Option<Arc<str>>,
     verdict: Verdict,
     latency: Duration,
-    /// A settle of it was tried whose answer did not come.
+    /// Whether an earlier settle of the message lost its result.
     pub(super) repeated: bool,
 }
 
@@ -93,7 +94,7 @@ impl Settlement {
         Claim::of(&self.message)
     }
 
-    /// What its settle leaves in the ledger.
+    /// The trace that the settle leaves in the ledger.
     pub(super) fn trace(&self) -> Trace {
         Trace {
             claim: self.claim(),
@@ -112,7 +113,7 @@ impl Settlement {
         }
     }
 
-    /// Which attempt has failed; 0: none that counts.
+    /// The number of the failed attempt; 0: no counted attempt has failed.
     pub(super) fn failed_attempt(&self) -> u32 {
         match self.verdict {
             Verdict::Retry(_, _, counted) | Verdict::Dead(_, counted) if counted > 0 => {
@@ -122,7 +123,7 @@ impl Settlement {
         }
     }
 
-    /// Why it was not delivered.
+    /// The reason why the message was not delivered.
     pub(super) fn failure(&self) -> Option<&Failure> {
         match &self.verdict {
             Verdict::Retry(failure, ..) | Verdict::Dead(failure, _) => Some(failure),
@@ -130,7 +131,7 @@ impl Settlement {
         }
     }
 
-    /// The destinations of a message that is to be split.
+    /// The destinations of a message to be fanned out.
     pub(super) fn destinations(&self) -> &[String] {
         match &self.verdict {
             Verdict::Split(destinations) => destinations,
@@ -138,10 +139,10 @@ impl Settlement {
         }
     }
 
-    /// What becomes of it where it was to be split, and one of its parts stands for another message: it
-    /// dies unsent.
+    /// The settlement of a message that cannot be fanned out, because another message has its key at one of its
+    /// destinations. The message is dead-lettered unsent.
     pub(super) fn in_conflict(&self) -> Self {
-        let error = "the outbox has another message of its key for one of its destinations";
+        let error = "the outbox has another message with this key for one of the destinations";
         let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
         Self {
             message: self.message.clone(),
@@ -151,7 +152,7 @@ impl Settlement {
         }
     }
 
-    /// The destination that it was for, also where the message names none; empty: none serves it.
+    /// The destination that the message was for, even if the message names none. Empty: no destination serves it.
     fn destination(&self, bulkheads: &[Bulkhead]) -> Arc<str> {
         if let Some(customer) = &self.customer {
             return Arc::clone(customer);
@@ -160,8 +161,8 @@ impl Settlement {
         bulkhead.map_or_else(Arc::default, |bulkhead| Arc::clone(&bulkhead.name))
     }
 
-    /// The destinations that the message, or its parts, name in the outbox when it is written down,
-    /// where it was before.
+    /// The destinations that the message, or each of its parts after a fan-out, names in the outbox. These rows have
+    /// the old index position of the message, which claims may have passed.
     fn destinations_before(&self) -> &[String] {
         match &self.verdict {
             Verdict::Split(destinations) => destinations,
@@ -169,7 +170,8 @@ impl Settlement {
         }
     }
 
-    /// Their topics, where it has no ordering key, and when they could first be claimed.
+    /// For a message without an ordering key: the topics with these destinations, and the time from which the message
+    /// could first be claimed.
     pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
         let topic = |destination: &String| Topic::new(&self.message.topic, destination);
         let destinations = match self.message.ordering_key {
@@ -180,7 +182,7 @@ impl Settlement {
         destinations.iter().map(move |one| (topic(one), since))
     }
 
-    /// Their keys, where it has one, and that of the message behind it.
+    /// For a message with an ordering key: the keys at these destinations, and its own key, for the message behind it.
     pub(super) fn keys_before(&self) -> impl Iterator<Item = Key> {
         let key = |destination: &String| {
             Some(Key {
@@ -192,8 +194,9 @@ impl Settlement {
         of_destinations.chain(self.key())
     }
 
-    /// The keys of which messages may have waited for it: its own and, where some name a destination, that
-    /// of those that name none, or the one that it was for.
+    /// The keys whose messages may have waited for this message. The first is its own key. If some messages name a
+    /// destination (`has_parts`), the second is the same ordering key without a destination or, for a message that
+    /// names none, with the destination that the message was for.
     pub(super) fn keys_behind(
         &self,
         bulkheads: &[Bulkhead],
@@ -210,17 +213,18 @@ impl Settlement {
         own.into_iter().chain(beside)
     }
 
-    /// Its key, and the destination within which that orders.
+    /// The ordering key of the message, with the destination within which the key orders.
     pub(super) fn key(&self) -> Option<Key> {
         Key::of(&self.message)
     }
 
-    /// Its topic, and the destination that it names, as claims tell messages apart.
+    /// The topic of the message and the destination that it names, as claims distinguish messages.
     pub(super) fn topic(&self) -> Topic {
         Topic::new(&self.message.topic, &self.message.destination)
     }
 
-    /// Leaves only ASCII in its texts, which every encoding can store. `true`: there was something else.
+    /// Replaces non-ASCII characters in the texts, because every database encoding can store ASCII. `true` if a text
+    /// has changed.
     pub(super) fn make_ascii(&mut self) -> bool {
         match &mut self.verdict {
             Verdict::Delivered(response) => response.body.as_mut().is_some_and(make_ascii),
@@ -235,7 +239,7 @@ impl Settlement {
     }
 }
 
-/// What one statement can settle.
+/// The kinds of settlements. One statement settles messages of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Kind {
     Delivered,
@@ -247,7 +251,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// All, in their order, with their names.
+    /// All kinds in order, with their names.
     pub(super) const ALL: [(Self, &str); 6] = [
         (Self::Delivered, "delivered"),
         (Self::Deduplicated, "deduplicated"),
@@ -289,7 +293,7 @@ pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
     })
 }
 
-/// `blocks_key`: where it dies, its death keeps its key back.
+/// The failed attempt to record. `blocks_key`: the dead letter blocks its ordering key.
 pub(super) fn failed(
     settlement: &Settlement,
     bulkheads: &[Bulkhead],
@@ -314,8 +318,8 @@ pub(super) fn failed(
     })
 }
 
-/// Text without control characters but line breaks and tabs: PostgreSQL takes no NUL, and a
-/// terminal obeys the others.
+/// The text without control characters, except line breaks and tabs. PostgreSQL cannot store NUL, and terminals obey
+/// the others.
 fn storable(text: &str) -> String {
     text.chars()
         .map(|c| {

@@ -1,4 +1,4 @@
-//! The settle threads: they write down what became of messages, many at a time.
+//! The settler threads: they settle messages (record the results in the database), many at a time.
 
 mod next;
 mod refused;
@@ -30,23 +30,23 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Trace;
 use crate::store::relay::whereabouts::Whereabouts;
 
-/// How long outcomes are gathered while there are many of them, and how often it is asked meanwhile
-/// whether the senders have run out of work.
+/// How long a busy settler gathers outcomes, and how often it checks meanwhile whether the senders have run out of
+/// work.
 const LINGER: Duration = Duration::from_millis(5);
 const GLANCE: Duration = Duration::from_millis(1);
-/// What waits for a settle keeps keys back: as long as the senders have so many times as much to do, more
-/// is gathered.
+/// Messages that wait for their settle block their ordering keys. A settler of keys gathers more only while the senders
+/// have this many times as many messages.
 const KEYED_WORK: usize = 3;
-/// A batch of no more than this is of a relay with little to do: it settles at once.
+/// A batch of at most this size means little load: the next batch is settled at once.
 const LIGHT: usize = 16;
-/// A settle that takes longer than this is given up and tried again.
+/// The time limit of a settle. A settle that takes longer is given up and retried.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Settles messages without ordering keys until all senders and the claimer are gone and everything is
-/// written down, or until the relay gives up at its deadline.
+/// Settles messages without ordering keys. Ends when all senders and the claimer have ended and all messages are
+/// settled, or when the relay gives up at its deadline.
 ///
-/// What the database refuses for its values is kept apart (`refused`) and tried again now and then: it holds
-/// nothing else, and what is not refused always comes first.
+/// Settlements that the database refuses because of their values are put aside (`refused`) and retried from time to
+/// time. They do not hold up others: settlements that were not refused always come first.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let session = session(shared, Post::Settler);
     let mut settler = Settler::new(shared, session, Keys::None);
@@ -55,15 +55,15 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     }
 }
 
-/// The same with ordering keys, on one of several threads: what waits for a settle here is what nobody
-/// sends meanwhile.
+/// Settles messages with ordering keys, on one of several threads: a key's next message cannot be sent before the
+/// settle.
 ///
-/// Where the first message of an ordering key is done, the next one is claimed in the transaction
-/// that says so, and goes to the claimer.
+/// When the first message of a key is finished, the same transaction settles it and claims the key's next message,
+/// which goes to the claimer.
 pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlement>) {
     let mut settler = Settler::new(shared, session(shared, post), Keys::GoOn);
     if settler.run(outcomes).is_ok() {
-        // What the claimer has left in its inbox.
+        // Handles the entries that the claimer has left in its inbox.
         for told in shared.signals.told.1.try_iter() {
             if let Told::Continued(jobs) = told {
                 settler.release(&jobs);
@@ -83,7 +83,7 @@ struct GivenUp;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keys {
     None,
-    /// They have, and a key goes on in the settle of its first message.
+    /// The messages have keys. The settle of a key's first message also claims the key's next message.
     GoOn,
 }
 
@@ -91,13 +91,13 @@ pub(super) struct Settler<'a, D> {
     shared: &'a Shared,
     db: D,
     keys: Keys,
-    /// The last batch was a large one.
+    /// Whether the last batch was large.
     is_busy: bool,
     refused: Refused,
     failures: Failures,
-    /// What a refusal means to the statement under way.
+    /// What to do with the connection if the current statement is refused.
     after_refusal: AfterRefusal,
-    /// The topic of the statement under way, where its messages were put aside.
+    /// The topic of the current statement, if its messages were put aside.
     topic_aside: Option<Topic>,
 }
 
@@ -138,19 +138,19 @@ impl<'a, D: Database> Settler<'a, D> {
                     return rest;
                 }
             }
-            // Asked here: a channel that is never empty would not let the time run out.
+            // Checked after every batch: with a channel that is never empty, the deadline never fires.
             self.try_next();
             self.failures.tell(clock::now());
         }
     }
 
-    /// When something that was refused is tried again, or the log is to be told of failures.
+    /// The time of the next retry of refused settlements, or of the next log line about failures.
     pub(super) fn next_try(&self) -> Option<Instant> {
         let tries = self.refused.next_try(clock::now());
         tries.into_iter().chain(self.failures.due()).min()
     }
 
-    /// Until everything is written down or put aside.
+    /// Settles a batch until every message is settled or put aside.
     fn settle_all(&mut self, batch: Vec<Settlement>) -> Result<(), GivenUp> {
         let mut left = self.set_suspects_apart(batch);
         while !left.is_empty() {
@@ -165,9 +165,9 @@ impl<'a, D: Database> Settler<'a, D> {
         Ok(())
     }
 
-    /// Waits for more outcomes while the senders have work; where messages have ordering keys, while
-    /// they have a good deal more than what waits here, because that keeps back the next one of each
-    /// key. Not on the channel: each outcome would wake this thread. Ends early at shutdown.
+    /// Waits for more outcomes while the senders have work. With ordering keys, the senders must have much more work
+    /// than waits here, because the waiting messages block their keys. Does not wait on the channel, because each
+    /// outcome would wake this thread. Ends early at shutdown.
     fn linger(&self, outcomes: &Receiver<Settlement>, enough: usize) {
         let shared = self.shared;
         let until = clock::now() + LINGER;
@@ -185,8 +185,8 @@ impl<'a, D: Database> Settler<'a, D> {
         }
     }
 
-    /// Settles a batch, one statement for each lease and kind. Returns what could not be written down for want
-    /// of a server: it is tried again at once.
+    /// Settles a batch, with one statement for each lease and kind. Returns the messages that were not settled because
+    /// the database is unavailable. The caller retries them at once.
     pub(super) fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
         let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
         for settlement in batch {
@@ -264,7 +264,7 @@ impl<'a, D: Database> Settler<'a, D> {
             look_at_the_next(shared, group, &seen_to);
         }
         if kind == Kind::Split {
-            // What it became is to be claimed.
+            // The new rows of the fan-out are ready to be claimed.
             shared.signals.news.ring();
         }
         match &self.topic_aside {
@@ -274,13 +274,13 @@ impl<'a, D: Database> Settler<'a, D> {
         Ok(())
     }
 
-    /// Of messages that a repeated settle did not find: those that the first one had settled.
+    /// The messages that an earlier settle had settled, among those that a repeated settle did not find.
     fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
         let (traced, untraced): (Vec<&Settlement>, Vec<_>) = missed
             .iter()
             .filter(|one| one.repeated)
             .partition(|one| matches!(one.kind(), Kind::Delivered | Kind::Dead));
-        // A retry or a release that worked before leaves nothing to be told by; nor does it matter.
+        // An earlier retry or release leaves no trace, and counting it as done is harmless.
         let mut before: HashSet<i64> = untraced.iter().map(|one| one.sequence()).collect();
         if !traced.is_empty() {
             let traces: Vec<Trace> = traced.iter().map(|one| one.trace()).collect();
@@ -289,7 +289,7 @@ impl<'a, D: Database> Settler<'a, D> {
         Ok(before)
     }
 
-    /// Tells the log, the metrics and the observers what is written down.
+    /// Reports a settled message to the log, the metrics and the observers.
     fn tell(&mut self, settlement: &Settlement, now: Instant) {
         let shared = self.shared;
         shared.metrics.of(settlement.to).settled(settlement, now);
@@ -301,8 +301,8 @@ impl<'a, D: Database> Settler<'a, D> {
         }
     }
 
-    /// Writes down, for each message that was not this lease's any more, how it stands now. A failure here is
-    /// the outage's to tell; the outcome is lost to this relay either way.
+    /// Logs the current state of each message that this lease no longer held. If the query fails, the outage is logged
+    /// elsewhere; the outcome is lost in any case.
     fn tell_conflicts(&mut self, conflicts: &[&Settlement]) {
         if conflicts.is_empty() {
             return;
@@ -322,8 +322,8 @@ impl<'a, D: Database> Settler<'a, D> {
     }
 }
 
-/// Groups in the order of their sequences, each sequence once: a new primary that lacks the last inserts
-/// gives some of them out again.
+/// Splits a group so that each part has every sequence at most once, in the order of the sequences. A new primary that
+/// lacks the last inserts uses some sequences again.
 fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
     group.sort_unstable_by_key(Settlement::claim);
     let mut groups: Vec<Vec<Settlement>> = Vec::new();
@@ -338,7 +338,7 @@ fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
     groups
 }
 
-/// The first outcome and those that wait behind it, up to a batch.
+/// The first outcome and the outcomes waiting behind it, up to a batch.
 fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Vec<Settlement> {
     std::iter::once(first)
         .chain(outcomes.try_iter())

@@ -1,4 +1,4 @@
-//! What the threads of one relay have in common.
+//! The state that the threads of one relay share.
 
 mod in_flight;
 
@@ -30,29 +30,30 @@ use crate::routes::Routes;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
 
-/// A claim that takes longer than this is given up and tried again.
+/// The time limit of a claim. A claim that takes longer is given up and retried.
 pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
-/// No claim waits for longer than this for something else.
+/// The longest time for which another statement of the claimer delays a claim.
 const MOMENT: Duration = Duration::from_millis(250);
 
-/// What one thread says, and others read.
+/// State that one thread publishes and others read.
 #[derive(Debug, Default)]
 struct Known {
-    /// The claimer's.
+    /// Published by the claimer.
     policy: Arc<Policy>,
-    /// The claimer's. Not a message: a settler asks whether there was a look between two moments of its own, and a
-    /// message about that could come later than it asks.
+    /// Published by the claimer. Shared state and not a message: a settler must know whether the claimer queried keyed
+    /// lanes between two points in time, and a message could arrive too late.
     keyed_looks: KeyedLooks,
-    /// The janitor's: what no relay serves.
+    /// Published by the janitor: the messages that no relay serves.
     unrouted: Vec<Unrouted>,
 }
 
-/// How many looks at keyed lanes have begun, and ended.
+/// The number of begins plus the number of ends of the claimer's queries of keyed lanes. A keyed lane is the waiting
+/// messages with an ordering key of one topic and destination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct KeyedLooks(u64);
 
 impl KeyedLooks {
-    /// Whether there was one since, or one was under way then.
+    /// Whether a query has begun since `before`, or was running then.
     pub(crate) fn has_looked_since(self, before: Self) -> bool {
         self != before || !before.0.is_multiple_of(2)
     }
@@ -65,56 +66,56 @@ pub(crate) struct Shared {
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
     pub(super) registered: Registered,
-    /// Messages to claim at most.
+    /// The most messages to claim.
     pub(crate) limit: Option<u64>,
-    /// [`CLAIM_LIMIT`], but for tests.
+    /// [`CLAIM_LIMIT`], except in tests.
     pub(crate) claim_limit: Duration,
     pub(crate) lease: LeaseClock,
     stats: Mutex<Stats>,
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
     in_flight: Mutex<InFlight>,
-    /// The claimer has answered a question.
+    /// Signals that the claimer has answered a question.
     answered: Condvar,
     known: Mutex<Known>,
     pub(super) wanted: Wanted,
-    /// The flag of shutdown: nothing new is claimed, nothing queued is sent.
+    /// Whether the relay is shutting down: it claims nothing more, and sends no queued message.
     stopping: AtomicBool,
     pub(super) signals: Signals,
 }
 
-/// How threads are told something.
+/// The signals between threads.
 pub(crate) struct Signals {
-    /// Disconnected at shutdown: whoever waits on it wakes.
+    /// Disconnected at shutdown, which wakes every thread that waits for it.
     pub(super) stop: Receiver<()>,
     /// Disconnected at the deadline of a shutdown.
     pub(super) abandon: Receiver<()>,
-    /// Rings the claimer. It looks again; nothing more.
+    /// Wakes the claimer to check its state again.
     pub(super) doorbell: Bell,
-    /// Tells the claimer that something new may be there: it looks from the start. Not by its inbox: applications may
-    /// call as often as they like.
+    /// Tells the claimer that new messages may exist, so a new survey is due. A bell and not an entry of the inbox,
+    /// because applications may call as often as they like.
     pub(super) news: Bell,
-    /// The claimer's inbox: what others have done. It hears of that whatever it does just now; where it has ended, the
-    /// settlers of keys see to what is left there.
+    /// The claimer's inbox. The claimer reads it in every state. After the claimer has ended, the settlers of keys
+    /// handle the remaining entries.
     pub(super) told: (Sender<Told>, Receiver<Told>),
-    /// The heartbeat looks at its lease now.
+    /// Makes the heartbeat check its lease now.
     pub(super) pulse: Bell,
-    /// The janitor counts what waits, as soon as it may.
+    /// Makes the janitor count the waiting messages as soon as permitted.
     pub(super) count: Bell,
-    /// Between the claimer and the listener.
+    /// Connects the claimer and the listener.
     pub(super) sleep: Sleep,
 }
 
 impl Signals {
     /// # Errors
-    /// When the system has no more descriptors.
+    /// An error if the system has no more file descriptors.
     pub(super) fn new(stop: Receiver<()>, abandon: Receiver<()>) -> std::io::Result<Self> {
         Ok(Self {
             stop,
             abandon,
             doorbell: Bell::new(),
             news: Bell::new(),
-            // No more than was claimed: what is in flight is bounded.
+            // Bounded in effect: the entries are claimed messages, whose number is bounded.
             told: unbounded(),
             pulse: Bell::new(),
             count: Bell::new(),
@@ -155,12 +156,12 @@ impl Shared {
         }
     }
 
-    /// What the relay has done.
+    /// The counts of the relay's work.
     pub(crate) fn stats(&self) -> Stats {
         *lock(&self.stats)
     }
 
-    /// Counts something that the relay has done: once for each statement, never for each send.
+    /// Updates the counts. Called once for each statement, never for each send.
     pub(crate) fn count(&self, count: impl FnOnce(&mut Stats)) {
         count(&mut lock(&self.stats));
     }
@@ -178,18 +179,18 @@ impl Shared {
             .for_each(|bulkhead| bulkhead.gate.wake());
     }
 
-    /// Messages of one settle, at most.
+    /// The most messages of one settle.
     pub(crate) fn batch(&self) -> usize {
         let of_bulkheads = self.bulkheads.iter().map(|bulkhead| bulkhead.batch);
         of_bulkheads.fold(self.config.batch, usize::max)
     }
 
-    /// Messages that all senders together may hold.
+    /// The most messages that all senders together can hold.
     pub(crate) fn most_sending(&self) -> usize {
         self.in_use().map(Bulkhead::most_sending).sum()
     }
 
-    /// All, but for the one of registered destinations where there are none.
+    /// All bulkheads. The bulkhead of registered destinations is left out while no destination is registered.
     pub(super) fn in_use(&self) -> impl Iterator<Item = &Bulkhead> {
         let is_there = |one: &&Bulkhead| {
             !matches!(one.serves, Serves::Registered) || self.registered.registry().is_in_use()
@@ -197,38 +198,38 @@ impl Shared {
         self.bulkheads.iter().filter(is_there)
     }
 
-    /// What reads more than it returns gives way to claims after this long.
+    /// The time limit of statements that may read much more than they return, so that they do not delay claims.
     pub(crate) fn moment(&self) -> Duration {
         MOMENT.min(self.claim_limit / 2)
     }
 
-    /// The thread count of all senders.
+    /// The number of sender threads.
     pub(crate) fn senders(&self) -> usize {
         self.in_use().map(|bulkhead| bulkhead.concurrency).sum()
     }
 
-    /// Whether the deadline of a shutdown is over: what cannot be settled is left to the lease.
+    /// Whether the deadline of a shutdown has passed. Unsettled messages are then taken over when the lease expires.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.signals.abandon.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Waits between tries, or less when the relay stops or, while it does, gives up.
+    /// Waits between attempts. Ends early when the relay stops, or gives up during a shutdown.
     pub(crate) fn pause(&self, duration: Duration) {
         let signal = if self.is_stopping() {
             &self.signals.abandon
         } else {
             &self.signals.stop
         };
-        // Nothing is ever sent: this ends by time or by disconnection.
+        // No value is ever sent: the wait ends by timeout or by disconnection.
         let _ = signal.recv_timeout(duration);
     }
 
     pub(super) fn tell_claimer(&self, told: Told) {
-        // Its other end is here.
+        // Never disconnected: `signals` holds the receiver.
         let _ = self.signals.told.0.send(told);
     }
 
-    /// What the claimer has told others last. Whoever looks at several of its parts looks at one of these.
+    /// The policy that the claimer published last. A caller that needs several parts reads them from one copy.
     pub(super) fn policy(&self) -> Arc<Policy> {
         Arc::clone(&lock(&self.known).policy)
     }
@@ -243,7 +244,7 @@ impl Shared {
         lock(&self.known).unrouted = unrouted;
     }
 
-    /// What no relay serves, those with the most messages first.
+    /// The messages that no relay serves, by topic, the most messages first.
     pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
         lock(&self.known).unrouted.clone()
     }
@@ -252,7 +253,7 @@ impl Shared {
         lock(&self.known).keyed_looks
     }
 
-    /// The claimer begins a look at keyed lanes, or ends it.
+    /// Records that the claimer begins or ends a query of keyed lanes.
     pub(crate) fn count_keyed_look(&self) {
         lock(&self.known).keyed_looks.0 += 1;
     }
@@ -261,7 +262,8 @@ impl Shared {
         self.config.listener && self.config.enabled
     }
 
-    /// Where the listener connects: a manager's connections do not give their sockets away.
+    /// The URL of the listener's connection. A manager cannot provide it, because its connections do not expose their
+    /// sockets.
     pub(crate) fn listener_url(&self) -> Option<&SecretString> {
         match (&self.config.listener_url, &self.source) {
             (Some(url), _) | (None, Source::Url(url)) => Some(url),
@@ -269,7 +271,7 @@ impl Shared {
         }
     }
 
-    /// A session with no connection yet, for this thread.
+    /// A session for this thread, not yet connected.
     pub(crate) fn session(&self, post: Post, statement_timeout: Duration, plans: Plans) -> Session {
         Session::new(
             self.source.clone(),
@@ -282,12 +284,12 @@ impl Shared {
         .with_own_events(self.config.own_events)
     }
 
-    /// The lease is over, and not by this relay's will. Nothing is sent under it any more.
+    /// Records that the lease was lost against the relay's will. The relay sends nothing more under the lease.
     pub(crate) fn lose_lease(&self, lease: LeaseId) {
         if self.lease.lost(lease) {
             self.count(|stats| stats.leases_lost += 1);
             self.metrics.leases_lost.increment(1);
-            log::error!(event = "lease_lost", lease = lease.0; "lease {} expired before it was renewed: other relays take its messages over", lease.0);
+            log::error!(event = "lease_lost", lease = lease.0; "lease {} expired before it was renewed: other relays take over its messages, and this relay registers a new lease", lease.0);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The relay in a simulated world: its claimer, settlers, gates and heartbeat against a database, receivers and
-//! clocks that do what a seed says, and after each step the promises.
+//! The relay in a simulated world. Its claimer, settlers, gates and heartbeat run against a simulated database,
+//! receivers and clocks. A seed decides what these do. After each step, the promises of `promises.rs` are checked.
 //!
-//! `make simulate` plays many histories (`SEED=`, `HISTORIES=`, `MINUTES=`), `make test` some.
+//! `make simulate` plays many histories (`SEED=`, `HISTORIES=`, `MINUTES=`), `make test` plays some.
 
 mod broken;
 mod history;
@@ -22,16 +22,16 @@ use self::history::History;
 use self::promises::Fall;
 use self::stage::{MOST_PROCESSES, Stage};
 
-/// Histories, where nothing says how many.
+/// The default number of histories.
 const HISTORIES: u64 = 300;
-/// Within so many histories each broken variant is found out.
+/// Each broken variant must be found within this many histories.
 const HISTORIES_OF_BROKEN: u64 = 2000;
-/// So many are played twice.
+/// How many histories are played twice.
 const SAME: u64 = 40;
-/// How often it is said how far it is.
+/// How often progress is printed.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// Plays a history. Returns the first promise that does not hold, and the story where it is to be told.
+/// Plays a history. Returns the first broken promise, and the story if `tells`.
 fn play(history: &History, broken: Option<Broken>, tells: bool) -> (Option<Fall>, Vec<String>) {
     let slots: Vec<OnceCell<_>> = (0..MOST_PROCESSES).map(|_| OnceCell::new()).collect();
     let stage = Stage::new(history, broken, &slots, tells);
@@ -40,7 +40,7 @@ fn play(history: &History, broken: Option<Broken>, tells: bool) -> (Option<Fall>
     (fall, story.unwrap_or_default())
 }
 
-/// The same with as few items as still break the promise.
+/// The history with as few items as still break the promise.
 fn shortest(history: &History, fall: &Fall) -> History {
     let mut history = history.clone();
     let mut number = 0;
@@ -56,11 +56,11 @@ fn shortest(history: &History, fall: &Fall) -> History {
     history
 }
 
-/// The shortest story in which the promise does not hold.
+/// The shortest story that breaks the promise.
 fn story(history: &History, fall: &Fall) -> String {
     let history = shortest(history, fall);
     let (fall, story) = play(&history, None, true);
-    let fall = fall.expect("the same history breaks it again");
+    let fall = fall.expect("the same history breaks the promise again");
     format!("{history}{}\n{fall}", story.join("\n"))
 }
 
@@ -69,7 +69,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(value.parse().expect(name))
 }
 
-/// Plays histories on all cores, from this seed on, until one breaks a promise.
+/// Plays histories on all cores, from this seed on, until a history breaks a promise.
 fn find(
     from: u64,
     broken: Option<Broken>,
@@ -89,7 +89,7 @@ fn find(
                     }
                     if let (Some(fall), _) = play(&History::of(seed), broken, false) {
                         let mut found = found.lock().expect("no panic");
-                        // Of two the first: which core was faster is no part of it.
+                        // Keep the lower seed, so that the result does not depend on which core was faster.
                         if found.as_ref().is_none_or(|(other, _)| seed < *other) {
                             *found = Some((seed, fall));
                         }
@@ -105,7 +105,7 @@ fn find(
     )
 }
 
-/// R49: G1 to G6 hold, and nothing waits that need not, whatever happens to the relays.
+/// R49: G1 to G6 hold, and no message waits longer than necessary, whatever happens to the relays.
 #[test]
 fn the_promises_hold_in_each_history() {
     let from = setting("SEED").unwrap_or(1);
@@ -136,7 +136,7 @@ fn rate(played: u64, began: Instant) -> f64 {
     played as f64 / began.elapsed().as_secs_f64()
 }
 
-/// R49: what is broken is found out: otherwise the simulation would prove nothing.
+/// R49: each broken variant is found; otherwise the simulation would prove nothing.
 #[test]
 fn each_broken_variant_is_found_out() {
     let mut missed = Vec::new();
@@ -157,7 +157,7 @@ fn each_broken_variant_is_found_out() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// R49: a seed is a history, to the last microsecond.
+/// R49: a seed determines its history to the microsecond.
 #[test]
 fn the_same_seed_gives_the_same_history() {
     for seed in 1..=SAME {

@@ -1,8 +1,8 @@
-//! How the claimer falls asleep, and who wakes it.
+//! How the claimer falls asleep, and how it is woken.
 //!
-//! A relay that is about to sleep has the listener take the outbox's advisory lock; from then on the
-//! trigger on the outbox notifies. It looks once more after that, because what was enqueued before
-//! told nobody. All of it is a hint: without a listener, or with one that hangs, the relay polls.
+//! Before the claimer sleeps, the listener takes the outbox's advisory lock. While the lock is held, the trigger on
+//! the outbox notifies. The claimer then checks once more, because earlier inserts did not notify. Notifications
+//! are only hints: without a listener, or with a listener that hangs, the relay polls.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,11 +12,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const AWAKE: u8 = 0;
 /// The claimer wants to sleep.
 const ASKED: u8 = 1;
-/// Whoever enqueues will notify.
+/// The claimer sleeps, and inserts notify.
 const ASLEEP: u8 = 2;
 
-/// The state that claimer and listener share, and a pipe by which the listener is told that it has
-/// changed.
+/// The state that the claimer and the listener share, and a pipe that tells the listener about changes.
 #[derive(Debug)]
 pub(crate) struct Sleep {
     state: AtomicU8,
@@ -26,7 +25,7 @@ pub(crate) struct Sleep {
 
 impl Sleep {
     /// # Errors
-    /// When the system has no more descriptors.
+    /// An error if the system has no more file descriptors.
     pub(crate) fn new() -> std::io::Result<Self> {
         let (to_listener, from_claimer) = UnixStream::pair()?;
         to_listener.set_nonblocking(true)?;
@@ -38,7 +37,7 @@ impl Sleep {
         })
     }
 
-    /// The claimer has nothing to do: whoever enqueues shall ring from now on.
+    /// Called when the claimer has nothing to do: inserts must notify from now on.
     pub(super) fn ask(&self) {
         let change = self
             .state
@@ -48,25 +47,25 @@ impl Sleep {
         }
     }
 
-    /// The claimer has something to do: nobody needs to ring.
+    /// Called when the claimer has work: inserts need not notify.
     pub(super) fn end(&self) {
         if self.state.swap(AWAKE, Ordering::SeqCst) != AWAKE {
             self.tell_listener();
         }
     }
 
-    /// Makes the listener look what is wanted of it.
+    /// Makes the listener read the state.
     pub(super) fn tell_listener(&self) {
-        // A full pipe tells it, too.
+        // A full pipe wakes the listener as well.
         let _ = (&self.to_listener).write(&[1]);
     }
 
-    /// What the listener waits on beside its connection.
+    /// The descriptor that the listener waits for, in addition to its connection.
     pub(super) fn descriptor(&self) -> RawFd {
         self.from_claimer.as_raw_fd()
     }
 
-    /// Takes what was told, so that the next one is noticed.
+    /// Empties the pipe, so that the listener notices the next change.
     pub(super) fn drain(&self) {
         let mut bytes = [0; 64];
         loop {
@@ -78,19 +77,19 @@ impl Sleep {
         }
     }
 
-    /// Whether the claimer is awake, and wants no notifications.
+    /// Whether the claimer is awake and needs no notifications.
     pub(super) fn is_awake(&self) -> bool {
         self.state.load(Ordering::SeqCst) == AWAKE
     }
 
-    /// Whoever enqueues notifies from now on. `false`: the claimer has changed its mind.
+    /// Called when inserts notify. `false`: the claimer does not want to sleep any more.
     pub(super) fn begin(&self) -> bool {
         self.state
             .compare_exchange(ASKED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
     }
 
-    /// The lock is gone, or given back. The claimer may ask again.
+    /// Called when the lock is lost or released. The claimer may ask again.
     pub(super) fn interrupt(&self) {
         self.state.store(AWAKE, Ordering::SeqCst);
     }

@@ -1,5 +1,5 @@
-//! A span for each message that is sent and one inside it for the send, with the feature
-//! `tracing`; nothing without. The names are those of OpenTelemetry's messaging conventions.
+//! With the `tracing` feature, each sent message is a span with a child span for the send. Without the feature, no
+//! spans exist. The names follow OpenTelemetry's messaging conventions.
 
 #[cfg(feature = "tracing")]
 mod on {
@@ -41,7 +41,7 @@ mod on {
             self.send.in_scope(send)
         }
 
-        /// What came of each message.
+        /// Records the outcome of each message.
         pub(crate) fn end(self, outcomes: &[Outcome]) {
             for (span, outcome) in self.messages.iter().zip(outcomes) {
                 let (word, failure) = read(outcome);
@@ -61,7 +61,7 @@ mod on {
         }
     }
 
-    /// The span that a thread is in, to be gone on with by another one.
+    /// The current span of a thread, which another thread continues.
     pub(crate) struct Span(tracing::Span);
 
     impl Span {
@@ -114,12 +114,12 @@ mod off {
             Self
         }
 
-        #[allow(clippy::unused_self, reason = "as with the feature")]
+        #[allow(clippy::unused_self, reason = "same signature as with the feature")]
         pub(crate) fn within<T>(&self, send: impl FnOnce() -> T) -> T {
             send()
         }
 
-        #[allow(clippy::unused_self, reason = "as with the feature")]
+        #[allow(clippy::unused_self, reason = "same signature as with the feature")]
         pub(crate) fn end(self, _: &[Outcome]) {}
     }
 
@@ -130,7 +130,7 @@ mod off {
             Self
         }
 
-        #[allow(clippy::unused_self, reason = "as with the feature")]
+        #[allow(clippy::unused_self, reason = "same signature as with the feature")]
         pub(crate) fn within<T>(&self, run: impl FnOnce() -> T) -> T {
             run()
         }

@@ -1,6 +1,6 @@
-//! What a relay has done.
+//! The counts of a relay's work.
 
-/// What a relay has done since it started.
+/// The counts of a relay's work since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -8,34 +8,34 @@ pub struct Stats {
     pub claimed: u64,
     /// Messages delivered.
     pub delivered: u64,
-    /// Messages that the ledger had as delivered, settled without sending.
+    /// Messages settled without a send, because the ledger had them as delivered.
     pub deduplicated: u64,
-    /// Failed attempts that will be repeated.
+    /// Messages put back for a retry, with or without a counted attempt.
     pub retried: u64,
-    /// Messages that ended dead.
+    /// Messages dead-lettered.
     pub dead: u64,
-    /// Messages that became one for each of their destinations.
+    /// Messages that became one message for each of their destinations (fan-out).
     pub split: u64,
-    /// Messages given back unsent.
+    /// Messages released unsent.
     pub released: u64,
-    /// Messages taken over from relays that died.
+    /// Messages taken over from relays whose lease expired.
     pub taken_over: u64,
-    /// Settles that changed nothing, because another relay had the message.
+    /// Settles without effect, because another relay had claimed the message.
     pub conflicts: u64,
-    /// Messages claimed right behind one of their ordering key that was settled.
+    /// Messages claimed together with the settle of their ordering key's previous message.
     pub continued: u64,
     /// Leases lost.
     pub leases_lost: u64,
-    /// Claims that found something.
+    /// Claims that found messages.
     pub claims: u64,
-    /// Microseconds that these claims took.
+    /// The time that these claims took, in microseconds.
     pub claim_micros: u64,
-    /// Statements that settled something.
+    /// Statements that settled messages.
     pub settles: u64,
 }
 
 impl Stats {
-    /// Messages that came to their end: delivered, deduplicated or dead.
+    /// The finished messages: delivered, deduplicated or dead.
     ///
     /// ```
     /// use diesel_outbox::Stats;
@@ -50,7 +50,7 @@ impl Stats {
         self.delivered + self.deduplicated + self.dead
     }
 
-    /// What both have done together.
+    /// The sums of both.
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             claimed: self.claimed + other.claimed,
@@ -70,7 +70,7 @@ impl Stats {
         }
     }
 
-    /// Changes with whatever is claimed or settled.
+    /// A number that changes with every claim and every settle.
     pub(super) fn moves(&self) -> u64 {
         self.claimed + self.processed() + self.retried + self.split + self.released
     }

@@ -1,5 +1,5 @@
-//! What unit tests send with; and relays beside outboxes that are too large, or too full of what is dead, for their statements: here the
-//! limit of a statement is small, and not the outbox huge.
+//! Dispatchers for unit tests, and tests of relays whose outbox has too many rows or dead index entries for one
+//! statement. The tests use a small statement limit instead of a huge outbox.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,15 +16,15 @@ use crate::message::Message;
 use crate::store::tests::Outbox;
 use crate::testing::RecordingDispatcher;
 
-/// Ordinary claims take a few milliseconds.
+/// Longer than ordinary claims, which take a few milliseconds.
 const LIMIT: Duration = Duration::from_millis(60);
-/// More rows than a server reads in that time, where each page has a few.
+/// More rows than a server reads in that time, with a few rows on each page.
 const MANY: usize = 80_000;
 const WIDE: &str = "to_json(repeat('x', 1500))";
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Dispatchers {
-    /// To destinations to which nothing is sent, and to one for the rest where there are none.
+    /// Dispatchers that send nothing: one for each destination or, without destinations, one for all messages.
     pub(super) fn idle(config: &Config) -> Self {
         struct Idle;
         impl Dispatcher for Idle {
@@ -95,7 +95,8 @@ impl Ground {
     }
 }
 
-/// R13. What a claim without an answer took is found in an outbox of any size, and claims go on meanwhile.
+/// R13: the messages of a claim whose result was lost are found in an outbox of any size, and claims continue
+/// meanwhile.
 #[test]
 fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
     let mut ground = Ground::new();
@@ -109,7 +110,7 @@ fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
         "INSERT INTO {{outbox}} (topic, payload, locked_by, locked_at)
          SELECT 'lost', '1', {lease}, now() FROM generate_series(1, 100)"
     ));
-    // Of a process that is gone.
+    // A server process that no longer exists.
     let backend = Some(i32::MAX);
     relay.shared().begin_doubt(Doubt { lease, backend });
     ground.run(
@@ -128,8 +129,8 @@ fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
     assert_eq!(left.execute(&mut ground.conn), Ok(0));
 }
 
-/// G2, R9. Behind an old snapshot, looks for topics, sweeps and the walk read what is dead for longer than a
-/// statement may take. Messages of new and old topics arrive all the same, and late ones.
+/// G2, R9: because of an old snapshot, surveys, sweeps and the walk read dead index entries for longer than a statement
+/// may take. Messages of new and old topics still arrive, including late messages.
 #[test]
 fn messages_arrive_where_no_statement_gets_past_what_is_dead() {
     let mut ground = Ground::new();
@@ -167,7 +168,7 @@ fn messages_arrive_where_no_statement_gets_past_what_is_dead() {
     old.batch_execute("COMMIT").expect("the snapshot's end");
 }
 
-/// R14. Others let its lease end soon, and their commit takes its time. A look sees nothing of that.
+/// R14: other relays shorten the lease, but their commit is slow. Until the commit, a check does not see the change.
 #[test]
 fn a_relay_that_comes_back_sends_nothing_while_others_are_about_to_shorten_its_lease() {
     let mut ground = Ground::new();
@@ -181,10 +182,10 @@ fn a_relay_that_comes_back_sends_nothing_while_others_are_about_to_shorten_its_l
     let table = ground.outbox.name.lease();
     let mut other = ground.outbox.connect();
     let has_lock = format!("SELECT FROM {table} WHERE takeover_after IS NOT NULL");
-    until("its session has the lock", || {
+    until("the relay's session holds the lock", || {
         sql_query(&has_lock).execute(&mut other) == Ok(1)
     });
-    // What the survey of another relay does, but for its commit.
+    // The same as the survey of another relay, without the commit.
     let shorten =
         format!("BEGIN; UPDATE {table} SET expires_at = clock_timestamp() + takeover_after");
     other.batch_execute(&shorten).expect("shortened");
@@ -192,14 +193,14 @@ fn a_relay_that_comes_back_sends_nothing_while_others_are_about_to_shorten_its_l
         "SELECT pg_terminate_backend(pid) FROM pg_locks
           WHERE locktype = 'advisory' AND (classid::bigint << 32) + objid::bigint = {lease}"
     ));
-    // A twelfth of the lease; its next renewal is due after 8 s.
+    // A check is valid for a twelfth of the lease (2 s). The next renewal is due after 8 s.
     let began = Instant::now();
-    until("it starts no send", || {
+    until("the relay starts no send", || {
         relay.shared().lease.left().is_zero()
     });
     assert!(
         began.elapsed() < Duration::from_secs(5),
-        "only when it renews"
+        "later than the validity of a check"
     );
     other.batch_execute("COMMIT").expect("an end");
     relay.shutdown(PATIENCE).expect("an end");

@@ -1,8 +1,8 @@
-//! What the threads of a relay do and since when, what hinders them, and how they ended: health, metrics, the
-//! log and a shutdown read it here.
+//! The state of a relay's threads: what each thread does and since when, its database problems, and how it ended.
+//! Health, metrics, the log and a shutdown read this state.
 //!
-//! What changes with each send and each statement is in atomics of the thread's own ([`Stay`]). All else changes
-//! rarely, and is behind one lock ([`State`]).
+//! State that changes with each send and each statement is in atomics, one per thread ([`Stay`]). All other state
+//! changes rarely and is behind one lock ([`State`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -15,15 +15,15 @@ use super::metrics::Metrics;
 use crate::error::DatabaseError;
 use crate::lock::lock;
 
-/// Beyond its limit a stay may take so much longer before anybody worries: a server that is gone is
-/// noticed after 20 s, and machines can be slow.
+/// How long a stay may exceed its limit before it counts as stuck. The loss of a server is noticed after 20 s, and
+/// machines can be slow.
 pub(super) const MARGIN: Duration = Duration::from_secs(30);
-/// Where the monitor has not looked for as long, the whole process stood still.
+/// If the monitor has not checked for this long, the whole process was stopped.
 const ASLEEP: Duration = Duration::from_secs(5);
-/// An outage shorter than this after the last one is the same one to the log.
+/// An outage that begins within this time after the last outage is not logged again.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// Milliseconds since this process first asked. Never 0.
+/// Milliseconds since the first call in this process. Never 0.
 fn now() -> u64 {
     static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     millis(ORIGIN.elapsed()).saturating_add(1)
@@ -37,7 +37,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A thread with a connection of its own.
+/// A thread with its own database connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Post {
     Claimer,
@@ -50,7 +50,7 @@ pub(crate) enum Post {
 }
 
 impl Post {
-    /// In their order, with their names.
+    /// All posts in order, with their names.
     const ALL: [(Self, &str); 7] = [
         (Self::Claimer, "claimer"),
         (Self::Heartbeat, "heartbeat"),
@@ -60,34 +60,34 @@ impl Post {
         (Self::KeyedSettler1, "settler-keyed-1"),
         (Self::KeyedSettler2, "settler-keyed-2"),
     ];
-    /// Those that settle messages with ordering keys.
+    /// The threads that settle messages with ordering keys.
     pub(super) const KEYED_SETTLERS: [Self; 2] = [Self::KeyedSettler1, Self::KeyedSettler2];
 
     pub(super) fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
-    /// Those that the relay cannot do without.
+    /// The threads that the relay cannot work without.
     pub(super) fn needed() -> impl Iterator<Item = Self> {
         let all = Self::ALL.into_iter().map(|(post, _)| post);
         all.filter(|post| *post != Self::Listener)
     }
 }
 
-/// Something that a thread goes into, and should come out of before long. In a cache line of its own:
-/// senders write theirs with each message.
+/// A call that a thread enters and should leave within a limit: a send or a statement. Each stay has its own cache
+/// line, because senders write theirs with each message.
 ///
-/// One number, so that nobody sees the beginning of one stay with the limit of another: since when, in milliseconds,
-/// and in its last bits the longest that is good, in seconds. 0: it is outside.
+/// The stay is one number, so that no reader combines the start of one stay with the limit of another. The upper bits
+/// are the start in milliseconds, the lower [`LIMIT_BITS`] the limit in seconds. 0 means outside.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Stay(AtomicU64);
 
-/// Half a year, and 34 years are left for the rest.
+/// The limit can be up to half a year; the other bits hold 34 years of milliseconds.
 const LIMIT_BITS: u32 = 24;
 const LONGEST_LIMIT: u64 = (1 << LIMIT_BITS) - 1;
 
-/// Ends a stay when it is dropped.
+/// Ends a stay on drop.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Within<'a>(&'a Stay);
@@ -99,26 +99,26 @@ impl Drop for Within<'_> {
 }
 
 impl Stay {
-    /// The thread goes in, for as long as this at most.
+    /// The thread enters, for at most `limit`.
     pub(super) fn within(&self, limit: Duration) -> Within<'_> {
         self.begin(limit);
         Within(self)
     }
 
-    /// The thread goes in, or takes the next step there.
+    /// The thread enters, or takes the next step inside.
     pub(super) fn begin(&self, limit: Duration) {
         let seconds = millis(limit).div_ceil(1000).min(LONGEST_LIMIT);
         (self.0).store(now() << LIMIT_BITS | seconds, Ordering::Release);
     }
 
-    /// Since when it has been inside, and for how long that is good.
+    /// The time since which the thread has been inside, and the limit of the stay.
     fn read(&self) -> Option<(u64, Duration)> {
         let stay = self.0.load(Ordering::Acquire);
         let limit = Duration::from_secs(stay & LONGEST_LIMIT);
         (stay > 0).then_some((stay >> LIMIT_BITS, limit))
     }
 
-    /// How long it has been inside, since its last step.
+    /// How long the thread has been inside since its last step.
     pub(super) fn stayed(&self) -> Duration {
         self.read()
             .map_or(Duration::ZERO, |(since, _)| elapsed(since))
@@ -131,27 +131,27 @@ impl Stay {
 
 /// The threads of one relay.
 pub(crate) struct Threads {
-    /// In the order of [`Post::ALL`], in the database: connecting, or waiting for the answer to a statement.
+    /// In the order of [`Post::ALL`]. Inside while the thread connects or waits for the result of a statement.
     in_database: [Stay; Post::ALL.len()],
-    /// In the same order.
+    /// In the order of [`Post::ALL`].
     errors: [Counter; Post::ALL.len()],
-    /// Of each bulkhead: whether a sender sends.
+    /// By bulkhead and sender. Inside while the sender sends.
     pub(super) senders: Vec<Vec<Stay>>,
     state: Mutex<State>,
     /// A thread has ended.
     changed: Condvar,
 }
 
-/// How the threads are, but for their stays.
+/// The state of the threads, except their stays.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State {
-    /// By name, those that have ended in the order of their ends.
+    /// By thread name. The ended threads are in the order of their ends.
     lives: Vec<(Arc<str>, Life)>,
-    /// In the order of [`Post::ALL`]: what became of a thread's connection; `None`: it has none, by no fault of
-    /// the database's.
+    /// The connection of each thread, in the order of [`Post::ALL`]. `None`: the thread has no connection, and the
+    /// database is not the cause.
     connections: [Option<Result<(), Trouble>>; Post::ALL.len()],
     outage: Outage,
-    /// Another relay does the work.
+    /// Another relay is active.
     pub(super) stands_by: bool,
     pub(super) watch: Watch,
 }
@@ -163,7 +163,7 @@ pub(super) enum Life {
     Panicked,
 }
 
-/// Reports a thread's end, also when it ends by a panic.
+/// Reports the end of a thread on drop, also after a panic.
 pub(super) struct ExitGuard {
     threads: Arc<Threads>,
     pub(super) thread: Arc<str>,
@@ -179,7 +179,7 @@ impl Drop for ExitGuard {
     }
 }
 
-/// Why a thread has no database.
+/// The reason why a thread has no database.
 #[derive(Debug, Clone)]
 pub(super) struct Trouble {
     since: u64,
@@ -187,17 +187,17 @@ pub(super) struct Trouble {
     cause: Cause,
 }
 
-/// Why a statement has failed.
+/// The reason why a statement failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// It, or a lock that it waited for, took longer than its limit.
+    /// The statement, or a lock it waited for, took longer than its limit.
     TimeOut,
-    /// The database is there, and this is wrong with the outbox.
+    /// The database responds, but the outbox has this problem.
     Missing(String),
     Other,
 }
 
-/// The time in which any thread is without its database, to the log.
+/// A time during which any thread is without its database. The log reports an outage once.
 #[derive(Debug, Clone, Default)]
 struct Outage {
     began: u64,
@@ -240,7 +240,7 @@ impl State {
         all.filter_map(|((post, _), connection)| Some((post, connection.as_ref()?.as_ref().err()?)))
     }
 
-    /// The same, but for the one that the relay can do without.
+    /// The threads that are without their database, except the listener: a relay works without it.
     pub(super) fn troubles(&self) -> impl Iterator<Item = (Post, &Trouble)> {
         self.failing().filter(|(post, _)| *post != Post::Listener)
     }
@@ -254,24 +254,24 @@ impl State {
         all.filter(|connection| connection.is_ok()).count()
     }
 
-    /// Whether a thread is at work, other than the one named `but`.
+    /// Whether any thread except `but` is at work.
     fn is_at_work(&self, but: Option<&str>) -> bool {
         let is_so = |(name, life): &(Arc<str>, Life)| *life == Life::AtWork && Some(&**name) != but;
         self.lives.iter().any(is_so)
     }
 
-    /// Whether all of them have ended.
+    /// Whether all threads have ended.
     pub(super) fn is_over(&self) -> bool {
         !self.is_at_work(None)
     }
 
-    /// Those that have come to their ends, in their order.
+    /// The ended threads, in the order of their ends.
     pub(super) fn ended(&self) -> impl Iterator<Item = &str> {
         let ended = (self.lives.iter()).filter(|(_, life)| *life != Life::AtWork);
         ended.map(|(thread, _)| &**thread)
     }
 
-    /// The first one that has panicked.
+    /// The first thread that panicked.
     pub(super) fn panicked(&self) -> Option<&str> {
         let mut lives = self.lives.iter();
         let panicked = lives.find(|(_, life)| *life == Life::Panicked);
@@ -295,7 +295,7 @@ impl Threads {
         lock(&self.state)
     }
 
-    /// How they are now.
+    /// A copy of the current state.
     pub(super) fn state(&self) -> State {
         let mut state = self.lock();
         state.watch.ask(now());
@@ -313,19 +313,19 @@ impl Threads {
         stays.any(Stay::is_inside) || self.senders.iter().flatten().any(Stay::is_inside)
     }
 
-    /// Senders of this bulkhead that send.
+    /// The number of senders of this bulkhead that are sending.
     pub(super) fn busy(&self, bulkhead: usize) -> usize {
         let senders = self.senders[bulkhead].iter();
         senders.filter(|sender| sender.is_inside()).count()
     }
 
-    /// A statement has failed.
+    /// Counts a failed statement.
     pub(super) fn count_error(&self, post: Post) {
         self.errors[post as usize].increment(1);
     }
 
-    /// The thread has its connection, or is without one by no fault of the database's. Says so when all have their
-    /// database again.
+    /// Records that the thread has its connection, or has none for another reason than the database. Logs the end of an
+    /// outage when all threads have their database again.
     pub(super) fn set_connected(&self, post: Post, is_connected: bool) {
         let mut state = self.lock();
         let connection = is_connected.then_some(Ok(()));
@@ -337,10 +337,10 @@ impl Threads {
         let level = state.outage.level(log::Level::Info);
         let seconds = elapsed(state.outage.began).as_secs_f64();
         drop(state);
-        log::log!(level, event = "db_recovered", seconds = seconds; "the database is back");
+        log::log!(level, event = "db_recovered", seconds = seconds; "the database is back after {seconds:.1} s: all threads continue");
     }
 
-    /// The thread is without its database. Says so once for all of them.
+    /// Records that the thread is without its database. Logs an outage once for all threads.
     pub(super) fn failed(&self, post: Post, error: &DatabaseError, cause: Cause) {
         self.count_error(post);
         let event = match cause {
@@ -364,25 +364,25 @@ impl Threads {
             cause,
         }));
         drop(state);
-        log::log!(level, event = event, thread = post.name(), error:% = error; "the database failed; trying again until it is back");
+        log::log!(level, event = event, thread = post.name(), error:% = error; "the database failed in the {} thread ({error}): retrying until it is back", post.name());
     }
 
     pub(super) fn set_standing_by(&self, is_so: bool) {
         self.lock().stands_by = is_so;
     }
 
-    /// The monitor looks: whether what is claimed does not move unless `moves` has changed, and whether the relay
-    /// does not hear of new messages.
+    /// Records a check by the monitor. `is_stuck`: claimed messages make no progress, unless `moves` has changed.
+    /// `is_deaf`: the relay gets no notifications of new messages.
     pub(super) fn look(&self, moves: u64, is_stuck: bool, is_deaf: bool) {
         self.lock().watch.look(now(), moves, is_stuck, is_deaf);
     }
 
-    /// The janitor has looked whether something is due that the relay should have claimed.
+    /// Records the janitor's check whether messages are due that the relay should have claimed.
     pub(super) fn set_left(&self, is_left: bool) {
         follow(&mut self.lock().watch.left, is_left, now());
     }
 
-    /// A thread is at work from here on, until the guard is dropped.
+    /// Marks a thread as at work until the guard is dropped.
     pub(super) fn begin(self: &Arc<Self>, thread: &str) -> ExitGuard {
         let thread = thread.into();
         self.set_life(&thread, Life::AtWork);
@@ -390,7 +390,7 @@ impl Threads {
         ExitGuard { threads, thread }
     }
 
-    /// The thread is about to begin, or has come to its end.
+    /// Records that the thread begins or has ended.
     pub(super) fn set_life(&self, thread: &Arc<str>, life: Life) {
         let mut state = self.lock();
         state.lives.retain(|(name, _)| name != thread);
@@ -398,7 +398,7 @@ impl Threads {
         self.changed.notify_all();
     }
 
-    /// Waits until all threads have ended, but for the one named `but`, or `until`. Returns whether they have.
+    /// Waits until all threads except `but` have ended, at most until `until`. Returns whether they have ended.
     pub(super) fn wait_for_ends(&self, until: Option<Instant>, but: Option<&str>) -> bool {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let left = until.map_or(Duration::MAX, left);
@@ -408,21 +408,21 @@ impl Threads {
     }
 }
 
-/// What was seen by whoever looks whether the threads move. Times are those of [`now`].
+/// The observations of the checks on the threads' progress. Times are values of [`now`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Watch {
-    /// When the monitor last looked.
+    /// The last check by the monitor.
     looked: u64,
-    /// When somebody last asked.
+    /// The last read of the state.
     asked: u64,
-    /// Since when times count. A process that stood still sees that its threads were where they are for long,
-    /// before they could move.
+    /// The time from which durations count. After a stop of the whole process, all threads seem to have been stuck for
+    /// the time of the stop.
     awake: u64,
-    /// What had been claimed and settled when the monitor last looked.
+    /// The count of claims and settles at the monitor's last check.
     moves: u64,
-    /// Since when what is claimed does not move, and nothing explains it.
+    /// Since when claimed messages make no progress without a known reason.
     pub(super) stalled: Option<u64>,
-    /// Since when what is due is not claimed, and nothing explains it.
+    /// Since when due messages are not claimed without a known reason.
     pub(super) left: Option<u64>,
     /// Since when the relay does not listen.
     pub(super) deaf: Option<u64>,
@@ -439,8 +439,8 @@ impl Watch {
         follow(&mut self.deaf, is_deaf, now);
     }
 
-    /// Somebody asks. Where the monitor has not looked for long, either the process has stood still just now, or
-    /// the monitor itself hangs: then times count from when that is first seen.
+    /// Records a read of the state. If the monitor has not checked for long, either the process was stopped or the
+    /// monitor hangs. In both cases durations count from the first such read.
     fn ask(&mut self, now: u64) {
         if self.is_late(now) && self.awake <= self.looked {
             self.awake = now;
@@ -452,20 +452,20 @@ impl Watch {
         now.saturating_sub(self.looked) > millis(ASLEEP)
     }
 
-    /// How long that has lasted, where it is longer than this.
+    /// The duration since `since`, if it exceeds `limit`.
     pub(super) fn overdue(&self, since: Option<u64>, limit: Duration) -> Option<Duration> {
         let lasted = self.asked.saturating_sub(since?.max(self.awake));
         (lasted > millis(limit)).then(|| Duration::from_millis(lasted))
     }
 
-    /// How long a thread has been inside, where that is too long.
+    /// How long a thread has been inside, if it exceeds the limit of the stay.
     pub(super) fn stuck(&self, stay: &Stay) -> Option<Duration> {
         let (since, limit) = stay.read()?;
         self.overdue(Some(since), limit)
     }
 }
 
-/// Begins where it is so and was not before; ends where it is not.
+/// Keeps the start of a condition while the condition lasts.
 fn follow(since: &mut Option<u64>, is_so: bool, now: u64) {
     *since = is_so.then(|| since.unwrap_or(now));
 }
@@ -484,10 +484,10 @@ mod tests {
             watch.ask(at);
             watch.stuck(stay)
         };
-        assert_eq!(stuck_at(&stay, 1), None, "it is outside");
+        assert_eq!(stuck_at(&stay, 1), None, "outside");
         let within = stay.within(Duration::from_secs(10));
         let (since, _) = stay.read().expect("inside");
-        // The monitor looks each second.
+        // The monitor checks every second.
         for second in 0..=10 {
             assert_eq!(stuck_at(&stay, since + second * SECOND), None, "{second}");
         }
@@ -518,13 +518,13 @@ mod tests {
             awake(&mut watch, begin + SECOND) <= 1000,
             "nothing happened"
         );
-        // It goes on, and somebody asks before the monitor looks.
+        // The process continues, and the state is read before the monitor checks.
         let back = begin + 100 * asleep;
         assert_eq!(awake(&mut watch, back), back);
         assert_eq!(awake(&mut watch, back + 500), back);
         look(&mut watch, back + 600);
         assert_eq!(awake(&mut watch, back + 700), back + 600);
-        // The monitor itself hangs: times count from when that was first seen.
+        // The monitor hangs: durations count from the first read that notices.
         let seen = back + 600 + 2 * asleep;
         assert_eq!(awake(&mut watch, seen), seen);
         assert_eq!(awake(&mut watch, seen + 100 * asleep), seen);

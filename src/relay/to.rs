@@ -1,26 +1,27 @@
-//! Where messages go.
+//! Where the relay hands messages to.
 
 use crate::routes::Way;
 
-/// Where a message goes, or those of a lane.
+/// Where a message goes, or every message of a lane (the waiting messages of one topic and destination).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum To {
     /// To the senders of this bulkhead.
     Bulkhead(usize),
-    /// To this registered destination, by the senders of all of them.
+    /// To this registered destination, by the senders that all registered destinations share.
     Registered(u32),
-    /// To no sender: of each it is decided what is written down. It becomes a message for each of its destinations,
-    /// goes to the only one, is delivered to nobody, or dies.
+    /// To no single destination: each message is decided when it is claimed. The message becomes one message for each
+    /// of its destinations, goes to its only destination, is settled as delivered if no destination wants it, or is
+    /// dead-lettered.
     Split,
-    /// Nowhere: this relay does not take them.
+    /// Nowhere: this relay does not take the message.
     Nowhere,
 }
 
 impl To {
-    /// All registered destinations together: none of them has this number.
+    /// All registered destinations together. No registered destination has the number 0.
     pub(super) const ALL_REGISTERED: Self = Self::Registered(0);
 
-    /// Those that share room.
+    /// The group that shares room in the planner: all registered destinations are one group.
     pub(super) fn group(self) -> Self {
         match self {
             Self::Registered(_) => Self::ALL_REGISTERED,

@@ -1,4 +1,4 @@
-//! What others tell the claimer.
+//! The messages that other threads send to the claimer.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,19 +6,19 @@ use super::job::Job;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::ordered::Key;
 
-/// A message in the claimer's inbox.
+/// An entry in the claimer's inbox.
 pub(crate) enum Told {
-    /// Messages that were claimed right behind settled ones of their keys.
+    /// Messages that a settler claimed while it settled the previous message of their key.
     Continued(Vec<Job>),
     Returned(Returned),
-    /// The rows of these leases, and of no others, are gone while messages name them.
+    /// All leases whose rows are gone while messages still name them.
     Vanished(Vec<i64>),
 }
 
-/// Messages that were given back, or became free: they may be due where claims have passed.
+/// Messages that were released or became free. They may be due at index positions that claims have already passed.
 #[derive(Debug, Default)]
 pub(crate) struct Returned {
-    /// Of messages without an ordering key: since when the first of them can be claimed.
+    /// For messages without an ordering key: the earliest time from which a message of the topic can be claimed.
     pub(crate) topics: HashMap<Topic, i64>,
     pub(crate) keys: HashSet<Key>,
 }
@@ -41,8 +41,8 @@ impl Returned {
 }
 
 impl Told {
-    /// Whether the claimer does not wait any longer. It looks at keys at once, or waits for room for them: of what
-    /// the settlers have claimed and the claimer gave back nobody tells else.
+    /// Whether the entry wakes the claimer. Returned keys do: the claimer checks them at once, or waits for room.
+    /// Nothing else would report messages that a settler has claimed and the claimer has released.
     pub(super) fn wakes(&self) -> bool {
         match self {
             Self::Returned(returned) => !returned.keys.is_empty(),

@@ -1,8 +1,9 @@
-//! Whose turn it is: registered destinations share a few threads.
+//! Turns: how registered destinations share a few threads.
 //!
-//! Destinations with work take turns, one message each. A destination has as many sends under way as it deserves: one
-//! at first, twice as many after each success up to its limit, half after each failure. Those that have not had an
-//! answer yet, and those that fail, have a part of the threads, so that hundreds that hang leave the others theirs.
+//! Destinations with waiting messages take turns, one message each. A destination may have one send in flight at first,
+//! twice as many after each success (up to its limit), and half as many after each failure. New destinations, without
+//! a response yet, and failing destinations get only a part of the threads. So hundreds of hanging destinations leave
+//! threads to the others.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,15 +11,16 @@ use std::time::{Duration, Instant};
 use super::gate::{Admission, Pass};
 use super::job::Job;
 
-/// Of so many parts of the threads those that fail have so many at most, and together with the new ones so many.
+/// The threads are divided into this many parts. Failing destinations get at most [`OF_FAILING`] parts; new and failing
+/// destinations together get at most [`OF_DOUBTFUL`].
 const PARTS: usize = 4;
 const OF_FAILING: usize = 1;
 const OF_DOUBTFUL: usize = 3;
 
-/// What is known of a destination.
+/// The recent result of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Class {
-    /// Nothing was sent there.
+    /// No send has had a result yet.
     #[default]
     New,
     /// The last send failed.
@@ -26,32 +28,32 @@ enum Class {
     Good,
 }
 
-/// The first of these has its turn first, as far as it has threads.
+/// The order of turns: the first class that has threads left comes first.
 const CLASSES: [Class; 3] = [Class::New, Class::Failing, Class::Good];
 
-/// What a thread does next.
-#[expect(clippy::large_enum_variant, reason = "nearly all of them are sends")]
+/// The next work of a thread.
+#[expect(clippy::large_enum_variant, reason = "nearly all values are sends")]
 pub(super) enum Next {
     Send(Job, Pass, UnderWay),
-    /// The gate is closed: these are given back.
+    /// The gate is closed: these jobs are released.
     GiveBack(Vec<Job>),
-    /// Nothing before then, or before somebody says that there is something.
+    /// No work until this time, or until new work is announced.
     Nothing(Option<Instant>),
 }
 
-/// Messages that are claimed, by their destinations.
+/// Claimed messages, by destination.
 pub(super) struct Turns {
     of: HashMap<u32, Turn>,
     classes: [OfClass; CLASSES.len()],
-    /// Those that wait for a time: a rate, or the answer to a first send.
+    /// Destinations that wait for a time: for the rate limit, or for the response to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
 }
 
-/// What all destinations of a class have together.
+/// The totals of a class.
 #[derive(Debug, Default)]
 struct OfClass {
-    /// Whose turn comes next.
+    /// The destinations whose turns come next, in order.
     ready: VecDeque<u32>,
     under_way: usize,
     /// Messages that no thread has taken.
@@ -63,13 +65,13 @@ struct Turn {
     jobs: VecDeque<Job>,
     class: Class,
     under_way: usize,
-    /// Sends that it may have under way.
+    /// The most sends that may be in flight.
     allowed: usize,
     is_ready: bool,
     later: Option<Instant>,
 }
 
-/// A send that is under way: to be given back when it has ended.
+/// A send in flight. The thread returns it to [`Turns::ended`] when the send has ended.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct UnderWay {
@@ -92,17 +94,17 @@ impl Turns {
         self.classes.iter().map(|class| class.waiting).sum()
     }
 
-    /// The same of those whose last send went well.
+    /// Messages that no thread has taken, of destinations whose last send succeeded.
     pub(super) fn waiting_of_good(&self) -> usize {
         self.classes[Class::Good as usize].waiting
     }
 
-    /// Whether all that is left waits for a time.
+    /// Whether all destinations with messages wait for a time.
     pub(super) fn only_waits(&self) -> bool {
         self.waiting() > 0 && self.classes.iter().all(|class| class.ready.is_empty())
     }
 
-    /// Whether another thread has something to do.
+    /// Whether there is work for another thread.
     pub(super) fn has_ready(&self) -> bool {
         let is_ready = |class: &Class| !self.classes[*class as usize].ready.is_empty();
         CLASSES
@@ -124,20 +126,20 @@ impl Turns {
         }
     }
 
-    /// Whether a destination has messages here, or on their way.
+    /// Whether a destination has messages waiting or in flight.
     #[cfg(test)]
     pub(super) fn has(&self, id: u32) -> bool {
         let turn = self.of.get(&id);
         turn.is_some_and(|turn| turn.under_way > 0 || !turn.jobs.is_empty())
     }
 
-    /// Forgets those that are gone and have nothing left.
+    /// Forgets removed destinations without messages.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |turn: &Turn| turn.under_way > 0 || !turn.jobs.is_empty();
         self.of.retain(|id, turn| is_there(*id) || is_kept(turn));
     }
 
-    /// A message for this destination.
+    /// Adds a message for a destination.
     pub(super) fn put(&mut self, id: u32, job: Job) {
         let turn = self.of.entry(id).or_insert_with(|| Turn {
             allowed: 1,
@@ -159,7 +161,7 @@ impl Turns {
         }
     }
 
-    /// What a thread does. `admit` asks the destination's gate.
+    /// The next work of a thread. `admit` asks the destination's gate.
     pub(super) fn next(&mut self, now: Instant, mut admit: impl FnMut(u32) -> Admission) -> Next {
         while let Some((at, id)) = self.later.first().copied()
             && at <= now
@@ -172,7 +174,7 @@ impl Turns {
             };
             turn.is_ready = false;
             if turn.jobs.is_empty() || turn.under_way >= turn.allowed {
-                // A send has failed since this one was to have its turn.
+                // A send has failed since the destination got its turn.
                 continue;
             }
             let class = turn.class;
@@ -220,8 +222,8 @@ impl Turns {
         self.make_ready(id);
     }
 
-    /// A send has come to its end. `went_well`: `None` where nothing was sent. `most`: sends that the destination may
-    /// have under way.
+    /// A send has ended. `went_well`: `None` if no message was sent. `most`: the most sends that the destination may
+    /// have in flight.
     pub(super) fn ended(&mut self, send: UnderWay, went_well: Option<bool>, most: usize) {
         self.classes[send.class as usize].under_way -= 1;
         let Some(turn) = self.of.get_mut(&send.id) else {
@@ -247,11 +249,11 @@ impl Turns {
                 ready.retain(|one| *one != send.id);
             }
         }
-        // What waited for the answer to a first send waits no longer.
+        // The messages that waited for the response to a first send may go now.
         self.wait_is_over(send.id);
     }
 
-    /// Everything that no thread has taken.
+    /// Takes all messages that no thread has taken.
     pub(super) fn take_all(&mut self) -> Vec<Job> {
         self.later.clear();
         for class in &mut self.classes {
@@ -295,7 +297,7 @@ mod tests {
         move |_| gate.try_pass(now)
     }
 
-    /// Whose message a thread sends, if there is one.
+    /// The next send of a thread, if there is one.
     fn next(turns: &mut Turns, now: Instant) -> Option<UnderWay> {
         match turns.next(now, open(now)) {
             Next::Send(_, _, send) => Some(send),
@@ -304,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Each send takes a turn of the clock, on so many threads.
+    /// Plays `sends` sends of equal length on `threads` threads. Returns the number of sends of each destination.
     fn play(turns: &mut Turns, threads: usize, sends: usize) -> BTreeMap<u32, usize> {
         let now = Instant::now();
         let (mut got, mut under_way) = (BTreeMap::new(), VecDeque::new());
@@ -322,7 +324,7 @@ mod tests {
         got
     }
 
-    /// R46: fairness does not depend on how much one has waiting, nor on who came first.
+    /// R46: fairness does not depend on the backlog of a destination, or on which destination came first.
     #[test]
     fn destinations_with_work_get_as_much_as_each_other() {
         let mut turns = Turns::new(8);
@@ -355,7 +357,7 @@ mod tests {
                 sends.push(send);
             }
             allowed.push(sends.len());
-            // One tells, and of the others nothing was sent.
+            // One send has a result; the others did not send a message.
             let mut sends = sends.into_iter();
             turns.ended(sends.next().expect("a send"), Some(went_well), MOST);
             sends.for_each(|send| turns.ended(send, None, MOST));
@@ -363,7 +365,7 @@ mod tests {
         assert_eq!(allowed, [1, 2, 4, 4, 2, 1, 1]);
     }
 
-    /// R46: one that fails has no more sends than it deserves, though it was about to have its turn.
+    /// R46: a failing destination gets no more sends than it may have, even if its turn was next.
     #[test]
     fn a_failure_counts_before_the_next_turn() {
         let (mut turns, now) = (Turns::new(64), Instant::now());
@@ -375,23 +377,23 @@ mod tests {
             let sent = send(&mut turns).expect("a send");
             turns.ended(sent, Some(went_well), 16);
         }
-        // It may have four, has three, and is to have another.
+        // The destination may have four sends in flight, has three, and its turn is next.
         let mut sends: Vec<UnderWay> = (0..3).filter_map(|_| send(&mut turns)).collect();
         turns.ended(sends.remove(0), Some(false), 16);
         assert!(
             send(&mut turns).is_none(),
-            "it has the two that it may have"
+            "two sends are in flight, as many as allowed"
         );
         turns.ended(sends.remove(0), None, 16);
         assert!(send(&mut turns).is_some());
     }
 
-    /// R46: what hangs has its share of the threads and no more.
+    /// R46: hanging destinations get only their share of the threads.
     #[test]
     fn those_that_have_not_answered_leave_threads_to_the_others() {
         let (mut turns, now) = (Turns::new(8), Instant::now());
         turns.put(1, job(1, 0));
-        let send = next(&mut turns, now).expect("its first");
+        let send = next(&mut turns, now).expect("the first send");
         turns.ended(send, Some(true), MOST);
         for id in 2..=100 {
             turns.put(id, job(id, 0));
@@ -404,16 +406,23 @@ mod tests {
         }
         let good = sends.iter().filter(|send| send.id == 1).count();
         assert_eq!((good, sends.len()), (2, 8), "six of eight threads");
-        // One of those that hang has answered.
-        let other = sends.iter().position(|send| send.id != 1).expect("one");
+        // One of the hanging destinations has responded.
+        let other = sends
+            .iter()
+            .position(|send| send.id != 1)
+            .expect("a hanging destination");
         let failed = sends.remove(other);
         turns.put(failed.id, job(failed.id, 1));
         turns.ended(failed, Some(false), MOST);
-        let tries = next(&mut turns, now).expect("the next one tries");
-        assert_eq!(tries.class, Class::New, "before what failed");
+        let tries = next(&mut turns, now).expect("the next new destination");
+        assert_eq!(
+            tries.class,
+            Class::New,
+            "new destinations go before failing ones"
+        );
         assert!(
             next(&mut turns, now).is_none(),
-            "all their threads are taken"
+            "their share of the threads is used up"
         );
     }
 
@@ -424,19 +433,19 @@ mod tests {
         turns.put(1, job(1, 1));
         let wait = Duration::from_secs(1);
         let Next::Nothing(until) = turns.next(now, |_| Admission::Wait(wait)) else {
-            panic!("it has to wait");
+            panic!("expected a wait");
         };
         assert_eq!(until, Some(now + wait));
         assert!(turns.only_waits());
         let later = now + wait;
-        let send = next(&mut turns, later).expect("its time has come");
+        let send = next(&mut turns, later).expect("a send after the wait");
         turns.ended(send, Some(true), MOST);
         let Next::Nothing(_) = turns.next(later, |_| Admission::Wait(wait)) else {
-            panic!("it has to wait");
+            panic!("expected a wait");
         };
         let mut closed = |_| Admission::Closed;
         let Next::GiveBack(jobs) = turns.next(later + wait, &mut closed) else {
-            panic!("its gate is closed");
+            panic!("expected a release");
         };
         assert_eq!((jobs.len(), turns.waiting()), (1, 0));
     }

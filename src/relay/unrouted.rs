@@ -1,4 +1,4 @@
-//! Messages that no relay at work serves: what is said of them.
+//! Reports messages that no active relay serves.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::store::operate::depths::Depths;
 use crate::store::relay::claim::Topic;
 
-/// How often the log says so again.
+/// How often the log repeats a line.
 const AGAIN: Duration = Duration::from_secs(600);
-/// Lines of one look; the next look has the others.
+/// The most log lines for one count. The next count logs the others.
 const MOST_LINES: usize = 10;
 
-/// The messages of a topic that no relay at work serves, for the destination that they name.
+/// The messages of one topic and named destination that no active relay serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unrouted {
     pub(crate) topic: Topic,
@@ -19,7 +19,7 @@ pub(crate) struct Unrouted {
 }
 
 impl Unrouted {
-    /// All, those with the most messages first.
+    /// All topics without a relay, the most messages first.
     pub(super) fn all(depths: &Depths) -> Vec<Self> {
         let mut all: Vec<Self> = depths
             .unrouted()
@@ -47,12 +47,12 @@ impl Unrouted {
     }
 }
 
-/// Which of them the log has told of, and when.
+/// The topics that the log has reported, and when.
 #[derive(Debug, Default)]
 pub(super) struct Told(HashMap<Topic, Instant>);
 
 impl Told {
-    /// Says so once for each, and now and then again.
+    /// Logs each topic once, and again after [`AGAIN`].
     pub(super) fn tell(&mut self, unrouted: &[Unrouted]) {
         self.0
             .retain(|topic, _| unrouted.iter().any(|one| one.topic == *topic));
@@ -62,7 +62,7 @@ impl Told {
         };
         let new: Vec<Unrouted> = unrouted.iter().filter(is_new).cloned().collect();
         for one in new.into_iter().take(MOST_LINES) {
-            log::error!(event = "no_route", topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{}, using no attempts, until a relay has a route or a handler", one.what());
+            log::error!(event = "no_route", topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts: add a route, or start the relay that has the handler", one.what());
             self.0.insert(one.topic, Instant::now());
         }
     }

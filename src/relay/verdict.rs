@@ -1,4 +1,4 @@
-//! What is written down of a message, and when it is tried again.
+//! The verdict on a message: the result to record, and the time of a retry.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use crate::backoff::Backoff;
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::status::ReasonCode;
 
-/// What is to be written down of a message.
+/// The result to record for a message.
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
     Delivered(Response),
-    /// Delivered to nobody: no registered destination wants it.
+    /// Settled as delivered without a send: no registered destination wants the message.
     Nobody,
     Deduplicated,
-    /// Waits for as long as this. Counts as so many attempts: 1, or 0 where nothing was sent.
+    /// Retry after this delay. The number is the counted attempts: 1, or 0 if no attempt is counted.
     Retry(Failure, Duration, i32),
-    /// Counts as so many attempts: 1, or 0 where nothing was sent.
+    /// Dead-letter. The number is the counted attempts: 1, or 0 if nothing was sent.
     Dead(Failure, i32),
-    /// It becomes a message for each of these destinations.
+    /// Fan out: insert a message for each of these destinations.
     Split(Vec<String>),
     Released,
 }
 
 impl Verdict {
-    /// What follows from a send. `attempts` were made before it.
+    /// The verdict after a send. `attempts` is the number of earlier attempts.
     pub(crate) fn of_outcome(outcome: Outcome, attempts: u32, retries: &Retries) -> Self {
         match outcome {
             Outcome::Delivered(response) => Self::Delivered(response),
@@ -39,16 +39,16 @@ impl Verdict {
         }
     }
 
-    /// Its time is over, and it was not sent.
+    /// The verdict on a message that expired before its send.
     pub(super) fn expired() -> Self {
-        let error = "its time was over before it was sent";
+        let error = "expired before delivery";
         Self::Dead(Failure::new(ReasonCode::Expired, error), 0)
     }
 
-    /// After a failed attempt: another one later, or the end. `attempts` were made before it.
+    /// The verdict after a failed attempt: a retry, or a dead letter. `attempts` is the number of earlier attempts.
     pub(crate) fn of_failure(failure: Failure, attempts: u32, retries: &Retries) -> Self {
         let made = attempts.saturating_add(1);
-        // Where an operator has to act, the message is kept for him.
+        // If an operator must act, the message is kept until then.
         let is_kept = failure.pause == Some(Pause::UntilResumed);
         if made >= retries.max_attempts && !is_kept {
             return Self::Dead(failure, 1);
@@ -58,7 +58,7 @@ impl Verdict {
     }
 }
 
-/// How often and when a message is tried again.
+/// How often and when a message is retried.
 #[derive(Debug, Clone)]
 pub(crate) struct Retries {
     pub(crate) max_attempts: u32,

@@ -1,32 +1,32 @@
-//! What the claimer, about to sleep, is to be woken for.
+//! The events for which a sleeping claimer must be woken.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU8, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// What somebody else makes, and does not know whether the claimer waits for it.
+/// An event that another thread causes, without knowing whether the claimer waits for the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Want {
-    /// A place in some queue.
+    /// A queue has room.
     Room = 1,
-    /// That nothing is in flight any more.
+    /// No message is in flight any more.
     Settled = 2,
 }
 
-/// What the claimer waits for. Set by the claimer only.
+/// The events that the claimer waits for. Only the claimer sets them.
 ///
-/// The claimer says what it waits for, and then looks once more whether it is there. Others make it, and then
-/// look whether it is waited for: only then they ring. Each side writes one thing and then reads the other's,
-/// so one of the two sees what the other one has done: but only if no read overtakes the write before it. So
-/// both have a fence between, and it is `SeqCst`: nothing weaker orders a write before a later read.
+/// The claimer sets the flag of an event, and then checks once more whether the event has happened. Another thread
+/// causes the event, and then reads the flag: only if the flag is set does it ring. Each side writes first and then
+/// reads what the other side writes, so at least one side sees the other's write. This holds only if no read overtakes
+/// the write before it. So each side has a `SeqCst` fence between: no weaker fence orders a write before a later read.
 /// `tests/interleavings` tries every order.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted(AtomicU8);
 
 impl Wanted {
-    /// From now on whoever makes it rings. What is there already is to be looked at after this.
+    /// From now on, a thread that causes the event rings. The caller must then check for earlier events.
     pub(crate) fn want(&self, what: Want) {
         self.0.fetch_or(what as u8, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -36,7 +36,7 @@ impl Wanted {
         self.0.fetch_and(!(what as u8), Ordering::Relaxed);
     }
 
-    /// Whether the claimer waits for what was made before this.
+    /// Whether the claimer waits for the event that the caller has just caused.
     pub(crate) fn is(&self, what: Want) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) & what as u8 != 0

@@ -1,32 +1,32 @@
-//! What a relay serves, as the relay tells the others in its lease.
+//! What a relay serves. The relay publishes this description in its lease, for the other relays.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 
-/// A pattern of topics and the destinations of its route, or a group of handlers and its topics.
+/// A topic pattern with the destinations of its route, or a group of handlers with its topics.
 type Named = (String, Vec<String>);
 
-/// The topics and destinations that a relay takes messages of.
+/// The topics and destinations whose messages a relay takes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Serves {
-    /// Which topic goes where, the most particular pattern first.
+    /// Topic patterns and their destinations, most specific first.
     pub(super) routes: Vec<Named>,
-    /// Destinations with a URL, by their names.
+    /// The names of destinations with a URL.
     pub(super) destinations: Vec<String>,
     /// Groups of handlers and their topics.
     pub(super) handlers: Vec<Named>,
-    /// Whatever else there is, too: the application's own dispatcher takes it.
+    /// Whether the application's own dispatcher takes all other messages.
     pub(super) rest: bool,
-    /// Registered destinations, too: what these are its outbox says.
+    /// Whether the relay serves registered destinations, which are rows of the outbox.
     pub(super) registered: bool,
-    /// The only topics of all these, as patterns; empty: all.
+    /// Patterns of the only topics that the relay takes; empty: all topics.
     pub(super) only: Vec<String>,
 }
 
 impl Serves {
-    /// What a relay of these settings serves, beside registered destinations.
+    /// What a relay with these settings serves, without registered destinations.
     pub(crate) fn new(config: &Config) -> Self {
         let routes = config.all_routes().into_iter();
         let destinations = config.all_destinations().into_iter();
@@ -43,17 +43,17 @@ impl Serves {
         }
     }
 
-    /// The same, and registered destinations, if that is so.
+    /// The same, with or without registered destinations.
     pub(crate) fn and_registered(self, registered: bool) -> Self {
         Self { registered, ..self }
     }
 
-    /// Whether registered destinations are among it.
+    /// Whether the relay serves registered destinations.
     pub(crate) fn has_registered(&self) -> bool {
         self.registered
     }
 
-    /// Whatever there is.
+    /// Every message.
     pub(crate) fn anything() -> Self {
         Self {
             rest: true,
@@ -61,12 +61,12 @@ impl Serves {
         }
     }
 
-    /// Whether there is nothing that such a relay could ever take.
+    /// Whether the relay can never take a message, apart from those for registered destinations.
     pub(crate) fn is_nothing(&self) -> bool {
         self.destinations.is_empty() && self.handlers.is_empty() && !self.rest
     }
 
-    /// As JSON of ASCII alone, which a database in any encoding can store.
+    /// JSON in ASCII, which a database with any encoding can store.
     pub(crate) fn to_json(&self) -> String {
         let json = serde_json::json!(self).to_string();
         let mut ascii = String::with_capacity(json.len());
@@ -82,7 +82,7 @@ impl Serves {
         ascii
     }
 
-    /// `None`: a later version has said it, in words of its own.
+    /// `None`: a later version has written this JSON, in another format.
     pub(crate) fn from_json(json: &str) -> Option<Self> {
         serde_json::from_str(json).ok()
     }

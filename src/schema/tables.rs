@@ -1,6 +1,6 @@
-//! What `outbox_tables!` declares, whatever the names. A test compares it with the database.
+//! The tables that `outbox_tables!` declares, for all names. A test compares them with the database.
 
-/// The one definition: first the names in SQL, then those of the modules.
+/// The only definition of the tables. The arguments are the names in SQL, then the names of the modules.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __outbox_tables {
@@ -26,313 +26,315 @@ macro_rules! __outbox_tables {
         diesel::table! {
             /// Live messages: pending, sending, retrying.
             $($of_outbox)+ (sequence) {
-                /// Given by the database, in the order of the inserts.
+                /// The position in the outbox. The database assigns it in the order of the inserts.
                 sequence -> diesel::sql_types::BigInt,
-                /// What receivers see as `webhook-id` and `ce-id`.
+                /// The message id. Receivers see it as `webhook-id` and `ce-id`.
                 message_id -> diesel::sql_types::Uuid,
-                /// What it is about; routes go by it.
+                /// The topic, which routes match.
                 topic -> diesel::sql_types::Text,
-                /// Empty: routed by its topic.
+                /// The destination that the message names; empty: routed by topic.
                 destination -> diesel::sql_types::Text,
-                /// JSON, kept byte for byte.
+                /// The payload as JSON, kept byte for byte.
                 payload -> diesel::sql_types::Json,
-                /// A JSON object of texts.
+                /// The headers, as a JSON object of texts.
                 headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
-                /// Messages of one key are delivered in order.
+                /// The ordering key. Messages with the same key are delivered in order.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Unique together with the destination; null: the caller gave none.
+                /// The idempotency key, unique together with the destination; null: the caller gave none.
                 idempotency_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// SHA-256 of topic and payload, where there is a key; plain inserts give none.
+                /// SHA-256 of topic and payload, if there is a key. Plain inserts omit it.
                 digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
-                /// The tenant that it belongs to.
+                /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// Not sent before.
+                /// When the message becomes due.
                 available_at -> diesel::sql_types::Timestamptz,
-                /// Not sent after.
+                /// When the message expires; null: never.
                 expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// When it was enqueued.
+                /// When the message was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the event occurred; null: when it was enqueued.
                 occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// Outcomes of sends.
+                /// The number of attempts.
                 attempts -> diesel::sql_types::Integer,
-                /// The lease that holds it; the relay's.
+                /// The lease under which a relay has claimed the message. Only relays write the column.
                 locked_by -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
-                /// Since when; the relay's.
+                /// When a relay claimed the message. Only relays write the column.
                 locked_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// When the last attempt failed; null: none has.
+                /// When the last attempt failed; null: no attempt has failed.
                 last_attempt_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// Why the last attempt failed: a reason code.
                 last_error_code -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// The same in words.
+                /// The reason in words.
                 last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Of a part of a fan-out: the sequence of the whole.
+                /// For a part of a fan-out: the sequence of the original message.
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
             }
         }
 
         diesel::table! {
-            /// What became of each message at each destination. The table has no primary key, which Diesel wants:
+            /// The result of each message at each destination. Diesel requires a primary key, but the table has none:
             /// do not use `find`.
             $($of_ledger)+ (message_id, destination, settled_at) {
-                /// Which of the eight parts (0 to 7), which retention empties in turn, holds the entry.
+                /// The part (0 to 7) that contains the entry. Retention empties the eight parts in turn.
                 part -> diesel::sql_types::SmallInt,
-                /// Of the message that was settled.
+                /// The sequence of the settled message.
                 sequence -> diesel::sql_types::BigInt,
-                /// What receivers saw.
+                /// The message id, as receivers saw it.
                 message_id -> diesel::sql_types::Uuid,
-                /// Its topic.
+                /// The topic of the message.
                 topic -> diesel::sql_types::Text,
-                /// The destination that was used; empty: none was. Settled or cancelled by hand: the one it named.
+                /// The destination that was used, or empty. For a message that was settled or cancelled by hand, the
+                /// destination that the message named.
                 destination -> diesel::sql_types::Text,
-                /// The destination that the message named; empty: routed by its topic.
+                /// The destination that the message named; empty: routed by topic.
                 named_destination -> diesel::sql_types::Text,
-                /// Its ordering key.
+                /// The ordering key of the message.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Its idempotency key; null: the caller gave none.
+                /// The idempotency key; null: the caller gave none.
                 idempotency_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// SHA-256 of topic and payload, where there is a key.
+                /// SHA-256 of topic and payload, if there is a key.
                 digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
-                /// The tenant that it belonged to.
+                /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
                 /// `delivered` or `dead`.
                 status -> diesel::sql_types::Text,
-                /// Why it died: a reason code.
+                /// Why the message was dead-lettered: a reason code.
                 reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// The same in words.
+                /// The reason in words.
                 error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Of the last answer.
+                /// The status of the last response.
                 http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
-                /// The beginning of the last answer.
+                /// The beginning of the last response.
                 response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Outcomes of sends.
+                /// The number of attempts.
                 attempts -> diesel::sql_types::Integer,
-                /// Where the ledger keeps payloads.
+                /// The payload, if the ledger keeps payloads.
                 payload -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
-                /// When it was enqueued.
+                /// When the message was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the event occurred; null: when it was enqueued.
                 occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// When it was settled.
+                /// When the message was settled.
                 settled_at -> diesel::sql_types::Timestamptz,
             }
         }
 
         diesel::table! {
-            /// The history: failed attempts, and what operators did. Without a primary key, as the ledger.
+            /// The history: failed attempts and actions of operators. The table has no primary key, like the ledger.
             $($of_attempt)+ (message_id, happened_at) {
-                /// Which of the eight parts holds the entry, as of the ledger.
+                /// The part (0 to 7) that contains the entry, as in the ledger.
                 part -> diesel::sql_types::SmallInt,
-                /// Of the message.
+                /// The sequence of the message.
                 sequence -> diesel::sql_types::BigInt,
-                /// What receivers saw.
+                /// The message id, as receivers saw it.
                 message_id -> diesel::sql_types::Uuid,
-                /// Its topic.
+                /// The topic of the message.
                 topic -> diesel::sql_types::Text,
-                /// The destination that was used; empty: none was. Of `replayed`: the one that the new message names.
+                /// The destination that was used, or empty. For `replayed`: the destination that the new message names.
                 destination -> diesel::sql_types::Text,
-                /// The tenant that it belongs to.
+                /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
                 /// `failed`, `requeued`, `discarded` or `replayed`.
                 event -> diesel::sql_types::Text,
-                /// Which attempt failed: 1 is the first. Null: nothing was counted.
+                /// The number of the failed attempt, from 1; null: no attempt was counted.
                 attempt -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
-                /// Why: a reason code.
+                /// Why the attempt failed: a reason code.
                 reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// The same in words.
+                /// The reason in words.
                 error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Of the answer.
+                /// The status of the response.
                 http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
-                /// The beginning of the answer.
+                /// The beginning of the response.
                 response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// From the beginning of the send to its end.
+                /// The duration of the send.
                 took -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
-                /// The relay that sent.
+                /// The relay that sent the message.
                 relay -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Who did it and why, where a person did.
+                /// The operator and the reason, for an action of an operator.
                 operator -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// When.
+                /// When the event happened.
                 happened_at -> diesel::sql_types::Timestamptz,
             }
         }
 
         diesel::table! {
-            /// Dead letters, whole.
+            /// Complete dead letters.
             $($of_dead)+ (sequence) {
-                /// As it was in the outbox.
+                /// The sequence, as in the outbox.
                 sequence -> diesel::sql_types::BigInt,
-                /// What receivers see.
+                /// The message id, as receivers see it.
                 message_id -> diesel::sql_types::Uuid,
-                /// Its topic.
+                /// The topic of the message.
                 topic -> diesel::sql_types::Text,
-                /// The destination that was used; empty: none was.
+                /// The destination that was used, or empty.
                 destination -> diesel::sql_types::Text,
-                /// The destination that the message named; empty: routed by its topic.
+                /// The destination that the message named; empty: routed by topic.
                 named_destination -> diesel::sql_types::Text,
-                /// JSON, byte for byte.
+                /// The payload as JSON, kept byte for byte.
                 payload -> diesel::sql_types::Json,
-                /// A JSON object of texts.
+                /// The headers, as a JSON object of texts.
                 headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
-                /// Its ordering key.
+                /// The ordering key of the message.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Its idempotency key; null: the caller gave none.
+                /// The idempotency key; null: the caller gave none.
                 idempotency_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// SHA-256 of topic and payload, where there is a key; plain inserts gave none.
+                /// SHA-256 of topic and payload, if there is a key. Plain inserts omit it.
                 digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
-                /// The tenant that it belongs to.
+                /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// When it was due last.
+                /// When the message was last due.
                 available_at -> diesel::sql_types::Timestamptz,
-                /// Its end.
+                /// When the message expires; null: never.
                 expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// When it was enqueued.
+                /// When the message was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the event occurred; null: when it was enqueued.
                 occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// Outcomes of sends.
+                /// The number of attempts.
                 attempts -> diesel::sql_types::Integer,
-                /// Why it died: a reason code.
+                /// Why the message was dead-lettered: a reason code.
                 reason -> diesel::sql_types::Text,
-                /// The same in words.
+                /// The reason in words.
                 last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Of the last answer.
+                /// The status of the last response.
                 http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
-                /// The beginning of the last answer.
+                /// The beginning of the last response.
                 response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// When it died.
+                /// When the message was dead-lettered.
                 died_at -> diesel::sql_types::Timestamptz,
-                /// Of a part of a fan-out: the sequence of the whole.
+                /// For a part of a fan-out: the sequence of the original message.
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
-                /// Whether it keeps its ordering key back.
+                /// Whether the dead letter blocks its ordering key.
                 blocks_key -> diesel::sql_types::Bool,
             }
         }
 
         diesel::table! {
-            /// Relays at work, and those that died not long ago.
+            /// The leases of running relays, and of relays that ended recently.
             $($of_lease)+ (id) {
-                /// The fencing token: `locked_by` of what is claimed under it.
+                /// The id of the lease and fencing token: `locked_by` of the messages that are claimed under the lease.
                 id -> diesel::sql_types::BigInt,
-                /// Host and process.
+                /// The host and process of the relay.
                 relay -> diesel::sql_types::Text,
-                /// When the relay took it.
+                /// When the relay took the lease.
                 started_at -> diesel::sql_types::Timestamptz,
-                /// The last heartbeat.
+                /// When the relay last renewed the lease.
                 renewed_at -> diesel::sql_types::Timestamptz,
-                /// Over then, unless it is renewed.
+                /// When the lease expires, unless it is renewed.
                 expires_at -> diesel::sql_types::Timestamptz,
-                /// Whether the relay works only while no older one does.
+                /// Whether the relay stands by while an older relay is active.
                 single_active -> diesel::sql_types::Bool,
-                /// Some relay has seen the lease expired: it never comes back.
+                /// Whether a relay has seen that the lease expired. An ended lease never becomes valid again.
                 ended -> diesel::sql_types::Bool,
-                /// The topics and destinations that the relay takes messages of; null: it takes none.
+                /// The topics and destinations whose messages the relay takes; null: it takes no messages.
                 serves -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
-                /// How soon it may end when the relay's session is gone; null: by time only.
+                /// How soon after the end of the relay's session another relay may end the lease; null: only when the
+                /// lease has expired.
                 takeover_after -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
             }
         }
 
         diesel::table! {
-            /// Destinations and topics whose messages wait.
+            /// Paused destinations and topics, whose messages wait.
             $($of_pause)+ (kind, name) {
                 /// `destination` or `topic`.
                 kind -> diesel::sql_types::Text,
-                /// Which one.
+                /// The name of the destination or topic.
                 name -> diesel::sql_types::Text,
-                /// Why.
+                /// Why the destination or topic is paused.
                 reason -> diesel::sql_types::Text,
-                /// Since when.
+                /// When the pause began.
                 paused_at -> diesel::sql_types::Timestamptz,
-                /// Null: until it is resumed.
+                /// When the pause ends; null: when it is resumed.
                 paused_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// How often in a row a circuit breaker has opened.
+                /// How many times in a row the circuit breaker has opened.
                 openings -> diesel::sql_types::Integer,
             }
         }
 
         diesel::table! {
-            /// Registered destinations: those that are rows, and not in the relay's settings.
+            /// Registered destinations, which are rows instead of settings of the relay.
             $($of_destination)+ (name) {
-                /// Its name.
+                /// The name of the destination.
                 name -> diesel::sql_types::Text,
-                /// Where messages are posted.
+                /// The URL to which messages are posted.
                 url -> diesel::sql_types::Text,
-                /// Patterns of topics, as in routes.
+                /// Topic patterns, as in routes.
                 topics -> diesel::sql_types::Array<diesel::sql_types::Text>,
-                /// Only messages of this tenant; null: of any.
+                /// Only messages of this tenant; null: messages of any tenant.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// Only messages whose payload meets it; null: all.
+                /// Only messages whose payload matches this filter; null: all messages.
                 filter -> diesel::sql_types::Nullable<$crate::schema::Jsonpath>,
-                /// `false`: nothing is sent there, and its messages wait.
+                /// `false`: nothing is sent, and messages wait.
                 enabled -> diesel::sql_types::Bool,
-                /// What signs requests: one or several, the newest first.
+                /// The secrets that sign requests, newest first.
                 secret -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// All but the newest sign no longer than this.
+                /// When all secrets except the newest stop signing.
                 old_secrets_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// A JSON object of headers for every request.
                 headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
-                /// How requests look; null: as the relay's settings say.
+                /// The mode of requests; null: the mode of the relay's settings.
                 mode -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Sends at the same time; null: 4.
+                /// The maximum number of concurrent sends; null: 4.
                 concurrency -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
-                /// Requests in a time, of all relays together, such as `10/s`; null: no limit.
+                /// The rate limit for requests of all relays together, such as `10/s`; null: no limit.
                 rate -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// The limit for one send; null: as the relay's settings say.
+                /// The timeout of a send; null: the timeout of the relay's settings.
                 timeout -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
-                /// For people.
+                /// A description for people.
                 description -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Why it is disabled.
+                /// Why the destination is disabled.
                 disabled_reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// When it was registered.
+                /// When the destination was registered.
                 created_at -> diesel::sql_types::Timestamptz,
-                /// When it was last changed; kept by the database.
+                /// When the destination was last changed. The database sets the column.
                 updated_at -> diesel::sql_types::Timestamptz,
             }
         }
 
         diesel::table! {
-            /// The view of all messages with their status.
+            /// The view of all messages, with their status.
             $($of_messages)+ (sequence) {
-                /// Given by the database, in the order of the inserts.
+                /// The position in the outbox. The database assigns it in the order of the inserts.
                 sequence -> diesel::sql_types::BigInt,
-                /// What receivers see.
+                /// The message id, as receivers see it.
                 message_id -> diesel::sql_types::Uuid,
-                /// Its topic.
+                /// The topic of the message.
                 topic -> diesel::sql_types::Text,
-                /// Of a live message the one that it names, empty: routed by its topic; of a settled one the one
-                /// that was used.
+                /// For a live message, the destination that it names; empty: routed by topic. For a settled message, the
+                /// destination that was used.
                 destination -> diesel::sql_types::Text,
                 /// `pending`, `sending`, `retrying`, `delivered` or `dead`.
                 status -> diesel::sql_types::Text,
-                /// Its ordering key.
+                /// The ordering key of the message.
                 ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Its idempotency key; the message id where the caller gave none.
+                /// The idempotency key; the message id if the caller gave none.
                 idempotency_key -> diesel::sql_types::Text,
-                /// The tenant that it belongs to.
+                /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// When it was enqueued.
+                /// When the message was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the event occurred; null: when it was enqueued.
                 occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// Not sent before; of a live or dead one.
+                /// When the message is or was due; for a live or dead message.
                 available_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// Not sent after; of a live or dead one.
+                /// When the message expires; for a live or dead message.
                 expires_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// Outcomes of sends.
+                /// The number of attempts.
                 attempts -> diesel::sql_types::Integer,
-                /// The lease that holds it.
+                /// The lease under which a relay has claimed the message.
                 locked_by -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
-                /// Since when.
+                /// When a relay claimed the message.
                 locked_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// When the last attempt ended; null: none has.
+                /// When the last attempt ended; null: no attempt has ended.
                 last_attempt_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// Why the last attempt failed, or it died: a reason code.
+                /// Why the last attempt failed, or why the message was dead-lettered: a reason code.
                 last_error_code -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// The same in words.
+                /// The reason in words.
                 last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Of the last answer; of a settled one.
+                /// The status of the last response, for a settled message.
                 http_status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
-                /// When it was delivered, or died.
+                /// When the message was delivered or dead-lettered.
                 settled_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
             }
         }

@@ -1,4 +1,4 @@
-//! Values of ours in queries of users: states, reasons, sequences and times.
+//! Conversions between SQL and the library's types: states, reasons, sequences and times.
 
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use crate::message::Sequence;
 use crate::status::{ReasonCode, Status};
 use crate::store::place::to_micros;
 
-/// Types that are texts in the database. What the database has and this version does not know is an error.
+/// Types that are texts in the database. A text that this version does not know is an error.
 macro_rules! words {
     ($($word:ty)+) => {$(
         impl ToSql<Text, Pg> for $word {
@@ -41,7 +41,7 @@ impl ToSql<BigInt, Pg> for Sequence {
     }
 }
 
-/// Of any backend, for the query of `Outbox::insert` has any: `MultiConnection` makes a backend of its own.
+/// For any backend: the query of `Outbox::insert` also runs on `MultiConnection`, which has a backend of its own.
 impl<DB: Backend> FromSql<BigInt, DB> for Sequence
 where
     i64: FromSql<BigInt, DB>,
@@ -51,15 +51,15 @@ where
     }
 }
 
-/// PostgreSQL's `jsonpath`: loaded as a `String`.
+/// PostgreSQL's type `jsonpath`, which loads as a `String`.
 #[derive(Debug, Clone, Copy, SqlType, QueryId)]
 #[diesel(postgres_type(oid = 4072, array_oid = 4073))]
 pub struct Jsonpath;
 
-/// The version of the binary form, which is followed by the text.
+/// The version of the binary format. The text follows the version.
 const JSONPATH_VERSION: u8 = 1;
 
-/// A filter as it is written.
+/// A filter as text.
 #[derive(Debug, AsExpression)]
 #[diesel(sql_type = Jsonpath)]
 pub(crate) struct Filter(pub(crate) String);
@@ -76,16 +76,16 @@ impl FromSql<Jsonpath, Pg> for String {
     fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
         match bytes.as_bytes().split_first() {
             Some((&JSONPATH_VERSION, text)) => Ok(std::str::from_utf8(text)?.to_owned()),
-            _ => Err("a jsonpath of another version".into()),
+            _ => Err("unsupported version of jsonpath".into()),
         }
     }
 }
 
-/// A time as Rust's standard library has it, for which Diesel needs another crate's types.
+/// A time that loads as a [`SystemTime`]. Diesel itself loads `timestamptz` only as types of other crates.
 #[derive(Debug, FromSqlRow)]
 pub struct Time(SystemTime);
 
-/// The same, where there may be none.
+/// A [`Time`] that may be null.
 #[derive(Debug, FromSqlRow)]
 pub struct MaybeTime(Option<SystemTime>);
 
@@ -109,9 +109,7 @@ impl FromSql<Timestamptz, Pg> for Time {
             true => UNIX_EPOCH.checked_sub(since),
             false => UNIX_EPOCH.checked_add(since),
         };
-        Ok(Self(
-            time.ok_or("a time beyond what this system can count")?,
-        ))
+        Ok(Self(time.ok_or("the time is out of range on this system")?))
     }
 }
 

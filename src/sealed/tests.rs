@@ -33,7 +33,7 @@ fn without_a_key_secrets_are_stored_and_read_as_they_are() {
         assert!(opened.iter().all(|one| one.stored == Stored::Plain));
         assert!(open_all(&keys, place, "").expect("none").is_empty());
         let error = open_all(&keys, place, &format!("{SECRET} hunter2"));
-        let error = error.err().expect("no secret");
+        let error = error.err().expect("not a secret");
         assert!(matches!(error, Unreadable::Bad(_)), "{error:?}");
         let error = error.to_string();
         assert!(error.starts_with("secret 2: "), "{error}");
@@ -95,7 +95,7 @@ mod sealed {
         );
     }
 
-    /// Made by Python's `cryptography` (`AESGCM`), with the nonce 0, 1, … 11: the form is what the module says.
+    /// Python's `cryptography` (`AESGCM`) sealed this secret, with the nonce 0, 1, … 11.
     #[test]
     fn the_form_is_aes_256_gcm_as_others_have_it() {
         let outbox = OutboxName::default();
@@ -118,7 +118,7 @@ mod sealed {
         assert!(matches!(error, Unreadable::Locked(_)), "{error:?}");
         let error = error.to_string();
         assert!(
-            error.contains("no key of OUTBOX_SECRET_KEY opens it"),
+            error.contains("no key of OUTBOX_SECRET_KEY decrypts it"),
             "{error}"
         );
         let error = open_all(&SecretKeys::default(), place, &newest);
@@ -134,7 +134,7 @@ mod sealed {
         for place in [at(&outbox, "evil"), at(&other, "acme"), at(&outbox, "")] {
             assert!(open_all(&new, place, &text).is_err());
         }
-        // The same outbox, by its whole name and by the search path.
+        // The same outbox, by its full name and by the search path.
         let whole: OutboxName = "shop.outbox".parse().expect("a name");
         assert!(open_all(&new, at(&whole, "acme"), &text).is_ok());
     }

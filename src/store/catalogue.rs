@@ -1,4 +1,4 @@
-//! Tables of PostgreSQL's catalogue, as far as Diesel can ask them. A `name` is a text that is shorter.
+//! Tables of PostgreSQL's catalogue for Diesel's query builder. Columns of the type `name` are declared as `Text`.
 
 #[cfg(feature = "relay")]
 use diesel::PgConnection;

@@ -133,7 +133,7 @@ type Headers = Vec<(String, secrecy::SecretString)>;
 fn headers(json: &str) -> Result<Headers, &'static str> {
     // The parser's own error would reveal part of a header value.
     let found: BTreeMap<String, String> =
-        serde_json::from_str(json).map_err(|_| "it is no JSON object of texts")?;
+        serde_json::from_str(json).map_err(|_| "not a JSON object of strings")?;
     Ok(found
         .into_iter()
         .map(|(name, value)| (name, value.into()))

@@ -64,7 +64,7 @@ mod tests {
     fn what_takes_too_long_is_given_up_whatever_the_language() {
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
-        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");
         let timeout = Duration::from_millis(100);
         let mut look = |sql: &str| {
             looking_briefly(&mut conn, timeout, |conn| conn.batch_execute(sql)).map_err(drop)

@@ -192,7 +192,7 @@ mod tests {
                     coalesce(to_char(time AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), time::text)
                         AS shown,
                     CASE WHEN isfinite(time)
-                         -- Apart: PostgreSQL 13 gives a double, which has no microseconds so far from 1970.
+                         -- Split: PostgreSQL 13 returns a double, which loses microseconds that far from 1970.
                          THEN extract(epoch FROM date_trunc('second', time))::bigint * 1000000
                               + extract(microseconds FROM time)::bigint % 1000000
                          WHEN time > now() THEN 9223372036854775807 ELSE -9223372036854775808 END AS micros

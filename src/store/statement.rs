@@ -200,7 +200,7 @@ mod tests {
                     .set(pause::openings.eq(openings))
                     .returning(pause::name)
             };
-            change().load::<String>(conn).expect("by itself");
+            change().load::<String>(conn).expect("not kept");
             assert_eq!(count(conn), before + i64::from(openings - 1));
             kept(change()).load::<String>(conn).expect("kept");
             assert_eq!(count(conn), before + 1);

@@ -114,7 +114,7 @@ macro_rules! tables {
             non_camel_case_types,
             unreachable_pub,
             dead_code,
-            reason = "as with `table!`: what Diesel's traits name is public, and columns may be unused"
+            reason = "as with `table!`: Diesel's traits need public items, and columns may be unused"
         )]
         pub(crate) mod $module {
             use diesel::associations::HasTable;
@@ -281,7 +281,7 @@ macro_rules! tables {
 fn push_table(mut out: AstPass<'_, '_, Pg>, quoted: &str, alias: &str) -> QueryResult<()> {
     if quoted.is_empty() {
         let error =
-            "this table has no name: write update(table).filter(…), and delete the same way";
+            "this table has no name: write update(table).filter(…) or delete(table).filter(…)";
         return Err(Error::QueryBuilderError(error.into()));
     }
     out.push_sql(quoted);

@@ -26,7 +26,7 @@ impl Outbox {
         static MIGRATED: Once = Once::new();
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
-        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");
         MIGRATED.call_once(|| {
             let first = "outbox".parse().expect("a name");
             migrate::migrate(&mut conn, &first).expect("migrations run");
@@ -41,7 +41,7 @@ impl Outbox {
     }
 
     pub(crate) fn connect(&self) -> PgConnection {
-        let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
+        let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is running");
         conn.batch_execute(SESSION).expect("settings");
         conn
     }
@@ -70,7 +70,7 @@ impl Outbox {
     pub(in crate::store) fn connect_as_relay(&self) -> PgConnection {
         let limits = Limits::of_relay(Duration::from_secs(30), Plans::ByIndex);
         let connected = connection::connect(&self.url.clone().into(), "test", limits);
-        connected.expect("PostgreSQL is there").conn
+        connected.expect("PostgreSQL is running").conn
     }
 }
 

@@ -1,4 +1,4 @@
-//! A receiver for tests.
+//! A dispatcher for tests, which takes the place of a receiver.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,9 +11,9 @@ use crate::event::Event;
 use crate::lock::lock;
 use crate::message::Message;
 
-/// A dispatcher that keeps what it is given, and answers as it is told: delivered, if nothing else.
+/// A dispatcher that records messages, and returns outcomes that the test chooses. Defaults to delivered.
 ///
-/// Its clones are one.
+/// Clones share their messages.
 ///
 /// ```
 /// use diesel_outbox::testing::RecordingDispatcher;
@@ -32,12 +32,12 @@ pub struct RecordingDispatcher {
 }
 
 impl RecordingDispatcher {
-    /// One that takes everything.
+    /// Creates a dispatcher that delivers every message.
     pub fn new() -> Self {
         Self::answering(|_| Outcome::Delivered(Response::default()))
     }
 
-    /// One that answers as this says.
+    /// Creates a dispatcher that returns the outcomes of this function.
     pub fn answering(answer: impl Fn(&Message) -> Outcome + Send + Sync + 'static) -> Self {
         Self {
             answer: Arc::new(answer),
@@ -45,12 +45,12 @@ impl RecordingDispatcher {
         }
     }
 
-    /// What it was given, in order; a message that was tried again is there again.
+    /// The recorded messages, in order. A retried message is recorded again.
     pub fn messages(&self) -> Vec<Message> {
         self.list().clone()
     }
 
-    /// The events of a type that it was given.
+    /// The recorded events of one type.
     ///
     /// ```
     /// use diesel_outbox::testing::RecordingDispatcher;
@@ -65,7 +65,7 @@ impl RecordingDispatcher {
     /// ```
     ///
     /// # Panics
-    /// When a message of the type's topic is not of its shape.
+    /// If a message of the type's topic does not have the type's shape.
     pub fn events<E: Event + DeserializeOwned>(&self) -> Vec<E> {
         self.messages().iter().filter_map(decoded).collect()
     }

@@ -1,4 +1,4 @@
-//! A relay that works in the test's own thread.
+//! A relay that runs in the test's own thread.
 
 use std::fmt;
 
@@ -9,35 +9,35 @@ use crate::message::Message;
 use crate::relay::{ByHand, Ended, RelayBuilder, StartError};
 use crate::status::{ReasonCode, Status};
 
-/// A relay without threads: it works when it is told to, on the test's connection.
+/// A relay without threads. It works only inside [`drain`](Self::drain), on the test's connection.
 ///
-/// It is made from what the application gives its real relay: routes, handlers and dispatchers are the
-/// same, and so is what becomes of a message. Handlers run on the test's thread, and
+/// A test relay uses the builder of the application's real relay, so routes, handlers, dispatchers and the
+/// results of messages are the same. Handlers run on the test's thread, and
 /// [`PooledContext::connection`](crate::handlers::PooledContext::connection) is the test's connection.
 ///
-/// What it does not do: it takes no message that another relay holds, has no time limit for handlers,
-/// does not look at pauses, rates and circuit breakers, and sends batches one by one. A destination with
-/// a URL gets real requests: give it a [`RecordingDispatcher`](super::RecordingDispatcher) instead.
+/// Unlike a real relay, a test relay takes over no messages of other relays, sends batches one message at a
+/// time, and ignores pauses, rate limits, circuit breakers and the time limits of handlers. A destination
+/// with a URL gets real requests: give it a [`RecordingDispatcher`](super::RecordingDispatcher) instead.
 pub struct TestRelay {
     by_hand: ByHand,
 }
 
 impl TestRelay {
-    /// One with these settings: [`Relay::in_test`](crate::Relay::in_test), or the application's own.
+    /// Creates a test relay from a builder: [`Relay::in_test`](crate::Relay::in_test), or the application's own.
     ///
     /// # Errors
-    /// As of [`RelayBuilder::start`], as far as settings are concerned.
+    /// The errors of [`RelayBuilder::start`] that concern settings.
     pub fn new(builder: RelayBuilder) -> Result<Self, StartError> {
         Ok(Self {
             by_hand: ByHand::new(builder)?,
         })
     }
 
-    /// Takes every message that is due, in order of its sequence, each once: one that fails waits for
-    /// its next attempt, until [`advance`](super::advance) brings that near.
+    /// Sends every due message once, in the order of sequences. A failed message waits for its next attempt: use
+    /// [`advance`](super::advance) to make it due.
     ///
     /// # Errors
-    /// The database's.
+    /// Diesel's error if the database fails.
     pub fn drain(&self, conn: &mut PgConnection) -> QueryResult<Drained> {
         Ok(Drained::of(self.by_hand.drain(conn)?))
     }
@@ -49,17 +49,17 @@ impl fmt::Debug for TestRelay {
     }
 }
 
-/// What became of the messages of one [`TestRelay::drain`].
+/// The results of one [`TestRelay::drain`].
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Drained {
-    /// Those that are delivered, or were before.
+    /// Messages that were delivered now, or had been delivered before.
     pub delivered: Vec<Message>,
-    /// Those that are tried again, and why.
+    /// Messages that will be retried, and why.
     pub retried: Vec<NotDelivered>,
-    /// Those that are dead, and why.
+    /// Messages that were dead-lettered, and why.
     pub dead: Vec<NotDelivered>,
-    /// Those that no route, handler or destination serves: they wait, and no attempt was counted.
+    /// Messages that no route, handler or destination serves. They wait, and no attempt was counted.
     pub unrouted: Vec<NotDelivered>,
 }
 
@@ -69,9 +69,9 @@ pub struct Drained {
 pub struct NotDelivered {
     /// The message.
     pub message: Message,
-    /// Why, as tables and logs name it.
+    /// Why the message was not delivered, as a code.
     pub reason: ReasonCode,
-    /// Why, in words.
+    /// Why the message was not delivered, in words.
     pub error: String,
 }
 
@@ -106,10 +106,10 @@ impl Drained {
         drained
     }
 
-    /// Fails unless every message was delivered.
+    /// Asserts that every message was delivered.
     ///
     /// # Panics
-    /// When one was not: it says which and why.
+    /// If a message was not delivered. The text lists all such messages and their reasons.
     #[track_caller]
     pub fn assert_all_delivered(&self) {
         let failed = self.retried.iter().chain(&self.dead).chain(&self.unrouted);

@@ -29,7 +29,7 @@ pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
     let settings = server::settings(conn, &["autovacuum", "track_counts"])?;
     if settings.iter().any(|row| row.setting == "off") {
         found.error(
-            "the server's autovacuum is off: tables and indexes only grow".to_owned(),
+            "autovacuum is off on this server: tables and indexes grow without limit".to_owned(),
             "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",
         );
     }
@@ -37,7 +37,9 @@ pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
         let table = &row.table_name;
         if row.is_off {
             found.error(
-                format!("autovacuum is off for {table}: it and its indexes only grow"),
+                format!(
+                    "autovacuum is off for {table}: the table and its indexes grow without limit"
+                ),
                 format!("ALTER TABLE {table} RESET (autovacuum_enabled)"),
             );
         }
@@ -46,14 +48,14 @@ pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
         if lags {
             let last = match row.vacuumed_ago {
                 Some(seconds) => format!("the last vacuum was {} ago", ago(seconds)),
-                None => "it was never vacuumed".to_owned(),
+                None => "the table has never been vacuumed".to_owned(),
             };
             found.warning(
                 format!(
-                    "{table} has {} dead rows; autovacuum begins at {:.0}, and {last}",
+                    "{table} has {} dead rows, but autovacuum starts at {:.0}; {last}",
                     row.dead_rows, row.threshold
                 ),
-                format!("see `snapshots`; where nothing is held: VACUUM {table}, and more autovacuum_max_workers or a higher autovacuum_vacuum_cost_limit"),
+                format!("first fix the findings of `snapshots`; then VACUUM {table}, and raise autovacuum_max_workers or autovacuum_vacuum_cost_limit"),
             );
         }
     }
@@ -67,16 +69,16 @@ pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult
     for row in snapshots::held(conn, age, HELD_TRANSACTIONS)? {
         let (name, who) = (&row.name, &row.who);
         let since = format!(
-            "{} transactions began since; what was deleted since stays in tables and indexes",
+            "{} transactions have started since, and vacuum cannot remove rows deleted since then",
             row.transactions
         );
         match row.kind.as_str() {
             "session" => found.warning(
                 format!(
-                    "process {name} ({who}) has been in a transaction for {}: {since}",
+                    "process {name} ({who}) has had a transaction open for {}: {since}",
                     ago(row.seconds)
                 ),
-                format!("end it there, or SELECT pg_terminate_backend({name})"),
+                format!("end the transaction in its application, or SELECT pg_terminate_backend({name})"),
             ),
             "prepared" => found.error(
                 format!(
@@ -89,11 +91,11 @@ pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult
                 ),
             ),
             "slot" => found.warning(
-                format!("the replication slot {name} ({who}) holds back an old snapshot: {since}"),
+                format!("the replication slot {name} ({who}) holds an old snapshot: {since}"),
                 format!("let its standby catch up, or SELECT pg_drop_replication_slot('{name}')"),
             ),
             _ => found.warning(
-                format!("the standby {name} ({who}) feeds back an old snapshot: {since}"),
+                format!("the standby {name} ({who}) holds an old snapshot by hot_standby_feedback: {since}"),
                 "end the long query on the standby, or set hot_standby_feedback = off there",
             ),
         }
@@ -102,12 +104,15 @@ pub(super) fn snapshots(conn: &mut PgConnection, config: &Config) -> QueryResult
     if hidden > 0 {
         found.add(
             Severity::Skipped,
-            format!("{hidden} sessions of other roles cannot be looked into"),
+            format!("{hidden} sessions of other roles are not visible to this role"),
             Some("GRANT pg_read_all_stats to this role".to_owned()),
         );
         return Ok(found.all);
     }
-    Ok(found.or_ok(format!("nothing holds one for longer than {}", span(age))))
+    Ok(found.or_ok(format!(
+        "nothing holds a snapshot for longer than {}",
+        span(age)
+    )))
 }
 
 pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
@@ -115,9 +120,10 @@ pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<
     let row = tables::sequence(conn, &config.table)?;
     let name = row.sequence_name.unwrap_or_default();
     let used = row.used.unwrap_or(0.0);
-    let advice = "a new outbox has all of its sequence: enqueue there, and let this one run empty";
+    let advice =
+        "create a new outbox, which has a new sequence: enqueue there, and let this outbox drain";
     let what = format!(
-        "{:.1} % of {name} are used; at its end nothing can be enqueued",
+        "{:.1} % of {name} is used; when all is used, nothing can be enqueued",
         used * 100.0
     );
     match used {
@@ -127,7 +133,7 @@ pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<
     }
     if row.cycles {
         found.error(
-            format!("{name} begins anew at its end: sequences would be given twice"),
+            format!("{name} restarts at its end: sequences would be assigned twice"),
             format!("ALTER SEQUENCE {name} NO CYCLE"),
         );
     }
@@ -146,19 +152,19 @@ pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
         .count();
     for lease in leases.iter().filter(|lease| lease.seconds_left <= 0.0) {
         let what = format!(
-            "the lease {} of {} ended {} ago",
+            "the lease {} of {} expired {} ago",
             lease.id,
             lease.relay,
             ago(-lease.seconds_left)
         );
         match alive {
             0 => found.warning(
-                format!("{what}, and no relay is alive to take its messages over"),
+                format!("{what}, and no relay is alive to take over its messages"),
                 "start a relay: diesel-outbox run",
             ),
             _ => found.add(
                 Severity::Ok,
-                format!("{what}; relays that are alive have taken its messages over"),
+                format!("{what}; live relays have taken over its messages"),
                 None,
             ),
         }
@@ -186,13 +192,13 @@ pub(super) fn ledger(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
     if kept.has_older {
         let advice = match config.cleaner {
             true => {
-                "a relay with OUTBOX_CLEANER=true removes them: is one alive, and does a long transaction read the ledger?"
+                "relays with OUTBOX_CLEANER=true remove them: check that such a relay is alive, and that no long transaction reads the ledger"
             }
-            false => "OUTBOX_CLEANER is false here: turn it on in one relay at least",
+            false => "OUTBOX_CLEANER is false here: set it to true for at least one relay",
         };
         found.warning(
             format!(
-                "{table} ({}) has entries that are older than OUTBOX_RETENTION ({}) by hours",
+                "{table} ({}) has entries that are hours older than OUTBOX_RETENTION ({})",
                 kept.size,
                 span(config.retention)
             ),
@@ -222,19 +228,19 @@ pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
     if kept.has_older {
         found.warning(
             format!(
-                "outbox_inbox ({}) has rows that are older than OUTBOX_INBOX_RETENTION by hours",
+                "outbox_inbox ({}) has rows that are hours older than OUTBOX_INBOX_RETENTION",
                 kept.size
             ),
-            "a relay with OUTBOX_CLEANER=true removes them: is one alive, and keeps it up?",
+            "relays with OUTBOX_CLEANER=true remove them: check that such a relay is alive and keeps up",
         );
     }
     if config.inbox_retention.is_none() && kept.bytes > LARGE_INBOX {
         found.warning(
             format!(
-                "outbox_inbox has {}, and nothing removes what is old",
+                "outbox_inbox takes {}, and nothing removes old rows",
                 kept.size
             ),
-            "set OUTBOX_INBOX_RETENTION to longer than any message may come again",
+            "set OUTBOX_INBOX_RETENTION to longer than a message can take to be redelivered",
         );
     }
     Ok(found.or_ok(kept.size))

@@ -14,23 +14,24 @@ pub(super) fn drift(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
     let mut found = Findings::new("drift");
     for function in drift::other_functions(conn, &config.table)? {
         found.warning(
-            format!("the function {function} is not the one of this version"),
-            "put in the one that `diesel-outbox migrate --print` shows, with CREATE OR REPLACE FUNCTION",
+            format!("the function {function} differs from this version"),
+            "replace it with the function that `diesel-outbox migrate --print` shows (CREATE OR REPLACE FUNCTION)",
         );
     }
     if !drift::can_compare(conn)? {
         found.add(
             Severity::Skipped,
-            "tables were not compared with those that this version makes: that takes the right to make a schema"
+            "tables were not compared with this version: this needs the right to create a schema"
                 .to_owned(),
             Some("run `check` once as the role that runs migrations".to_owned()),
         );
         return Ok(found.all);
     }
     compare(&mut found, &drift::compare(conn, &config.table)?);
-    Ok(found.or_ok(
-        "tables, indexes, constraints, trigger, view and functions are those of this version",
-    ))
+    Ok(
+        found
+            .or_ok("tables, indexes, constraints, triggers, view and functions match this version"),
+    )
 }
 
 fn compare(found: &mut Findings, both: &Compared) {
@@ -74,29 +75,29 @@ fn differs(found: &mut Findings, part: &Part, made: &Part, schema: &str) {
     let table = table_of(part, schema);
     match part.kind.as_str() {
         "table" if part.definition.starts_with('u') => found.error(
-            format!("{table} is UNLOGGED: after a crash of the server it is empty"),
+            format!("{table} is UNLOGGED: a crash of the server empties it"),
             format!("ALTER TABLE {table} SET LOGGED"),
         ),
         "table" => found.warning(
-            format!("{table} has row security: a relay refuses to work where rows are hidden from it"),
+            format!("{table} has row-level security: a relay refuses to work if rows are hidden from it"),
             format!("ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"),
         ),
         "option" => found.warning(
-            format!("{table} has {} = {} and not {}", part.name, part.definition, made.definition),
+            format!("{table} has {} = {} instead of {}", part.name, part.definition, made.definition),
             format!("ALTER TABLE {table} SET ({} = {})", made.name, made.definition),
         ),
         "trigger" if part.definition.ends_with("(disabled)") => found.warning(
-            format!("the trigger {} of {table} is off: commits wake no relay", part.name),
+            format!("the trigger {} of {table} is disabled: commits do not wake relays", part.name),
             format!("ALTER TABLE {table} ENABLE TRIGGER {}", part.name),
         ),
         kind => found.warning(
             format!(
-                "the {kind} {} of {table} is another one: {} and not {}",
+                "the {kind} {} of {table} differs: {} instead of {}",
                 part.name,
                 shortened(&part.definition),
                 shortened(&made.definition)
             ),
-            "compare with `diesel-outbox migrate --print`; somebody has changed it, or it is of another version",
+            "compare with `diesel-outbox migrate --print`: it was changed by hand, or belongs to another version",
         ),
     }
 }
@@ -128,7 +129,7 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
             format!("ALTER TABLE {table} SET ({} = {})", made.name, made.definition),
         ),
         "trigger" => found.warning(
-            format!("{table} has no trigger {}: commits wake no relay", made.name),
+            format!("{table} has no trigger {}: commits do not wake relays", made.name),
             format!(
                 "CREATE TRIGGER outbox_wake AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION outbox_wake()"
             ),
@@ -153,9 +154,7 @@ pub(super) fn indexes(conn: &mut PgConnection, config: &Config) -> QueryResult<V
     let mut found = Findings::new("indexes");
     for index in drift::invalid_indexes(conn, &config.table)? {
         found.error(
-            format!(
-                "the index {index} is not valid, so nothing uses it: building it was broken off"
-            ),
+            format!("the index {index} is not valid and not used: its build was interrupted"),
             format!("REINDEX INDEX CONCURRENTLY {index}"),
         );
     }
@@ -164,9 +163,9 @@ pub(super) fn indexes(conn: &mut PgConnection, config: &Config) -> QueryResult<V
         for index in drift::missing_indexes(conn, &config.table)? {
             found.error(
                 format!("the index {index} is missing"),
-                "make it as `diesel-outbox migrate --print` shows, with CONCURRENTLY",
+                "create it as `diesel-outbox migrate --print` shows, with CONCURRENTLY",
             );
         }
     }
-    Ok(found.or_ok("all are there and valid"))
+    Ok(found.or_ok("all indexes exist and are valid"))
 }

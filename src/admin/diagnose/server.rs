@@ -31,7 +31,7 @@ fn judged_clock(offset: f64, error: f64) -> Vec<Finding> {
         "this machine's clock is {:.3} s {ahead} the database's (± {error:.3} s)",
         offset.abs()
     );
-    let advice = "synchronise both (NTP): signatures are sent with this machine's time, everything else goes by the database's";
+    let advice = "synchronise both clocks (NTP): signatures use this machine's clock, everything else uses the database's";
     let least = offset.abs() - error;
     match least {
         least if least > CLOCK_IS_WRONG => {
@@ -51,12 +51,15 @@ pub(super) fn wraparound(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec
 fn judged_wraparound(used: f64) -> Vec<Finding> {
     let mut found = Findings::new("wraparound");
     let what = format!(
-        "{:.0} % of the transaction ids are used since the oldest was frozen",
+        "transaction ids are {:.0} % of the way to wraparound",
         used * 100.0
     );
-    let advice = "find what holds vacuum back (`snapshots`), and VACUUM (FREEZE) the databases and tables with the highest age(relfrozenxid)";
+    let advice = "fix what holds vacuum back (`snapshots`), then VACUUM (FREEZE) the databases and tables with the highest age(relfrozenxid)";
     match used {
-        used if used > 0.7 => found.error(format!("{what}; the server stops writing soon"), advice),
+        used if used > 0.7 => found.error(
+            format!("{what}: the server will soon refuse writes"),
+            advice,
+        ),
         used if used > 0.4 => found.warning(what.clone(), advice),
         _ => {}
     }
@@ -66,13 +69,13 @@ fn judged_wraparound(used: f64) -> Vec<Finding> {
 pub(super) fn connections(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("connections");
     let row = server::connections(conn)?;
-    let needed = format!("a relay takes {OF_A_RELAY}");
+    let needed = format!("a relay needs {OF_A_RELAY}");
     let (role, database) = (row.role, row.database);
     for (free, whose, advice) in [
         (
             Some(row.of_server),
             "of the server".to_owned(),
-            "raise max_connections, or lower the pools of applications".to_owned(),
+            "raise max_connections, or shrink the connection pools of applications".to_owned(),
         ),
         (
             row.of_role,
@@ -86,11 +89,17 @@ pub(super) fn connections(conn: &mut PgConnection, _: &Config) -> QueryResult<Ve
         ),
     ] {
         if let Some(free) = free.filter(|free| *free < OF_A_RELAY) {
-            let what = format!("{} connections {whose} are free, and {needed}", free.max(0));
+            let what = format!(
+                "only {} connections {whose} are free, and {needed}",
+                free.max(0)
+            );
             found.error(what, advice);
         }
     }
-    Ok(found.or_ok(format!("{} are free, and {needed}", row.of_server)))
+    Ok(found.or_ok(format!(
+        "{} connections are free, and {needed}",
+        row.of_server
+    )))
 }
 
 /// Settings that can harm an outbox: the safe values, and the effect of any other value.
@@ -105,49 +114,49 @@ const SETTINGS: [(&str, &[&str], Severity, &str); 9] = [
         "fsync",
         &["on"],
         Severity::Error,
-        "a crash can destroy the database",
+        "a crash can corrupt the database",
     ),
     (
         "full_page_writes",
         &["on"],
         Severity::Warning,
-        "a crash can destroy pages",
+        "a crash can corrupt pages",
     ),
     (
         "synchronous_commit",
         &["on", "remote_write", "remote_apply", "local"],
         Severity::Warning,
-        "the last commits can be lost in a crash: messages, or the fact that they were delivered",
+        "a crash can lose the last commits: messages, or the record that they were delivered",
     ),
     (
         "session_replication_role",
         &["origin", "local"],
         Severity::Warning,
-        "triggers are off, so commits wake no relay",
+        "triggers do not fire, so commits do not wake relays",
     ),
     (
         "idle_session_timeout",
         &["0"],
         Severity::Warning,
-        "connections of the relay that wait are ended, and made anew each time",
+        "idle connections of the relay are closed, and opened again each time",
     ),
     (
         "transaction_timeout",
         &["0"],
         Severity::Warning,
-        "long settles and cleaning are broken off",
+        "long transactions that settle or clean are aborted",
     ),
     (
         "default_transaction_deferrable",
         &["off"],
         Severity::Warning,
-        "transactions may wait before they begin",
+        "transactions may wait before they start",
     ),
     (
         "zero_damaged_pages",
         &["off"],
         Severity::Error,
-        "damaged pages are taken for empty ones, and messages lost",
+        "damaged pages are read as empty, which loses messages",
     ),
 ];
 
@@ -156,7 +165,7 @@ pub(super) fn settings(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<F
     if server::is_standby(conn)? {
         found.error(
             "the server is a standby: nothing can be written".to_owned(),
-            "let DATABASE_URL lead to the primary (target_session_attrs=read-write finds it)",
+            "point DATABASE_URL at the primary (target_session_attrs=read-write finds it)",
         );
     }
     let names: Vec<&str> = SETTINGS.iter().map(|(name, ..)| *name).collect();
@@ -173,11 +182,11 @@ pub(super) fn settings(conn: &mut PgConnection, _: &Config) -> QueryResult<Vec<F
             *severity,
             format!("{name} is {}: {why}", row.setting),
             Some(format!(
-                "SELECT * FROM pg_settings WHERE name = '{name}' tells where it is set; mend it there: ALTER ROLE … RESET {name}, ALTER DATABASE … RESET {name} or ALTER SYSTEM"
+                "SELECT * FROM pg_settings WHERE name = '{name}' shows where it is set; change it there: ALTER ROLE … RESET {name}, ALTER DATABASE … RESET {name} or ALTER SYSTEM"
             )),
         );
     }
-    Ok(found.or_ok("the role's and the server's have no surprise"))
+    Ok(found.or_ok("no unusual role or server settings"))
 }
 
 /// Finds other roles that can create functions and operators that sessions of this role may call.
@@ -187,12 +196,12 @@ pub(super) fn search_path(conn: &mut PgConnection, config: &Config) -> QueryResu
         let (schema, role) = (creator.schema, creator.role);
         found.error(
             format!(
-                "{role} can create in the schema {schema}, which is in the search path: a function or an operator made there runs as whoever calls one of the same name. Relays and enqueueing are safe, other statements of your application may not be"
+                "{role} can create functions and operators in the schema {schema} of the search path, and statements of this role may call them with its rights. Relays and enqueueing are safe; other statements of your application may not be"
             ),
             format!("REVOKE CREATE ON SCHEMA {schema} FROM {role}"),
         );
     }
-    Ok(found.or_ok("nobody else can create in a schema of the search path"))
+    Ok(found.or_ok("no other role can create objects in a schema of the search path"))
 }
 
 /// Checks whether DATABASE_URL leads through a pooler in transaction mode.
@@ -204,20 +213,20 @@ pub(super) fn pooler(config: &Config) -> Vec<Finding> {
     let limits = Limits::of_caller(Duration::from_secs(10));
     match connection::connect(url, "check", limits) {
         Ok(connected) if connected.pooled.is_some() => {
-            let what = "DATABASE_URL leads through a pooler that gives each transaction another connection: the relay sets its limits in each transaction and prepares nothing, which costs it some speed";
+            let what = "DATABASE_URL leads through a pooler in transaction mode: the relay sets its limits in each transaction and prepares no statements, which costs some speed";
             found.add(
                 Severity::Ok,
                 what.to_owned(),
-                Some("a direct DATABASE_URL for relays is faster; applications stay behind the pooler".to_owned()),
+                Some("give relays a direct DATABASE_URL for more speed; applications can stay behind the pooler".to_owned()),
             );
         }
         Ok(_) => {}
         Err(error) => found.warning(
-            format!("one more connection could not be made: {error}"),
+            format!("could not open one more connection: {error}"),
             "see `connections`",
         ),
     }
-    found.or_ok("none stands before the database")
+    found.or_ok("no pooler in transaction mode")
 }
 
 #[cfg(test)]

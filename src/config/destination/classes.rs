@@ -1,19 +1,19 @@
-//! What answers of 4xx mean.
+//! What 4xx responses mean.
 
 use std::collections::BTreeMap;
 
 use crate::config::error::ConfigError;
 use crate::config::text::by_word;
 
-/// What an answer of the class 4xx means for a message.
+/// What a 4xx response means for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Class {
-    /// It is tried again, until its attempts are used up.
+    /// The relay retries the message until no attempts are left.
     Retry,
-    /// It is dead at once.
+    /// The message is dead-lettered at once.
     Dead,
-    /// It is kept, and the destination is paused until an operator resumes it.
+    /// The message waits, and the destination is paused until an operator resumes it.
     Pause,
 }
 
@@ -25,17 +25,17 @@ by_word!(
     Pause = "pause"
 );
 
-/// What each status of 4xx means. By default 400, 413, 415 and 422 are dead, 410 pauses, and the
-/// others are tried again.
+/// What each 4xx status means. By default 400, 413, 415 and 422 dead-letter the message, 410 pauses the
+/// destination, and all others are retried.
 ///
 /// ```
 /// use diesel_outbox::{Destination, config::Class};
 ///
 /// let mut billing = Destination::new("billing", "https://billing.example/events")?;
 /// assert_eq!(billing.classes.of(404), Class::Retry);
-/// // There it means that the customer is gone.
+/// // This receiver returns 404 for a customer who has left.
 /// billing.classes.set(404, Class::Dead)?;
-/// // Its token has run out: somebody has to look.
+/// // The token has expired: an operator must renew it.
 /// billing.classes.set(401, Class::Pause)?;
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
@@ -62,12 +62,14 @@ impl Classes {
     /// Sets the class of a status.
     ///
     /// # Errors
-    /// A [`ConfigError`] when it is none of 400 to 499.
+    /// A [`ConfigError`] when the status is not from 400 to 499.
     pub fn set(&mut self, status: u16, class: Class) -> Result<(), ConfigError> {
         if !(400..=499).contains(&status) {
             return Err(ConfigError::new(
                 "classes",
-                format!("{status} is not one of 400 to 499: only these can be chosen"),
+                format!(
+                    "{status} is not a status from 400 to 499: other statuses have a fixed meaning"
+                ),
             ));
         }
         self.by_status.insert(status, class);
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_4xx_answers_can_be_classed() {
+    fn only_4xx_responses_can_be_classed() {
         let mut classes = Classes::default();
         assert_eq!(classes.of(400), Class::Dead);
         assert_eq!(classes.of(404), Class::Retry);

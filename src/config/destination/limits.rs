@@ -1,4 +1,4 @@
-//! How much a destination gets: batches, rates, and the circuit breaker.
+//! Limits of a destination: batches, rate limits, and the circuit breaker.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use crate::config::ConfigError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestBatch {
-    /// Messages in one request, at most. Defaults to 50.
+    /// The most messages in one request. Defaults to 50.
     pub size: usize,
     /// How long a request waits for more messages. Defaults to 5 ms.
     pub linger: Duration,
@@ -25,7 +25,7 @@ impl Default for RequestBatch {
     }
 }
 
-/// A token bucket: so many requests a second on average, and so many at once after a silence.
+/// A rate limit as a token bucket: the average rate, and the burst after an idle time.
 ///
 /// ```
 /// use diesel_outbox::{Destination, config::Rate};
@@ -36,40 +36,40 @@ impl Default for RequestBatch {
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 ///
-/// Counted by each relay for itself: two relays send twice as much.
+/// Each relay counts its own requests: two relays send twice as many.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Rate {
-    /// Requests a second.
+    /// Requests per second on average.
     pub per_second: f64,
-    /// Requests at once after a silence.
+    /// Requests at once after an idle time.
     pub burst: u32,
 }
 
 impl Rate {
-    pub(in crate::config) const BOUNDS: &str = "it has to be above 0 and below 1000000";
+    pub(in crate::config) const BOUNDS: &str = "must be above 0 and below 1000000";
 
-    /// So many requests a second, and a tenth of that, but at least one, at once.
+    /// A limit of `per_second` requests per second. The burst is a tenth of that, and at least 1.
     ///
     /// # Panics
-    /// When `per_second` is not a number above zero and below a million.
+    /// When `per_second` is not a number above 0 and below 1,000,000.
     pub fn per_second(per_second: f64) -> Self {
-        Self::checked(per_second).expect("a rate is above zero and below a million")
+        Self::checked(per_second).expect("the rate is above 0 and below 1000000")
     }
 
-    /// The same; `None`: `per_second` is not within [`BOUNDS`](Self::BOUNDS).
+    /// The same limit, or `None` if `per_second` is not within [`BOUNDS`](Self::BOUNDS).
     pub(in crate::config) fn checked(per_second: f64) -> Option<Self> {
         let tenth = (per_second / 10.0).ceil();
         (per_second > 0.0 && per_second < 1e6).then_some(Self {
             per_second,
-            // In range, or not used.
+            // Only used if `per_second` is in range.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             burst: tenth as u32,
         })
     }
 }
 
-/// As it is written: `10/s`, `600/min`, `100/h`.
+/// Parses `10/s`, `600/min`, `100/h`.
 ///
 /// ```
 /// use diesel_outbox::config::Rate;
@@ -84,7 +84,7 @@ impl FromStr for Rate {
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let wrong = |reason: &str| ConfigError::new("rate", reason);
-        let form = "it is no rate: 10/s, 600/min and 100/h are some";
+        let form = "not a rate such as 10/s, 600/min or 100/h";
         let (count, time) = text.trim().split_once('/').ok_or_else(|| wrong(form))?;
         let seconds = match time.trim() {
             "s" => 1.0,
@@ -103,23 +103,23 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A circuit breaker: a destination that fails is left alone for a time, then tried with a single
-/// message, and so on with growing times until one is delivered. (Michael Nygard, "Release It!".)
+/// A circuit breaker (Michael Nygard, "Release It!"). When a destination fails too often, the relay stops sending for a
+/// time, then tries a single message. The time doubles until a message is delivered.
 ///
-/// Failures are: no connection, no name, TLS, timeouts, 5xx and whatever else says nothing about
-/// the single message.
+/// Failures are: failed connections, failed name lookups, TLS errors, timeouts, 5xx, and all other errors that do not
+/// concern the single message.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Breaker {
-    /// The share of failures that opens it. Defaults to 0.5.
+    /// The share of failed sends that opens the breaker. Defaults to 0.5.
     pub failure_ratio: f64,
-    /// Sends in the window, without which nothing is decided. Defaults to 50.
+    /// The fewest sends in the window that can open the breaker. Defaults to 50.
     pub min_sends: u32,
-    /// How far back sends count. Defaults to 30 s.
+    /// The time for which sends count. Defaults to 30 s.
     pub window: Duration,
-    /// How long it is open the first time. Doubled each time in a row. Defaults to 1 s.
+    /// How long the breaker is open the first time. Doubled each time in a row. Defaults to 1 s.
     pub open: Duration,
-    /// The longest time. Defaults to 5 min.
+    /// The longest time that the breaker is open. Defaults to 5 min.
     pub open_cap: Duration,
 }
 

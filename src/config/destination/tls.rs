@@ -1,4 +1,4 @@
-//! The way to a destination: TLS, and whether a proxy stands between.
+//! The connection to a destination: TLS and the proxy.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,21 +8,21 @@ use url::Url;
 use crate::config::error::ConfigError;
 use crate::config::text::{by_word, shown_url, url};
 
-/// How TLS is spoken with a destination.
+/// The TLS settings of a destination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tls {
-    /// Whose signature under a certificate is trusted. `None`: as `OUTBOX_TLS_ROOTS` says.
+    /// The trusted root certificates. `None`: `OUTBOX_TLS_ROOTS`.
     pub roots: Option<Roots>,
-    /// A PEM file with the certificate that this relay shows, and its chain (mTLS).
+    /// A PEM file with the relay's client certificate and its chain (mTLS).
     pub client_cert_file: Option<PathBuf>,
-    /// A PEM file with the key of that certificate.
+    /// A PEM file with the key of the client certificate.
     pub client_key_file: Option<PathBuf>,
-    /// The oldest version that is spoken.
+    /// The minimum TLS version.
     pub min_version: TlsVersion,
 }
 
-/// Whose signature under a certificate is trusted.
+/// The trusted root certificates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Roots {
@@ -52,7 +52,7 @@ impl std::str::FromStr for Roots {
         match word {
             "bundled" => Ok(Self::Bundled),
             "system" => Ok(Self::System),
-            "" => Err("it is empty".to_owned()),
+            "" => Err("must not be empty".to_owned()),
             path => Ok(Self::File(path.into())),
         }
     }
@@ -62,7 +62,7 @@ impl std::str::FromStr for Roots {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum TlsVersion {
-    /// 1.2, and 1.3 where the other side speaks it.
+    /// 1.2, or 1.3 if the receiver supports it.
     #[default]
     V1_2,
     /// 1.3 only.
@@ -71,13 +71,13 @@ pub enum TlsVersion {
 
 by_word!(TlsVersion, "1.2 or 1.3", V1_2 = "1.2", V1_3 = "1.3");
 
-/// Whether an HTTP proxy stands between. `HTTP_PROXY` and its like are not read.
+/// The HTTP proxy to a destination. `HTTP_PROXY` and similar variables are ignored.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Proxy {
-    /// None does.
+    /// No proxy.
     Direct,
-    /// This one.
+    /// The proxy at this URL.
     Via(Url),
 }
 
@@ -98,7 +98,7 @@ impl fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// Reads `direct` or the URL of a proxy, for the setting `key`.
+    /// Parses `direct` or the URL of a proxy, for the setting `key`.
     ///
     /// ```
     /// use diesel_outbox::{Destination, config::Proxy};
@@ -110,12 +110,12 @@ impl Proxy {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] that names `key`.
+    /// A [`ConfigError`] names `key`. The value is neither `direct` nor a URL.
     pub fn parse(key: &str, value: &str) -> Result<Self, ConfigError> {
         Self::of(value).map_err(ConfigError::at(key))
     }
 
-    /// `direct`, or the URL of a proxy. An error is the reason.
+    /// Parses `direct` or the URL of a proxy. The error is the reason.
     pub(in crate::config) fn of(text: &str) -> Result<Self, String> {
         match text {
             "direct" => Ok(Self::Direct),

@@ -1,4 +1,4 @@
-//! `[destinations.NAME]`
+//! The `[destinations.NAME]` tables.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use crate::config::{
 };
 use crate::message::MAX_PAYLOAD_BYTES;
 
-/// What a destination has.
+/// The keys of a destination.
 pub(super) const KEYS: &[&str] = &[
     "url",
     "url_file",
@@ -52,12 +52,12 @@ const TLS_KEYS: &[&str] = &[
     "min_version",
 ];
 const LONGEST_NAME: usize = 255;
-const URL: &str = "it takes a URL such as https://shop.example/events";
+const URL: &str = "expected a URL such as https://shop.example/events";
 
 pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError> {
     let at = format!("destinations.{}", shown(name));
     if name.is_empty() || name.len() > LONGEST_NAME || name.contains(char::is_control) {
-        let reason = "a name has 1 to 255 bytes and no control characters";
+        let reason = "a name must have 1 to 255 bytes and no control characters";
         return Err(ConfigError::new(at, reason));
     }
     let mut section = Section::new(at, value, KEYS)?;
@@ -79,9 +79,9 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
     Ok(destination)
 }
 
-/// How requests look.
+/// The request.
 fn request(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
-    destination.mode = section.take("mode", word("it takes binary, structured or batched"))?;
+    destination.mode = section.take("mode", word("expected binary, structured or batched"))?;
     let batch = &mut destination.request_batch;
     section.set("batch_size", &mut batch.size, count)?;
     section.set("batch_linger", &mut batch.linger, duration)?;
@@ -95,7 +95,7 @@ fn request(section: &mut Section, destination: &mut Destination) -> Result<(), C
     Ok(())
 }
 
-/// How much it gets, and how fast.
+/// Timeout, threads and rate limit.
 fn limits(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.timeout = section.take("timeout", duration)?;
     destination.concurrency = section.take("concurrency", count)?;
@@ -106,37 +106,37 @@ fn limits(section: &mut Section, destination: &mut Destination) -> Result<(), Co
         (Some(_), None) => {
             return Err(ConfigError::new(
                 section.key("burst"),
-                "it goes with rate, which is not there",
+                "requires rate, which is not set",
             ));
         }
     }
     Ok(())
 }
 
-/// What a failed send means.
+/// What failed sends mean.
 fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.max_attempts = section.take("max_attempts", count)?;
-    let takes = "it takes exponential(base, cap) or a table 5s,10s,20s";
+    let takes = "expected exponential(base, cap) or a table 5s,10s,20s";
     destination.backoff = section.take("backoff", word(takes))?;
-    destination.on_dead = section.take("on_dead", word("it takes continue or block"))?;
+    destination.on_dead = section.take("on_dead", word("expected continue or block"))?;
     let cap = &mut destination.retry_after_cap;
     section.set("retry_after_cap", cap, duration)?;
     section.set("breaker", &mut destination.breaker, breaker)?;
     section.set("classes", &mut destination.classes, classes)
 }
 
-/// How it is reached.
+/// Allowed addresses, TLS and proxy.
 fn way(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
     destination.internal = section.take("internal", switch)?;
     section.set("allow", &mut destination.allow, networks)?;
     destination.https_only = section.take("https_only", switch)?;
     section.set("tls", &mut destination.tls, tls)?;
-    let takes = "it takes direct, or a URL such as http://proxy.example:3128";
+    let takes = "expected direct, or a URL such as http://proxy.example:3128";
     destination.proxy = section.take("proxy", parsed(takes, Proxy::of))?;
     Ok(())
 }
 
-/// A text or an array of texts. In each there may be several.
+/// Text or an array of texts. Each text may hold several secrets.
 fn secrets(key: &str, value: Value) -> Result<Vec<SigningSecret>, ConfigError> {
     let Value::Array(values) = value else {
         return parse_secrets(key, &text(key, value)?);
@@ -147,12 +147,12 @@ fn secrets(key: &str, value: Value) -> Result<Vec<SigningSecret>, ConfigError> {
         secrets.extend(parse_secrets(&key, &text(&key, value)?)?);
     }
     if secrets.is_empty() {
-        return Err(ConfigError::new(key, "it is empty"));
+        return Err(ConfigError::new(key, "must not be empty"));
     }
     Ok(secrets)
 }
 
-/// `name = "value"`, or `name = { file = "path" }`
+/// `name = "value"` or `name = { file = "path" }`.
 fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, ConfigError> {
     let mut headers: Vec<(String, SecretString)> = Vec::new();
     for (key, name, value) in Section::open(key.to_owned(), value)?.entries() {
@@ -160,7 +160,7 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
             .iter()
             .any(|(other, _)| other.eq_ignore_ascii_case(&name))
         {
-            return Err(ConfigError::new(key, "this header is there twice"));
+            return Err(ConfigError::new(key, "the header is set twice"));
         }
         let value = match value {
             Value::String(value) => value,
@@ -168,7 +168,7 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
                 let mut file = Section::new(key, value, &["file"])?;
                 file.required("file", content)?
             }
-            other => return Err(wrong_type(&key, &other, "text, or { file = \"path\" },")),
+            other => return Err(wrong_type(&key, &other, "text or { file = \"path\" }")),
         };
         headers.push((name, value.into()));
     }
@@ -180,7 +180,7 @@ fn rate(key: &str, value: Value) -> Result<Rate, ConfigError> {
     rate.ok_or_else(|| ConfigError::new(key, Rate::BOUNDS))
 }
 
-/// `false`, or how it behaves.
+/// `false`, or a table with the limits of the breaker.
 fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
     let mut breaker = Breaker::default();
     match value {
@@ -198,16 +198,16 @@ fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
     Ok(Some(breaker))
 }
 
-/// `404 = "dead"`
+/// `404 = "dead"`.
 fn classes(key: &str, value: Value) -> Result<Classes, ConfigError> {
     let mut classes = Classes::default();
     for (key, status, value) in Section::open(key.to_owned(), value)?.entries() {
-        let class: Class = word("it takes retry, dead or pause")(&key, value)?;
+        let class: Class = word("expected retry, dead or pause")(&key, value)?;
         let status = Some(status).filter(|status| status.len() == 3);
         let status = status.and_then(|status| status.parse().ok());
         let is_set = status.is_some_and(|status| classes.set(status, class).is_ok());
         if !is_set {
-            let reason = "it is not a status from 400 to 499: only these can be chosen";
+            let reason = "not a status from 400 to 499: other statuses have a fixed meaning";
             return Err(ConfigError::new(key, reason));
         }
     }
@@ -219,7 +219,7 @@ fn networks(key: &str, value: Value) -> Result<Vec<IpNet>, ConfigError> {
     let network = |(index, text): (usize, String)| {
         let address = text.parse::<IpAddr>().map(IpNet::from);
         address.or_else(|_| text.parse()).map_err(|_| {
-            let reason = "it is not a network such as 10.0.0.0/8, and not an address";
+            let reason = "not a network such as 10.0.0.0/8, and not an IP address";
             ConfigError::new(format!("{key}[{index}]"), reason)
         })
     };
@@ -237,10 +237,10 @@ fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
             Value::Float(number) => Value::String(number.to_string()),
             other => other,
         };
-        word("it takes 1.2 or 1.3")(key, value)
+        word("expected 1.2 or 1.3")(key, value)
     };
     Ok(Tls {
-        roots: section.take("roots", word("it takes bundled, system or a path"))?,
+        roots: section.take("roots", word("expected bundled, system or a path"))?,
         client_cert_file: section.take("client_cert_file", path)?,
         client_key_file: section.take("client_key_file", path)?,
         min_version: section.take("min_version", version)?.unwrap_or_default(),

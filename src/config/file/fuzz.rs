@@ -1,4 +1,4 @@
-//! Any text, and any change of a good file, is read or refused; no error tells a secret.
+//! Any text and any change of a good file is read or refused, and no error shows a secret.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use super::*;
 /// A part of each secret in the good file.
 const PARTS: [&str; 5] = ["MfKQ9r8G", "Zm9vYmFy", "hunter22", "sauce777", "ToKeN555"];
 
-/// A change of a text, at places that it has for sure.
+/// A change of a text. Positions are taken modulo the length.
 #[derive(Debug, Clone)]
 enum Edit {
     Remove(usize, usize),
@@ -78,12 +78,12 @@ fn edited(text: &str, edit: &Edit) -> String {
     lines.join("\n")
 }
 
-/// No part of a secret is in the error, if there is one.
+/// Asserts that an error, if any, contains no part of a secret.
 fn tells_nothing(text: &str) -> Result<(), TestCaseError> {
     if let Err(error) = read(text) {
         let error = error.to_string();
-        let told = PARTS.iter().find(|part| error.contains(**part));
-        prop_assert!(told.is_none(), "{}\n{}", error, text);
+        let shown = PARTS.iter().find(|part| error.contains(**part));
+        prop_assert!(shown.is_none(), "{}\n{}", error, text);
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ proptest! {
         };
         let mut text = format!("{key} = {value}\n");
         if key.starts_with("destinations.a.") && key != "destinations.a.url" {
-            writeln!(text, "destinations.a.url = 'http://a'").expect("a text takes it");
+            writeln!(text, "destinations.a.url = 'http://a'").expect("writing to a string");
         }
         let mut config = Config::default();
         if apply_text(&text, &mut config).is_ok() {
@@ -130,7 +130,7 @@ proptest! {
 }
 
 #[test]
-fn no_change_of_a_good_file_lets_an_error_tell_a_secret() {
+fn no_change_of_a_good_file_makes_an_error_show_a_secret() {
     let good = Good::new();
     proptest!(|(edits in proptest::collection::vec(edit(), 1..6))| {
         let start = good.text.clone();
@@ -139,7 +139,7 @@ fn no_change_of_a_good_file_lets_an_error_tell_a_secret() {
 }
 
 #[test]
-fn no_value_under_any_other_key_is_told() {
+fn no_value_under_another_key_is_shown() {
     let good = Good::new();
     let lines = good.text.split('\n').count();
     for from in 0..lines {

@@ -1,22 +1,22 @@
-//! A table of the file, whose keys are known. An error names a key in full.
+//! A table of the file with known keys. Errors show the full name of a key.
 
 use toml::{Table, Value};
 
 use super::values::wrong_type;
 use crate::config::ConfigError;
 
-/// A longer key, and one that begins as secrets do, is not shown.
+/// Longer keys are not shown, and neither are keys with the prefix of a secret.
 const LONGEST_SHOWN: usize = 64;
 const SECRETS: [&str; 2] = ["whsec_", "whsk_"];
 
-/// A table, and where in the file it stands. What is read is taken out.
+/// A table and its path in the file. Reading a key removes the key.
 pub(super) struct Section {
     at: String,
     table: Table,
 }
 
 impl Section {
-    /// An error unless `value` is a table with no other keys than `known`.
+    /// A table whose keys are all `known`. Any other value is an error.
     pub(super) fn new(at: String, value: Value, known: &[&str]) -> Result<Self, ConfigError> {
         let section = Self::open(at, value)?;
         let mut keys = section.table.keys();
@@ -26,7 +26,7 @@ impl Section {
         }
     }
 
-    /// A table whose keys are the user's own.
+    /// A table whose keys the user chooses.
     pub(super) fn open(at: String, value: Value) -> Result<Self, ConfigError> {
         match value {
             Value::Table(table) => Ok(Self { at, table }),
@@ -34,12 +34,12 @@ impl Section {
         }
     }
 
-    /// The whole name of a key.
+    /// The full name of a key.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.at)
     }
 
-    /// What `read` makes of the key's value, where the key is there.
+    /// Removes a key and reads its value. `None`: the key is not set.
     pub(super) fn take<T>(
         &mut self,
         name: &str,
@@ -49,7 +49,7 @@ impl Section {
         value.map(|value| read(&self.key(name), value)).transpose()
     }
 
-    /// Sets `field` to what [`take`](Self::take) gives.
+    /// Sets `field` to the value of a key, if the key is set.
     pub(super) fn set<T>(
         &mut self,
         name: &str,
@@ -62,17 +62,17 @@ impl Section {
         Ok(())
     }
 
-    /// As [`take`](Self::take), and an error where the key is not there.
+    /// As [`take`](Self::take), but a missing key is an error.
     pub(super) fn required<T>(
         &mut self,
         name: &str,
         read: impl FnOnce(&str, Value) -> Result<T, ConfigError>,
     ) -> Result<T, ConfigError> {
         self.take(name, read)?
-            .ok_or_else(|| ConfigError::new(self.key(name), "it is missing"))
+            .ok_or_else(|| ConfigError::new(self.key(name), "missing"))
     }
 
-    /// An error where two keys that exclude each other are there.
+    /// Returns an error if both of two exclusive keys are set.
     pub(super) fn one_of(&self, key: &str, other: &str) -> Result<(), ConfigError> {
         if self.table.contains_key(key) && self.table.contains_key(other) {
             return Err(both(&self.key(key), other));
@@ -80,7 +80,7 @@ impl Section {
         Ok(())
     }
 
-    /// The keys and values of [`open`](Self::open), each key with its whole name.
+    /// The full name, name and value of each key, for [`open`](Self::open).
     pub(super) fn entries(self) -> impl Iterator<Item = (String, String, Value)> {
         let at = self.at;
         self.table.into_iter().map(move |(name, value)| {
@@ -90,12 +90,12 @@ impl Section {
     }
 }
 
-/// Two keys that exclude each other are there.
+/// The error of two exclusive keys that are both set.
 pub(super) fn both(key: &str, other: &str) -> ConfigError {
-    ConfigError::new(key, format!("{other} is there, too: leave one of them out"))
+    ConfigError::new(key, format!("{other} is also set: remove one of them"))
 }
 
-/// `name`, a key of the table `at`, is none of the `known` ones. The nearest to `word` is told.
+/// The error of an unknown key `name` in the table `at`. Suggests the `known` key that is closest to `word`.
 pub(super) fn unknown_key(at: &str, name: &str, word: &str, known: &[&str]) -> ConfigError {
     let name = shown(name);
     let key = match at {
@@ -105,7 +105,7 @@ pub(super) fn unknown_key(at: &str, name: &str, word: &str, known: &[&str]) -> C
     ConfigError::unknown_key(key, word, known)
 }
 
-/// A key or a name that the user has chosen, as TOML writes it.
+/// A key or a name that the user chose, in TOML syntax.
 pub(super) fn shown(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if name.len() > LONGEST_SHOWN || SECRETS.iter().any(|prefix| name.contains(prefix)) {

@@ -1,4 +1,4 @@
-//! What the file says is what the configuration is.
+//! Each key of the file sets its field of the configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use super::*;
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OLD_SECRET: &str = "whsec_Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=";
 
-/// A file with every key of destinations and routes, and the files that it names.
+/// A file with every key of destinations and routes, and the files that its keys name.
 pub(super) struct Good {
     pub(super) text: String,
     files: [PathBuf; 2],
@@ -44,7 +44,7 @@ impl Good {
 impl Drop for Good {
     fn drop(&mut self) {
         for file in &self.files {
-            // It may be gone.
+            // The file may be gone already.
             let _ = fs::remove_file(file);
         }
     }
@@ -135,7 +135,7 @@ fn settings_and_routes_are_read() {
     assert_eq!(config.send_timeout, Duration::from_secs(1));
     assert_eq!(config.secrets.len(), 2);
     assert_eq!(config.no_proxy, ["localhost", ".internal"]);
-    let database = config.database_url().expect("it is there").expose_secret();
+    let database = config.database_url().expect("a database").expose_secret();
     assert_eq!(database, "postgres://app:hunter22@db/shop");
     assert_eq!(
         config.routes,
@@ -173,7 +173,7 @@ fn every_key_of_a_destination_is_read() {
     assert_eq!(billing.request_batch.linger, Duration::from_millis(20));
     assert_eq!(billing.timeout, Some(Duration::from_secs(2)));
     assert_eq!(billing.concurrency, Some(8));
-    let rate = billing.rate.expect("one");
+    let rate = billing.rate.expect("a rate");
     assert_eq!((rate.per_second, rate.burst), (50.0, 7));
     assert_eq!(billing.max_attempts, Some(5));
     assert_eq!(
@@ -199,7 +199,7 @@ fn every_key_of_a_destination_is_read() {
             ("x-key", "ToKeN555-of-file")
         ]
     );
-    let breaker = billing.breaker.expect("one");
+    let breaker = billing.breaker.expect("a breaker");
     assert_eq!((breaker.failure_ratio, breaker.min_sends), (0.25, 20));
     assert_eq!(breaker.window, Duration::from_secs(60));
     assert_eq!(breaker.open, Duration::from_secs(2));
@@ -221,7 +221,7 @@ fn every_key_of_a_destination_is_read() {
 }
 
 #[test]
-fn what_a_destination_does_not_say_is_as_the_library_has_it() {
+fn a_key_that_is_not_set_has_the_default_of_the_library() {
     let config = read("[destinations.a]\nurl = 'http://a.example/'").expect("good");
     let expected = crate::config::Destination::new("a", "http://a.example/").expect("a URL");
     let read = &config.destinations[0];

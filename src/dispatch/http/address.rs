@@ -1,4 +1,4 @@
-//! The families of addresses that are nobody's on the internet, by name.
+//! Families of addresses that are not public, with their names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
     Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix)
 }
 
-/// A network by its first four groups; the others are zero.
+/// A network with these first four groups. The other groups are zero.
 const fn v6(a: u16, b: u16, c: u16, d: u16, prefix: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0), prefix)
 }
@@ -21,7 +21,7 @@ const fn one(groups: [u16; 8]) -> Ipv6Net {
 
 const METADATA: &str = "cloud metadata";
 
-/// Link-local, and where clouds answer beside it.
+/// Link-local addresses, and other addresses of cloud metadata services.
 const METADATA_V4: &[(Ipv4Net, &str)] = &[
     (v4(169, 254, 0, 0, 16), "link-local"),
     // Alibaba, Azure, Oracle.
@@ -51,15 +51,15 @@ const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 0, 16);
 
 const LAST_FOUR: [usize; 4] = [12, 13, 14, 15];
 
-/// Where addresses of version 6 hold one of version 4, by the numbers of its bytes. An XOR with
-/// the last column gives it: Teredo writes its client's address inverted (RFC 4380).
+/// IPv6 networks whose addresses embed an IPv4 address, with the positions of its four bytes. The last column is
+/// an XOR mask: Teredo stores the address of its client inverted (RFC 4380).
 const EMBEDDED: &[(Ipv6Net, &str, [usize; 4], u32)] = &[
     (V4_MAPPED, "v4-mapped", LAST_FOUR, 0),
     (V4_TRANSLATED, "v4-translated", LAST_FOUR, 0),
     (V4_COMPATIBLE, "v4-compatible", LAST_FOUR, 0),
     (SIX_TO_FOUR, "6to4", [2, 3, 4, 5], 0),
     (NAT64, "NAT64", LAST_FOUR, 0),
-    // All places that RFC 6052 (2.2) has for it: a network chooses its own.
+    // All positions of RFC 6052 (2.2): each network chooses its own.
     (NAT64_LOCAL, "NAT64", [6, 7, 9, 10], 0),
     (NAT64_LOCAL, "NAT64", [7, 9, 10, 11], 0),
     (NAT64_LOCAL, "NAT64", [9, 10, 11, 12], 0),
@@ -68,8 +68,8 @@ const EMBEDDED: &[(Ipv6Net, &str, [usize; 4], u32)] = &[
     (TEREDO, "Teredo", LAST_FOUR, u32::MAX),
 ];
 
-/// Not public, by the IANA IPv4 Special-Purpose Address Registry (RFC 6890 and its updates),
-/// multicast (RFC 5771) and class E (RFC 1112).
+/// IPv4 networks that are not public: the IANA IPv4 Special-Purpose Address Registry (RFC 6890 and its
+/// updates), multicast (RFC 5771) and class E (RFC 1112).
 const SPECIAL_V4: &[(Ipv4Net, &str)] = &[
     (v4(0, 0, 0, 0, 32), "unspecified"),
     (v4(0, 0, 0, 0, 8), "this network"),
@@ -89,11 +89,11 @@ const SPECIAL_V4: &[(Ipv4Net, &str)] = &[
     (v4(240, 0, 0, 0, 4), "reserved"),
 ];
 
-/// All that is given out as global unicast (RFC 4291, and IANA's registry of IPv6 address space).
+/// All addresses assigned as global unicast (RFC 4291, and IANA's registry of IPv6 address space).
 const GLOBAL_UNICAST: Ipv6Net = v6(0x2000, 0, 0, 0, 3);
 
-/// Not public, by the IANA IPv6 Special-Purpose Address Registry. What is outside of
-/// [`GLOBAL_UNICAST`] is refused anyway and stands here for its name.
+/// IPv6 networks that are not public: the IANA IPv6 Special-Purpose Address Registry. Networks outside of
+/// [`GLOBAL_UNICAST`] are refused anyway, and are listed for their names.
 const SPECIAL_V6: &[(Ipv6Net, &str)] = &[
     (one([0; 8]), "unspecified"),
     (one([0, 0, 0, 0, 0, 0, 0, 1]), "loopback"),
@@ -118,7 +118,7 @@ const SPECIAL_V6: &[(Ipv6Net, &str)] = &[
     (v6(0xff00, 0, 0, 0, 8), "multicast"),
 ];
 
-/// The family of a link-local or metadata address, or how such a one is dressed up.
+/// The family of a link-local or metadata address, or the form that embeds such an address.
 pub(super) fn metadata(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(address) => family_v4(METADATA_V4, address),
@@ -147,7 +147,7 @@ pub(super) fn special(address: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// The first row that has the address: special ones stand before what they are a part of.
+/// The first row that contains the address. Smaller networks come before the networks that contain them.
 fn family_v4(table: &[(Ipv4Net, &'static str)], address: Ipv4Addr) -> Option<&'static str> {
     let row = table.iter().find(|(net, _)| net.contains(&address));
     row.map(|(_, family)| *family)
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_public_is_refused_and_named() {
+    fn addresses_that_are_not_public_are_refused_and_named() {
         for (family, addresses) in [
             ("unspecified", "0.0.0.0 ::"),
             ("this network", "0.0.0.1 0.255.255.255"),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn by_default_only_link_local_and_metadata_addresses_are_refused_however_disguised() {
+    fn by_default_only_link_local_and_metadata_addresses_are_refused_in_every_form() {
         for address in "169.254.169.254 169.254.170.2 168.63.129.16 100.100.100.200 fe80::a9fe:a9fe \
                         fd00:ec2::254 fd00:ec2::23 fd20:ce::254 fd00:c1::a9fe:a9fe fd00:42::42 \
                         ::ffff:169.254.169.254 ::ffff:0:169.254.169.254 ::169.254.169.254 \

@@ -1,4 +1,4 @@
-//! CloudEvents 1.0: values of attributes as headers, and events as JSON documents.
+//! CloudEvents 1.0: attribute values as headers, and events as JSON documents.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,16 +10,16 @@ use super::stored::Stored;
 use crate::header::ATTRIBUTE_PREFIX;
 use crate::message::Message;
 
-/// What an event has beside its payload and the texts that are counted, at most.
+/// The most bytes of a document, without the head, the payload and the topic.
 const OTHER_BYTES: usize = 256;
 
-/// The beginning of all documents of a destination.
+/// The beginning that all documents of a destination share.
 pub(super) struct Envelope {
     head: String,
 }
 
 impl Envelope {
-    /// With the attributes that all events have. These are named as headers are: `ce-region`.
+    /// An envelope with attributes that all events have. Their names are those of headers: `ce-region`.
     pub(super) fn new(source: &str, attributes: &BTreeMap<String, String>) -> Self {
         let mut head =
             r#"{"specversion":"1.0","datacontenttype":"application/json","source":"#.to_owned();
@@ -30,13 +30,12 @@ impl Envelope {
         Self { head }
     }
 
-    /// About as many bytes as the document will have.
+    /// The approximate length of the document in bytes.
     pub(super) fn len_of(&self, message: &Message) -> usize {
         self.head.len() + message.payload.len() + message.topic.len() + OTHER_BYTES
     }
 
-    /// Writes one event. Its data is the payload as it was stored: these bytes are what the
-    /// producer wrote, and no parser comes between.
+    /// Writes one event. `data` is the stored payload, byte for byte: no parser touches what the producer wrote.
     pub(super) fn write(&self, text: &mut String, message: &Message, stored: &Stored) {
         text.push_str(&self.head);
         text.push_str(r#","id":""#);
@@ -69,13 +68,13 @@ impl Envelope {
 }
 
 impl fmt::Debug for Envelope {
-    /// Without the values of a destination's headers.
+    /// Without the header values of the destination.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Envelope").finish_non_exhaustive()
     }
 }
 
-/// A member of the document. Names are checked before, and need no escapes.
+/// Writes a member of the document. Names are already checked, and need no escapes.
 fn push_attribute(text: &mut String, name: &str, value: &str) {
     text.push_str(",\"");
     text.push_str(name.strip_prefix(ATTRIBUTE_PREFIX).unwrap_or(name));
@@ -83,7 +82,7 @@ fn push_attribute(text: &mut String, name: &str, value: &str) {
     push_string(text, value);
 }
 
-/// A string of JSON (RFC 8259, 7).
+/// Writes a JSON string (RFC 8259, 7).
 fn push_string(text: &mut String, value: &str) {
     text.push('"');
     let mut written = 0;
@@ -103,8 +102,8 @@ fn push_string(text: &mut String, value: &str) {
     text.push('"');
 }
 
-/// The value of an attribute as that of a header. As the HTTP binding says (3.1.3.2): space, `"`,
-/// `%` and all that is not printable ASCII is percent-encoded.
+/// The value of an attribute as a header value. The HTTP binding (3.1.3.2) requires percent-encoding of space,
+/// `"`, `%` and everything that is not printable ASCII.
 pub(super) fn percent_encoded(value: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%');
     if value.bytes().all(is_plain) {
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_percent_encoded_as_cloudevents_says() {
+    fn a_value_is_percent_encoded_as_cloudevents_requires() {
         assert_eq!(percent_encoded("order.paid"), "order.paid");
         assert_eq!(
             percent_encoded("Euro € 😀 \"100%\""),
@@ -196,7 +195,7 @@ mod tests {
         assert!(!document(&message, &[("ce-tracestate", "b=2")]).contains("a=1"));
     }
 
-    /// Any JSON, with white space as no serialiser writes it.
+    /// Any JSON, with white space that no serialiser would write.
     fn any_payload() -> impl Strategy<Value = String> {
         prop_oneof![
             "[ \t\n]{0,3}-?[1-9][0-9]{0,20}(\\.[0-9]{1,9})?([eE][+-]?[0-9]{1,3})?[ \r]{0,2}",
@@ -225,7 +224,7 @@ mod tests {
             message.headers = Some(serde_json::to_string(&headers)?);
             let text = document(&message, &[]);
 
-            // A number may be larger than this parser's: the payload is read as text.
+            // A number may be too large for this parser: the payload is compared as text.
             let mut members: BTreeMap<String, &RawValue> = serde_json::from_str(&text)?;
             let data = members.remove("data").map(RawValue::get);
             prop_assert_eq!(data, Some(payload.trim()));

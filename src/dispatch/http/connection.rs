@@ -1,11 +1,12 @@
 //! A connection of ureq that makes fewer system calls.
 //!
-//! ureq writes head and body of a request one after the other, which is two packets and two
-//! wake-ups of the receiver; sets the socket's timeouts anew for each read and write, because
-//! what is left of the time is never the same; and asks twice between two requests whether the
-//! connection is still open. Here a request that fits is one write, timeouts are rounded up, and
-//! the second question is the one that is asked. Beside `ureq` alone that is about a third more
-//! requests per second.
+//! ureq makes these calls for each request:
+//! - It writes head and body separately, which is two packets and two wake-ups of the receiver.
+//! - It sets the socket's timeouts before each read and write, because the remaining time always differs.
+//! - It checks twice between two requests whether the connection is still open.
+//!
+//! This connection writes head and body at once if they fit, rounds timeouts up, and skips the first
+//! check. That is about a third more requests per second than plain ureq.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -13,14 +14,14 @@ use std::time::Duration;
 use ureq::Error;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 
-/// What is written at once. Longer requests are written in pieces of ureq's own choice.
+/// The most bytes of one combined write. For longer requests, ureq chooses the pieces.
 const MOST_PENDING: usize = 16 * 1024;
-/// Timeouts are rounded up to a multiple of this, so that they seldom change.
+/// Timeouts are rounded up to a multiple of this step, so that they rarely change.
 const TIMEOUT_STEP_MS: u128 = 100;
-/// To read what is there already.
+/// The timeout for reading input that has already arrived.
 const AT_ONCE: Duration = Duration::from_millis(10);
 
-/// Wraps whatever connection the connectors before it have made.
+/// Wraps the connection of the connectors before it in the chain.
 #[derive(Debug, Default)]
 pub(super) struct OneWriteConnector;
 
@@ -43,9 +44,9 @@ impl<In: Transport> Connector<In> for OneWriteConnector {
 #[derive(Debug)]
 pub(super) struct OneWrite<In> {
     inner: In,
-    /// Written by ureq and not by us yet.
+    /// Bytes that ureq has written and that this connection has not yet sent.
     pending: Vec<u8>,
-    /// Whether the connection is open was asked since it was last used.
+    /// Whether ureq has checked that the connection is open since its last use.
     was_asked: bool,
 }
 
@@ -79,7 +80,7 @@ impl<In: Transport> Transport for OneWrite<In> {
         if self.pending.is_empty() {
             return self.inner.transmit_output(amount, rounded_up(timeout));
         }
-        // The buffer is needed for what came before.
+        // `flush` needs the buffer for the pending bytes.
         let output = output.to_vec();
         self.flush(timeout)?;
         self.inner.buffers().output()[..amount].copy_from_slice(&output);
@@ -95,14 +96,13 @@ impl<In: Transport> Transport for OneWrite<In> {
                 input => return input,
             }
         }
-        // This process may have been stopped since, and an answer that is there was in time.
+        // This process may have been suspended meanwhile. A response that has already arrived was in time.
         let after = AT_ONCE.into();
         self.inner.await_input(NextTimeout { after, ..timeout })
     }
 
-    /// ureq asks when a connection goes back to its pool and when it comes out again. What the
-    /// first answer could tell, a closed connection or bytes that nobody asked for, the second
-    /// tells as well, and later.
+    /// ureq calls this when a connection returns to the pool and again when it leaves the pool. The second call
+    /// detects a closed connection or unexpected bytes as well, so only the second call checks.
     fn is_open(&mut self) -> bool {
         if !self.was_asked {
             self.was_asked = true;

@@ -1,8 +1,8 @@
-//! Which addresses a destination may have, so that no URL and no name leads a relay to what stands
-//! beside it: its own host, its network, or the address where a cloud gives away credentials.
+//! The addresses that a destination may have. No URL and no name can lead the relay to its own host, its
+//! network, or the metadata service of a cloud, which hands out credentials.
 //!
-//! Addresses are judged, not names, and the very addresses that were judged are dialled: a name that
-//! answers differently the next time gains nothing by it (DNS rebinding).
+//! The relay checks addresses, not names, and connects to exactly the addresses that it has checked. A name
+//! that resolves differently the next time (DNS rebinding) does not help.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,13 +16,13 @@ use crate::config::{Config, ConfigError, DEFAULT_DESTINATION, Destination};
 /// The addresses that a destination may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Egress {
-    /// All.
+    /// All addresses.
     Any,
-    /// All but link-local ones and those of a cloud's metadata: no receiver stands there.
+    /// All addresses except link-local and cloud metadata addresses, which no receiver has.
     NoMetadata,
-    /// Public ones, and those in the networks that are allowed.
+    /// Public addresses, and addresses in the allowed networks.
     Public { allow: Vec<IpNet> },
-    /// Those of a registered destination, for which nothing is allowed beside.
+    /// The addresses of a registered destination, which has no allowed networks.
     Registered { public_only: bool },
 }
 
@@ -45,7 +45,7 @@ impl Egress {
         }
     }
 
-    /// The family of an address that is refused, or `None`.
+    /// The family of a refused address. `None`: the address is allowed.
     pub(super) fn refusal(&self, address: IpAddr) -> Option<&'static str> {
         match self {
             Self::Any => None,
@@ -57,7 +57,7 @@ impl Egress {
         }
     }
 
-    /// The addresses of `host` that are not refused. An error where all are.
+    /// The allowed addresses of `host`. An error if all addresses are refused.
     pub(super) fn filter(
         &self,
         host: &str,
@@ -79,8 +79,7 @@ impl Egress {
         }
     }
 
-    /// Refuses a URL whose host is such an address, whatever its spelling: the URL has normalised
-    /// it.
+    /// Refuses a URL with a refused IP address as host, in any notation: `Url` has normalised the address.
     pub(super) fn check_literal(
         &self,
         destination: &Destination,
@@ -112,23 +111,23 @@ impl Egress {
             of: (host.parse() != Ok(address)).then(|| host.to_owned()),
             cure: match self {
                 Self::Public { .. } => {
-                    "only public addresses are reached, those in `allow`, and with `internal = true` all"
+                    "allowed are public addresses and networks in `allow`, or any address with `internal = true`"
                 }
-                Self::Any | Self::NoMetadata => "it is reached with `internal = true` only",
+                Self::Any | Self::NoMetadata => "allowed only with `internal = true`",
                 Self::Registered { .. } => {
-                    "registered destinations have public addresses (`OUTBOX_REGISTERED_PUBLIC_ONLY`)"
+                    "registered destinations must have public addresses (`OUTBOX_REGISTERED_PUBLIC_ONLY`)"
                 }
             },
         }
     }
 }
 
-/// An address that its destination must not have, where it has no other.
+/// The error of a destination whose addresses are all refused. Holds the first of them.
 #[derive(Debug)]
 pub(super) struct Blocked {
     address: IpAddr,
     family: &'static str,
-    /// The name that was resolved.
+    /// The resolved name, if the URL holds a name.
     of: Option<String>,
     cure: &'static str,
 }
@@ -185,7 +184,7 @@ mod tests {
 
     /// R46
     #[test]
-    fn registered_destinations_have_public_addresses_or_at_least_none_of_metadata() {
+    fn registered_destinations_never_have_metadata_addresses() {
         for (public_only, address, is_refused) in [
             (true, "10.0.0.1", true),
             (true, "8.8.8.8", false),
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_networks_are_reached_beside_public_ones_and_no_others() {
+    fn only_allowed_networks_are_reached_in_addition_to_public_addresses() {
         let allow = ["10.1.0.0/16", "fd00:1::/32", "169.254.1.0/24"];
         let allow = allow.map(|net| net.parse().expect("a network")).to_vec();
         let egress = Egress::Public { allow };
@@ -220,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn refused_addresses_are_left_out_and_named_where_none_remains() {
+    fn refused_addresses_are_left_out_and_the_first_is_named_if_none_remains() {
         let (good, bad) = ("8.8.8.8:80", "127.0.0.1:80");
         let addresses = [bad, good].map(|address| address.parse().expect("an address"));
         let left = PUBLIC
             .filter("shop.example", &addresses)
-            .expect("one is good");
+            .expect("one address is allowed");
         assert_eq!(left, addresses[1..]);
         let blocked = PUBLIC
             .filter("shop.example", &addresses[..1])
-            .expect_err("all are refused")
+            .expect_err("all addresses are refused")
             .to_string();
         assert!(
             blocked.starts_with("blocked address 127.0.0.1 (loopback) of shop.example:"),

@@ -1,4 +1,4 @@
-//! How requests to one destination look: what never changes of them, and what each adds.
+//! The form of requests to one destination: the fixed parts, and the parts of each message.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,34 +18,34 @@ use crate::header::{ATTRIBUTE_PREFIX, check_header};
 use crate::message::Message;
 use crate::status::ReasonCode;
 
-/// Bytes that the headers of a request may have. What the library takes is far below, but a plain
-/// insert may store more, and encoding makes it three times as long.
+/// The most bytes of all headers of a request. The library accepts far less, but a plain insert may store more, and
+/// percent-encoding can triple the length.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
-/// Headers that a request may have beside the fixed and the stored ones.
+/// The most headers of a request, without fixed and stored headers. Only used as a capacity.
 const OWN_HEADERS: usize = 16;
 
-/// The form of the requests to one destination. What all of them share is made once.
+/// The form of requests to one destination. The parts that all requests share are created once.
 #[derive(Debug)]
 pub(super) struct Form {
     destination: String,
     mode: Mode,
     /// Headers of every request.
     fixed: Vec<(HeaderName, HeaderValue)>,
-    /// What the destination sets: stored headers of these names are left out.
+    /// The names of the destination's headers. Stored headers with these names are left out.
     fixed_names: Vec<String>,
     envelope: Envelope,
     signer: Signer,
     max_payload_bytes: Option<usize>,
 }
 
-/// A message that may be sent, as far as can be known beforehand.
+/// A message that has passed the checks before a send.
 #[derive(Debug)]
 pub(super) struct Checked<'a> {
     message: &'a Message,
     stored: Stored,
 }
 
-/// What is posted.
+/// The headers and body of a POST request.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     pub(super) headers: HeaderMap,
@@ -120,12 +120,12 @@ impl Form {
         self.mode
     }
 
-    /// Whether a message may be sent. A failure here is the end of the message: it does not change.
+    /// Checks whether a message may be sent. A failure is final, as the message never changes.
     pub(super) fn check<'a>(&self, message: &'a Message) -> Result<Checked<'a>, Failure> {
         let bytes = message.payload.len();
         if let Some(most) = self.max_payload_bytes.filter(|most| bytes > *most) {
             let error = format!(
-                "the payload has {bytes} bytes; the destination {:?} takes {most}",
+                "the payload has {bytes} bytes: destination {:?} takes at most {most}",
                 self.destination
             );
             return Err(Failure::new(ReasonCode::PayloadTooLarge, error));
@@ -167,14 +167,14 @@ impl Form {
             .sum();
         if bytes > MAX_HEADER_BYTES {
             return Err(invalid(format!(
-                "the headers would have {bytes} bytes; {MAX_HEADER_BYTES} can be sent"
+                "the headers have {bytes} bytes: at most {MAX_HEADER_BYTES} can be sent"
             )));
         }
         Ok(Request { headers, body })
     }
 
-    /// One request for several messages. What belongs to a single one, its key, its attempt and its
-    /// stored HTTP headers, has no place in it; attributes and traces are in the documents.
+    /// One request for several messages. The idempotency key, attempt and stored HTTP headers of each message are left
+    /// out. Attributes and traces are in the documents.
     pub(super) fn several(
         &self,
         batch: &[Checked<'_>],

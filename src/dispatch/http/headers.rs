@@ -1,5 +1,5 @@
-//! The headers of a request that the relay itself sets: Standard Webhooks, CloudEvents in binary
-//! mode, and its own.
+//! The request headers that the relay sets: Standard Webhooks, CloudEvents in binary mode, and the relay's own
+//! headers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,7 +26,7 @@ const OUTBOX_ATTEMPT: HeaderName = HeaderName::from_static("outbox-attempt");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Id, time and signature of a request. The body has to be what is sent, byte for byte.
+/// Adds id, timestamp and signature of a request. `body` must be the sent body, byte for byte.
 pub(super) fn add_webhook(
     headers: &mut HeaderMap,
     id: Uuid,
@@ -45,7 +45,7 @@ pub(super) fn add_webhook(
     Ok(())
 }
 
-/// What is told of the message of a request that has only one.
+/// Adds the idempotency key and the attempt of the message, for a request with a single message.
 pub(super) fn add_delivery(
     headers: &mut HeaderMap,
     message: &Message,
@@ -65,7 +65,7 @@ pub(super) fn add_trace(headers: &mut HeaderMap, trace: Trace) -> Result<(), Inv
     Ok(())
 }
 
-/// The attributes of an event in binary mode, beside those that all events have.
+/// Adds the attributes of an event in binary mode, without the attributes that all events have.
 pub(super) fn add_attributes(
     headers: &mut HeaderMap,
     message: &Message,
@@ -80,7 +80,7 @@ pub(super) fn add_attributes(
         headers.insert(CE_PARTITIONKEY, attribute(key)?);
     }
     for (name, value) in &stored.attributes {
-        // Checked when they were read: each is a name.
+        // `stored::read` has checked the names.
         if let Ok(name) = HeaderName::try_from(name.as_str()) {
             headers.insert(name, attribute(value)?);
         }
@@ -97,8 +97,7 @@ fn id_value(id: Uuid) -> Result<HeaderValue, InvalidHeaderValue> {
     HeaderValue::from_str(id.hyphenated().encode_lower(&mut buffer))
 }
 
-/// A string of RFC 9651. It has no place for what is not printable ASCII: that is
-/// percent-encoded.
+/// A string of RFC 9651. Such strings hold only printable ASCII, so everything else is percent-encoded.
 fn quoted(key: &str) -> String {
     let mut quoted = String::with_capacity(key.len() + 2);
     quoted.push('"');
@@ -129,7 +128,7 @@ mod tests {
         assert_eq!(quoted("ä"), "\"%C3%A4\"");
     }
 
-    /// As a receiver does it.
+    /// Decodes like a receiver.
     fn percent_decoded(value: &str) -> String {
         let mut bytes = value.bytes();
         let mut decoded = Vec::new();

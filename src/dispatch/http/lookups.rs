@@ -1,8 +1,10 @@
-//! Lookups of names, for all destinations of a dispatcher.
+//! Name lookups for all destinations of a dispatcher.
 //!
-//! A few threads look up for everybody, callers wait until their deadline, and answers are kept for
-//! a short time. Where a lookup takes long, the answer before it is used (RFC 8767): names that hang, which
-//! anybody may have who registers a destination, would else keep the threads from those that do not.
+//! A few threads look up names for all senders. Senders wait until their deadline, and results are kept for a short
+//! time. If a lookup is slow, the previous result is used (RFC 8767).
+//!
+//! Anyone who registers a destination can give it a name whose lookup hangs. Therefore names whose last lookup failed
+//! get only half of the threads.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,22 +18,23 @@ use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, unbound
 
 use crate::lock::lock;
 
-/// How long an answer is kept. Short, for receivers that move.
+/// How long addresses are kept. The time is short because receivers may move.
 const KEEP: Duration = Duration::from_secs(10);
-/// How long a failure is kept: one lookup answers all senders that wait for it.
+/// How long a failure is kept, so that one lookup serves all waiting senders.
 const KEEP_FAILURE: Duration = Duration::from_secs(1);
-/// How long a new answer is waited for where there is an old one, and how old that may be.
+/// How long to wait for a new result if there is an old result, and the maximum age of the old result.
 const PATIENCE: Duration = Duration::from_millis(250);
 const OLDEST: Duration = Duration::from_secs(3600);
-/// Names of all destinations, while those come and go. More than these are kept while they are new.
+/// The most names to keep, as destinations come and go. Only recent results may exceed this number.
 const MOST_KEPT: usize = 20_000;
-/// Threads for destinations of settings, and for registered ones. Half of them are not for names that failed.
+/// The number of threads for configured and for registered destinations. Half of them do not look up names whose last
+/// lookup failed.
 pub(super) const THREADS: usize = 2;
 pub(super) const THREADS_OF_REGISTERED: usize = 4;
-/// The time that the threads get to end when nobody needs them any more.
+/// How long a drop waits for the threads to end.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// From a host and a port to addresses.
+/// Resolves a host and a port to addresses.
 pub(super) type Lookup = dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// A host and a port.
@@ -46,12 +49,12 @@ pub(super) struct LookupFailed {
     pub(super) reason: String,
 }
 
-/// How long what it does goes on.
+/// How long results are kept, and how long to wait for them.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) keep: Duration,
     pub(super) keep_failure: Duration,
-    /// After so long an old answer is good enough.
+    /// The longest wait for a new result if there is an old result.
     pub(super) patience: Duration,
 }
 
@@ -65,17 +68,17 @@ impl Default for Times {
     }
 }
 
-/// Looks names up for all destinations. Its threads start with the first name.
+/// Looks up names for all destinations. The threads start with the first lookup.
 ///
-/// Dropping it ends its threads. Only one that is in a lookup which hangs is left to itself: it
-/// ends with that lookup.
+/// Dropping `Lookups` ends its threads. A thread whose lookup hangs is left running, and ends after the
+/// lookup.
 pub(super) struct Lookups {
     shared: Arc<Shared>,
-    /// Each name that is under way once, so their lengths are bounded. `None`: the end.
+    /// Each name is in the queues at most once, so their lengths are bounded. `None`: `Lookups` is being dropped.
     queues: Option<Queues<Sender<Name>>>,
     asked: Queues<Receiver<Name>>,
     threads: usize,
-    /// Disconnected when the last thread is at its end.
+    /// Disconnected when the last thread ends.
     ended: Receiver<()>,
     alive: Option<Sender<()>>,
 }
@@ -83,25 +86,25 @@ pub(super) struct Lookups {
 /// Names to look up.
 #[derive(Clone)]
 struct Queues<T> {
-    /// Those that are new, and those that had an answer.
+    /// New names, and names whose last lookup succeeded.
     good: T,
-    /// Those whose last lookup failed.
+    /// Names whose last lookup failed.
     bad: T,
 }
 
 struct Shared {
     lookup: Box<Lookup>,
     times: Times,
-    /// [`MOST_KEPT`], and more only while they are new.
+    /// At most [`MOST_KEPT`] results, plus recent results.
     kept: RwLock<HashMap<Name, Kept>>,
     under_way: Mutex<UnderWay>,
-    /// Something that was under way is there.
+    /// Notified when a lookup ends.
     answered: Condvar,
 }
 
 #[derive(Default)]
 struct UnderWay {
-    /// Since when.
+    /// Names that are being looked up, each with the start time.
     names: HashMap<Name, Instant>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -113,7 +116,7 @@ struct Kept {
 }
 
 impl Lookups {
-    /// So many lookups may go on at once, never two of one name.
+    /// Runs at most `threads` lookups at once, and never two for the same name.
     pub(super) fn new(lookup: Box<Lookup>, threads: usize, times: Times) -> Self {
         let shared = Arc::new(Shared {
             lookup,
@@ -142,7 +145,7 @@ impl Lookups {
             let number = threads.len();
             let mut asked = self.asked.clone();
             if number < self.threads / 2 {
-                // Names that fail, and hang at that, leave these to the others.
+                // Failing names that hang cannot block these threads.
                 asked.bad = never();
             }
             let (shared, alive) = (Arc::clone(&self.shared), self.alive.clone());
@@ -157,8 +160,7 @@ impl Lookups {
         Ok(())
     }
 
-    /// The answer of now, or of not long ago; an older one where a new one takes long. `None`: there was none before the
-    /// deadline.
+    /// A new or recent result or, if the lookup is slow, an older result. `None`: no result before the deadline.
     pub(super) fn addresses(&self, name: &Name, deadline: Instant) -> Option<Answer> {
         if let Some(answer) = self.shared.kept(name, None) {
             return Some(answer);
@@ -166,7 +168,7 @@ impl Lookups {
         let (asked, times) = (Instant::now(), self.shared.times);
         let mut under_way = self.shared.under_way();
         loop {
-            // What was looked up while this one waited is new enough, however short it is kept.
+            // A result that arrived during the wait is new enough, even if it has already expired.
             if let Some(answer) = self.shared.kept(name, Some(asked)) {
                 return Some(answer);
             }
@@ -174,7 +176,10 @@ impl Lookups {
                 Some(since) => *since,
                 None => {
                     if let Err(error) = self.start(&mut under_way.threads) {
-                        return Some(Err(failed(&name.0, format!("no thread: {error}"))));
+                        return Some(Err(failed(
+                            &name.0,
+                            format!("cannot start a thread: {error}"),
+                        )));
                     }
                     let queues = self.queues.as_ref()?;
                     let queue = match self.shared.has_failed(name) {
@@ -210,12 +215,12 @@ impl Lookups {
 impl Drop for Lookups {
     fn drop(&mut self) {
         (self.queues, self.alive) = (None, None);
-        // Nobody sends: this waits for the end, or for as long as it may.
+        // Nothing is ever sent on this channel: this waits until all threads have ended, or for the grace period.
         let _ = self.ended.recv_timeout(GRACE);
         let threads = std::mem::take(&mut self.shared.under_way().threads);
         for thread in threads {
             if thread.is_finished() {
-                // It cannot have panicked: a lookup's panic is an answer.
+                // The thread cannot have panicked: `look_up` catches the panic of a lookup.
                 let _ = thread.join();
             }
         }
@@ -240,7 +245,7 @@ impl Shared {
             .is_some_and(|kept| kept.answer.is_err())
     }
 
-    /// Addresses that may have changed since.
+    /// The last addresses, which may have changed meanwhile.
     fn old(&self, name: &Name) -> Option<Arc<[SocketAddr]>> {
         let kept = self.all_kept();
         let kept = kept
@@ -286,12 +291,12 @@ impl Shared {
 
     fn look_up(&self, (host, port): &Name) -> Answer {
         let failed = |reason: String| failed(host, reason);
-        // Without its thread all destinations would be without names.
+        // A panic must not end the thread, because all destinations need it.
         let found = catch_unwind(AssertUnwindSafe(|| (self.lookup)(host, *port)))
             .map_err(|_| failed("the lookup panicked".to_owned()))?
             .map_err(|error| failed(error.to_string()))?;
         if found.is_empty() {
-            return Err(failed("it has no address".to_owned()));
+            return Err(failed("the name has no address".to_owned()));
         }
         Ok(found.into())
     }
@@ -308,7 +313,7 @@ fn failed(host: &Arc<str>, reason: String) -> LookupFailed {
 pub(super) fn system_lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     match (host, port).to_socket_addrs() {
         Ok(found) => Ok(found.collect()),
-        // Known without a lookup (RFC 6761), also where there is no /etc/hosts.
+        // `localhost` is known without a lookup (RFC 6761), even without /etc/hosts.
         Err(_) if host.trim_end_matches('.').eq_ignore_ascii_case("localhost") => Ok(vec![
             SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             SocketAddr::from((Ipv6Addr::LOCALHOST, port)),

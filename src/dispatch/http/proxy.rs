@@ -1,9 +1,8 @@
 //! An HTTP proxy between the relay and a destination.
 //!
-//! ureq can do this by itself, but it tells the proxy's failures and the destination's apart by text
-//! only, or not at all, and gives each read of the proxy's answer the whole time anew. Here the
-//! way is the same: a tunnel (CONNECT) for `http` as for `https`, so that a proxy sees no message
-//! of a destination with TLS, and changes none of the others.
+//! ureq supports proxies, but barely distinguishes failures of the proxy from failures of the destination, and
+//! restarts the timeout with each read of the proxy's response. This module opens a tunnel (CONNECT) like ureq,
+//! for `http` as well as `https`: the proxy sees no message of a destination with TLS, and changes no message.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,33 +20,33 @@ use url::Url;
 
 use crate::config::{Config, ConfigError, Destination, Proxy};
 
-/// Bytes of the proxy's answers, all together.
+/// The most bytes of the head of a proxy's response.
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 
-/// A proxy, and how it is asked for a tunnel to one destination.
+/// A proxy, with the CONNECT request for a tunnel to one destination.
 #[derive(Debug)]
 pub(super) struct Via {
     pub(super) url: Url,
-    /// The head of the request, with the proxy's password.
+    /// The head of the CONNECT request, with the password for the proxy.
     connect: SecretString,
 }
 
-/// A destination was not reached for the sake of the proxy.
+/// Why a destination was not reached through the proxy.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProxyFailed {
-    /// The proxy's own failure, which says nothing about the destination.
-    #[error("the proxy {proxy} {reason}")]
+    /// A failure of the proxy itself, which says nothing about the destination.
+    #[error("proxy {proxy} {reason}")]
     Itself { proxy: String, reason: String },
     /// The proxy cannot reach the destination.
-    #[error("the proxy {proxy} cannot reach the destination: it answered {status}")]
+    #[error("proxy {proxy} cannot reach the destination: it returned {status}")]
     Destination { proxy: String, status: u16 },
-    /// The proxy was reached and said nothing in time: it, or what is behind it, is slow.
-    #[error("the proxy {proxy} opened no way to the destination in time")]
+    /// The proxy was reached but did not respond in time: the proxy or the destination is slow.
+    #[error("proxy {proxy} opened no tunnel to the destination in time")]
     Silent { proxy: String },
 }
 
 impl Via {
-    /// The proxy of a destination, if it has one.
+    /// The proxy of a destination, if any.
     pub(super) fn of(
         destination: &Destination,
         config: &Config,
@@ -66,15 +65,13 @@ impl Via {
 
     fn new(url: &Url, destination: &Url) -> Result<Self, &'static str> {
         if url.scheme() != "http" {
-            return Err(
-                "an http:// URL is served: https destinations have their TLS through its tunnel",
-            );
+            return Err("must be an http:// URL: https destinations use TLS inside the tunnel");
         }
         if url.path() != "/" || url.query().is_some() {
-            return Err("a proxy's URL has no path");
+            return Err("the URL of a proxy must not have a path");
         }
-        // This reads the percent-encoding, too.
-        let parsed = ureq::Proxy::new(url.as_str()).map_err(|_| "it cannot be used as a proxy")?;
+        // `ureq::Proxy` also decodes percent-encoding.
+        let parsed = ureq::Proxy::new(url.as_str()).map_err(|_| "not a valid proxy URL")?;
         let host = destination.host_str().unwrap_or_default();
         let port = destination.port_or_known_default().unwrap_or_default();
         let mut connect = format!(
@@ -94,7 +91,7 @@ impl Via {
         })
     }
 
-    /// Host and port, for people.
+    /// Host and port, for display.
     fn shown(&self) -> String {
         format!(
             "{}:{}",
@@ -110,7 +107,7 @@ impl Via {
         }))
     }
 
-    /// What an error means that came before the proxy was asked for anything.
+    /// Converts an error from before the CONNECT request.
     pub(super) fn unreachable(&self, error: &Error) -> Error {
         self.itself(match error {
             Error::Timeout(_) => "cannot be reached in time".to_owned(),
@@ -120,7 +117,7 @@ impl Via {
         })
     }
 
-    /// Asks for a tunnel and waits for the answer.
+    /// Requests a tunnel and waits for the response.
     fn open<T: Transport>(&self, to_proxy: T, details: &ConnectionDetails) -> Result<T, Error> {
         let mut stream = TransportAdapter::new(to_proxy, Arc::clone(&details.current_time));
         stream.set_timeout(left(details));
@@ -133,18 +130,21 @@ impl Via {
         })?;
         match status {
             200..=299 => Ok(stream.into_inner()),
-            407 => Err(self.itself("wants other credentials: it answered 407")),
-            // Proxies say by any of these that the other side is not there: 502 and 504 by the
-            // book, Squid 503, tinyproxy 500.
+            407 => Err(self.itself("refused the credentials: it returned 407")),
+            // Proxies report an unreachable destination with any of these: 502 and 504 by the standard,
+            // Squid 503, tinyproxy 500.
             500 | 502..=504 => Err(Error::Other(Box::new(ProxyFailed::Destination {
                 proxy: self.shown(),
                 status,
             }))),
-            _ => Err(self.itself(format!("refuses: it answered {status} to CONNECT"))),
+            _ => Err(self.itself(format!(
+                "refused the tunnel: it returned {status} to CONNECT"
+            ))),
         }
     }
 
-    /// The status of the answer. Byte for byte: what follows belongs to the destination.
+    /// Sends the CONNECT request and returns the status. Reads byte by byte: the bytes after the head belong to the
+    /// destination.
     fn ask(&self, stream: &mut (impl Read + Write)) -> io::Result<u16> {
         stream.write_all(self.connect.expose_secret().as_bytes())?;
         stream.flush()?;
@@ -152,20 +152,20 @@ impl Via {
         while head.len() < MOST_HEAD_BYTES {
             let mut byte = [0];
             if stream.read(&mut byte)? == 0 {
-                return Err(io::Error::other("it closed the connection"));
+                return Err(io::Error::other("the proxy closed the connection"));
             }
             head.push(byte[0]);
             if !head.ends_with(b"\r\n\r\n") {
                 continue;
             }
             match status_of(&head) {
-                // Interim answers.
+                // Interim responses.
                 Some(100..=199) => head.clear(),
                 Some(status) => return Ok(status),
-                None => return Err(io::Error::other("it does not speak HTTP")),
+                None => return Err(io::Error::other("the response is not HTTP")),
             }
         }
-        Err(io::Error::other("its answer has no end"))
+        Err(io::Error::other("the response head is too long"))
     }
 }
 
@@ -175,7 +175,7 @@ fn status_of(head: &[u8]) -> Option<u16> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// What is left of the time that connecting has.
+/// The remaining time to connect.
 fn left(details: &ConnectionDetails) -> NextTimeout {
     let mut timeout = details.timeout;
     let now = (details.current_time)();
@@ -189,7 +189,7 @@ fn left(details: &ConnectionDetails) -> NextTimeout {
     timeout
 }
 
-/// Connects: to the destination, or to its proxy and from there on.
+/// Connects to the destination, directly or through its proxy.
 #[derive(Debug)]
 pub(super) struct FirstHop {
     tcp: TcpConnector,
@@ -227,7 +227,7 @@ impl Connector for FirstHop {
     }
 }
 
-/// Nothing was sent: there is no connection.
+/// No connection was established, so nothing was sent.
 #[derive(Debug)]
 pub(super) struct NotConnected(pub(super) io::Error);
 
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_is_asked_for_with_host_port_and_credentials() {
+    fn a_tunnel_is_requested_with_host_port_and_credentials() {
         let head = |via: Via| via.connect.expose_secret().to_owned();
         let plain = head(via("http://proxy:3128", "https://shop.example/a?b").expect("a proxy"));
         assert!(

@@ -1,8 +1,8 @@
-//! A resolver for ureq that starts no thread for a request, and that gives out no address which
-//! the destination must not have.
+//! A resolver for ureq. It starts no thread for a request, and returns no address that the destination must
+//! not have.
 //!
-//! ureq's own one starts a thread for each request with a timeout, and leaves it behind where a
-//! lookup hangs.
+//! ureq's own resolver starts a thread for each request with a timeout, and leaks the thread if a lookup
+//! hangs.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -19,13 +19,13 @@ use super::egress::Egress;
 use super::lookups::{Lookups, Name};
 use super::proxy::Via;
 
-/// What ureq takes.
+/// The most addresses that ureq accepts.
 const MOST_ADDRESSES: usize = 16;
-/// Where ureq has no timeout it says so by an endless one, which an `Instant` cannot hold.
+/// ureq expresses "no timeout" as an endless duration, which does not fit into an `Instant`.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// The resolver of one destination: of its host, or of the proxy that stands before it, and of
-/// nothing else, whatever it is asked for.
+/// The resolver of one destination. It resolves only the host of the destination, or its proxy, regardless of the
+/// requested URI.
 #[derive(Clone)]
 pub(super) struct FirstAddress {
     lookups: Arc<Lookups>,
@@ -42,18 +42,18 @@ enum Place {
 }
 
 impl FirstAddress {
-    /// Of a destination that is reached directly.
+    /// The resolver of a destination without a proxy.
     pub(super) fn of(lookups: &Arc<Lookups>, url: &Url, egress: Egress) -> Self {
         Self::at(lookups, url, egress, None)
     }
 
-    /// Of a proxy. It may stand wherever it likes: an operator has named it.
+    /// The resolver of a proxy, which may have any address: an operator has configured it.
     pub(super) fn of_proxy(lookups: &Arc<Lookups>, via: &Arc<Via>) -> Self {
         Self::at(lookups, &via.url, Egress::Any, Some(Arc::clone(via)))
     }
 
     fn at(lookups: &Arc<Lookups>, url: &Url, egress: Egress, via: Option<Arc<Via>>) -> Self {
-        // Both are there: a URL of http or https has a host, and these schemes have ports.
+        // Both exist: an http or https URL has a host, and both schemes have a default port.
         let host: Arc<str> = url.host_str().unwrap_or_default().into();
         let port = url.port_or_known_default().unwrap_or_default();
         let literal = host.trim_start_matches('[').trim_end_matches(']');
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_moves_to_a_private_address_is_refused_after_the_answer_is_kept_no_more() {
+    fn a_name_that_moves_to_a_private_address_is_refused_when_the_kept_result_has_expired() {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
         let lookup = move |_: &str, port| {
@@ -193,11 +193,14 @@ mod tests {
             error.starts_with("blocked address 10.0.0.1 (private) of rebound.example"),
             "{error}"
         );
-        assert!(count.load(Ordering::Relaxed) >= 2, "it was looked up anew");
+        assert!(
+            count.load(Ordering::Relaxed) >= 2,
+            "the name was looked up again"
+        );
     }
 
     #[test]
-    fn addresses_that_are_refused_are_left_out() {
+    fn refused_addresses_are_left_out() {
         let lookup = |_: &str, port| {
             let addresses = [
                 [127, 0, 0, 1],
@@ -223,20 +226,20 @@ mod tests {
     }
 
     #[test]
-    fn more_addresses_than_fit_are_cut_after_the_bad_ones_are_out() {
+    fn refused_addresses_are_left_out_before_the_rest_is_cut_to_the_maximum() {
         let lookup = |_: &str, port| {
             let of = |network| move |n| SocketAddr::from(([network, 0, 0, n], port));
             Ok((0..20).map(of(10)).chain((0..20).map(of(8))).collect())
         };
         let resolver = resolver(&lookups(lookup, SOON), "http://a.example/", PUBLIC);
-        let found = resolve(&resolver, SOON).expect("public ones");
+        let found = resolve(&resolver, SOON).expect("public addresses");
         assert_eq!(found.len(), MOST_ADDRESSES);
         assert!(found.iter().all(|address| address.starts_with("8.")));
     }
 
     #[test]
-    fn an_address_needs_no_lookup_and_is_judged_as_well() {
-        let lookup = |_: &str, _| -> io::Result<Vec<SocketAddr>> { panic!("nobody asks") };
+    fn an_address_in_the_url_is_checked_without_a_lookup() {
+        let lookup = |_: &str, _| -> io::Result<Vec<SocketAddr>> { panic!("no lookup is needed") };
         let lookups = lookups(lookup, SOON);
         let metadata = "http://[::ffff:169.254.169.254]/";
         let error = error_of(resolve(&resolver(&lookups, metadata, PUBLIC), SOON));
@@ -252,8 +255,8 @@ mod tests {
         let hang = Mutex::new(hang);
         let lookup = move |host: &str, port| {
             if host == "hangs.example" {
-                // Until the test is over.
-                let _ = hang.lock().expect("one lookup of a name at once").recv();
+                // Until the end of the test.
+                let _ = hang.lock().expect("one lookup per name at a time").recv();
             }
             Ok(vec![SocketAddr::from(([8, 8, 8, 8], port))])
         };
@@ -275,12 +278,12 @@ mod tests {
         drop(Arc::into_inner(lookups).expect("the last one"));
         assert!(
             dropped.elapsed() < Duration::from_secs(10),
-            "it is not waited for"
+            "the drop waits for the hanging lookup"
         );
         drop(release);
     }
 
-    /// R46: who registers a destination may have a name that hangs whenever it likes.
+    /// R46: anyone who registers a destination can make lookups of its name hang.
     #[test]
     fn names_that_failed_and_hang_leave_a_thread_to_others() {
         let (release, hang) = mpsc::channel::<()>();
@@ -310,7 +313,7 @@ mod tests {
 
     /// R46
     #[test]
-    fn where_a_lookup_hangs_the_answer_before_it_is_used_and_then_the_new_one() {
+    fn while_a_lookup_hangs_the_previous_result_is_used() {
         let (release, hang) = mpsc::channel::<[u8; 4]>();
         let hang = Mutex::new(hang);
         let lookup = move |_: &str, port| {
@@ -324,20 +327,20 @@ mod tests {
         };
         let lookups = Arc::new(Lookups::new(Box::new(lookup), THREADS, times));
         let moves = resolver(&lookups, "http://a.example/", PUBLIC);
-        release.send([8, 8, 8, 8]).expect("it is there");
-        let first = resolve(&moves, SOON).expect("the first one");
+        release.send([8, 8, 8, 8]).expect("a lookup waits");
+        let first = resolve(&moves, SOON).expect("the first address");
         let began = Instant::now();
         for _ in 0..3 {
-            assert_eq!(resolve(&moves, SOON).expect("the same"), first);
+            assert_eq!(resolve(&moves, SOON).expect("the same address"), first);
         }
         assert!(
             began.elapsed() < SOON / 2,
-            "it waits for no lookup that hangs"
+            "the resolver waits for the hanging lookup"
         );
-        release.send([9, 9, 9, 9]).expect("it is there");
+        release.send([9, 9, 9, 9]).expect("a lookup waits");
         let until = Instant::now() + SOON;
-        while resolve(&moves, SOON).expect("one") == first {
-            assert!(Instant::now() < until, "the new one is not used");
+        while resolve(&moves, SOON).expect("an address") == first {
+            assert!(Instant::now() < until, "the new address is not used");
         }
     }
 
@@ -362,11 +365,11 @@ mod tests {
         let lookups = lookups(|_, _| Ok(Vec::new()), SOON);
         let resolver = resolver(&lookups, "http://a.example/", PUBLIC);
         let error = error_of(resolve(&resolver, SOON));
-        assert_eq!(error, "cannot resolve a.example: it has no address");
+        assert_eq!(error, "cannot resolve a.example: the name has no address");
     }
 
     #[test]
-    fn the_end_of_its_user_is_the_end_of_its_threads() {
+    fn dropping_the_lookups_ends_their_threads() {
         let held = Arc::new(());
         let holds = Arc::clone(&held);
         let lookup = move |_: &str, port| {
@@ -378,7 +381,7 @@ mod tests {
         drop(lookups);
         let until = Instant::now() + SOON;
         while Arc::strong_count(&held) > 1 {
-            assert!(Instant::now() < until, "a thread has it still");
+            assert!(Instant::now() < until, "a thread still holds the lookup");
             std::thread::yield_now();
         }
     }

@@ -1,4 +1,4 @@
-//! What an answer's status means for the message.
+//! What the status of a response means for the message.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use crate::config::{Class, Destination};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::status::ReasonCode;
 
-/// The outcome of an answer.
+/// The outcome of a response.
 pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime) -> Outcome {
     let Answer {
         response,
@@ -35,12 +35,12 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
         .map(|wait| wait.min(destination.retry_after_cap));
     let pause = match (class, status) {
         (Class::Pause, _) => Some(Pause::UntilResumed),
-        // The receiver as a whole wants to be left alone, not only by this message.
+        // The receiver asks for a pause of the whole destination, not only of this message.
         (Class::Retry, 429 | 503) => retry_after.filter(|wait| !wait.is_zero()).map(Pause::For),
         _ => None,
     };
     let failure = Failure {
-        error: format!("the receiver answered {status}"),
+        error: format!("the receiver returned {status}"),
         response,
         retry_after,
         pause,
@@ -52,14 +52,14 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     }
 }
 
-/// More seconds than this are as good as this.
+/// Longer waits are cut to this duration.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date.
+/// Parses both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date.
 fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit()) {
-        // More digits than a number has are more than the longest, too.
+        // A number that overflows exceeds the longest wait, too.
         let wait = value.parse().map_or(LONGEST, Duration::from_secs);
         return Some(wait.min(LONGEST));
     }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_no_longer_than_its_cap() {
+    fn a_wait_is_limited_by_its_cap() {
         let mut destination = destination();
         destination.retry_after_cap = Duration::from_secs(3);
         let Outcome::Retry(failure) = outcome_of(429, Some("86400"), &destination) else {
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_answer_has_an_outcome(status in any::<u16>(), value in ".{0,40}") {
+        fn any_response_has_an_outcome(status in any::<u16>(), value in ".{0,40}") {
             let destination = destination();
             if let Outcome::Retry(failure) = outcome_of(status, Some(&value), &destination) {
                 prop_assert!(failure.retry_after.unwrap_or_default() <= destination.retry_after_cap);

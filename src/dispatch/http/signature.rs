@@ -1,4 +1,4 @@
-//! Signatures of Standard Webhooks, of `id.timestamp.body`: version 1 (HMAC-SHA256), and 1a (Ed25519).
+//! Signatures of Standard Webhooks over `id.timestamp.body`: version `v1` (HMAC-SHA256) and `v1a` (Ed25519).
 
 use std::fmt;
 
@@ -14,30 +14,30 @@ use crate::ed25519::PrivateKey;
 /// `v1a,`, 88 characters and a space.
 const SIGNATURE_BYTES: usize = 93;
 
-/// Signs with each of its secrets, and knows what the symmetric ones have signed.
+/// Signs requests with each secret, and computes the MACs to verify symmetric signatures.
 #[derive(Clone)]
 pub(crate) struct Signer {
     keys: Vec<Key>,
 }
 
-/// What is done with a secret is done once, and not for each request.
+/// A prepared key, so that no request repeats the key setup.
 #[derive(Clone)]
 enum Key {
     Symmetric(Hmac<Sha256>),
     Asymmetric(PrivateKey),
 }
 
-/// Why a request is not signed.
+/// Why a request cannot be signed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SignError {
-    #[error("the installed CryptoProvider of rustls does not sign: {0}")]
+    #[error("the installed CryptoProvider of rustls cannot sign: {0}")]
     Ed25519(#[from] rustls::Error),
     #[error(transparent)]
     Value(#[from] InvalidHeaderValue),
 }
 
 impl Signer {
-    /// An error is the reason.
+    /// The error is the reason.
     pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, String> {
         let key = |(index, secret): (usize, &SigningSecret)| {
             let key = match secret.is_asymmetric() {
@@ -54,8 +54,7 @@ impl Signer {
         })
     }
 
-    /// The value of `webhook-signature`: a signature by each secret, in their order. `None` when
-    /// there are no secrets.
+    /// The value of `webhook-signature`: one signature for each secret, in order. `None` if there are no secrets.
     pub(crate) fn sign(
         &self,
         id: &[u8],
@@ -65,7 +64,7 @@ impl Signer {
         if self.keys.is_empty() {
             return Ok(None);
         }
-        // Ed25519 takes what it signs in one piece.
+        // Ed25519 signs one contiguous buffer.
         let mut whole = None;
         let mut signatures = String::with_capacity(self.keys.len() * SIGNATURE_BYTES);
         for key in &self.keys {
@@ -88,7 +87,7 @@ impl Signer {
         Ok(Some(HeaderValue::try_from(signatures)?))
     }
 
-    /// What is signed, by each symmetric secret, in their order.
+    /// The MAC of a request for each symmetric secret, in order.
     pub(crate) fn macs(
         &self,
         id: &[u8],
@@ -110,7 +109,7 @@ fn mac(keyed: &Hmac<Sha256>, id: &[u8], timestamp: &[u8], body: &[u8]) -> Hmac<S
     mac
 }
 
-/// What is signed.
+/// The signed content of a request.
 pub(crate) fn signed_content(id: &[u8], timestamp: &[u8], body: &[u8]) -> Vec<u8> {
     [id, timestamp, body].join(&b'.')
 }
@@ -145,9 +144,9 @@ mod tests {
         value.to_str().expect("ASCII").to_owned()
     }
 
-    /// The vector that the libraries of Standard Webhooks are tested with.
+    /// The test vector of the libraries of Standard Webhooks.
     #[test]
-    fn a_signature_is_that_of_the_standards_own_libraries() {
+    fn a_signature_equals_that_of_the_standards_own_libraries() {
         assert_eq!(
             signature(
                 FIRST,
@@ -181,8 +180,8 @@ mod tests {
             secret.public_key().map(|key| key.expect("asymmetric"))
         }
 
-        /// The signature stands in the specification of Standard Webhooks, with the key in the tests of Svix's server.
-        /// Ed25519 signs the same content always with the same bytes.
+        /// The signature is from the specification of Standard Webhooks, the key from the tests of Svix's server.
+        /// Ed25519 signatures are deterministic.
         #[test]
         fn a_signature_is_that_of_the_standard() {
             for secret in [PAIR, SEED] {
@@ -219,7 +218,7 @@ mod tests {
             let error = Signer::new(&secrets).expect_err("another public half");
             assert_eq!(
                 error,
-                "secret 2: its public half does not belong to its private half"
+                "secret 2: the public half does not match the private half"
             );
             assert!(public(&other).is_err());
         }
@@ -241,10 +240,7 @@ mod tests {
             "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=",
         );
         let error = Signer::new(&secrets.expect("one")).expect_err("no provider");
-        assert!(
-            error.contains("give diesel-outbox the feature `ring`"),
-            "{error}"
-        );
+        assert!(error.contains("enable the feature `ring`"), "{error}");
     }
 
     #[test]
@@ -260,7 +256,7 @@ mod tests {
         assert_eq!(format!("{signer:?}"), "Signer(1 secrets)");
     }
 
-    /// HMAC as RFC 2104 writes it down, for a key that is no longer than a block.
+    /// HMAC as defined in RFC 2104, for a key of at most one block.
     fn hmac_by_hand(key: &[u8], content: &[u8]) -> Vec<u8> {
         let padded = |with: u8| {
             let mut block = [with; 64];
@@ -282,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_body_is_signed_as_the_rfc_says(
+        fn any_body_is_signed_as_the_rfc_defines(
             key in proptest::collection::vec(any::<u8>(), 24..=64),
             timestamp in any::<u64>(),
             body in proptest::collection::vec(any::<u8>(), 0..300),

@@ -1,5 +1,4 @@
-//! What was stored with a message to be sent along: HTTP headers, CloudEvents attributes and a
-//! trace context.
+//! The stored headers of a message: HTTP headers, CloudEvents attributes and a trace context.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +13,11 @@ use crate::status::ReasonCode;
 const TRACEPARENT: &str = "traceparent";
 const TRACESTATE: &str = "tracestate";
 
-/// The parts of stored headers, fit to be sent.
+/// The parts of stored headers, ready to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Stored {
     pub(super) headers: HeaderMap,
-    /// Under their names as headers: `ce-region`.
+    /// Attributes by their header names: `ce-region`.
     pub(super) attributes: BTreeMap<String, String>,
     pub(super) trace: Option<Trace>,
 }
@@ -28,22 +27,22 @@ pub(super) struct Stored {
 pub(super) struct Trace {
     pub(super) parent: String,
     pub(super) state: Option<String>,
-    /// Whether a document has it, too. Not where a trace was stored as an attribute: that is where
-    /// the event came from, and this is only the way that it takes.
+    /// Whether a document also has the trace as an attribute. `false` if a trace is stored as an attribute: that
+    /// trace says where the event originated, this one only how it is delivered.
     pub(super) is_attribute: bool,
 }
 
-/// Takes stored headers apart. Those of plain inserts were never checked, so they are here.
+/// Splits stored headers into their parts, and checks them: plain inserts bypass the checks of the library.
 ///
-/// What has one of the names in `fixed` (in lower case) is left out: the destination sets it.
+/// Headers with a name in `fixed` (in lower case) are left out, because the destination sets them.
 pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failure> {
     let mut stored = Stored::default();
     let Some(json) = json else {
         return Ok(stored);
     };
-    // The error of serde_json shows the value, which may be a secret.
+    // The error of serde_json would show the value, which may be a secret.
     let parsed: BTreeMap<String, Value> = serde_json::from_str(json)
-        .map_err(|_| invalid("the stored headers are no JSON object".to_owned()))?;
+        .map_err(|_| invalid("the stored headers are not a JSON object".to_owned()))?;
     for (mut name, value) in parsed {
         let value = match value {
             Value::String(value) => value,
@@ -60,7 +59,7 @@ pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failu
             continue;
         }
         if stored.attributes.contains_key(&name) || stored.headers.contains_key(&name) {
-            return Err(invalid(format!("stored header {name:?} is there twice")));
+            return Err(invalid(format!("stored header {name:?} is set twice")));
         }
         if name.starts_with(ATTRIBUTE_PREFIX) || name == TRACEPARENT || name == TRACESTATE {
             stored.attributes.insert(name, value);
@@ -90,8 +89,7 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// The stored context, continued. A state without a parent says nothing, and neither does one
-/// whose parent is not valid.
+/// Continues the stored trace context. A state without a valid parent is dropped.
 fn take_trace(attributes: &mut BTreeMap<String, String>, fixed: &[String]) -> Option<Trace> {
     let state = attributes.remove(TRACESTATE);
     let parent = continued(&attributes.remove(TRACEPARENT)?, fastrand::u64(..))?;
@@ -121,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_headers_are_taken_apart() {
+    fn stored_headers_are_split_into_their_parts() {
         let stored = of(r#"{"X-Shop": "berlin", "CE-Region": "Köln %"}"#);
         assert_eq!(stored.headers["x-shop"], "berlin");
         assert_eq!(stored.attributes["ce-region"], "Köln %");
@@ -137,9 +135,9 @@ mod tests {
             (r#"{"Webhook-Signature": "v1,a"}"#, "Webhook-Signature"),
             (r#"{"Content-Length": "1"}"#, "Content-Length"),
             (r#"{"x-a": "1\r\nx-b: 2"}"#, "x-a"),
-            (r#"{"x-a": "1", "X-A": "2"}"#, "there twice"),
-            (r#"{"ce-a": "1", "CE-A": "2"}"#, "there twice"),
-            (r#"{"traceparent": "1", "Traceparent": "2"}"#, "there twice"),
+            (r#"{"x-a": "1", "X-A": "2"}"#, "set twice"),
+            (r#"{"ce-a": "1", "CE-A": "2"}"#, "set twice"),
+            (r#"{"traceparent": "1", "Traceparent": "2"}"#, "set twice"),
             (r#"{"ce-data": "1"}"#, "ce-data"),
             (r#"{"ce-a-b": "1"}"#, "ce-a-b"),
             (r#"{"ce-a": "1\n2"}"#, "ce-a"),
@@ -150,10 +148,10 @@ mod tests {
             (r#"{"x-a": null}"#, "null"),
             (r#"{"x-a": [70177]}"#, "an array"),
             (r#"{"x-a": {"b": 70177}}"#, "an object"),
-            (r#"{"x-a": 70177"#, "no JSON object"),
-            ("[70177]", "no JSON object"),
-            ("\"70177\"", "no JSON object"),
-            ("70177", "no JSON object"),
+            (r#"{"x-a": 70177"#, "not a JSON object"),
+            ("[70177]", "not a JSON object"),
+            ("\"70177\"", "not a JSON object"),
+            ("70177", "not a JSON object"),
         ] {
             let failure = read(Some(json), &[]).expect_err(json);
             assert_eq!(failure.code, ReasonCode::InvalidHeader);
@@ -166,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_destination_sets_is_left_out() {
+    fn headers_that_the_destination_sets_are_left_out() {
         let fixed = ["x-a".to_owned(), "ce-a".to_owned()];
         let stored = read(Some(r#"{"X-A": "1", "ce-a": "1", "x-b": "1"}"#), &fixed);
         let stored = stored.expect("good headers");

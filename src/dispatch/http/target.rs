@@ -1,4 +1,4 @@
-//! One destination, ready to be sent to: its agents, and what an error of theirs means.
+//! The target of sends to one destination: its ureq agents, and the outcomes of their errors.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
@@ -24,25 +24,24 @@ use crate::dispatch::{Failure, Outcome, Response};
 use crate::lock::lock;
 use crate::status::ReasonCode;
 
-/// Bytes of an answer that are read, so that its connection can be used again. A longer answer
-/// costs its connection.
+/// The most bytes to read of a response body. The connection of a longer response cannot be reused.
 const READ_BYTES: u64 = 64 * 1024;
-/// Bytes of an answer that are kept for the ledger.
+/// The most bytes to keep of a response body, for the ledger.
 const KEEP_BYTES: usize = 2048;
-/// Connections that an agent keeps, and how long it does.
+/// The number of idle connections of an agent, and their maximum age.
 const IDLE_CONNECTIONS: usize = 1;
 const IDLE_AGE: Duration = Duration::from_secs(15);
-/// Agents that wait for the next send of destinations which share them.
+/// The most idle agents of destinations that share agents.
 const MOST_SHARED: usize = 512;
 
-/// A destination, ready to be sent to.
+/// A destination with everything that a send needs.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) destination: Destination,
     uri: Uri,
     timeout: Duration,
     agent_config: Arc<ureq::config::Config>,
-    /// Its timeout is not that of the agents.
+    /// Whether the timeout differs from that of the agents.
     has_own_timeout: bool,
     resolver: FirstAddress,
     via: Option<Arc<Via>>,
@@ -50,19 +49,19 @@ pub(super) struct Target {
     idle: Idle,
 }
 
-/// Agents that nobody uses just now.
+/// Idle agents.
 #[derive(Debug)]
 enum Idle {
     Own(Mutex<Vec<Agent>>),
-    /// Those of all destinations of an origin.
+    /// Shared by all destinations of an origin.
     Shared(Arc<Agents>, Arc<str>),
 }
 
-/// Agents of destinations that share them.
+/// The idle agents of destinations that share agents.
 #[derive(Debug, Default)]
 struct Agents(Mutex<ByOrigin>);
 
-/// Agents by the origins that they are for, each since it has waited.
+/// Idle agents by origin, each with the time since which it has been idle.
 type ByOrigin = HashMap<Arc<str>, Vec<(Instant, Agent)>>;
 
 impl Agents {
@@ -76,7 +75,7 @@ impl Agents {
         Some(agent)
     }
 
-    /// Keeps an agent for the next send. Where there are many, those go whose connections are too old to be used.
+    /// Keeps an agent for the next send. If there are too many, drops agents whose connections are too old to reuse.
     fn put(&self, origin: &Arc<str>, agent: Agent) {
         let mut all = lock(&self.0);
         let count = |all: &HashMap<_, Vec<_>>| all.values().map(Vec::len).sum::<usize>();
@@ -94,33 +93,33 @@ impl Agents {
     }
 }
 
-/// What destinations have in common that share their agents.
+/// The state of destinations that share agents.
 #[derive(Debug, Default)]
 struct Sharing {
     agents: Arc<Agents>,
     tls: SharedTls,
-    /// Of those without TLS, and of those with it.
+    /// The configuration without TLS, and with TLS.
     configs: [Option<Arc<ureq::config::Config>>; 2],
 }
 
-/// An answer, whatever its status.
+/// A response with any status.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) response: Response,
-    /// The header as it came.
+    /// The header as received.
     pub(super) retry_after: Option<String>,
 }
 
-/// What the destinations of a dispatcher share.
+/// The state that all destinations of a dispatcher share.
 pub(super) struct Common {
     lookups: Arc<Lookups>,
     tls: TlsSettings,
-    /// Of destinations that share their agents.
+    /// `Some`: the destinations share agents.
     sharing: Option<Sharing>,
 }
 
 impl Common {
-    /// Looks up names by `lookup`.
+    /// The state of configured destinations, which look up names with `lookup`.
     pub(super) fn new(lookup: Box<Lookup>) -> Self {
         Self {
             lookups: Arc::new(Lookups::new(lookup, THREADS, Times::default())),
@@ -129,7 +128,7 @@ impl Common {
         }
     }
 
-    /// The same for registered destinations, which share their agents: all have the same settings of TLS.
+    /// The state of registered destinations. They share agents, because all have the same TLS settings.
     pub(super) fn shared(lookup: Box<Lookup>) -> Self {
         let lookups = Lookups::new(lookup, THREADS_OF_REGISTERED, Times::default());
         Self {
@@ -141,7 +140,7 @@ impl Common {
 }
 
 impl Target {
-    /// What is wrong with the settings of the destination is an error that names them.
+    /// Checks the settings of the destination. An error names the invalid setting.
     pub(super) fn new(
         destination: Destination,
         config: &Config,
@@ -196,7 +195,7 @@ impl Target {
         })
     }
 
-    /// An agent that nobody else uses: each keeps its own connection, and none waits for another.
+    /// An agent for exclusive use. Each agent has its own connection, so no send waits for another.
     fn agent(&self) -> Agent {
         let idle = match &self.idle {
             Idle::Own(agents) => lock(agents).pop(),
@@ -220,7 +219,7 @@ impl Target {
         }
     }
 
-    /// Posts a body. What comes of an answer is not known here; of a request without one it is.
+    /// Posts a body. The caller decides the outcome of a response. Without a response, the error is the outcome.
     pub(super) fn post(&self, headers: HeaderMap, body: &str) -> Result<Answer, Outcome> {
         let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
@@ -249,13 +248,13 @@ impl Target {
     }
 }
 
-/// Of an answer's head, which has its place in a connection's buffer.
+/// The most bytes of a response head, which must fit into the buffer of a connection.
 const HEADER_BYTES: usize = 64 * 1024;
-/// Written at once. Each connection has such a buffer: hundreds of them are memory.
+/// The size of the output buffer of each connection. It is small because there may be hundreds of connections.
 const OUTPUT_BYTES: usize = 32 * 1024;
 
-/// What is not said here has a default that loses messages or never ends: redirects that turn POST into GET, proxies
-/// from the environment, no timeout. (A proxy of the settings is our own connector's.)
+/// The configuration of all agents. ureq's defaults could lose messages or hang: redirects turn POST into GET, proxies
+/// come from the environment, and there is no timeout. `FirstHop` handles the proxy of the settings.
 fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
     Agent::config_builder()
         .timeout_global(Some(timeout))
@@ -276,17 +275,17 @@ fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
         .build()
 }
 
-/// Reads an answer and keeps its beginning. An error here changes nothing: the status has come.
+/// Reads a response body and keeps its beginning. An error has no effect, because the status has already arrived.
 fn beginning(reader: impl Read) -> Option<String> {
     let mut body = Vec::new();
     if let Err(error) = reader.take(READ_BYTES).read_to_end(&mut body) {
-        log::debug!(event = "answer_cut", error:% = error; "the answer's body could not be read to its end");
+        log::debug!(event = "answer_cut", error:% = error; "the response body could not be read completely: keeping the part that arrived");
     }
     body.truncate(KEEP_BYTES);
     (!body.is_empty()).then(|| String::from_utf8_lossy(&body).into_owned())
 }
 
-/// A request without an answer.
+/// The outcome of a request without a response.
 fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
     use ureq::Error;
 
@@ -303,7 +302,7 @@ fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
         Error::ConnectionFailed => ReasonCode::Connect,
         Error::Tls(_) | Error::Pem(_) | Error::Rustls(_) | Error::TlsRequired => ReasonCode::Tls,
         Error::Protocol(_) | Error::LargeResponseHeader(..) => ReasonCode::Protocol,
-        // There was a connection: whatever broke it, the receiver may have the message.
+        // The connection was established and broke later, so the receiver may have the message.
         Error::Io(io) => match io.kind() {
             ErrorKind::TimedOut | ErrorKind::WouldBlock => ReasonCode::Timeout,
             ErrorKind::ConnectionReset
@@ -316,7 +315,7 @@ fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
             | ErrorKind::NetworkDown
             | ErrorKind::WriteZero
             | ErrorKind::UnexpectedEof => ReasonCode::ConnectionLost,
-            // rustls reports what it does not trust as invalid data.
+            // rustls reports untrusted certificates as invalid data.
             ErrorKind::InvalidData => ReasonCode::Tls,
             _ => ReasonCode::Failed,
         },
@@ -330,7 +329,7 @@ fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
     Outcome::Retry(Failure::new(code, text))
 }
 
-/// A request that did not get as far as to be sent, by an error of ours.
+/// The outcome of a request that failed before it was sent, with an error of this crate.
 fn unsent(error: &(dyn StdError + Send + Sync + 'static), timeout: Duration) -> Outcome {
     let code = match error.downcast_ref() {
         Some(ProxyFailed::Itself { .. }) => {
@@ -356,7 +355,7 @@ fn unsent(error: &(dyn StdError + Send + Sync + 'static), timeout: Duration) -> 
 }
 
 fn no_answer_within(timeout: Duration) -> String {
-    format!("no answer within {} ms", timeout.as_millis())
+    format!("no response within {} ms", timeout.as_millis())
 }
 
 #[cfg(test)]
@@ -376,10 +375,10 @@ mod tests {
         let address = SocketAddr::from(([169, 254, 169, 254], 80));
         Egress::NoMetadata
             .filter("shop.example", &[address])
-            .expect_err("it is refused")
+            .expect_err("a refused address")
     }
 
-    /// What each error of a request without an answer means. Answers are in `response`.
+    /// The outcome of each error of a request without a response. The tests of `response` cover responses.
     #[test]
     fn every_error_has_its_outcome() {
         use ReasonCode as Code;
@@ -453,7 +452,7 @@ mod tests {
                 Code::Connect,
             ),
             (own(ProxyFailed::Silent { proxy: proxy() }), Code::Timeout),
-            (own(io::Error::other("of nobody")), Code::Failed),
+            (own(io::Error::other("unknown")), Code::Failed),
             (ErrorKind::OutOfMemory.into_error(), Code::Failed),
         ];
         for (error, code) in retried {
@@ -484,7 +483,7 @@ mod tests {
         match failed(&error, Duration::from_secs(1)) {
             Outcome::Wait(failure) => {
                 assert_eq!(failure.code, Code::Proxy);
-                assert_eq!(failure.error, "the proxy proxy:3128 is away");
+                assert_eq!(failure.error, "proxy proxy:3128 is away");
             }
             other => panic!("{error:?} is {other:?}"),
         }

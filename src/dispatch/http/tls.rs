@@ -1,8 +1,7 @@
-//! How TLS is spoken with a destination.
+//! The TLS configuration of destinations.
 //!
-//! Every file is read and checked at the start: what is wrong with it is told then, by the
-//! setting's name, and not by a panic of ureq, which is what a key that does not belong to its
-//! certificate comes to there.
+//! Every file is read and checked at start, and an error names the setting. Without this check, a key that does
+//! not match its certificate would make ureq panic later.
 
 use std::fmt;
 use std::io;
@@ -26,7 +25,7 @@ use crate::provider::{MISSING, provider};
 
 type Certificates = Arc<Vec<Certificate<'static>>>;
 
-/// Makes the TLS settings of destinations.
+/// Builds the TLS configurations of destinations.
 #[derive(Default)]
 pub(super) struct TlsSettings {
     /// The system's certificates, read once for all destinations.
@@ -34,7 +33,7 @@ pub(super) struct TlsSettings {
 }
 
 impl TlsSettings {
-    /// The settings of one destination, for all its agents: they share what is in there.
+    /// The configuration of one destination, which all its agents share.
     pub(super) fn of(
         &mut self,
         destination: &Destination,
@@ -77,7 +76,7 @@ impl TlsSettings {
     fn roots(&mut self, roots: &Roots, url: &Url) -> Result<RootCerts, String> {
         Ok(match roots {
             Roots::Bundled => RootCerts::WebPki,
-            // Not looked for where nothing needs them: a container may have none.
+            // Without TLS the system's certificates are not read: a container may have none.
             Roots::System if url.scheme() == "http" => RootCerts::WebPki,
             Roots::System => {
                 let certificates = match &self.system {
@@ -94,7 +93,7 @@ impl TlsSettings {
     }
 }
 
-/// What the oldest version needs of it. rustls offers only versions that it has cipher suites of.
+/// Restricts the provider to the allowed versions: rustls offers only versions for which it has cipher suites.
 fn speaking(oldest: TlsVersion, provider: Arc<CryptoProvider>) -> Arc<CryptoProvider> {
     match oldest {
         TlsVersion::V1_2 => provider,
@@ -113,14 +112,16 @@ fn system_roots() -> Result<Certificates, String> {
     let certificates: Vec<_> = found
         .certs
         .iter()
-        // Systems have old ones that nobody can read any more.
+        // Systems may have old certificates that rustls cannot read.
         .filter(|certificate| is_readable(certificate).is_ok())
         .map(|certificate| Certificate::from_der(certificate).to_owned())
         .collect();
     if certificates.is_empty() {
         let why = found.errors.first();
-        let why = why.map_or_else(|| "none is installed".to_owned(), ToString::to_string);
-        return Err(format!("the system's trusted certificates: {why}"));
+        let why = why.map_or_else(|| "none are installed".to_owned(), ToString::to_string);
+        return Err(format!(
+            "cannot load the system's trusted certificates: {why}"
+        ));
     }
     Ok(Arc::new(certificates))
 }
@@ -129,7 +130,7 @@ fn is_readable(certificate: &CertificateDer<'static>) -> Result<(), rustls::Erro
     RootCertStore::empty().add(certificate.clone())
 }
 
-/// The certificate that a destination is shown. An error with the part of the key that says where.
+/// The client certificate for a destination. An error comes with the setting that is invalid.
 fn client_certificate(
     tls: &Tls,
     provider: &CryptoProvider,
@@ -138,7 +139,8 @@ fn client_certificate(
         (None, None) => return Ok(None),
         (Some(cert_file), Some(key_file)) => (cert_file, key_file),
         _ => {
-            let reason = "client_cert_file and client_key_file go together".to_owned();
+            let reason =
+                "client_cert_file and client_key_file go together: set both or neither".to_owned();
             return Err(("tls", reason));
         }
     };
@@ -169,7 +171,7 @@ fn check_key(
         Some(Err(rustls::Error::InconsistentKeys(_))) | None => {
             Err(match belongs.position(|belongs| belongs.is_ok()) {
                 Some(others_before) => format!(
-                    "the key belongs to certificate {} of client_cert_file: that has to stand first, and after it who signed it",
+                    "the key belongs to certificate {} of client_cert_file: put that certificate first, followed by its chain",
                     others_before + 2
                 ),
                 None => "the key does not belong to the certificate in client_cert_file".to_owned(),
@@ -196,21 +198,21 @@ fn read_certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     }
     if certificates.is_empty() {
         return Err(format!(
-            "{}: there is no certificate in it (BEGIN CERTIFICATE)",
+            "{}: no certificate found (BEGIN CERTIFICATE)",
             shown(path)
         ));
     }
     Ok(certificates)
 }
 
-/// The first key, as rustls and as ureq have it: neither leads to the other.
+/// Reads the first key, as a type of rustls and as a type of ureq. Neither type converts to the other.
 fn read_key(path: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'static>), String> {
     let text = read(path)?;
-    // As PKCS #8 says it in the first line, and OpenSSL's older files in the second.
+    // PKCS #8 marks encrypted keys in the first line, older OpenSSL files in the second.
     let encrypted = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRYPTED"];
     if encrypted.iter().any(|mark| contains(&text, mark)) {
         return Err(format!(
-            "{}: the key is encrypted, and nobody is there to give its password: decrypt it, for example with openssl pkey",
+            "{}: the key is encrypted, and the relay cannot ask for a password: decrypt the key, for example with openssl pkey",
             shown(path)
         ));
     }
@@ -218,7 +220,7 @@ fn read_key(path: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'static>)
     match (PrivateKeyDer::from_pem_slice(&text), of_ureq) {
         (Ok(key), Ok(of_ureq)) => Ok((key, of_ureq)),
         (Err(pem::Error::NoItemsFound), _) => Err(format!(
-            "{}: there is no private key in it (BEGIN PRIVATE KEY)",
+            "{}: no private key found (BEGIN PRIVATE KEY)",
             shown(path)
         )),
         (Err(error), _) => Err(damaged(path, &Error::Pem(error))),
@@ -238,19 +240,18 @@ fn shown(path: &Path) -> String {
     format!("{path:?}")
 }
 
-/// Says nothing of what stands in the file: it may be a key.
+/// The error of a damaged file. It shows no content of the file, which may be a key.
 fn damaged(path: &Path, error: &Error) -> String {
     let what = match error {
-        Error::Pem(pem::Error::MissingSectionEnd { .. }) => "a part of it has no END line",
-        Error::Pem(pem::Error::IllegalSectionStart { .. }) => "a BEGIN line of it is malformed",
-        Error::Pem(pem::Error::Base64Decode(_)) => "a part of it is not base64",
-        _ => "it is no PEM file",
+        Error::Pem(pem::Error::MissingSectionEnd { .. }) => "a section has no END line",
+        Error::Pem(pem::Error::IllegalSectionStart { .. }) => "a BEGIN line is malformed",
+        Error::Pem(pem::Error::Base64Decode(_)) => "a section is not base64",
+        _ => "not a PEM file",
     };
     format!("{}: {what}", shown(path))
 }
 
-/// TLS for all agents of a destination: one of rustls' configurations, and one memory of its
-/// sessions.
+/// The TLS connector of all agents of a destination: they share one rustls configuration and its session cache.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedTls(Arc<RustlsConnector>);
 
@@ -271,7 +272,7 @@ impl<In: Transport> Connector<In> for SharedTls {
     }
 }
 
-/// Nothing was sent: there is a connection and no trust.
+/// The TLS handshake failed, so nothing was sent.
 #[derive(Debug)]
 pub(super) struct HandshakeFailed(pub(super) io::Error);
 

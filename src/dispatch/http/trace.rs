@@ -1,13 +1,13 @@
-//! The W3C trace context: a stored one is continued by each attempt as a step of its own.
+//! The W3C trace context. Each attempt continues the stored context with its own parent id.
 
 /// `00-<32 digits>-<16 digits>-<2 digits>`
 const LENGTH: usize = 55;
 const DASHES: [usize; 3] = [2, 35, 52];
 
-/// A `traceparent` of version 00 with a new parent id, the bits of `random`: the receiver's parent
-/// is this attempt, and not what enqueued the message. `None` when `stored` is none of that form.
+/// Continues a `traceparent` of version 00 with a new parent id, the bits of `random`. So the receiver's parent is this
+/// attempt, not the span that enqueued the message. `None`: `stored` is not a valid `traceparent` of version 00.
 ///
-/// A span that stands for the attempt has these bits as its id.
+/// A span for the attempt has the same bits as its id.
 pub(crate) fn continued(stored: &str, random: u64) -> Option<String> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     let has_form = stored.len() == LENGTH
@@ -28,7 +28,7 @@ pub(crate) fn continued(stored: &str, random: u64) -> Option<String> {
     if version != "00" || is_zero(trace_id) || is_zero(parent_id) {
         return None;
     }
-    // An id of zeros is none.
+    // An id of all zeros is invalid.
     let parent_id = random.max(1);
     Some(format!("00-{trace_id}-{parent_id:016x}-{flags}"))
 }
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_traceparent_is_not_continued() {
+    fn an_invalid_traceparent_is_not_continued() {
         for stored in [
             "",
             "00-ab-cd-01",

@@ -23,7 +23,7 @@ fn binary(more: &[(&str, &str)]) -> Headers {
     Headers::new(fixed.iter().chain(more).copied())
 }
 
-/// A document with these members beside the required attributes.
+/// A document with the required attributes and these members.
 fn document(members: &str) -> String {
     format!(r#"{{"specversion":"1.0","id":"1","source":"/shop","type":"order.paid"{members}}}"#)
 }
@@ -130,11 +130,11 @@ fn data_is_json_bytes_text_or_nothing() {
 #[test]
 fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
     for (body, said) in [
-        ("hunter2".to_owned(), "it is not JSON at line 1, column 1"),
-        ("\"hunter2\"".to_owned(), "the JSON has another shape"),
-        ("[]".to_owned(), "the JSON has another shape"),
-        (document(r#","data":hunter2"#), "it is not JSON"),
-        (document("") + "hunter2", "it is not JSON"),
+        ("hunter2".to_owned(), "invalid JSON at line 1, column 1"),
+        ("\"hunter2\"".to_owned(), "unexpected JSON shape"),
+        ("[]".to_owned(), "unexpected JSON shape"),
+        (document(r#","data":hunter2"#), "invalid JSON"),
+        (document("") + "hunter2", "invalid JSON"),
         ("{}".to_owned(), "the attribute specversion is missing"),
         (
             document("").replace("1.0", "hunter2"),
@@ -150,7 +150,7 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
         ),
         (
             document("").replace("\"1\"", "7"),
-            "the attribute id is no text",
+            "the attribute id is not a text",
         ),
         (
             document("").replace("\"1\"", "\"\""),
@@ -158,7 +158,7 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
         ),
         (
             document("").replace("\"1\"", r#""\ud800""#),
-            "the attribute id is no Unicode text",
+            "the attribute id is not a Unicode text",
         ),
         (
             document("").replace("/shop", ""),
@@ -166,19 +166,19 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
         ),
         (
             document(r#","id":"hunter2""#),
-            "the attribute id is there twice",
+            "the attribute id occurs twice",
         ),
         (
             document(r#","\u0069d":"hunter2""#),
-            "the attribute id is there twice",
+            "the attribute id occurs twice",
         ),
         (
             document(r#","data":1,"data":"hunter2""#),
-            "the attribute data is there twice",
+            "the attribute data occurs twice",
         ),
         (
             document(r#","data":1,"data_base64":"AA==""#),
-            "the attribute data_base64 is there beside",
+            "the attribute data_base64 occurs together with",
         ),
         (
             document(r#","data_base64":"hunter2!""#),
@@ -186,11 +186,11 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
         ),
         (
             document(r#","data_base64":[1]"#),
-            "the attribute data_base64 is no text",
+            "the attribute data_base64 is not a text",
         ),
         (
             document(r#","subject":["hunter2"]"#),
-            "the attribute subject is no text",
+            "the attribute subject is not a text",
         ),
         (
             document(r#","subject":"""#),
@@ -198,14 +198,14 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
         ),
         (
             document(r#","a":{"b":"hunter2"}"#),
-            "the attribute a is no text, number or boolean",
+            "the attribute a is not a text, number or boolean",
         ),
         (document(r#","hunter2-":"1""#), "the name of an attribute"),
         (document(r#","Id":"1""#), "the name of an attribute"),
         (document(r#","":"1""#), "the name of an attribute"),
         (
             document(r#","time":"hunter2""#),
-            "the attribute time is not a time of RFC 3339",
+            "the attribute time is not an RFC 3339 time",
         ),
     ] {
         let error = error_of(DOCUMENT, &body);
@@ -217,9 +217,9 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
     );
     assert_eq!(
         error,
-        "event 1 (counted from 0): the attribute id is there twice"
+        "event 1 (counted from 0): the attribute id occurs twice"
     );
-    assert!(error_of(BATCH, &document("")).starts_with("the JSON has another shape"));
+    assert!(error_of(BATCH, &document("")).starts_with("unexpected JSON shape"));
     assert!(error_of("application/cloudevents+xml", "<a/>").contains("content type"));
     assert_eq!(
         error_of("application/json", "1"),
@@ -233,7 +233,7 @@ fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
 #[test]
 fn bad_headers_of_binary_mode_are_refused_by_name() {
     for (header, said) in [
-        (("ce-id", "2"), "the attribute id is there twice"),
+        (("ce-id", "2"), "the attribute id occurs twice"),
         (("ce-a-b", "1"), "the name of an attribute"),
         (("ce-", "1"), "the name of an attribute"),
         (("ce-data", "1"), "the name of an attribute"),
@@ -242,7 +242,7 @@ fn bad_headers_of_binary_mode_are_refused_by_name() {
         (("ce-subject", ""), "the attribute subject is empty"),
         (
             ("ce-datacontenttype", "text/xml"),
-            "the attribute datacontenttype is there twice",
+            "the attribute datacontenttype occurs twice",
         ),
         (("content-type", "text/xml"), "the content type"),
     ] {
@@ -303,7 +303,7 @@ fn an_event_is_decoded_as_the_version_that_it_says_it_is_of() {
             .decode::<OrderPaid>()
             .expect_err("another")
             .to_string(),
-        "it is of topic \"order.sent\"; \"order.paid\" was asked for"
+        "the topic is \"order.sent\", expected \"order.paid\""
     );
 }
 

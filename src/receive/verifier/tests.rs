@@ -37,7 +37,7 @@ fn result(secrets: &str, headers: &[(&str, String)], body: &[u8]) -> Result<(), 
     verified.map(|_| ())
 }
 
-/// R33. The vector that the libraries of Standard Webhooks are tested with.
+/// R33. The test vector of the Standard Webhooks libraries.
 #[test]
 fn a_request_of_the_standards_own_libraries_is_verified() {
     let headers = Headers::new([
@@ -81,7 +81,7 @@ fn any_signature_by_any_secret_is_enough_and_other_versions_are_passed_over() {
     }
 }
 
-/// R33. A receiver that could sign is what asymmetric signatures are against.
+/// R33. With asymmetric signatures, a receiver must not be able to sign.
 #[test]
 fn a_private_key_is_refused_by_receivers() {
     let text = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
@@ -113,7 +113,7 @@ mod asymmetric {
     const PUBLIC: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
     const OTHER: &str = "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
 
-    /// R33. The vector of the specification and of Svix's server.
+    /// R33. The test vector of the specification and of Svix's server.
     #[test]
     fn a_request_of_others_is_verified_with_the_public_key() {
         let request = |signature: &'static str| {
@@ -136,7 +136,7 @@ mod asymmetric {
         }
         let refused = verifier(OTHER).verify_at(&headers, body, now);
         assert_eq!(refused, Err(VerifyError::NoMatch));
-        // A signature of one kind is none of the other.
+        // A signature of one kind is not valid as the other kind.
         let headers = request(
             "v1,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==",
         );
@@ -144,7 +144,7 @@ mod asymmetric {
         assert_eq!(refused, Err(VerifyError::NoMatch));
     }
 
-    /// R33. While senders change from a secret to a key pair, receivers that know either take the request.
+    /// R33. While a sender changes from a secret to a key pair, receivers with either accept the request.
     #[test]
     fn a_request_with_signatures_of_both_kinds_is_verified_by_either() {
         let headers = signed(&format!("{FIRST} {PRIVATE}"), "a", &NOW.to_string(), b"{}");
@@ -164,7 +164,7 @@ mod asymmetric {
 
     #[test]
     fn who_knows_the_public_key_alone_cannot_sign_with_it() {
-        // HMAC with the public key's bytes as its secret: a receiver that takes any algorithm would be deceived.
+        // HMAC with the bytes of the public key as the secret would deceive a receiver that accepts any algorithm.
         let as_secret = PUBLIC.replace("whpk_", "whsec_");
         let mut headers = signed(&as_secret, "a", &NOW.to_string(), b"{}");
         assert_eq!(result(PUBLIC, &headers, b"{}"), Err(VerifyError::NoMatch));
@@ -274,7 +274,7 @@ fn a_timestamp_is_a_number_of_seconds() {
     }
 }
 
-/// What is signed is `id.timestamp.body`: a body that begins with a number could be split otherwise.
+/// The signed text is `id.timestamp.body`. If the body begins with a number, the text could be split differently.
 #[test]
 fn what_was_signed_cannot_be_split_otherwise() {
     let body = format!("{NOW}.5");
@@ -306,7 +306,7 @@ fn without_a_secret_there_is_no_verifier_and_none_is_ever_shown() {
     assert_eq!(format!("{error:?}"), "NoMatch");
 }
 
-/// R33. The content type is not signed either: a document could be passed off as another event's data.
+/// R33. The content type is not signed, so a document could be passed off as the data of another event.
 #[test]
 fn who_refuses_binary_mode_takes_only_attributes_that_are_signed() {
     let document =
@@ -334,7 +334,7 @@ fn who_refuses_binary_mode_takes_only_attributes_that_are_signed() {
     assert_eq!(events.expect("one event")[0].event_type, "order.refunded");
 }
 
-/// R33. In binary mode `ce-id` is not signed: it has to be what is.
+/// R33. In binary mode `ce-id` is not signed, so it must equal `webhook-id`, which is signed.
 #[test]
 fn in_binary_mode_a_duplicate_cannot_be_passed_off_as_another_message() {
     let mut request = signed(FIRST, "0198b2f1", &NOW.to_string(), b"7");
@@ -403,7 +403,7 @@ proptest! {
             let headers = Headers::new(headers);
             let changed = headers.get(request[part].0).expect("once").unwrap_or_default();
             let verified = verifier(FIRST).verify_at(&headers, &body, at(NOW));
-            // White space around a value says nothing.
+            // White space around a value is ignored.
             let is_changed = changed != request[part].1.as_bytes();
             prop_assert!(verified.is_err() == is_changed, "{verified:?}");
         }

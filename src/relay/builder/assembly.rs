@@ -1,4 +1,4 @@
-//! What a relay is made of, from its settings.
+//! Assembles the parts of a relay from its settings.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::relay::observer::Observers;
 use crate::routes::Serves;
 use crate::store::relay::connection::Manager;
 
-/// Why a relay that could never send anything does not start.
-const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. Where all destinations are registered ones (rows), set OUTBOX_REGISTERED_THREADS";
+/// The error for a relay that has nowhere to send messages.
+const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. If all destinations are registered in the database, set OUTBOX_REGISTERED_THREADS";
 
 impl RelayBuilder {
-    /// Puts together what works, with settings that are checked.
+    /// Checks the settings and assembles the parts. An error names each setting as the programmer wrote it.
     pub(in crate::relay) fn assemble(self) -> Result<Assembled, StartError> {
         let in_code = self.in_code.clone();
         self.put_together().map_err(|error| match error {
@@ -37,7 +37,7 @@ impl RelayBuilder {
         let mut config = self.config;
         add_groups(&mut config, &self.handlers)?;
         config.validate()?;
-        // Where there are destinations with a URL, it sends what goes to these.
+        // With configured destinations, the dispatcher sends only the messages of those destinations.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
         let is_nothing = Serves::new(&config).is_nothing() && !config.expects_registered;
         if config.enabled && is_nothing {
@@ -49,7 +49,7 @@ impl RelayBuilder {
             Some(own) if config.takes_rest => (Vec::new(), Some(own)),
             Some(own) => (vec![own; config.all_destinations().len()], None),
         };
-        // An application's own dispatcher knows nothing of destinations that come and go.
+        // An application's own dispatcher cannot send to registered destinations.
         let customers = match is_http {
             true => Customers::new(config.for_registered())?.map(Arc::new),
             false => None,
@@ -79,14 +79,15 @@ impl RelayBuilder {
     }
 }
 
-/// A relay with handlers that ask for connections does not start without a pool, and a test lends its own.
+/// Never called: a relay whose handlers need connections does not start without a pool, and a test relay lends
+/// its own connection.
 fn no_pool() -> Result<Pooled, HandlerError> {
     Err(HandlerError::retry(
         "the relay has no connections for handlers",
     ))
 }
 
-/// What a relay is made of.
+/// The parts of a relay.
 pub(in crate::relay) struct Assembled {
     pub(in crate::relay) config: Config,
     pub(in crate::relay) manager: Option<Arc<dyn Manager>>,

@@ -1,15 +1,15 @@
-//! What settings are called where they are set in code: errors name what a programmer has written.
+//! The names of settings in errors: a setting made in code is named by its builder method, not by its variable.
 
 use super::RelayBuilder;
 use crate::config::{ConfigError, SETTINGS, Setting};
 
 impl RelayBuilder {
-    /// The error in the words of whoever set the values: of those that came from the environment the
-    /// variables, of the others the builder's methods.
+    /// Rewrites the error: settings from the environment keep their variable names, settings made in code get the
+    /// names of the builder's methods.
     pub(super) fn in_words_of_code(error: &ConfigError, in_code: &InCode) -> ConfigError {
         let mut reason = error.reason().to_owned();
         let mut settings: Vec<&Setting> = SETTINGS.iter().filter(|one| in_code.has(one)).collect();
-        // Longer names first: one may begin with another.
+        // Longest first, because one name may be the beginning of another.
         settings.sort_by_key(|setting| std::cmp::Reverse(setting.variable.len()));
         for setting in &settings {
             reason = reason.replace(setting.variable, &setting.name_in_code());
@@ -22,17 +22,17 @@ impl RelayBuilder {
     }
 }
 
-/// Which settings were made in code.
+/// The settings that were made in code.
 #[derive(Debug, Clone)]
 pub(super) enum InCode {
-    /// All: the builder began with the defaults.
+    /// All settings: the builder started with the defaults.
     All,
-    /// These variables' settings: the rest is of a `Config` that the application has read.
+    /// The settings of these variables. The rest comes from a `Config` that the application has read.
     Some(Vec<&'static str>),
 }
 
 impl InCode {
-    /// A method of the builder sets this.
+    /// Records that a builder method set this variable.
     pub(super) fn add(&mut self, variable: &'static str) {
         if let Self::Some(variables) = self {
             variables.push(variable);

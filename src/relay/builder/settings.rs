@@ -1,4 +1,4 @@
-//! Settings that are one value: how many, how long, whether.
+//! The setters for single values: counts, durations and flags.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use crate::backoff::Backoff;
 use crate::config::SecretKeys;
 
 impl RelayBuilder {
-    /// Threads that send, 1 to 1024, for each destination that has no number of its own. Defaults to 16.
+    /// Sets the number of sender threads, 1 to 1024, for each destination without its own number. Defaults to 16.
     #[must_use]
     pub fn concurrency(self, threads: usize) -> Self {
         self.with("OUTBOX_CONCURRENCY", |config| config.concurrency = threads)
     }
 
-    /// Messages claimed, and settled, at once at most: 1 to 10,000. Defaults to 500.
+    /// Sets the most messages in one claim and in one settle, 1 to 10,000. Defaults to 500.
     #[must_use]
     pub fn batch(self, messages: usize) -> Self {
         self.with("OUTBOX_BATCH", |config| config.batch = messages)
     }
 
-    /// How long an idle relay waits before it looks again. Defaults to 500 ms.
+    /// Sets how long an idle relay waits before it polls again. Defaults to 500 ms.
     #[must_use]
     pub fn poll_interval(self, interval: Duration) -> Self {
         self.with("OUTBOX_POLL_INTERVAL", |config| {
@@ -27,15 +27,17 @@ impl RelayBuilder {
         })
     }
 
-    /// How long a silent relay keeps its messages: then others take them over. More than twice the
-    /// longest send. Defaults to 60 s.
+    /// Sets how long a silent relay keeps its claimed messages; after that, other relays take them over. Must be more
+    /// than twice the longest send. Defaults to 60 s.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.with("OUTBOX_LEASE", |config| config.lease = lease)
     }
 
-    /// Threads that send to all [registered destinations](crate::destinations) together: 1 to 1024. They start when
-    /// the first message for one of these comes. Defaults to 64. Say it where the relay has nothing else to send to.
+    /// Sets the number of sender threads, 1 to 1024, that all [registered destinations](crate::destinations) share.
+    /// The threads start with the first message for a registered destination. Defaults to 64.
+    ///
+    /// Call this method if the relay has registered destinations only: otherwise the relay does not start.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -50,12 +52,12 @@ impl RelayBuilder {
         })
     }
 
-    /// Whether registered destinations without TLS are refused. Defaults to `true`.
+    /// Sets whether registered destinations without TLS are refused. Defaults to `true`.
     ///
     /// ```
     /// use diesel_outbox::Relay;
     ///
-    /// // For a developer's machine.
+    /// // On a developer's machine.
     /// let relay = Relay::builder("postgres://localhost/shop")
     ///     .registered_https_only(false)
     ///     .registered_public_only(false);
@@ -67,13 +69,13 @@ impl RelayBuilder {
         })
     }
 
-    /// Whether registered destinations may resolve to public addresses only. Defaults to `true`: their URLs come from
-    /// strangers.
+    /// Sets whether registered destinations may resolve to public addresses only. Defaults to `true`, because their
+    /// URLs come from customers.
     ///
     /// ```
     /// use diesel_outbox::Relay;
     ///
-    /// // Behind a firewall that keeps them from everything else.
+    /// // Behind a firewall that blocks all other internal addresses.
     /// let relay = Relay::builder("postgres://localhost/shop").registered_public_only(false);
     /// ```
     #[must_use]
@@ -83,7 +85,7 @@ impl RelayBuilder {
         })
     }
 
-    /// The only ports that URLs of registered destinations may have. Defaults to any.
+    /// Sets the ports that the URLs of registered destinations may have. Defaults to any port.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -97,10 +99,10 @@ impl RelayBuilder {
         })
     }
 
-    /// The keys that secrets of registered destinations are encrypted with in the database: see
+    /// Sets the keys that encrypt the secrets of registered destinations in the database. See
     /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
     ///
-    /// Without a key that fits, the relay sends nothing to such a destination: its messages wait.
+    /// If no key decrypts a destination's secret, the relay sends nothing there, and the messages wait.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -115,8 +117,8 @@ impl RelayBuilder {
         self.with("OUTBOX_SECRET_KEY", |config| config.secret_keys = keys)
     }
 
-    /// The limit for one send, for each destination that has none of its own. Handlers have
-    /// [another](crate::Handlers::timeout). Defaults to 2.5 s.
+    /// Sets the time limit of one send, for each destination without its own limit. Handlers have
+    /// [their own limit](crate::Handlers::timeout). Defaults to 2.5 s.
     #[must_use]
     pub fn send_timeout(self, timeout: Duration) -> Self {
         self.with("OUTBOX_SEND_TIMEOUT", |config| {
@@ -124,7 +126,7 @@ impl RelayBuilder {
         })
     }
 
-    /// Failed attempts after which a message is dead: 1 to 1,000,000. Defaults to 20.
+    /// Sets the number of failed attempts, 1 to 1,000,000, after which a message is dead-lettered. Defaults to 20.
     #[must_use]
     pub fn max_attempts(self, attempts: u32) -> Self {
         self.with("OUTBOX_MAX_ATTEMPTS", |config| {
@@ -132,13 +134,13 @@ impl RelayBuilder {
         })
     }
 
-    /// The delay between attempts. Defaults to `exponential(5s, 1h)`.
+    /// Sets the delays between attempts. Defaults to `exponential(5s, 1h)`.
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Self {
         self.with("OUTBOX_BACKOFF", |config| config.backoff = backoff)
     }
 
-    /// Whether the outbox tells of itself, by messages in the same outbox. Defaults to `false`.
+    /// Sets whether the relay writes messages about its own events into the same outbox. Defaults to `false`.
     ///
     /// | topic | payload |
     /// |---|---|
@@ -146,9 +148,9 @@ impl RelayBuilder {
     /// | `outbox.destination.disabled` | `name`, `tenant_id`, `reason`: a relay has disabled a registered destination |
     /// | `outbox.breaker.opened` | `destination`, `tenant_id`, `until` |
     ///
-    /// They are written in the transaction that made it so, and routed as any others: give them a route. A
-    /// [registered destination](crate::destinations) gets them only where one of its topics begins with `outbox.`. The
-    /// death of such a message is not told.
+    /// Each message is written in the transaction that records the event, and is routed like any other message: add a
+    /// route for `outbox.*`. A [registered destination](crate::destinations) gets these messages only if one of its
+    /// topics begins with `outbox.`. A dead letter among these messages causes no further message.
     ///
     /// ```
     /// # use diesel_outbox::{ConfigError, Destination, Relay, RelayBuilder};
@@ -165,7 +167,7 @@ impl RelayBuilder {
         self.with("OUTBOX_OWN_EVENTS", |config| config.own_events = is_so)
     }
 
-    /// How long the ledger keeps settled messages; `None`: for ever. Defaults to a week.
+    /// Sets how long the ledger keeps settled messages; `None` keeps them forever. Defaults to a week.
     #[must_use]
     pub fn retention(self, retention: Option<Duration>) -> Self {
         self.with("OUTBOX_RETENTION", |config| {
@@ -174,8 +176,8 @@ impl RelayBuilder {
         })
     }
 
-    /// How long the [inbox](crate::inbox) of this database remembers what was handled. Defaults to
-    /// unset: the relay does not clean it. Where several relays do, the shortest time counts.
+    /// Sets how long the [inbox](crate::inbox) of this database remembers handled messages. Defaults to unset: the
+    /// relay does not clean the inbox. If several relays clean the inbox, the shortest time applies.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -191,7 +193,7 @@ impl RelayBuilder {
         })
     }
 
-    /// Whether messages are claimed and sent; without, the relay stands by. Defaults to true.
+    /// Sets whether the relay claims and sends messages. Defaults to `true`.
     ///
     /// ```
     /// use diesel_outbox::Relay;
@@ -205,14 +207,14 @@ impl RelayBuilder {
         self.with("OUTBOX_ENABLED", |config| config.enabled = enabled)
     }
 
-    /// Claims this many messages and then no more: for jobs that do a bounded amount of work.
+    /// Sets the number of messages after which the relay stops claiming, for jobs that do a bounded amount of work.
     /// Defaults to no limit.
     ///
     /// ```no_run
     /// use diesel_outbox::Relay;
     /// use std::time::Duration;
     ///
-    /// // A job that delivers a thousand messages at most, for ten minutes at most.
+    /// // A job that delivers at most 1,000 messages, for at most ten minutes.
     /// let relay = Relay::builder("postgres://localhost/shop")
     ///     .url("https://receiver.example/events")
     ///     .limit(1000)
@@ -227,8 +229,10 @@ impl RelayBuilder {
         self
     }
 
-    /// Takes messages of these topics only, whatever the routes say: topics, or patterns as in routes. Called
-    /// again, it adds topics. For a one-shot job; other relays have to take the rest.
+    /// Limits the relay to a topic, or to topics that match a pattern as in routes. The routes still apply. Call
+    /// again to add a topic. Defaults to all topics.
+    ///
+    /// Meant for one-shot jobs: other relays must take the remaining topics.
     ///
     /// ```no_run
     /// use diesel_outbox::Relay;

@@ -1,4 +1,4 @@
-//! Claims.
+//! The claimer's claims.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use crate::store::relay::late::LookForLate;
 use crate::store::relay::ordered::{Candidate, Key};
 
 impl<D: Database> Claimer<'_, D> {
-    /// Two claims, each with an answer of its own: what the first one has got is handed over whatever
-    /// becomes of the second.
+    /// Runs two claims with separate results. The messages of the first claim are handed over even if the second claim
+    /// fails.
     pub(super) fn claim(&mut self, plain: &[Lane], keyed: &[Lane], room: usize) -> Answer<()> {
         let count = match plain.is_empty() {
             true => 0,
@@ -31,7 +31,7 @@ impl<D: Database> Claimer<'_, D> {
         self.claim_keyed(keyed, room - count)
     }
 
-    /// Returns how many it has brought.
+    /// Returns the number of claimed messages.
     fn claim_plain(&mut self, asked: &[Lane], room: usize) -> Answer<usize> {
         let began = clock::now();
         let batch = self.claiming(|db, by| db.claim(by, asked, room));
@@ -82,7 +82,7 @@ impl<D: Database> Claimer<'_, D> {
         self.take(batch.claimed, clock::since(began));
     }
 
-    /// A step of the walk over all keys.
+    /// Takes a step of the walk over all keys.
     pub(super) fn walk(&mut self, from: &Key, view: &View) -> Answer<()> {
         let (began, moment) = (clock::now(), self.shared.moment());
         let page = self.db.walk(self.planner.expired(), from, moment)?;
@@ -107,7 +107,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// A look at keys that were freed.
+    /// Queries freed keys, and claims their first messages.
     pub(super) fn look_at(&mut self, keys: Vec<Key>, view: &View) -> Answer<()> {
         let began = clock::now();
         let page = self.db.first_of(self.planner.expired(), &keys);
@@ -134,7 +134,7 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    /// A look for what was committed late. What it finds is claimed as what was given back is.
+    /// Queries messages that were committed late. They are claimed like released messages.
     pub(super) fn look_for_late(&mut self, look: LookForLate) -> Answer<()> {
         let (began, moment) = (clock::now(), self.shared.moment());
         let found = self.db.late(self.planner.expired(), look, moment)?;
@@ -146,7 +146,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// A step of the patrol: claims what is free in a range.
+    /// Takes a step of the patrol: claims the free messages in a range.
     pub(super) fn patrol(&mut self, range: Range, view: &View) -> Answer<()> {
         let (began, moment) = (clock::now(), self.shared.moment());
         let found = self.db.free(self.planner.expired(), range, moment)?;
@@ -168,7 +168,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// `false`: another relay is claiming keyed messages just now, or some were left for their size.
+    /// `false`: another relay is claiming keyed messages, or some messages were left out because of their size.
     fn claim_free(&mut self, plain: &[i64], keyed: &[Candidate]) -> Answer<bool> {
         let mut has_all = true;
         if !plain.is_empty() {
@@ -186,7 +186,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(has_all && !batch.is_cut)
     }
 
-    /// Takes messages whose time is over and that no relay serves, a few at a time: they die.
+    /// Claims expired messages that no relay serves, a few at a time, to dead-letter them.
     pub(super) fn expire(&mut self, stream: &Stream, after: Position) -> Answer<()> {
         let began = clock::now();
         let part = self.db.expired(stream, after)?;
@@ -201,14 +201,14 @@ impl<D: Database> Claimer<'_, D> {
         };
         let is_cut = batch.is_cut;
         self.take(batch.claimed, clock::since(began));
-        // Otherwise the rest stands behind the same place.
+        // After a cut claim, the rest is behind the same position.
         if !is_cut {
             (self.planner).expired_upto(clock::now(), part.reached, clock::since(began));
         }
         Ok(())
     }
 
-    /// `None`: another relay is claiming just now.
+    /// `None`: another relay is claiming keyed messages.
     fn claim_picked(&mut self, candidates: &[Candidate]) -> Answer<Option<Batch>> {
         if candidates.is_empty() {
             return Ok(Some(Batch::default()));
@@ -222,7 +222,7 @@ impl<D: Database> Claimer<'_, D> {
         (self.planner).contended(clock::now(), fastrand::f64(), batch);
     }
 
-    /// Runs a claim. One without an answer may have worked, or be at work still.
+    /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running.
     fn claiming<T>(&mut self, claim: impl FnOnce(&mut D, Claimant<'_>) -> Answer<T>) -> Answer<T> {
         let lease = self.planner.lease();
         let claimant = Claimant {
@@ -240,7 +240,7 @@ impl<D: Database> Claimer<'_, D> {
         result
     }
 
-    /// What a claim has brought. `None`: it has failed because it took too long.
+    /// The result of a claim. `None`: the claim took too long.
     fn unless_too_slow<T>(&self, claim: Answer<T>, began: Instant) -> Answer<Option<T>> {
         let limit = self.shared.claim_limit;
         match claim {

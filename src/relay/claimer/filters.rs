@@ -1,4 +1,4 @@
-//! What is looked up of registered destinations to say where claimed messages go.
+//! Queries about registered destinations that decide where claimed messages go: which messages meet which filters.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::relay::registered::{Customer, Registry};
 use crate::relay::session::AfterRefusal;
 use crate::store::relay::claim::Claimed;
 
-/// What a filter was that takes too long.
-const TOO_SLOW: &str = "its filter took too long to look at a message";
+/// The reason for disabling a destination whose filter takes too long.
+const TOO_SLOW: &str = "the filter took too long to check messages";
 
 impl<D: Database> Claimer<'_, D> {
-    /// Which of these messages meet which filters; and whether the destinations of some are gone still. `None`: the
-    /// database did not say.
+    /// The messages and the filters that they meet. First updates the destinations if some messages name a removed one.
+    /// `None`: a query failed.
     pub(super) fn look_up(&mut self, claimed: &[Claimed]) -> Option<Met> {
         let registered = &self.shared.registered;
         let registry = registered.registry();
-        // One that was put again has messages by now that it is to get.
+        // A destination that was registered again must get the messages that wait for it.
         let is_removed = |one: &Claimed| registry.is_removed(&one.message.destination);
         if claimed.iter().any(is_removed) {
-            // What fails here is told by the session, and the messages go back.
+            // The session logs a failure here, and the messages are released.
             self.look_at_rows().ok()?;
         }
         let pairs = pairs(&registered.registry(), claimed);
@@ -44,7 +44,7 @@ impl<D: Database> Claimer<'_, D> {
         if let Some(met) = met {
             return Ok(met);
         }
-        // Some filter is slow, or there are many: each by itself.
+        // A filter is slow, or there are many filters: check each destination alone.
         let mut met = Met::new();
         let customers: HashSet<u32> = pairs.iter().map(|(_, one)| one.id).collect();
         for id in customers {
@@ -59,21 +59,21 @@ impl<D: Database> Claimer<'_, D> {
         Ok(met)
     }
 
-    /// Messages whose payloads PostgreSQL cannot look into meet no filter.
+    /// Removes messages whose payloads PostgreSQL cannot read: they meet no filter.
     fn leave_out_unfilterable(&mut self, pairs: &mut Vec<Pair>, claimed: &[Claimed]) -> Answer<()> {
         let asked: HashSet<i64> = pairs.iter().map(|(sequence, _)| *sequence).collect();
         let messages = claimed.iter().map(|one| &one.message);
         for message in messages.filter(|one| asked.contains(&one.sequence.0)) {
             let sequence = message.sequence.0;
             if !self.db.is_filterable(&message.payload)? {
-                log::warn!(event = "payload_unfilterable", sequence = sequence, topic = message.topic; "message {sequence} ({}) matches no filter: PostgreSQL cannot read its payload as jsonb", message.topic);
+                log::warn!(event = "payload_unfilterable", sequence = sequence, topic = message.topic; "PostgreSQL cannot read the payload of message {} ({}) as jsonb: destinations with a filter do not get the message", message.message_id, message.topic);
                 pairs.retain(|(one, _)| *one != sequence);
             }
         }
         Ok(())
     }
 
-    /// `None`: it took too long.
+    /// The messages and the filters that they meet. `None`: the query took too long.
     fn ask(&mut self, after: AfterRefusal, pairs: &[Pair]) -> Answer<Option<Met>> {
         let asked: Vec<(i64, &str)> = (pairs.iter())
             .map(|(sequence, one)| (*sequence, one.name()))
@@ -89,10 +89,10 @@ impl<D: Database> Claimer<'_, D> {
     }
 }
 
-/// A message, and a destination with a filter that may want it.
+/// The sequence of a message, and a destination with a filter that may match.
 type Pair = (i64, Arc<Customer>);
 
-/// Of the messages that name no destination.
+/// The pairs to check, for messages that name no destination.
 fn pairs(registry: &Registry, claimed: &[Claimed]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     if !registry.has_filters {

@@ -1,4 +1,4 @@
-//! Where claimed messages are put: into a queue of senders, or straight to the settler.
+//! Hands claimed messages to a queue of senders, or straight to the settlers.
 
 use super::Claimer;
 use crate::relay::bulkhead::Serves;
@@ -9,12 +9,12 @@ use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
 use crate::store::relay::settle::Claim;
 
-/// Who has claimed a message.
+/// The thread that has claimed a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    /// The claimer, where there is room.
+    /// The claimer, which claims only as much as there is room for.
     Claimer,
-    /// A settler, which does not know whether there is.
+    /// A settler, which does not know the room.
     Settler,
 }
 
@@ -49,7 +49,7 @@ impl<D: Database> Claimer<'_, D> {
         self.shared.registered.put(registered);
     }
 
-    /// How large the messages are that go to each destination, and those that are split.
+    /// Learns the sizes of the messages for each destination, and of the messages to be fanned out.
     fn learn_payloads(&mut self, jobs: &[Job]) {
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut to_split = (0, 0);
@@ -59,7 +59,7 @@ impl<D: Database> Claimer<'_, D> {
                 *count += 1;
                 *bytes += size;
             };
-            // The only one that wants it has it at once, and it was claimed as one of those.
+            // The message was claimed to be fanned out, but goes at once to the only destination that wants it.
             let was_to_split =
                 matches!(job.to, To::Registered(_)) && job.message.destination.is_empty();
             if was_to_split || job.to == To::Split {

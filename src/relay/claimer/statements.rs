@@ -1,4 +1,4 @@
-//! Statements around the claims: what the relay looks for, and what it gives back.
+//! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
 
 use super::Claimer;
 use crate::clock;
@@ -12,7 +12,7 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::pause::Paused;
 
 impl<D: Database> Claimer<'_, D> {
-    /// Looks for topics, for leases that are over and for pauses.
+    /// Queries the streams, the ended leases and the pauses.
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let moment = self.shared.moment();
         let found = (self.db).survey(self.planner.lease(), &survey.streams, moment);
@@ -22,14 +22,14 @@ impl<D: Database> Claimer<'_, D> {
         let (mut found, paused) = found?;
         let shared = self.shared;
         for lease in &found.shortened {
-            log::info!(event = "session_gone", lease = lease; "another relay has lost its connection: taking its messages over soon, unless it comes back (lease {lease})");
+            log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
         }
         found.is_active |= !shared.config.single_active;
         self.look_at_registered(&paused)?;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
         if self.planner.is_other_server(found.server) {
-            log::info!(event = "server_changed"; "the database was restarted or failed over: checking which messages it shows as held by this relay");
+            log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
             shared.begin_doubt(Doubt::of_another_server(self.planner.lease()));
             self.planner.lost_answer();
         }
@@ -43,7 +43,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Learns what has changed of registered destinations. Those that cannot be used are disabled.
+    /// Learns the changes of registered destinations, including removals, and disables those that cannot be used.
     fn look_at_registered(&mut self, paused: &[Paused]) -> Answer<()> {
         let registered = &self.shared.registered;
         if !registered.is_on() {
@@ -57,7 +57,7 @@ impl<D: Database> Claimer<'_, D> {
         self.look_at_rows()
     }
 
-    /// The same, without those that are gone.
+    /// Learns the changes of registered destinations, without removals.
     pub(super) fn look_at_rows(&mut self) -> Answer<()> {
         let (shared, registered) = (self.shared, &self.shared.registered);
         let changes = self.db.registered(&registered.registry())?;
@@ -69,7 +69,7 @@ impl<D: Database> Claimer<'_, D> {
             let (locked, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(|one| one.is_locked);
             if let Some(Bad { name, why, .. }) = locked.first() {
                 let count = locked.len();
-                log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot decrypt the secrets of {count} registered destinations: holding their messages for a relay that can. For example {name}: {why}");
+                log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot decrypt the secrets of {count} registered destinations, for example of {name} ({why}): their messages wait for a relay that has the key");
             }
             for one in bad {
                 disable(&mut self.db, one.as_seen(), &one.why)?;
@@ -78,24 +78,25 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Says that this relay has become, or ceases to be, the one that works.
+    /// Logs that this relay has become active, or stands by.
     fn tell_standing(&self) {
         let (shared, is_active) = (self.shared, self.planner.is_active());
         shared.threads.set_standing_by(!is_active);
         if is_active {
-            log::info!(event = "active", outbox:% = shared.config.table; "this relay is active now");
+            log::info!(event = "active", outbox:% = shared.config.table; "this relay is active now: claiming messages of {}", shared.config.table);
         } else {
             shared.signals.sleep.end();
-            log::info!(event = "standby", outbox:% = shared.config.table; "another relay is active: standing by");
+            log::info!(event = "standby", outbox:% = shared.config.table; "another relay of {} is active: standing by", shared.config.table);
         }
     }
 
-    /// Waits until everything known is settled, and finds out whether a claim without an answer is at work in
-    /// the server still. Then its lease is ended; otherwise what it took is given back.
+    /// Waits until all known messages are settled, and finds out whether a claim whose result was lost is still running
+    /// in the server. If so, ends its lease. If not, releases the messages it took.
     pub(super) fn resolve(&mut self, doubt: Doubt) -> Answer<Option<Wait>> {
         let (shared, lease) = (self.shared, doubt.lease);
         shared.wanted.want(Want::Settled);
-        // The doubt of that moment: a settler may have lost its answer since, and settled all the same.
+        // The doubt is read together with `aside`: since the planner's step, a settler may have lost a result although
+        // its settle succeeded.
         let (Some(aside), Some(doubt)) = shared.only_aside() else {
             return Ok(Some(self.planner.wait_for_settles(clock::now())));
         };
@@ -110,7 +111,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(None)
     }
 
-    /// Gives back a part of what a lease holds that nobody knows of.
+    /// Releases a part of the messages that a lease holds and that this relay does not know.
     pub(super) fn undo(&mut self, part: &Part) -> Answer<()> {
         let began = clock::now();
         let count = self.db.release_unknown(part, self.shared.moment())?;
@@ -120,13 +121,13 @@ impl<D: Database> Claimer<'_, D> {
 
     pub(super) fn end_doubt(&self, lease: LeaseId, given_back: Option<usize>) {
         if let Some(count) = given_back {
-            // That nothing was found is no news to act on: each restart of the server ends so.
+            // To find nothing is normal: every restart of the server ends like this.
             let level = if count == 0 {
                 log::Level::Info
             } else {
                 log::Level::Warn
             };
-            log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "gave back {count} messages that the database showed as held by this relay, and that it did not know of");
+            log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "released {count} messages that the database showed as claimed by this relay (lease {}), but that the relay did not know", lease.0);
         }
         self.shared.wanted.no_more(Want::Settled);
         self.shared.end_doubt(lease);

@@ -1,4 +1,4 @@
-//! What the claimer does while there is nothing to claim: it waits, and passes on what the settlers have
+//! The claimer's waits while there is nothing to claim. Meanwhile it hands over the messages that the settlers have
 //! claimed.
 
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use crate::relay::intake::fill_all;
 use crate::relay::planner::{Awaited, Wait};
 use crate::relay::wanted::Want;
 
-/// A queue holds half a second's work: senders that get on make room within this time.
+/// A queue holds half a second of work, so senders that make progress make room within this time.
 pub(in crate::relay) const SOON: Duration = Duration::from_millis(500);
 
 impl<D: Database> Claimer<'_, D> {
     pub(super) fn wait_for(&mut self, wait: Wait) {
         self.begin_wait(&wait);
         let until = wait.until;
-        // Others' messages must not wait for room that takes its time: whoever commits one shall ring.
+        // Messages of other destinations must not wait for room that comes late: commits must notify.
         let soon = until.min(clock::now() + SOON);
         let is_rung = if wait.what == Awaited::Room && soon < until {
             self.wait_until(soon) || {
@@ -53,8 +53,7 @@ impl<D: Database> Claimer<'_, D> {
         (self.planner).waited(clock::now(), what, is_rung, is_nothing_in_flight);
     }
 
-    /// Waits for the doorbell or the time, and hears what it is told meanwhile.
-    /// `true`: the doorbell rang.
+    /// Waits for the doorbell, at most until `until`, and reads the inbox meanwhile. `true`: the claimer was woken.
     fn wait_until(&mut self, until: Instant) -> bool {
         loop {
             if self.is_woken() {
@@ -70,7 +69,7 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    /// Hears what there is to hear. `true`: the claimer waits no longer.
+    /// Reads the bells and the inbox. `true`: the claimer must stop waiting.
     pub(in crate::relay) fn is_woken(&mut self) -> bool {
         if self.shared.signals.doorbell.ear.try_recv().is_ok() {
             return true;
@@ -86,12 +85,12 @@ impl<D: Database> Claimer<'_, D> {
                 return true;
             }
         }
-        // Last: what was just heard of may find no place, and then a sender has to ring.
+        // Last, because the jobs just received may find no room, and then a sender must ring.
         self.fill_queues();
         false
     }
 
-    /// Hands the senders what their queues had no room for. Where they still have none, a sender rings.
+    /// Hands waiting jobs to the queues of the senders. If a queue still has no room, a sender rings later.
     pub(super) fn fill_queues(&mut self) {
         let shared = self.shared;
         fill_all(&mut self.intakes, || shared.wanted.want(Want::Room));

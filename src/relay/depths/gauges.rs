@@ -1,4 +1,4 @@
-//! The gauges of what waits, whoever counts it.
+//! The gauges of waiting messages, for a relay and for a process without one.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,13 +13,13 @@ use crate::store::operate::depths::Depths;
 
 type Labels = (Arc<str>, Arc<str>);
 
-/// So many of the registered destinations get a label of their own at each look: those with the most messages, and those
-/// whose messages have waited for the longest.
+/// At each count, this many registered destinations with the most messages get their own label, and as many with the
+/// longest waiting messages.
 const WORST: usize = 10;
-/// No more than these ever do: a label stays as long as the process.
+/// The most registered destinations that ever get their own label: a label stays as long as the process.
 const MOST_NAMED: usize = 100;
 
-/// The states that are counted.
+/// The counted statuses.
 const STATES: [Status; 4] = [
     Status::Pending,
     Status::Sending,
@@ -33,7 +33,7 @@ struct LaneGauges {
     oldest_due_seconds: Gauge,
 }
 
-/// What the gauges of a lane show. Of lanes that share labels: all together.
+/// The values of the gauges of a lane. Lanes with the same labels are summed.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Shown {
     messages: [i64; STATES.len()],
@@ -41,7 +41,7 @@ struct Shown {
 }
 
 /// The gauges `diesel_outbox_messages` and `diesel_outbox_oldest_due_seconds`, for a process without a
-/// relay: a relay sets them by itself.
+/// relay. A relay sets both gauges itself.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -49,7 +49,7 @@ struct Shown {
 /// use diesel_outbox::admin::{self, DepthGauges};
 /// use std::time::Duration;
 ///
-/// /// An exporter, after it has installed its recorder.
+/// /// An exporter. Install the recorder first.
 /// fn export(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
 ///     let mut gauges = DepthGauges::new(outbox, ["billing", "warehouse"]);
 ///     loop {
@@ -60,20 +60,20 @@ struct Shown {
 /// ```
 pub struct DepthGauges {
     outbox: Arc<str>,
-    /// Those that have a label of their own.
+    /// The destinations that have their own label.
     destinations: BTreeSet<Arc<str>>,
-    /// How many of the others can still have one.
+    /// How many more registered destinations can get their own label.
     unnamed: usize,
-    /// By topic and destination, as labels.
+    /// The gauges, by their topic and destination labels.
     lanes: BTreeMap<Labels, LaneGauges>,
 }
 
 impl DepthGauges {
-    /// Gauges of the recorder that is installed now. Of destinations other than these, which anybody who
-    /// inserts can name, there is one: `other`.
+    /// Gauges of the currently installed recorder. These destinations get their own labels. All other destinations
+    /// share the label `other`, because any writer of messages can name a destination.
     pub fn new<'a>(outbox: &OutboxName, destinations: impl IntoIterator<Item = &'a str>) -> Self {
         describe();
-        // A message that names none.
+        // The empty name is the label of messages without a destination.
         let all = destinations.into_iter().chain([""]);
         Self {
             outbox: outbox.to_string().into(),
@@ -83,12 +83,12 @@ impl DepthGauges {
         }
     }
 
-    /// Sets them. Lanes that were there before and are not any more show 0.
+    /// Sets the gauges. Lanes that have disappeared show 0.
     pub fn show(&mut self, depths: &Depths) {
         self.show_with(depths, |_| false);
     }
 
-    /// The same. Of the destinations that are registered the worst get labels of their own.
+    /// Sets the gauges, and gives the registered destinations with the worst backlog their own labels.
     pub(super) fn show_with(&mut self, depths: &Depths, is_registered: impl Fn(&str) -> bool) {
         self.name_the_worst(depths, is_registered);
         let mut shown = summed(depths, |topic, destination| {
@@ -138,7 +138,7 @@ impl std::fmt::Debug for DepthGauges {
     }
 }
 
-/// Of the first ones.
+/// The names of the first [`WORST`] destinations.
 fn names(others: &[(Arc<str>, Shown)]) -> Vec<Arc<str>> {
     let first = others.iter().take(WORST);
     first.map(|(name, _)| Arc::clone(name)).collect()
@@ -177,7 +177,7 @@ impl LaneGauges {
         }
     }
 
-    #[allow(clippy::cast_precision_loss, reason = "gauges are floating")]
+    #[allow(clippy::cast_precision_loss, reason = "gauges are floating-point")]
     fn show(&self, shown: &Shown) {
         for (gauge, count) in self.messages.iter().zip(shown.messages) {
             gauge.set(count as f64);
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::store::operate::depths::LaneDepth;
 
-    /// R46, R38: of thousands of destinations the worst are named, and there are never many labels.
+    /// R46, R38: of thousands of destinations, the worst get their own labels, and the number of labels stays small.
     #[test]
     fn the_worst_registered_ones_have_labels_and_no_more_than_a_hundred_ever_do() {
         let mut gauges = DepthGauges::new(&OutboxName::default(), ["billing"]);
@@ -225,6 +225,6 @@ mod tests {
             show(&mut gauges, 1_000 * round);
         }
         assert_eq!(gauges.destinations.len(), MOST_NAMED + 2);
-        assert_eq!(&*gauges.destination_label("d999"), "d999", "it keeps it");
+        assert_eq!(&*gauges.destination_label("d999"), "d999", "a label stays");
     }
 }

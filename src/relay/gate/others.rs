@@ -1,4 +1,4 @@
-//! What a gate hears from other relays and operators by the table of pauses, and what it tells them.
+//! Exchanging pauses with other relays and operators through the table of pauses.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use super::{Gate, News, Phase, later};
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {
-    /// Learns what the table says. Where the table has not been told the news yet, it is wrong.
+    /// Learns the state of the table. The table is outdated while the gate has news that is not recorded yet.
     pub(crate) fn learn(&self, row: Option<&Paused>, now: Instant) {
         let mut state = self.lock();
         if state.news.is_some() {
@@ -14,7 +14,7 @@ impl Gate {
         }
         let is_probing = matches!(state.phase, Phase::Probing { .. });
         let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
-        // That of a relay with other settings: it has taken the place of what closed this gate.
+        // The breaker of a relay with other settings: its row has replaced the reason that closed this gate.
         let is_of_others = is_breaker && state.window.is_none();
         let was_closed = matches!(state.phase, Phase::Closed { .. });
         let has_own_end = matches!(state.phase, Phase::Closed { until: Some(_), .. });
@@ -34,7 +34,7 @@ impl Gate {
             return;
         };
         state.openings = state.openings.max(row.openings);
-        // The time of a probe is its relay's own.
+        // The probing relay itself decides when its probe ends.
         if is_probing && is_breaker {
             return;
         }
@@ -46,19 +46,19 @@ impl Gate {
         }
     }
 
-    /// What the table has to be told, once.
+    /// Takes the change to record in the table.
     pub(crate) fn take_news(&self) -> Option<News> {
         self.lock().news.take()
     }
 
-    /// The table could not be told.
+    /// Keeps a change that could not be recorded.
     pub(crate) fn keep_news(&self, news: News) {
         self.lock().news.get_or_insert(news);
     }
 
-    /// Makes all who wait look again.
+    /// Wakes all waiting senders, so that they check again.
     pub(crate) fn wake(&self) {
-        // With the lock, so that nobody is between its look and its wait.
+        // With the lock, so that no sender is between its check and its wait.
         let _state = self.lock();
         self.changed.notify_all();
     }

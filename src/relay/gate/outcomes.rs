@@ -1,4 +1,4 @@
-//! What follows for a destination from what came of a send.
+//! What the result of a send means for its destination.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use crate::dispatch::Pause;
 use crate::relay::breaker::{Sign, open_time};
 use crate::status::ReasonCode;
 
-/// A pause that is longer by less than this is no news.
+/// A pause that extends the current one by less than this is not recorded.
 const SAME: Duration = Duration::from_secs(1);
 
 impl State {
@@ -16,13 +16,13 @@ impl State {
             Pause::UntilResumed => None,
             Pause::For(duration) => Some(later(now, duration)),
         };
-        // A longer pause stays.
+        // The current pause is longer and stays.
         if let Phase::Closed { until: before, .. } = self.phase
             && (before.is_none() || until.is_some_and(|until| before >= Some(until)))
         {
             return None;
         }
-        // Those of many senders come at once, each a moment later than the one before.
+        // Many senders get the same response at once, each a moment later than the one before.
         let is_the_same = matches!((self.phase, until), (Phase::Closed { until: Some(before), .. }, Some(until))
             if until < before + SAME);
         self.close(until, false);
@@ -31,7 +31,7 @@ impl State {
 
     pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<News> {
         match (self.phase, sign) {
-            // A send that began before.
+            // A send that began before the gate closed.
             (Phase::Closed { .. }, _) => None,
             (Phase::Probing { .. }, Sign::Good) => {
                 self.phase = Phase::Flowing;
@@ -79,7 +79,7 @@ impl State {
 }
 
 impl Gate {
-    /// Tells the log what a send has changed.
+    /// Logs the change that a send has caused.
     pub(super) fn say(&self, news: News, sign: Sign, now: Instant) {
         let (name, seconds) = (&self.name, |until: Instant| {
             until.saturating_duration_since(now).as_secs_f64()
@@ -96,7 +96,7 @@ impl Gate {
                     Sign::NoWay => "cannot be reached",
                     _ => "fails too often",
                 };
-                log::warn!(event = "breaker_opened", destination:% = name, seconds = seconds(until), in_a_row = openings; "circuit breaker opened: {name} {why}; holding its messages for {:.0?}, no attempts used, then one is sent to try", until.saturating_duration_since(now));
+                log::warn!(event = "breaker_opened", destination:% = name, seconds = seconds(until), in_a_row = openings; "circuit breaker opened: {name} {why}; holding its messages for {:.0?}, no attempts used, then sending one as a probe", until.saturating_duration_since(now));
             }
             News::Recovered => {
                 log::info!(event = "breaker_closed", destination:% = name; "circuit breaker closed: {name} accepts messages again");

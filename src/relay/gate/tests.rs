@@ -1,4 +1,4 @@
-//! What closes a gate, and what opens it again.
+//! What closes and opens a gate.
 
 use super::*;
 use crate::config::Rate;
@@ -6,7 +6,7 @@ use crate::dispatch::Response;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {
-    /// The right to one send, or how long to wait for it, for who must not wait here.
+    /// The right to one send, or how long to wait for it. Does not wait.
     pub(in crate::relay) fn ask(&self) -> Admission {
         self.try_admit(&mut self.lock(), clock::now())
     }
@@ -33,7 +33,7 @@ fn delivered() -> Outcome {
 }
 
 fn send(gate: &Gate, outcome: &Outcome) {
-    let pass = gate.admit(|| true).expect("it is open");
+    let pass = gate.admit(|| true).expect("the gate is open");
     gate.record(&pass, outcome);
 }
 
@@ -50,27 +50,27 @@ fn row(reason: &str, left: Option<Duration>) -> Paused {
 #[test]
 fn the_first_send_goes_alone_and_its_answer_closes_the_gate_for_all() {
     let gate = gate(|_| {});
-    let first = gate.admit(|| true).expect("it is open");
+    let first = gate.admit(|| true).expect("the gate is open");
     std::thread::scope(|scope| {
         let others: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| gate.admit(|| true).is_some()))
             .collect();
         gate.record(&first, &asked_to_wait(Duration::from_secs(2)));
         for other in others {
-            assert!(!other.join().expect("no panic"), "it was let through");
+            assert!(!other.join().expect("no panic"), "a send passed");
         }
     });
     assert_eq!(gate.room(), Room::Closed);
     assert!(matches!(gate.take_news(), Some(News::Paused(..))));
 }
 
-/// Sends that are under way get answers a moment apart.
+/// Sends in flight get their responses a moment apart.
 #[test]
 fn a_pause_that_is_longer_by_a_moment_is_kept_and_no_news() {
     let gate = gate(|_| {});
     let passes: Vec<Pass> = (0..3)
         .map(|_| {
-            let pass = gate.admit(|| true).expect("it is open");
+            let pass = gate.admit(|| true).expect("the gate is open");
             gate.record(&pass, &Outcome::Delivered(Response::default()));
             pass
         })
@@ -88,14 +88,11 @@ fn a_pause_that_is_longer_by_a_moment_is_kept_and_no_news() {
 #[test]
 fn a_slow_first_send_holds_the_others_for_a_moment_only() {
     let gate = gate(|_| {});
-    let _first = gate.admit(|| true).expect("it is open");
+    let _first = gate.admit(|| true).expect("the gate is open");
     let began = Instant::now();
     assert!(gate.admit(|| true).is_some());
     assert!(began.elapsed() >= FIRST_SEND / 2);
-    assert!(
-        gate.admit(|| true).is_some(),
-        "from then on nothing is waited for"
-    );
+    assert!(gate.admit(|| true).is_some(), "later sends do not wait");
 }
 
 #[test]
@@ -165,7 +162,7 @@ fn a_row_whose_time_is_over_closes_nothing_and_one_of_a_breaker_asks_for_a_probe
     assert_eq!(gate.room(), Room::Free);
     gate.learn(Some(&row(BREAKER_OPEN, over)), now);
     assert_eq!(gate.open_in_time(now), Due::Probe);
-    // Meanwhile another reason has taken the breaker's place, and its time is over, too.
+    // Meanwhile another reason has replaced the breaker, and has expired, too.
     gate.learn(Some(&row("RATE_LIMITED", over)), now);
     assert_eq!(gate.open_in_time(now), Due::Nothing);
     assert_eq!(gate.room(), Room::Free);
@@ -215,7 +212,7 @@ fn a_breaker_of_others_neither_closes_nor_holds_a_gate_without_one() {
     let open = row(BREAKER_OPEN, Some(Duration::from_secs(60)));
     gate.learn(Some(&open), now);
     assert_eq!(gate.room(), Room::Free);
-    // Its own time to wait counts, and an operator's pause that is over does not.
+    // The destination's own back-off counts; an operator's pause that has ended does not.
     gate.learn(
         Some(&row("RATE_LIMITED", Some(Duration::from_secs(2)))),
         now,

@@ -1,5 +1,5 @@
-//! Who holds messages: gone through now and then, for leases that can be forgotten and for messages whose
-//! lease is gone.
+//! Scans the outbox from time to time for the leases that hold messages. The scan finds leases that can be removed, and
+//! messages whose lease is gone.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use crate::relay::shared::Shared;
 use crate::relay::told::Told;
 use crate::store::relay::{lease, pause};
 
-/// How often the outbox is gone through.
+/// The interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(3600);
-/// How long a lease, or a pause, is remembered after it was over.
+/// How long a lease or a pause is kept after its end.
 const AGE: Duration = Duration::from_secs(3600);
-/// Messages of one statement.
+/// The most messages that one statement scans.
 const PART: i64 = 10_000;
-/// It takes no more than so much of the time, once it has taken a little.
+/// After `A_LITTLE` of work, the scan rests, so that it takes at most 1/`SHARE` of the time.
 const SHARE: u32 = 100;
 const A_LITTLE: Duration = Duration::from_millis(100);
 
-/// Goes through the outbox, a part at a time.
+/// Scans the outbox part by part.
 pub(super) struct Leases {
     round: Option<Round>,
     next: Instant,
@@ -45,7 +45,7 @@ impl Leases {
         self.next
     }
 
-    /// Goes on where it was, if it is time for that.
+    /// Continues the scan, if it is due.
     pub(super) fn look(
         &mut self,
         shared: &Shared,
@@ -81,7 +81,7 @@ impl Leases {
 
 impl Round {
     fn end(&self, shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
-        // A lease that was over before the round began claims nothing while it lasts.
+        // A lease that ended before the scan began claims nothing during the scan.
         let age = AGE.max(self.began.elapsed());
         let holders: Vec<i64> = self.holders.iter().copied().collect();
         session.run(|conn, name| {
@@ -91,7 +91,7 @@ impl Round {
         })?;
         let vanished: Vec<i64> = self.vanished.iter().copied().collect();
         if !vanished.is_empty() {
-            log::warn!(event = "lease_vanished", leases:? = vanished; "messages are held by leases that were removed ({vanished:?}): taking these messages over");
+            log::warn!(event = "lease_vanished", leases:? = vanished; "the leases {vanished:?} hold messages, but their rows were removed: taking the messages over");
         }
         shared.tell_claimer(Told::Vanished(vanished));
         Ok(())

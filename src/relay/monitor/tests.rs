@@ -21,7 +21,7 @@ fn shared() -> Shared {
     shared_and_doorbell().0
 }
 
-/// A relay without threads, that has a lease and does not listen, and what rings its claimer.
+/// The state of a relay without threads, with a lease and without a listener, and the bell of its claimer.
 pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     let config = Config {
         listener: false,
@@ -94,21 +94,21 @@ fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
     };
     assert!(!is_stalled(), "an idle relay");
     shared.began(LeaseId(1), [To::Bulkhead(0)].into_iter());
-    assert!(is_stalled(), "nobody sends it");
+    assert!(is_stalled(), "no thread sends the message");
     shared.count(|stats| stats.delivered += 1);
-    assert!(!is_stalled(), "something moves");
-    assert!(is_stalled(), "and nothing again");
+    assert!(!is_stalled(), "the relay makes progress");
+    assert!(is_stalled(), "no further progress");
     let sending = shared.threads.senders[0][1].within(Duration::from_secs(600));
-    assert!(!is_stalled(), "it is sent, and judged by that");
+    assert!(!is_stalled(), "a sender has its own time limit");
     drop(sending);
     let in_database = shared.threads.in_database(Post::Settler);
     let settling = in_database.within(Duration::from_secs(600));
-    assert!(!is_stalled(), "it is settled, and judged by that");
+    assert!(!is_stalled(), "a settler has its own time limit");
     drop(settling);
     assert!(is_stalled());
 }
 
-/// R45: it may run for ten minutes and longer.
+/// R45: a handler may run for ten minutes and longer.
 #[test]
 fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
     let shared = shared();
@@ -119,23 +119,23 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
         shared.threads.state().watch.stalled.is_some()
     };
     shared.began(lease, [To::Bulkhead(0)].into_iter());
-    assert_eq!(shared.only_aside().0, None, "it is on its way");
+    assert_eq!(shared.only_aside().0, None, "the message is in flight");
     assert!(shared.held_leases().contains(&lease));
     shared.begin_handling(lease, claim);
     assert_eq!(
         shared.only_aside().0,
         Some(vec![claim]),
-        "a lost claim is undone but for it"
+        "undoing a lost claim spares the handled message"
     );
     assert!(
         shared.held_leases().is_empty(),
-        "a lost lease is taken over here"
+        "this relay may take over its own lost lease"
     );
     assert!(is_free_to_claim(&shared));
     assert!(!is_stalled());
-    assert_eq!(shared.unsettled(), 1, "a shutdown waits for it");
+    assert_eq!(shared.unsettled(), 1, "a shutdown waits for the handler");
     shared.end_handling(lease, claim);
-    assert_eq!(shared.only_aside().0, None, "its settle is on its way");
+    assert_eq!(shared.only_aside().0, None, "the result is being settled");
     assert!(shared.held_leases().contains(&lease));
     shared.finished(lease, [To::Bulkhead(0)].into_iter());
     assert_eq!(shared.only_aside().0, Some(Vec::new()));

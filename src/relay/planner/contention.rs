@@ -1,13 +1,13 @@
-//! Keyed claims exclude one another: how long to wait while other relays claim.
+//! The back-off while other relays claim keyed messages: keyed claims exclude one another.
 
 use std::time::{Duration, Instant};
 
 /// A claim takes a few milliseconds.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A relay that was stopped in the middle of its claim holds the lock for two seconds.
+/// A relay that is stopped during its claim holds the lock for two seconds.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// The pause before the next try, which grows with each try in a row that has found another relay's claim.
+/// The pause before the next keyed claim. It doubles with each claim in a row that another relay blocks.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     until: Option<Instant>,
@@ -15,7 +15,7 @@ pub(super) struct Contention {
 }
 
 impl Contention {
-    /// Another relay was claiming. `random`: from 0 to 1, so that relays do not try at the same time.
+    /// Another relay was claiming. `random` is from 0 to 1, so that relays do not retry at the same time.
     pub(super) fn lost(&mut self, now: Instant, random: f64) {
         let pause = SHORTEST
             .saturating_mul(2_u32.saturating_pow(self.in_a_row))
@@ -29,7 +29,7 @@ impl Contention {
         *self = Self::default();
     }
 
-    /// How long keyed claims have to wait.
+    /// How long keyed claims must still wait.
     pub(super) fn left(&self, now: Instant) -> Duration {
         self.until
             .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))

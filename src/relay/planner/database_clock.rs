@@ -1,21 +1,21 @@
-//! The database's clock, as this process knows it.
+//! An estimate of the database's clock.
 
 use std::time::{Duration, Instant};
 
-/// What the database's clock showed, and when its answer came. Good for hints only: what is due, and
-/// which lease is over, the database decides by itself.
+/// The last time that the database reported, and when its answer came. Only a hint: the database itself decides
+/// which messages are due and which leases have expired.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct DatabaseClock(Option<Answer>);
 
 #[derive(Debug, Clone, Copy)]
 struct Answer {
-    /// Microseconds, as the database counts.
+    /// PostgreSQL's microseconds (since 2000).
     micros: i64,
     came: Instant,
 }
 
 impl DatabaseClock {
-    /// It showed `micros` at `answered` or before, so that what is said to be over is.
+    /// The clock showed `micros` at `answered` or before. So the estimate is never ahead of the database.
     pub(super) fn new(micros: i64, answered: Instant) -> Self {
         Self(Some(Answer {
             micros,
@@ -23,7 +23,7 @@ impl DatabaseClock {
         }))
     }
 
-    /// What it showed so long before `now`. One that was never asked is before all times.
+    /// The estimate for the moment `age` before `now`; before all times if the database has not answered yet.
     pub(super) fn before(&self, now: Instant, age: Duration) -> i64 {
         let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
         self.0.map_or(i64::MIN, |answer| {
@@ -39,11 +39,11 @@ impl DatabaseClock {
 mod tests {
     use super::*;
 
-    /// G2: a claim goes on behind this place, and never passes what the database counts as later.
+    /// G2: a floor is derived from this clock, and must not pass messages that the database dates later.
     #[test]
     fn the_clock_is_never_ahead_of_the_database() {
         let asked = Instant::now();
-        // The answer was on its way for three seconds: the database showed it at some time of these.
+        // The answer took three seconds: the database read its clock at some moment in between.
         let answered = asked + Duration::from_secs(3);
         let clock = DatabaseClock::new(1_000_000_000, answered);
         assert_eq!(clock.before(answered, Duration::ZERO), 1_000_000_000);

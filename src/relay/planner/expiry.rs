@@ -1,4 +1,4 @@
-//! Messages that no relay serves die, too, when their time is over.
+//! Expired messages that no relay serves: they are claimed and dead-lettered, too.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use super::lanes::SWEEP_SHARE;
 use crate::store::relay::claim::{Position, Stream, Topic};
 
-/// How often a round begins.
+/// The time between rounds.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Rounds over what no relay serves, a step at a time.
+/// Rounds over the streams that no relay serves, a step at a time.
 #[derive(Debug)]
 pub(super) struct Expiry {
-    /// What is left of the round, and where the first of it goes on.
+    /// The streams left in this round, and the position in the first of them.
     streams: VecDeque<Stream>,
     after: Position,
-    /// The next round, or the next step of this one, begins no sooner.
+    /// The earliest time of the next step, or of the next round.
     next: Option<Instant>,
 }
 
@@ -34,12 +34,12 @@ impl Expiry {
         self.next.is_none_or(|next| now >= next)
     }
 
-    /// Whether a round is to begin, which needs to know what no relay serves.
+    /// Whether a round is due. The caller then passes the unserved topics to [`begin`](Self::begin).
     pub(super) fn wants_a_round(&self, now: Instant) -> bool {
         self.streams.is_empty() && self.is_time(now)
     }
 
-    /// Nobody serves these topics. Where there is none, somebody may say otherwise in a moment.
+    /// Starts a round over topics that no relay serves. If there are none, asks again soon: the list may change.
     pub(super) fn begin(&mut self, now: Instant, topics: Vec<Topic>, moment: Duration) {
         let both = |topic: Topic| {
             [false, true].map(|is_keyed| Stream {
@@ -54,7 +54,7 @@ impl Expiry {
         }
     }
 
-    /// The next step, if it is time for one.
+    /// The next step, if a step is due.
     pub(super) fn step(&self, now: Instant) -> Option<(Stream, Position)> {
         let stream = self.streams.front().filter(|_| self.is_time(now))?;
         Some((stream.clone(), self.after))
@@ -65,7 +65,7 @@ impl Expiry {
         self.next.filter(|_| !self.streams.is_empty())
     }
 
-    /// A step has ended there; `None`: the stream has no more.
+    /// A step ended at this position; `None`: at the end of the stream.
     pub(super) fn learn(&mut self, now: Instant, reached: Option<Position>, took: Duration) {
         let mut next = now + SWEEP_SHARE * took;
         self.after = reached.unwrap_or(Position::START);
@@ -89,7 +89,7 @@ mod tests {
         let mut expiry = Expiry::default();
         assert!(expiry.wants_a_round(now));
         expiry.begin(now, Vec::new(), second);
-        assert!(!expiry.wants_a_round(now), "nobody has any");
+        assert!(!expiry.wants_a_round(now), "no topic is unserved");
         assert!(expiry.wants_a_round(now + second));
         let topic = Topic {
             topic: "a".to_owned(),
@@ -101,15 +101,19 @@ mod tests {
         assert!(!plain.is_keyed && after == Position::START);
         let here = Position::of_time(7);
         expiry.learn(now, Some(here), second);
-        assert_eq!(expiry.step(now), None, "it takes a part of the time");
-        let at = expiry.goes_on_at().expect("it goes on");
+        assert_eq!(
+            expiry.step(now),
+            None,
+            "steps take only a share of the time"
+        );
+        let at = expiry.goes_on_at().expect("another step");
         assert_eq!(at, now + SWEEP_SHARE * second);
         assert_eq!(expiry.step(at), Some((plain, here)));
         expiry.learn(at, None, Duration::ZERO);
-        let (keyed, after) = expiry.step(at).expect("the keyed ones");
+        let (keyed, after) = expiry.step(at).expect("the keyed stream");
         assert!(keyed.is_keyed && after == Position::START);
         expiry.learn(at, None, Duration::ZERO);
-        assert_eq!(expiry.goes_on_at(), None, "the round is over");
+        assert_eq!(expiry.goes_on_at(), None, "the round has ended");
         assert!(!expiry.wants_a_round(at) && expiry.wants_a_round(at + INTERVAL));
     }
 }

@@ -1,16 +1,16 @@
-//! What an operator has paused and has no gate, and what the database refuses.
+//! Messages that must not be claimed although no gate stops them: paused by an operator, or refused by the database.
 
 use std::collections::HashSet;
 
 use crate::store::relay::claim::Topic;
 
-/// What is kept back and has no gate.
+/// The topics and destinations that are kept back without a gate.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct KeptBack {
     pub(in crate::relay) topics: HashSet<String>,
-    /// Destinations that the settings do not have.
+    /// Paused destinations that are not in the settings.
     pub(in crate::relay) destinations: HashSet<String>,
-    /// Those whose settles the database refuses.
+    /// Topics whose settles the database refuses.
     pub(in crate::relay) held: HashSet<Topic>,
 }
 

@@ -1,4 +1,7 @@
-//! How claims are shared between topics, and where each of them goes on.
+//! The lanes: how a claim shares room between topics, and where the next claim of each topic starts.
+//!
+//! A lane is a stream (the messages of one topic and destination, with or without a key) and its floor: the index
+//! position after which the next claim starts. A sweep is a claim from the start instead.
 
 #[cfg(test)]
 mod tests;
@@ -12,48 +15,47 @@ use crate::relay::to::To;
 use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
 
-/// Lanes in one claim. With more of them than this they take turns.
+/// The most lanes in one claim. If there are more, they take turns.
 pub(in crate::relay) const MOST_LANES: usize = 64;
-/// What is older than this, by its time of availability, was most likely committed when it was
-/// passed. What was not is [`Late`](super::late::Late).
+/// A claim that empties a lane puts the floor this far before the claim began. Messages that were available earlier
+/// were most likely committed in time; [`Late`](super::late::Late) finds the others.
 const OVERLAP: Duration = Duration::from_millis(50);
-/// A lane is swept no more often than this.
+/// The shortest time between two sweeps of a lane.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Sweeps take a twentieth of the time at most: where an old snapshot keeps a million dead entries in
-/// the index, a sweep reads them all.
+/// Sweeps take at most a twentieth of the time. If an old snapshot keeps a million dead entries in the index, each
+/// sweep reads them all.
 pub(super) const SWEEP_SHARE: u32 = 20;
 
-/// How long it is good what a look for all streams has seen of their first messages.
+/// How long the due times that a query for all streams has found remain usable.
 const LOOK_IS_GOOD: Duration = Duration::from_secs(2);
 
-/// Messages that quiet lanes are asked for together. So few are claimed by one statement, as they are never too
-/// large; a lane that has more is a busy one from then on.
+/// The most messages that all quiet lanes of a group are asked for together. A claim of so few messages is one
+/// statement, because they always fit. A lane that has more messages becomes busy.
 const QUIET_ROOM: usize = 15;
 
-/// A lane that is empty is kept this long: a new message of the same topic need not wait for the next survey. Under load
-/// surveys are 100 ms apart, and a survey often finds a topic empty whose messages are delivered at once.
+/// An empty lane is kept this long, so that a new message of the topic need not wait for the next survey. Under load,
+/// surveys are 100 ms apart, and often find a topic empty because its messages are delivered at once.
 const EMPTY_KEPT: Duration = Duration::from_secs(10);
 
-/// With more lanes than this a look for streams is slow for their number: none is kept that has nothing.
+/// With more lanes than this, a query for streams is slow because of their number: empty lanes are not kept.
 const MOST_KEPT: usize = 1000;
 
-/// The streams of live messages, and what is known of them.
+/// The streams of live messages, and their state.
 ///
-/// A look asks every lane until it has no more. A busy lane (it gave all it was asked for) shares
-/// the room of its bulkhead with the other busy ones; quiet lanes come first and get a small place
-/// each, so that a message of theirs never waits behind another topic's backlog.
+/// A look (a pass over all lanes) asks every lane until it has no more messages. A busy lane returned all it was asked
+/// for last time; the busy lanes of a bulkhead share its room. Quiet lanes come first, with a little room each, so
+/// that their messages never wait behind the backlog of another topic.
 ///
-/// A lane goes on where its last claim ended: so the entries of what was settled since, which an old
-/// snapshot may keep in the index for hours, are not read again and again. What was committed late,
-/// given back or left by a dead relay stands before that place. A sweep, a claim from the start,
-/// finds it. Of messages with an ordering key a sweep looks at the first ones only, and the
-/// [`Walk`](super::walk::Walk) finds the rest: one that is due may stand behind many of other keys that wait.
+/// The next claim of a lane starts where the last claim ended. So it does not read again the index entries of settled
+/// messages, which an old snapshot may keep for hours. Messages below that floor were committed late, released, or
+/// left by a crashed relay: a sweep finds them. A sweep of a keyed lane reads only the first messages. The
+/// [`Walk`](super::walk::Walk) finds the rest: a due message may come after many waiting messages of other keys.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     lanes: Vec<Known>,
     kept_back: KeptBack,
     turn: usize,
-    /// When the last look for all streams has seen their first messages.
+    /// When the last query for all streams reported their first messages.
     looked: Option<Instant>,
 }
 
@@ -66,66 +68,66 @@ struct Known {
 
 #[derive(Debug, Clone, Copy)]
 struct State {
-    /// Its last claim did not get all it asked for.
+    /// The last claim returned fewer messages than it asked for.
     is_quiet: bool,
-    /// It had nothing more in this look.
+    /// This look has found no more messages in the lane.
     is_done: bool,
-    /// Claims go on behind this.
+    /// The position after which the next claim starts.
     floor: Position,
     /// When the last sweep ended, and how long it took.
     swept: Option<(Instant, Duration)>,
     is_swept_in_look: bool,
-    /// When its first message is due, as the last look for streams has seen it, or what was given back since.
+    /// When the first message is due, by the last query for streams and by releases since.
     first: i64,
     /// When a survey or a claim last found a message.
     seen: Instant,
 }
 
-/// What a look for streams has found.
+/// The result of a query for streams.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) found: Vec<Found>,
-    /// No others have anything. Otherwise those that are known are not among them.
+    /// Whether `found` has every stream with messages. Otherwise it lacks the known streams.
     pub(super) is_all: bool,
-    /// How long it took, where that is too long: dead entries stand before the first live ones, and
-    /// a sweep would only read them once more.
+    /// How long the query took, if that is too long: dead index entries come before the first live ones, and a sweep
+    /// would only read them again.
     pub(super) slow: Option<Duration>,
 }
 
-/// What a claim of some lanes has brought.
+/// The result of a claim from some lanes.
 #[derive(Clone, Copy)]
 pub(in crate::relay) struct Brought<'a> {
     pub(in crate::relay) asked: &'a [Lane],
-    /// Messages that it could bring.
+    /// The most messages that the claim could return.
     pub(in crate::relay) room: usize,
     pub(in crate::relay) batch: &'a Batch,
-    /// Where the look at lanes of keyed messages ended that have more.
+    /// For keyed lanes that have more messages: where the claim stopped reading.
     pub(in crate::relay) reached: &'a HashMap<Stream, Position>,
     pub(in crate::relay) took: Duration,
 }
 
 impl Brought<'_> {
-    /// The claim had a limit of its own, so that the last lanes may not have been heard.
+    /// Whether the claim reached its limit, so that it may not have read the last lanes.
     fn is_cut(&self) -> bool {
         self.batch.is_cut || self.batch.claimed.len() >= self.room
     }
 }
 
-/// The time by both clocks.
+/// The present by both clocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Now {
     pub(super) here: Instant,
-    /// As far as it is known.
+    /// The database's clock, if known.
     pub(super) database: DatabaseClock,
 }
 
 impl State {
-    /// A stream that was just found. Keyed messages that are there already are the walk's.
+    /// A newly found stream. The walk claims the keyed messages that already exist.
     fn new(found: &Found, now: Now, slow: Option<Duration>) -> Self {
         let floor = match (found.stream.is_keyed, slow) {
             (true, _) => now.recently(OVERLAP),
             (false, None) => Position::START,
-            // The message we found may be due later than others committed since.
+            // The found message may be due later than messages committed since.
             (false, Some(_)) => {
                 Position::of_time(found.first.available_at).min(now.recently(OVERLAP))
             }
@@ -141,8 +143,8 @@ impl State {
         }
     }
 
-    /// Whether its next claim begins at the start. `is_asked`: somebody wants to know whether really
-    /// nothing is left; of keyed messages it is the walk that tells.
+    /// Whether the next claim is a sweep. `is_asked`: a caller asks whether nothing is left. For keyed messages, the
+    /// walk answers that question.
     fn is_sweep_due(&self, now: Instant, is_keyed: bool, is_asked: bool) -> bool {
         let Some((at, took)) = self.swept else {
             return true;
@@ -152,13 +154,15 @@ impl State {
         is_wanted || age >= SWEEP_INTERVAL.max(SWEEP_SHARE * took)
     }
 
-    /// When a sweep may be made that this look has left out: nobody else tells of what only a sweep finds.
+    /// The time of the sweep that this look has left out. No notification announces the messages that only a sweep
+    /// finds.
     fn owed_at(&self) -> Option<Instant> {
         let (at, took) = self.swept.filter(|_| !self.is_swept_in_look)?;
         Some(at + SWEEP_INTERVAL.max(SWEEP_SHARE * took))
     }
 
-    /// Learns from a claim behind `after` that got all it asked for, or not, and ended at `last`.
+    /// Learns from a claim after the position `after`, which ended at `last`. `is_full`: the claim got all it asked
+    /// for.
     fn learn(
         &mut self,
         is_keyed: bool,
@@ -176,7 +180,7 @@ impl State {
             self.swept = Some((now.here, brought.took));
         }
         if is_sweep && is_keyed && is_full {
-            // Much waits there behind others of its key, or more than there is room for: the walk's.
+            // Many messages wait here behind others of their key, or there is too little room: the walk finds them.
             self.is_swept_in_look = true;
             return;
         }
@@ -185,12 +189,12 @@ impl State {
             self.is_quiet = false;
             return;
         }
-        // Since the claim began: what was committed after that it has not seen.
+        // Measured from the start of the claim, which has not seen later commits.
         let recent = now.recently(OVERLAP + brought.took);
         self.is_quiet = true;
         self.floor = recent;
         self.is_swept_in_look |= is_sweep;
-        // Behind the last place is nothing. Right before it something may have been committed late.
+        // The lane is empty after the last position. Just before it, a message may have been committed late.
         self.is_done = is_sweep || after <= recent;
     }
 }
@@ -202,20 +206,20 @@ impl Known {
 }
 
 impl Now {
-    /// The place of what became available so long ago.
+    /// The position of messages that became available this long ago.
     fn recently(self, overlap: Duration) -> Position {
         Position::of_time(self.database.before(self.here, overlap))
     }
 }
 
 impl Lanes {
-    /// Takes over the streams that were found: all, or those beside the known ones. New ones count as
-    /// busy, and are to be asked.
+    /// Takes in the streams that were found: all, or all but the known streams. New lanes count as busy and not yet
+    /// asked.
     ///
-    /// Where the look was slow, those that have nothing any more are kept: the next look beside the known
-    /// ones would else read what is dead of them, and be slow, too.
+    /// Lanes that have become empty are kept for a while. After a slow query they are kept longer: otherwise the next
+    /// query that skips known streams would read their dead entries and be slow, too.
     ///
-    /// `true`: some were found for the first time that this relay does not take.
+    /// Returns `true` if new lanes include topics that this relay does not serve.
     pub(super) fn take_over(&mut self, seen: Seen, way: impl Fn(&Topic) -> To, now: Now) -> bool {
         let Seen {
             found,
@@ -244,7 +248,7 @@ impl Lanes {
                 lane.state.first = first.copied().unwrap_or(lane.state.first);
             }
         }
-        // No lane twice: its messages would be claimed twice.
+        // Two lanes of one stream would claim its messages twice.
         let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
         let known = self.lanes.iter().map(|lane| &lane.stream);
         let mut known: HashSet<Stream> = known
@@ -263,7 +267,7 @@ impl Lanes {
         (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
     }
 
-    /// Lanes may go elsewhere than before. `true`: some do, and are to be asked.
+    /// Updates the ways of all lanes. Returns `true` if some have changed; these lanes must be asked again.
     pub(super) fn go_elsewhere(&mut self, way: impl Fn(&Topic) -> To) -> bool {
         let mut any = false;
         for lane in &mut self.lanes {
@@ -276,7 +280,7 @@ impl Lanes {
         any
     }
 
-    /// The topics of messages that name no destination and that this relay does not take.
+    /// Topics that this relay does not serve, of messages that name no destination.
     pub(super) fn nowhere(&self) -> impl Iterator<Item = String> {
         let is_it =
             |lane: &&Known| lane.to == To::Nowhere && lane.stream.topic.destination.is_empty();
@@ -284,12 +288,12 @@ impl Lanes {
         nowhere.map(|lane| lane.stream.topic.topic.clone())
     }
 
-    /// The furthest place that claims go on behind.
+    /// The highest floor of all lanes.
     pub(super) fn passed(&self) -> Option<Position> {
         self.lanes.iter().map(|lane| lane.state.floor).max()
     }
 
-    /// Whether claims go on behind this place.
+    /// Whether the floor of the message's lane has passed this position.
     pub(super) fn has_passed(&self, place: &Found) -> bool {
         let lane = (self.lanes.iter()).find(|lane| lane.stream == place.stream);
         lane.is_some_and(|lane| lane.state.floor > place.first)
@@ -299,7 +303,8 @@ impl Lanes {
         self.lanes.iter().map(|lane| lane.stream.clone()).collect()
     }
 
-    /// What nobody is to be asked for, beside what is held. `true`: it does not have all that was kept back before.
+    /// Sets the messages that must not be claimed, except the held topics. Returns `true` if some are no longer kept
+    /// back.
     pub(super) fn keep_back(&mut self, kept_back: KeptBack) -> bool {
         let before = &self.kept_back;
         let is_freed = !before.topics.is_subset(&kept_back.topics)
@@ -309,7 +314,7 @@ impl Lanes {
         is_freed
     }
 
-    /// The topics whose settles the database refuses. `true`: some are not among them any more.
+    /// Sets the topics whose settles the database refuses. Returns `true` if some are no longer held.
     pub(super) fn hold(&mut self, held: HashSet<Topic>) -> bool {
         let is_freed = !self.kept_back.held.is_subset(&held);
         self.kept_back.held = held;
@@ -320,7 +325,7 @@ impl Lanes {
         &self.kept_back
     }
 
-    /// Every lane may have something again.
+    /// Starts a look: every lane may have messages again.
     pub(super) fn begin_look(&mut self) {
         for lane in &mut self.lanes {
             lane.state.is_done = false;
@@ -328,14 +333,14 @@ impl Lanes {
         }
     }
 
-    /// Every lane may have something again, behind its place.
+    /// Every lane may have messages again, after its floor.
     pub(super) fn ask_again(&mut self) {
         for lane in &mut self.lanes {
             lane.state.is_done = false;
         }
     }
 
-    /// Messages may stand before the place of any lane.
+    /// Any lane may have messages below its floor: the next claim of each lane is a sweep.
     pub(super) fn forget_places(&mut self) {
         for lane in &mut self.lanes {
             lane.state.swept = None;
@@ -343,8 +348,8 @@ impl Lanes {
         }
     }
 
-    /// A claim of these took too long. Where it was a sweep, there is none for a while; otherwise too much
-    /// is dead behind the place: what stands there is left to the patrol.
+    /// A claim from these lanes took too long, and sweeps pause. If the claim was no sweep, too many dead entries come
+    /// after the floor: the floor skips them, and the patrol finds the messages in between.
     pub(super) fn were_too_slow(&mut self, asked: &[Lane], took: Duration, now: Now) {
         let asked: HashMap<&Stream, &Lane> =
             asked.iter().map(|lane| (&lane.stream, lane)).collect();
@@ -361,7 +366,7 @@ impl Lanes {
         }
     }
 
-    /// Messages of these topics were given back, the first of them available since then.
+    /// Messages of these topics were released. The value is the time from which the first is available.
     pub(super) fn go_back(&mut self, topics: &HashMap<Topic, i64>) {
         for lane in &mut self.lanes {
             if !lane.stream.is_keyed
@@ -375,22 +380,23 @@ impl Lanes {
         }
     }
 
-    /// Whether there are keyed messages that may be claimed: `is_open` says so for a bulkhead.
+    /// Whether some keyed lane may be claimed from. `is_open`: whether its destination takes messages.
     pub(super) fn has_keyed(&self, is_open: impl Fn(To) -> bool) -> bool {
         self.lanes.iter().any(|lane| {
             lane.stream.is_keyed && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
         })
     }
 
-    /// Whether there are keyed messages that name a destination.
+    /// Whether some keyed messages name a destination.
     pub(super) fn has_keyed_parts(&self) -> bool {
         let names_one = |stream: &Stream| stream.is_keyed && !stream.topic.destination.is_empty();
         self.lanes.iter().any(|lane| names_one(&lane.stream))
     }
 
-    /// When nothing of a registered destination is due that the last look has seen as due later. There may be thousands
-    /// that only wait for their next attempts, and what is new comes to them by this relay's own splits or, from other
-    /// relays, is seen by the next look. Into other lanes anybody may write at any time.
+    /// Lanes of registered destinations whose first message is due after this time are not asked. There may be
+    /// thousands of such lanes, all waiting for their next attempt. Only fan-outs add messages to these lanes: this
+    /// relay knows its own, and the next query for streams finds those of other relays. Applications write to other
+    /// lanes at any time.
     fn time_of_early(&self, now: Now) -> i64 {
         let is_recent = |at: Instant| now.here.saturating_duration_since(at) < LOOK_IS_GOOD;
         match self.looked.is_some_and(is_recent) {
@@ -399,10 +405,9 @@ impl Lanes {
         }
     }
 
-    /// Shares room out, as much as `room_of` says: for a bulkhead, or for messages to be split.
-    /// Nothing where no lane is left to be asked. The lanes of a bulkhead may together ask for a
-    /// quarter more than its room, and for one message each. `is_asked`: somebody wants to know
-    /// whether nothing is due.
+    /// Shares the room of each way (`room_of`) between its lanes. Returns the lanes to claim from, or none if every
+    /// lane was asked in this look. The lanes of a bulkhead may together ask for a quarter more than its room, and for
+    /// at least one message each. `is_asked`: a caller asks whether nothing is due.
     pub(super) fn allot(
         &mut self,
         now: Now,
@@ -419,7 +424,7 @@ impl Lanes {
                 state.is_done = state.is_swept_in_look;
             }
         }
-        // Few lanes: another one is first each time. Many: the next ones have their turn.
+        // With few lanes, each claim starts with another lane. With many, each claim takes the next lanes.
         let step = if count > MOST_LANES { MOST_LANES } else { 1 };
         self.turn = (self.turn + step) % count;
         let early = self.time_of_early(now);
@@ -432,7 +437,7 @@ impl Lanes {
         if left.is_empty() {
             return Vec::new();
         }
-        // No more lanes than there is room for: each gives one message at least.
+        // No more lanes than messages fit: each lane is asked for at least one message.
         let mut lanes_of: HashMap<To, usize> = HashMap::new();
         let (quiet, busy): (Vec<&Known>, Vec<&Known>) = left
             .into_iter()
@@ -479,8 +484,8 @@ impl Lanes {
         quiet.chain(busy).collect()
     }
 
-    /// When the first of the sweeps may be made that this look, which `began` then, has left out. What it could
-    /// have made at once there was no room for, and no time makes room.
+    /// The time of the first sweep that this look, started at `began`, has left out. A sweep that was possible at once
+    /// was left out for want of room, and waiting does not make room.
     pub(super) fn owed_at(&self, began: Instant, is_open: impl Fn(To) -> bool) -> Option<Instant> {
         let is_claimed =
             |lane: &&Known| is_open(lane.to) && !self.kept_back.has(&lane.stream.topic);
@@ -489,7 +494,7 @@ impl Lanes {
         owed.filter(|at| *at >= began).min()
     }
 
-    /// Learns from a claim which of the lanes that it asked have more, and where they go on.
+    /// Learns from a claim which lanes have more messages, and where their next claims start.
     pub(super) fn learn(&mut self, brought: &Brought<'_>, now: Now) {
         type Found = (usize, Option<Position>);
         let mut found: HashMap<(&str, &str), Found> = HashMap::new();
@@ -512,7 +517,7 @@ impl Lanes {
             let is_keyed = known.stream.is_keyed;
             let (is_full, last) = if is_keyed {
                 let reached = brought.reached.get(&known.stream).copied();
-                // What was left of a cut batch stands before that place.
+                // The messages left out of a cut batch come before that position.
                 let reached = reached.filter(|_| !brought.batch.is_cut);
                 (reached.is_some(), reached)
             } else {
@@ -528,8 +533,7 @@ impl Lanes {
         }
     }
 
-    /// Whether some lane is left to be asked whose messages are not kept back: `is_open` says so
-    /// for a bulkhead.
+    /// Whether some lane is still to be asked in this look. `is_open`: whether its destination takes messages.
     pub(super) fn is_anything_left(&self, now: Now, is_open: impl Fn(To) -> bool) -> bool {
         let early = self.time_of_early(now);
         self.lanes.iter().any(|lane| {

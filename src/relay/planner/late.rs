@@ -1,4 +1,4 @@
-//! Looks for what is committed late.
+//! The search for late messages: committed after claims had passed their position.
 
 use std::time::{Duration, Instant};
 
@@ -6,36 +6,37 @@ use super::lanes::SWEEP_SHARE;
 use crate::store::relay::claim::Position;
 use crate::store::relay::late::{LookForLate, Writers};
 
-/// Messages that one look finds.
+/// The most messages that one query finds.
 pub(in crate::relay) const STEP: usize = 500;
 /// A round begins no sooner than this after the last one.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// A look for streams of the newest messages goes back so many sequences.
+/// How many sequences a query for the streams of the newest messages goes back.
 const NEWEST: i64 = 5_000;
-/// A relay that has just begun looks at so many of the newest sequences.
+/// How many of the newest sequences a starting relay queries.
 const AT_FIRST: i64 = 10_000;
 
-/// Looks at the newest sequences.
+/// Rounds of queries over the newest sequences.
 ///
-/// A message has its place in a lane by the time from which on it is available, mostly the time at which its
-/// transaction began. Claims may have passed that place when the message is committed. Its sequence tells more:
-/// those that were given before some moment have all come when the transactions have ended that wrote at that
-/// moment. So a round reads what stands behind the last sequence of which this is known, and no more, whatever else
-/// waits in the outbox.
+/// The position of a message in its lane is the time from which the message is available: mostly the start of its
+/// transaction. Claims may have passed that position when the transaction commits. The sequence is a better guide. When
+/// every transaction that wrote at some moment has ended, every sequence given before that moment is visible or will
+/// never exist. So a round reads only the messages after the last sequence for which this is known, whatever else waits
+/// in the outbox.
 #[derive(Debug, Default)]
 pub(super) struct Late {
-    /// Up to this one all sequences have come, and were looked at since; before this is known, most of them have.
+    /// All sequences up to this one are visible and were queried since. Before `is_known`, this is a guess.
     behind: Option<i64>,
     is_known: bool,
-    /// What is known once all transactions before this one have ended: all up to that sequence has come.
+    /// A transaction number and a sequence: once all earlier transactions have ended, all sequences up to it are
+    /// visible.
     next: Option<(i64, i64)>,
-    /// The newest sequence that was seen, and that the last round knew of. A transaction gets its number right after
-    /// its first sequence: what was seen by the round before had one.
+    /// The newest sequence seen, and the newest one that the last round knew. A transaction gets its number right after
+    /// its first sequence, so the sequences that the last round knew have a transaction number by now.
     newest: Option<i64>,
     known: Option<i64>,
-    /// Where the round is that is under way, and the writers when it began.
+    /// The position of the current round, and the writers at its start.
     under_way: Option<(i64, Writers)>,
-    /// When the last round began, when the last look ended, how long it took, and the one before.
+    /// When the last round began; when the last query ended and how long it took; how long the query before took.
     began: Option<Instant>,
     last: Option<(Instant, Duration)>,
     before: Duration,
@@ -47,14 +48,13 @@ impl Late {
         self.newest = self.newest.max(Some(sequence));
     }
 
-    /// The newest messages are behind this one.
+    /// The newest messages come after this sequence.
     pub(super) fn before_newest(&self) -> i64 {
         self.newest
             .map_or(i64::MAX, |newest| newest.saturating_sub(NEWEST))
     }
 
-    /// The look that is to be made now. Claims have passed nothing that is due since `passed`; `None`: nothing at
-    /// all.
+    /// The query to make now, if one is due. `passed`: the highest floor; `None`: claims have passed no message.
     pub(super) fn next(&self, now: Instant, passed: Option<Position>) -> Option<LookForLate> {
         let is_due = self.due_at().is_none_or(|at| now >= at);
         let is_of_use = self.is_of_use(passed);
@@ -66,10 +66,10 @@ impl Late {
         })
     }
 
-    /// When the next look may be made.
+    /// When the next query may be made.
     fn due_at(&self) -> Option<Instant> {
         let (ended, took) = self.last?;
-        // A single one that took long may have waited for something else.
+        // A single slow query may have waited for something else.
         let took = took.min(self.before);
         let interval = match self.under_way {
             Some(_) => Duration::ZERO,
@@ -82,14 +82,14 @@ impl Late {
         passed.is_some() || self.behind.is_none()
     }
 
-    /// When a look may be made, unless a round has ended that began since then.
+    /// When the next query may be made, unless a round that began since then has ended.
     pub(super) fn owed_at(&self, since: Instant, passed: Option<Position>) -> Option<Instant> {
         let is_done = self.under_way.is_none() && self.began >= Some(since);
         self.due_at().filter(|_| !is_done && self.is_of_use(passed))
     }
 
-    /// A look has found these writers, and read up to this sequence; `None`: to the end. `true`: from now on nothing
-    /// is missed; what was committed before may have been.
+    /// A query has found these writers and read up to this sequence; `None`: to the end. Returns `true` if no late
+    /// message is missed from now on; earlier ones may have been missed.
     pub(super) fn learn(
         &mut self,
         now: Instant,
@@ -125,7 +125,7 @@ impl Late {
         is_first
     }
 
-    /// A look took too long: they begin anew, and the patrol finds what they miss meanwhile.
+    /// A query took too long: the search starts over, and the patrol finds the messages that it misses meanwhile.
     pub(super) fn was_too_slow(&mut self, now: Instant, took: Duration) {
         *self = Self {
             newest: self.newest,
@@ -137,7 +137,7 @@ impl Late {
         };
     }
 
-    /// Looks begin anew: sequences may have come that none has seen.
+    /// Starts over: unknown sequences may have become visible.
     pub(super) fn restart(&mut self) {
         *self = Self::default();
     }
@@ -157,26 +157,26 @@ mod tests {
         Writers { oldest, next }
     }
 
-    /// R8: a look begins behind what has come, and never behind what may still come.
+    /// R8: a query starts after sequences that are visible, never after one that may still become visible.
     #[test]
     fn a_look_begins_behind_the_last_sequence_of_which_all_before_have_come() {
         let (mut late, mut now) = (Late::default(), Instant::now());
         let mut look = |late: &mut Late, found: Writers| {
             now += INTERVAL;
-            let look = late.next(now, PASSED).expect("it is time");
+            let look = late.next(now, PASSED).expect("a query is due");
             (look.behind, late.learn(now, None, found, TOOK))
         };
         assert_eq!(
             look(&mut late, writers(7, 9)),
             (None, false),
-            "it only asks"
+            "it queries only the writers"
         );
         late.saw(20_000);
-        // Transaction 7 may have given any sequence up to 20,000.
+        // Transaction 7 may hold any sequence up to 20,000.
         assert_eq!(look(&mut late, writers(7, 9)), (Some(i64::MIN), false));
         late.saw(20_010);
         assert_eq!(look(&mut late, writers(7, 12)), (Some(i64::MIN), false));
-        // All before 12 have ended.
+        // All transactions before 12 have ended.
         assert_eq!(look(&mut late, writers(12, 14)), (Some(i64::MIN), true));
         assert_eq!(look(&mut late, writers(13, 14)).0, Some(20_000));
         assert_eq!(look(&mut late, writers(14, 15)), (Some(20_000), false));
@@ -186,13 +186,17 @@ mod tests {
     #[test]
     fn a_relay_that_begins_looks_at_the_newest() {
         let (mut late, now) = (Late::default(), Instant::now());
-        let first = late.next(now, None).expect("it knows nothing");
+        let first = late.next(now, None).expect("a first query");
         assert_eq!((first.behind, first.known), (None, i64::MIN));
         late.saw(1_000_000);
         late.learn(now, None, writers(1, 1), TOOK);
         let later = now + INTERVAL;
-        assert_eq!(late.next(later, None), None, "no claim has passed anything");
-        let look = late.next(later, PASSED).expect("it is time");
+        assert_eq!(
+            late.next(later, None),
+            None,
+            "claims have passed no message"
+        );
+        let look = late.next(later, PASSED).expect("a query is due");
         assert_eq!(look.behind, Some(1_000_000 - AT_FIRST));
         assert_eq!((look.due_before, look.known), (5, 1_000_000));
     }
@@ -206,39 +210,43 @@ mod tests {
         assert_eq!(
             late.owed_at(now + TOOK, PASSED),
             Some(now + INTERVAL),
-            "once"
+            "one slow query does not count"
         );
         late.learn(now, None, writers(1, 1), took);
         assert_eq!(late.next(now + INTERVAL, PASSED), None);
-        assert_eq!(late.owed_at(now, PASSED), None, "it was made");
+        assert_eq!(late.owed_at(now, PASSED), None, "the query was made");
         let since = now + TOOK;
         assert_eq!(late.owed_at(since, PASSED), Some(now + SWEEP_SHARE * took));
         assert_eq!(
             late.owed_at(since, None),
             None,
-            "no claim has passed anything"
+            "claims have passed no message"
         );
         late.was_too_slow(since, took);
         let later = since + SWEEP_SHARE * took;
-        let look = late.next(later, PASSED).expect("it is time");
-        assert_eq!(look.behind, None, "it begins anew");
+        let look = late.next(later, PASSED).expect("a query is due");
+        assert_eq!(look.behind, None, "the search starts over");
     }
 
-    /// What was read first may have come since the end of a round was read.
+    /// While a round reads its last part, a message may become visible in its first part.
     #[test]
     fn a_round_of_several_looks_knows_the_writers_of_its_first_one() {
         let (mut late, mut now) = (Late::default(), Instant::now());
         late.saw(3);
         let mut look = |late: &mut Late, upto, found| {
             now += INTERVAL;
-            let look = late.next(now, PASSED).expect("it is time");
+            let look = late.next(now, PASSED).expect("a query is due");
             late.learn(now, upto, found, TOOK);
             look.behind
         };
         look(&mut late, None, writers(5, 6));
         look(&mut late, None, writers(5, 6));
         assert_eq!(look(&mut late, Some(2), writers(5, 7)), Some(3 - AT_FIRST));
-        assert_eq!(look(&mut late, None, writers(7, 7)), Some(2), "it goes on");
+        assert_eq!(
+            look(&mut late, None, writers(7, 7)),
+            Some(2),
+            "the round continues"
+        );
         assert_eq!(look(&mut late, None, writers(7, 7)), Some(3 - AT_FIRST));
         assert_eq!(look(&mut late, None, writers(7, 7)), Some(3));
     }

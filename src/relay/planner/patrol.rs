@@ -1,4 +1,4 @@
-//! The patrol over the whole outbox, where other ways to find messages take too long.
+//! The patrol: a pass over the whole outbox, while other searches for messages take too long.
 
 use std::time::{Duration, Instant};
 
@@ -7,18 +7,18 @@ use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
 use crate::store::range::Range;
 
-/// Free messages of one step, at most.
+/// The most free messages of one step.
 pub(in crate::relay) const STEP: usize = 500;
-/// A round begins no sooner than this after the last one.
+/// The shortest time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long after something took too long there are rounds: other ways are tried again meanwhile.
+/// How long the patrol continues after a search took too long. Other searches are tried again meanwhile.
 const MEMORY: Duration = Duration::from_secs(1800);
 
 /// Rounds over all sequences, a range at a time.
 ///
-/// Lanes, sweeps and the walk read an index that begins with a topic or a key. Where an old snapshot keeps
-/// millions of dead entries in it, one step of theirs can take longer than any limit, and the next try as
-/// long. The primary key can be read in ranges, so a round always gets on.
+/// Lanes, sweeps and the walk read an index that begins with a topic or a key. If an old snapshot keeps millions of
+/// dead entries in that index, one step can exceed every time limit, however often it is tried. The patrol reads the
+/// primary key in ranges, so a round always makes progress.
 #[derive(Debug, Default)]
 pub(super) struct Patrol {
     wanted: Option<Instant>,
@@ -27,7 +27,7 @@ pub(super) struct Patrol {
 }
 
 impl Patrol {
-    /// Something else took too long.
+    /// Another search took too long.
     pub(super) fn want(&mut self, now: Instant) {
         self.wanted = Some(now);
     }
@@ -37,20 +37,20 @@ impl Patrol {
             .is_some_and(|at| now.saturating_duration_since(at) < MEMORY)
     }
 
-    /// When the next round begins, if there is to be one.
+    /// When the next round begins, if another round is wanted.
     pub(super) fn next_at(&self, now: Instant) -> Option<Instant> {
         if !self.is_wanted(now) || self.rounds.place().is_some() {
             return None;
         }
         let after = |last: &Round| {
-            // What there was no room for is found by nothing else.
+            // Only the patrol finds the messages for which there was no room.
             let share = if last.has_left { 1 } else { SWEEP_SHARE };
             last.ended + INTERVAL.max(share * last.took)
         };
         Some(self.rounds.last.as_ref().map_or(now, after))
     }
 
-    /// The range to be read now: every other time, where there is something else to be done.
+    /// The range to read now; every other time only, if there is other work.
     pub(super) fn next(&mut self, now: Instant, is_idle: bool) -> Option<Range> {
         if self.next_at(now).is_some_and(|at| now >= at) {
             self.rounds.begin(now, Ranges::new());
@@ -60,7 +60,7 @@ impl Patrol {
         range.filter(|_| self.had_last_turn)
     }
 
-    /// The range was read up to here. `has_left`: there was no room for something.
+    /// The range was read up to here. `has_left`: some messages were left for want of room.
     pub(super) fn read(&mut self, now: Instant, upto: i64, took: Duration, has_left: bool) {
         let Some(ranges) = self.rounds.step(took, has_left) else {
             return;
@@ -75,7 +75,7 @@ impl Patrol {
     pub(super) fn was_too_wide(&mut self, now: Instant, range: Range, took: Duration) {
         self.want(now);
         if range.upto - 1 <= range.after {
-            // A single message: its key may have too many dead ones. The others go on.
+            // A single message: its key may have too many dead entries. Continue with the other messages.
             return self.read(now, range.upto, took, true);
         }
         if let Some(ranges) = self.rounds.step(took, false) {
@@ -83,7 +83,7 @@ impl Patrol {
         }
     }
 
-    /// Whether nothing is left to it, since then.
+    /// Whether no round is wanted, or a round that began since then has left nothing.
     pub(super) fn is_done_since(&self, now: Instant, since: Instant) -> bool {
         !self.is_wanted(now) || self.rounds.is_done_since(since)
     }
@@ -101,7 +101,7 @@ mod tests {
         patrol.want(now);
         assert!(!patrol.is_done_since(now, now));
         let mut after = i64::MIN;
-        // Every other time beside claims.
+        // Every other time, alternating with claims.
         while let Some(range) = patrol.next(now, false) {
             assert_eq!(range.after, after);
             assert!(patrol.next(now, false).is_none());
@@ -113,7 +113,10 @@ mod tests {
         let later = now + Duration::from_millis(1);
         assert!(!patrol.is_done_since(later, later));
         let forgotten = now + MEMORY;
-        assert!(patrol.next(forgotten, true).is_none(), "it has been long");
+        assert!(
+            patrol.next(forgotten, true).is_none(),
+            "the slow search is forgotten"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which of the messages that were found are claimed.
+//! Choosing which of the found messages to claim.
 
 use std::collections::HashMap;
 
@@ -9,31 +9,31 @@ use crate::store::relay::claim::Topic;
 use crate::store::relay::ordered::{Candidate, Head, Key};
 use crate::store::relay::patrol::Free;
 
-/// First messages of their keys that are about to be claimed.
+/// The first messages of keys, chosen for a claim.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Picked {
     pub(in crate::relay) candidates: Vec<Candidate>,
-    /// Their keys.
+    /// The keys of the candidates, in the same order.
     pub(super) keys: Vec<Key>,
-    /// Passed over: their destinations have no room, or are closed.
+    /// Skipped: the destination has no room or is closed.
     pub(super) waiting: Vec<(To, Key)>,
-    /// There was no room for some of these.
+    /// Whether some messages were skipped for want of room.
     pub(super) has_left: bool,
-    /// Not looked at any more.
+    /// Keys after the place where the choice stopped.
     pub(super) beyond: Vec<Key>,
 }
 
-/// Free messages of a range that are about to be claimed.
+/// The free messages of a range, chosen for a claim.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct PickedFree {
     pub(in crate::relay) plain: Vec<i64>,
     pub(in crate::relay) keyed: Vec<Candidate>,
-    /// There was no room for others.
+    /// Whether some messages were left for want of room.
     pub(in crate::relay) has_left: bool,
 }
 
 impl Planner<'_> {
-    /// Those for which there is room, up to the first of a destination that has none left.
+    /// Chooses the messages for which there is room, and stops when a destination has no room left.
     pub(in crate::relay) fn pick(&self, heads: Vec<Head>, view: &View) -> Picked {
         let mut picked = Picked::default();
         let mut taken: HashMap<To, usize> = HashMap::new();
@@ -63,7 +63,7 @@ impl Planner<'_> {
         picked
     }
 
-    /// Those for which there is room.
+    /// Chooses the messages for which there is room.
     pub(in crate::relay) fn pick_free(&self, found: &[Free], view: &View) -> PickedFree {
         let mut picked = PickedFree::default();
         let mut taken: HashMap<To, usize> = HashMap::new();
@@ -91,7 +91,7 @@ impl Planner<'_> {
         picked
     }
 
-    /// The destination to which messages of a topic go, by its name; empty where they become others.
+    /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
     pub(in crate::relay) fn goes_to(&self, topic: &Topic) -> String {
         match self.way(topic) {
             To::Bulkhead(number) => self.destinations[number].to_owned(),

@@ -1,20 +1,20 @@
-//! Going through the whole outbox, a range of sequences at a time.
+//! A pass over the whole outbox, a range of sequences at a time.
 
 use std::time::Duration;
 
 use crate::store::range::Range;
 
-/// The first range behind zero.
+/// The width of the first range after zero.
 const FIRST_WIDTH: i64 = 4096;
-/// A range that took less than this is followed by one that is eight times as wide.
+/// After a range that took less than this, the next range is eight times as wide.
 const SHORT: Duration = Duration::from_millis(5);
-/// A range that took longer than this is followed by one that is half as wide.
+/// After a range that took longer than this, the next range is half as wide.
 const LONG: Duration = Duration::from_millis(50);
 
 /// One pass over all sequences.
 ///
-/// A range is a bound for what its statement reads: also where old snapshots keep dead rows in the index,
-/// which no `LIMIT` counts.
+/// A range bounds the rows that its statement reads, including dead rows that an old snapshot keeps in the index. A
+/// `LIMIT` does not count those dead rows.
 #[derive(Debug)]
 pub(super) struct Ranges {
     next: Option<Range>,
@@ -22,7 +22,7 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// From the beginning. Sequences below one are only there where somebody has written them by hand.
+    /// Starts at the beginning. Sequences below 1 exist only if an operator has written them by hand.
     pub(super) fn new() -> Self {
         Self {
             next: Some(Range {
@@ -33,12 +33,12 @@ impl Ranges {
         }
     }
 
-    /// What is to be read now. `None`: everything was read.
+    /// The range to read now; `None`: everything was read.
     pub(super) fn next(&self) -> Option<Range> {
         self.next
     }
 
-    /// The next range was read up to a sequence, in this time.
+    /// The current range was read up to this sequence, in this time.
     pub(super) fn read(&mut self, upto: i64, took: Duration) {
         if took < SHORT {
             self.width = self.width.saturating_mul(8);
@@ -48,7 +48,7 @@ impl Ranges {
         self.next = (upto < i64::MAX).then(|| self.behind(upto));
     }
 
-    /// The next range took too long, and nothing is known of it.
+    /// The current range took too long and returned nothing.
     pub(super) fn was_too_wide(&mut self) {
         if let Some(range) = self.next {
             let width = i128::from(range.upto) - i128::from(range.after);
@@ -69,15 +69,15 @@ impl Ranges {
 mod tests {
     use super::*;
 
-    /// How many statements a pass takes where so many rows between these sequences are read in a millisecond,
-    /// and none may read more than a thousand times as many.
+    /// The number of statements of a pass over the sequences `rows`, if the server reads `each_millisecond` rows in a
+    /// millisecond and cancels a statement after a second.
     fn statements(rows: std::ops::Range<i128>, each_millisecond: i128) -> usize {
         let mut ranges = Ranges::new();
         let mut last = i64::MIN;
         let mut count = 0;
         while let Some(range) = ranges.next() {
             count += 1;
-            assert_eq!(range.after, last, "nothing is left out");
+            assert_eq!(range.after, last, "no sequence is skipped");
             let end = rows.end.min(i128::from(range.upto) + 1);
             let read = (end - rows.start.max(i128::from(range.after) + 1)).max(0);
             let took = u64::try_from(read / each_millisecond).expect("a time");

@@ -1,8 +1,8 @@
-//! Rounds over everything, a step at a time.
+//! Rounds over all keys or sequences, a step at a time.
 
 use std::time::{Duration, Instant};
 
-/// The round that is under way, with the place where it is, and the last one that came to its end.
+/// The current round with its place, and the last completed round.
 #[derive(Debug)]
 pub(super) struct Rounds<P> {
     pub(super) under_way: Option<(P, Round)>,
@@ -13,9 +13,9 @@ pub(super) struct Rounds<P> {
 pub(super) struct Round {
     pub(super) began: Instant,
     pub(super) ended: Instant,
-    /// All steps together.
+    /// The time of all steps together.
     pub(super) took: Duration,
-    /// It has passed over something for want of room.
+    /// Whether the round has skipped messages for want of room.
     pub(super) has_left: bool,
 }
 
@@ -39,12 +39,12 @@ impl<P> Rounds<P> {
         self.under_way = Some((place, round));
     }
 
-    /// Where the one is that is under way.
+    /// The place of the current round.
     pub(super) fn place(&self) -> Option<&P> {
         self.under_way.as_ref().map(|(place, _)| place)
     }
 
-    /// A step was made from this place.
+    /// A step was made. Returns the place to update.
     pub(super) fn step(&mut self, took: Duration, has_left: bool) -> Option<&mut P> {
         let (place, round) = self.under_way.as_mut()?;
         round.took += took;
@@ -52,7 +52,7 @@ impl<P> Rounds<P> {
         Some(place)
     }
 
-    /// The last step was the end.
+    /// The last step has ended the round.
     pub(super) fn end(&mut self, now: Instant) {
         if let Some((_, round)) = self.under_way.take() {
             self.last = Some(Round {
@@ -62,13 +62,13 @@ impl<P> Rounds<P> {
         }
     }
 
-    /// The one that is under way, or else the last one.
+    /// The current round, or else the last one.
     pub(super) fn latest(&mut self) -> Option<&mut Round> {
         let under_way = self.under_way.as_mut().map(|(_, round)| round);
         under_way.or(self.last.as_mut())
     }
 
-    /// Whether one that began since then has come to its end, and has left nothing.
+    /// Whether a round that began since then has ended without skipping messages.
     pub(super) fn is_done_since(&self, since: Instant) -> bool {
         let is_after = |last: &Round| last.began >= since && !last.has_left;
         self.last.as_ref().is_some_and(is_after)

@@ -1,4 +1,4 @@
-//! What the relay looks around for: topics, leases that are over, pauses, and how it stands.
+//! Surveys: the periodic query for streams, expired leases and pauses, and for whether this relay is active.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -9,75 +9,75 @@ use crate::store::relay::claim::Stream;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::streams::Found;
 
-/// A look for streams that takes longer than this reads what is dead.
+/// A query for streams that takes longer than this reads dead index entries.
 const SLOW: Duration = Duration::from_millis(50);
-/// A slow look for all streams takes no more than so much of the time: that a stream has nothing any
-/// more is no news.
+/// Slow queries for all streams take at most a hundredth of the time: they add only the news that a stream has become
+/// empty.
 const WHOLE_SHARE: u32 = 100;
 
-/// A survey to be made.
+/// A survey to make.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::relay) struct Survey {
     pub(in crate::relay) streams: Streams,
-    /// The look that it begins.
+    /// The look that the survey begins.
     pub(super) look: Look,
 }
 
-/// Which streams are looked for.
+/// Which streams a survey queries.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::relay) enum Streams {
     All,
-    /// Those that are not among these.
+    /// All but these streams.
     Beside(Vec<Stream>),
-    /// Those of messages behind this sequence: a look for the others would take too long.
+    /// Only the streams of messages after this sequence: a query for the others would take too long.
     Behind(i64),
 }
 
-/// What a survey has found.
+/// The result of a survey.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Surveyed {
-    /// `None`: the look for them took too long.
+    /// `None`: the query for streams took too long.
     pub(in crate::relay) streams: Option<Vec<Found>>,
-    /// How long that look took.
+    /// How long the query for streams took.
     pub(in crate::relay) took: Duration,
-    /// Leases that end soon, unless their relays come back.
+    /// Leases that expire soon, unless their relays reconnect.
     pub(in crate::relay) shortened: Vec<i64>,
-    /// Leases that are over.
+    /// Expired leases.
     pub(in crate::relay) ended: Vec<i64>,
-    /// Leases whose messages are still on their way here.
+    /// Leases whose messages are still in flight in this process.
     pub(in crate::relay) held: HashSet<LeaseId>,
-    /// No other relay has to do the work.
+    /// Whether this relay is active; otherwise it stands by.
     pub(in crate::relay) is_active: bool,
-    /// What the database's clock showed, in microseconds.
+    /// The database's time, in microseconds.
     pub(in crate::relay) time: i64,
-    /// What tells the server from another.
+    /// A number that identifies the server.
     pub(in crate::relay) server: i64,
     pub(in crate::relay) kept_back: KeptBack,
 }
 
-/// A look at all lanes, which may take several claims.
+/// A pass over all lanes, which may take several claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The last question before the last survey.
+    /// The last question asked before the survey.
     pub(super) question: u64,
     pub(super) began: Instant,
     pub(super) nothing_in_flight: bool,
     pub(super) found_nothing: bool,
 }
 
-/// How long the last looks for streams took.
+/// How long the last queries for streams took.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     for_all: Option<(Instant, Duration)>,
     beside_known: Option<(Instant, Duration)>,
-    /// The last one was left out.
+    /// Whether the last query was left out.
     is_owed: bool,
 }
 
 impl Looks {
-    /// Looks for all streams. Where an old snapshot makes that slow, it looks beside the known ones instead; and where
-    /// that is slow, too, at the messages behind `newest`, and beside the known ones only now and then, unless somebody
-    /// waits for an answer.
+    /// Chooses the streams to query: normally all. If an old snapshot makes that slow, all but the known streams. If
+    /// that is slow, too, mostly the streams of messages after `newest`; all but the known streams only now and then,
+    /// or while a question is open.
     pub(super) fn next(
         &mut self,
         now: Instant,
@@ -101,7 +101,7 @@ impl Looks {
         }
     }
 
-    /// Learns from a look what it costs. `found` is `None` where it took too long.
+    /// Learns the cost of a query. `found` is `None` if the query took too long.
     pub(super) fn learn(
         &mut self,
         now: Instant,
@@ -127,7 +127,7 @@ impl Looks {
         }
     }
 
-    /// When a look is due that was left out: what was told of meanwhile may be in a stream that is not known.
+    /// When the query that was left out may be made: messages announced meanwhile may be in an unknown stream.
     pub(super) fn owed_at(&self) -> Option<Instant> {
         let (at, took) = self.beside_known.filter(|_| self.is_owed)?;
         Some(at + SWEEP_SHARE * took)
@@ -138,7 +138,7 @@ impl Looks {
 mod tests {
     use super::*;
 
-    /// R9: what was told of meanwhile may be in a stream that is not known, and nobody tells of it again.
+    /// R9: messages announced meanwhile may be in an unknown stream, and they are not announced again.
     #[test]
     fn a_look_that_was_left_out_is_owed_until_it_may_be_made() {
         let (now, moment) = (Instant::now(), Duration::from_millis(250));
@@ -150,9 +150,9 @@ mod tests {
         looks.learn(now, &Streams::All, Some(Vec::new()), slow);
         let beside = next(&mut looks, now, false);
         assert_eq!(beside, Streams::Beside(Vec::new()));
-        assert_eq!(looks.owed_at(), None, "it is made");
+        assert_eq!(looks.owed_at(), None, "the query is made");
         looks.learn(now, &beside, Some(Vec::new()), slow);
-        assert_eq!(next(&mut looks, now, true), beside, "somebody asks");
+        assert_eq!(next(&mut looks, now, true), beside, "a question is open");
         assert_eq!(next(&mut looks, now, false), Streams::Behind(7));
         assert_eq!(looks.owed_at(), Some(now + SWEEP_SHARE * slow));
         let later = now + SWEEP_SHARE * slow;

@@ -1,4 +1,4 @@
-//! The planner in some state, and what it says.
+//! The planner in given states, and its next steps.
 
 use super::picks::Picked;
 use super::*;
@@ -17,7 +17,7 @@ const LEASE: LeaseId = LeaseId(7);
 const POLL: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Topics `a` and `b` go to destinations of their own, and no others anywhere.
+/// Topics `a` and `b` each go to their own destination; other topics go nowhere.
 fn routes() -> Routes {
     let mut config = Config::default();
     for name in ["a", "b"] {
@@ -36,7 +36,7 @@ fn settings() -> Settings {
     }
 }
 
-/// A planner, the time, and how others stand.
+/// A planner, the time, and the view of the other threads.
 struct Ground<'a> {
     planner: Planner<'a>,
     now: Instant,
@@ -111,7 +111,7 @@ fn batch(claimed: Vec<Claimed>) -> Batch {
     }
 }
 
-/// What a look for late ones has found, while no transaction writes.
+/// The result of a query for late messages, while no transaction writes.
 fn late(free: &[Free]) -> Late {
     Late {
         free: free.to_vec(),
@@ -121,7 +121,7 @@ fn late(free: &[Free]) -> Late {
 }
 
 impl<'a> Ground<'a> {
-    /// It has just begun.
+    /// A planner that has just started.
     fn new(routes: &'a Routes) -> Self {
         let now = Instant::now();
         let door = Door {
@@ -144,7 +144,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// It has surveyed these streams.
+    /// A planner that has surveyed these streams.
     fn with(routes: &'a Routes, streams: &[Stream]) -> Self {
         let mut ground = Self::new(routes);
         ground.survey(streams);
@@ -152,7 +152,7 @@ impl<'a> Ground<'a> {
         ground
     }
 
-    /// What is done next. Nothing was committed late.
+    /// The next step, if there are no late messages.
     fn next(&mut self) -> Step {
         match self.planner.next(self.now, &self.view) {
             Step::LookForLate(_) => {
@@ -164,7 +164,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// The next step that is not a look at the gates.
+    /// The next step other than the gates.
     fn step(&mut self) -> Step {
         match self.next() {
             Step::Gates { .. } => self.next(),
@@ -172,7 +172,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// A round begins, with a survey.
+    /// Begins a round with a survey.
     fn begin_survey(&mut self) -> Survey {
         self.planner.stage = Stage::Undo;
         match self.step() {
@@ -195,7 +195,7 @@ impl<'a> Ground<'a> {
         self.planner.surveyed(self.now, survey, found)
     }
 
-    /// Its claims find nothing, until it waits.
+    /// Answers each claim with no messages, until the planner waits.
     fn wait(&mut self) -> Wait {
         for _ in 0..100 {
             match self.step() {
@@ -215,7 +215,7 @@ impl<'a> Ground<'a> {
                 other => panic!("{other:?}"),
             }
         }
-        panic!("it never waits");
+        panic!("the planner never waits");
     }
 
     fn bring(&mut self, asked: &[Lane], claimed: Vec<Claimed>) {
@@ -236,7 +236,7 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
     let mut ground = Ground::new(&routes);
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
     let Step::Survey(survey) = ground.next() else {
-        panic!("it knows nothing yet");
+        panic!("expected the first survey");
     };
     assert_eq!(survey.streams, Streams::All);
     let found = Surveyed {
@@ -245,16 +245,19 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
         ..Surveyed::default()
     };
     assert!(!ground.planner.surveyed(ground.now, survey, found));
-    // Keys with a backlog come first, then lanes, in turn.
+    // The walk goes first, for keys with a backlog. Then lanes and walk take turns.
     assert_eq!(ground.next(), Step::Walk(Key::default()));
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
     let Step::Claim { plain, keyed, room } = ground.next() else {
-        panic!("it claims");
+        panic!("expected a claim");
     };
     assert_eq!((plain.len(), keyed.len(), room), (1, 1, usize::MAX));
     ground.now += SURVEY_INTERVAL;
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
-    assert!(matches!(ground.next(), Step::Survey(_)), "a second is over");
+    assert!(
+        matches!(ground.next(), Step::Survey(_)),
+        "a second has passed"
+    );
 }
 
 /// R27
@@ -271,7 +274,7 @@ fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
     assert_eq!(ground.next(), expected);
 }
 
-/// A sender rings only when the flags are up, so one that made room before has told nobody.
+/// A sender rings only while its flag is set. A sender that made room before did not ring.
 #[test]
 fn room_that_was_made_before_the_flags_were_up_is_seen() {
     let routes = routes();
@@ -306,7 +309,7 @@ fn keys_that_were_freed_while_the_flags_were_raised_are_looked_at() {
     assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
 }
 
-/// R9: what a look has left out is looked for when its time has come, and not at the next poll.
+/// R9: work that a look has left out is done when its time comes, not at the next poll.
 #[test]
 fn the_wait_ends_when_a_look_for_streams_is_owed() {
     let routes = routes();
@@ -327,7 +330,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     let survey = ground.begin_survey();
     assert!(
         matches!(survey.streams, Streams::Behind(_)),
-        "it took long just now"
+        "the last query was slow"
     );
     (ground.planner).surveyed(
         ground.now,
@@ -339,8 +342,8 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     );
     let owed = looked + lanes::SWEEP_SHARE * slow;
     assert_eq!(ground.wait().until, owed);
-    // Found by the simulation (seed 39839): while it waited for room, its time came between two surveys, and no wait
-    // lasted any more.
+    // Found by the simulation (seed 39839): the query came due between two surveys while the relay waited for room, and
+    // from then on every wait ended at once.
     ground.view.is_queue_full = true;
     let expected = wait(Awaited::Room, owed, None);
     assert_eq!(Step::Wait(ground.wait()), expected);
@@ -350,13 +353,13 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     assert!(!matches!(ground.begin_survey().streams, Streams::Behind(_)));
 }
 
-/// G2: the database's answer is on its way for a while, and a lane must not pass what is enqueued meanwhile.
+/// G2: the database's answer takes a while, and a floor must not pass messages that are enqueued meanwhile.
 #[test]
 fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
     let survey = ground.begin_survey();
-    // Asked now, answered three seconds later: it showed its time at some moment of these.
+    // The answer takes three seconds: the database read its clock at some moment in between.
     ground.now += 3 * SECOND;
     let time = 1_000_000_000;
     let found = Surveyed {
@@ -382,12 +385,12 @@ fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
     assert_eq!(ground.wait().what, Awaited::Work);
     ground.planner.waited(ground.now, Awaited::Work, true, true);
     let after = asked(&mut ground)[0].after;
-    assert!(after > Position::START, "it has swept just now");
+    assert!(after > Position::START, "the lane was swept just now");
     let began = Position::of_time(time - 500_000);
     assert!(after <= began, "{after:?}");
 }
 
-/// R9: an application may wake its relay with each commit.
+/// R9: an application may notify the relay with each commit.
 #[test]
 fn news_that_never_ends_keeps_no_claim_back() {
     let routes = routes();
@@ -399,31 +402,35 @@ fn news_that_never_ends_keeps_no_claim_back() {
     ground.begin_survey();
 }
 
-/// R9: who asks whether anything is due gets the answer of a look that began after the question.
+/// R9: a look answers the question whether anything is due only if it began after the question.
 #[test]
 fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     ground.view.question = 1;
     ground.view.is_asked = true;
-    assert_eq!(ground.wait().answers, Some(0), "it began before");
+    assert_eq!(
+        ground.wait().answers,
+        Some(0),
+        "the look began before the question"
+    );
     ground.planner.has_news();
     ground.survey(&[stream("a", false)]);
     let Step::Claim { plain, .. } = ground.step() else {
-        panic!("it claims");
+        panic!("expected a claim");
     };
     ground.bring(&plain, vec![claimed(1, "a", None)]);
-    assert_eq!(ground.wait().answers, None, "it has found something");
+    assert_eq!(ground.wait().answers, None, "the look has found a message");
     ground.view.is_nothing_in_flight = false;
     ground
         .planner
         .waited(ground.now, Awaited::Work, true, false);
-    assert_eq!(ground.wait().answers, None, "something was on its way");
+    assert_eq!(ground.wait().answers, None, "a message was in flight");
     ground.planner.waited(ground.now, Awaited::Work, true, true);
     assert_eq!(ground.wait().answers, Some(1));
 }
 
-/// R9: a claim under a lease that is over brings nothing, whatever is due.
+/// R9: a claim under an expired lease returns nothing, whatever is due.
 #[test]
 fn a_question_waits_while_the_lease_may_be_over() {
     let routes = routes();
@@ -439,13 +446,16 @@ fn a_question_waits_while_the_lease_may_be_over() {
     ground.view.question = 2;
     ground.planner.has_news();
     ground.survey(&[stream("a", false)]);
-    // Another one, while the look goes on.
+    // Another lease, during the look.
     ground.view.lease = Some(LeaseId(8));
     ground.planner.stage = Stage::Survey;
-    assert!(matches!(ground.step(), Step::Survey(_)), "it looks anew");
+    assert!(
+        matches!(ground.step(), Step::Survey(_)),
+        "a new look begins"
+    );
 }
 
-/// R8: what was told of while a survey was under way may be in nothing that it has found.
+/// R8: a survey may have missed messages that were announced while it ran.
 #[test]
 fn news_of_the_time_of_a_survey_is_looked_for_before_the_wait() {
     let routes = routes();
@@ -454,12 +464,12 @@ fn news_of_the_time_of_a_survey_is_looked_for_before_the_wait() {
     ground.planner.has_news();
     assert_eq!(ground.step(), Step::LookAgain);
     let again = ground.planner.look_again(ground.now, &ground.view);
-    assert_eq!(again, Step::Again, "it does not wait");
+    assert_eq!(again, Step::Again, "the planner does not wait");
     ground.survey(&[]);
     assert_eq!(ground.wait().what, Awaited::Work);
 }
 
-/// R12: who stands by learns under its new lease whether it is to work.
+/// R12: a relay that stands by learns under its new lease whether it is active.
 #[test]
 fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
     let routes = routes();
@@ -475,13 +485,13 @@ fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
     assert!(matches!(ground.step(), Step::Survey(_)));
 }
 
-/// R9: a wait of no length, again and again, would be a busy loop.
+/// R9: repeated waits of no length would be a busy loop.
 #[test]
 fn what_is_owed_only_by_claims_ends_no_wait_of_a_relay_that_makes_none() {
     let routes = routes();
     for (is_active, left_to_claim) in [(false, None), (true, Some(0))] {
         let mut ground = Ground::new(&routes);
-        // The first round is empty, and the next one has its time.
+        // The first round is empty, and the next round is due.
         ground.planner.look_at_unserved(ground.now, Vec::new);
         ground.now += POLL;
         let unserved = || vec![topic("c")];
@@ -506,11 +516,11 @@ fn a_question_waits_for_what_is_undone() {
         assert!(matches!(ground.step(), Step::Undo(_)));
         assert_eq!(ground.step(), Step::LookAgain);
         let again = ground.planner.look_again(ground.now, &ground.view);
-        assert_eq!(again, Step::Again, "nothing is waited for");
+        assert_eq!(again, Step::Again, "the planner does not wait");
     }
 }
 
-/// R13: what a claim without an answer took is given back, and claims go on between the parts.
+/// R13: the messages of a claim without an answer are released, and claims continue between the parts.
 #[test]
 fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
     let routes = routes();
@@ -521,7 +531,11 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
     };
     ground.view.doubt = Some(doubt);
     assert_eq!(ground.next(), Step::Resolve(doubt));
-    assert_eq!(ground.next(), Step::Resolve(doubt), "nothing is claimed");
+    assert_eq!(
+        ground.next(),
+        Step::Resolve(doubt),
+        "the planner does not claim"
+    );
     ground
         .planner
         .begin_undo(LEASE, vec![Claim { sequence: 5, at: 0 }]);
@@ -552,17 +566,20 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
     };
     assert!(given_back.is_some_and(|count| count > 3));
     ground.view.doubt = None;
-    assert!(matches!(ground.step(), Step::Survey(_)), "it looks anew");
+    assert!(
+        matches!(ground.step(), Step::Survey(_)),
+        "a new look begins"
+    );
 }
 
-/// R13: what it took may stand where the undo has been.
+/// R13: the messages of that claim may be in ranges that the undo has passed.
 #[test]
 fn an_undo_begins_anew_when_another_answer_is_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     ground.planner.begin_undo(LEASE, vec![]);
     let Step::Undo(part) = ground.step() else {
-        panic!("a part");
+        panic!("expected a part");
     };
     ground.planner.undone(&part, Some(0), Duration::ZERO);
     ground.planner.lost_answer();
@@ -588,12 +605,12 @@ fn a_doubt_about_a_lease_that_is_over_is_none() {
     assert_eq!(ground.next(), Step::EndDoubt { lease, given_back });
 }
 
-/// R12, R14: others may take what a lease holds that is over, and not what this process has still to write down.
+/// R12, R14: messages of an expired lease are taken over, except those that this process still has to settle.
 #[test]
 fn leases_that_have_ended_are_taken_over_or_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    // The row of a lease may be gone while this process still has messages of it.
+    // The row of a lease may be gone while this process still holds its messages.
     ground.planner.vanished(vec![4, 5]);
     ground.now += SURVEY_INTERVAL;
     let ended = |ended: &[i64]| Surveyed {
@@ -606,9 +623,9 @@ fn leases_that_have_ended_are_taken_over_or_lost() {
     ground.surveyed(ended(&[1, 2]));
     assert_eq!(ground.planner.expired(), [1, 4]);
     let Step::Claim { plain, .. } = ground.step() else {
-        panic!("it takes over");
+        panic!("expected a takeover");
     };
-    assert_eq!(plain[0].after, Position::START, "from the start");
+    assert_eq!(plain[0].after, Position::START, "the lane is swept");
     ground.now += SURVEY_INTERVAL;
     ground.surveyed(ended(&[1, 2, LEASE.0]));
     assert_eq!(ground.step(), Step::LoseLease(LEASE));
@@ -633,8 +650,8 @@ fn a_relay_that_stands_by_waits_for_its_turn_and_then_looks_at_everything() {
     assert!(matches!(ground.step(), Step::Claim { .. }));
 }
 
-/// R10: the right to probe is one relay's for a while. One that stands by does not take it, and does not wait for the
-/// end of a pause again and again.
+/// R10: only one relay at a time has the right to probe. A relay that stands by does not take the right, and does not
+/// wait repeatedly for a pause that has already expired.
 #[test]
 fn a_relay_that_stands_by_probes_no_destination() {
     let routes = routes();
@@ -654,18 +671,18 @@ fn a_relay_that_stands_by_probes_no_destination() {
     assert_eq!(ground.next(), Step::Gates { may_probe: false });
 }
 
-/// R13: what a lease holds on another server is gone through.
+/// R13: after a change of server, the messages of the lease are checked.
 #[test]
 fn a_server_is_another_one_where_it_was_started_at_another_time() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
-    assert!(!ground.planner.is_other_server(1), "the first");
+    assert!(!ground.planner.is_other_server(1), "the first server");
     assert!(!ground.planner.is_other_server(1));
     assert!(ground.planner.is_other_server(2));
     assert!(!ground.planner.is_other_server(2));
 }
 
-/// R8: keyed claims exclude one another, and a relay whose claim was in vain does not spin.
+/// R8: keyed claims exclude one another, and a relay whose claim was blocked does not spin.
 #[test]
 fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
     let routes = routes();
@@ -677,12 +694,12 @@ fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
     let expected = wait(Awaited::OthersClaim, ground.now + rest, None);
     assert_eq!(ground.step(), expected);
     let Step::Claim { plain, keyed, .. } = ground.step() else {
-        panic!("it claims");
+        panic!("expected a claim");
     };
     assert_eq!((plain.len(), keyed.len()), (1, 0));
     ground.now += rest;
     let Step::Claim { plain, keyed, .. } = ground.step() else {
-        panic!("the rest is over");
+        panic!("expected a claim after the back-off");
     };
     assert_eq!((plain.len(), keyed.len()), (1, 1));
 }
@@ -696,17 +713,17 @@ fn topics_without_a_place_are_full_until_there_is_room() {
     ground.view.doors[0].room = 0;
     ground.planner.had_no_place("a", To::Bulkhead(0));
     ground.planner.had_no_place("a", To::Bulkhead(0));
-    let policy = ground.planner.take_policy().expect("it is full");
+    let policy = ground.planner.take_policy().expect("the topic is full");
     assert_eq!(policy.full, ["a"]);
     assert_eq!(ground.step(), Step::LookAgain);
     assert_eq!(ground.planner.take_policy(), None, "there is no room");
     ground.view.doors[0].room = 1;
     ground.step();
-    let policy = ground.planner.take_policy().expect("it has room");
+    let policy = ground.planner.take_policy().expect("the topic has room");
     assert!(policy.full.is_empty());
 }
 
-/// G5: freed keys wait for room where there is none, and are not forgotten.
+/// G5: freed keys without room wait for it and are not forgotten.
 #[test]
 fn keys_without_room_wait_for_it() {
     let routes = routes();
@@ -731,7 +748,7 @@ fn keys_without_room_wait_for_it() {
     assert_eq!((wait.what, wait.answers), (Awaited::Room, None));
     ground.view.doors[0].room = 1;
     assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
-    // A claim that leaves it for its size.
+    // A claim that leaves the message out because of its size.
     let picked = ground.planner.pick(vec![head("a", 1)], &ground.view);
     let sequences = |all: &[Candidate]| all.iter().map(|one| one.sequence).collect::<Vec<_>>();
     assert_eq!(sequences(&picked.candidates), [1]);
@@ -744,7 +761,7 @@ fn keys_without_room_wait_for_it() {
     assert!((0..3).any(|_| is_looked_at(&mut ground)));
 }
 
-/// R14: nothing else leads to them but a walk, which may have begun just before.
+/// R14: only a walk finds these keys, and a walk may have begun just before.
 #[test]
 fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_resumed() {
     let routes = routes();
@@ -770,7 +787,11 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
     assert_eq!(ground.planner.walk.next_freed(), Some(vec![key("k")]));
     let picked = ground.planner.pick(vec![head], &ground.view);
     ground.planner.looked_at_keys(picked, &Batch::default());
-    assert_eq!(ground.wait().what, Awaited::Work, "it is not spun for");
+    assert_eq!(
+        ground.wait().what,
+        Awaited::Work,
+        "the planner does not spin"
+    );
     ground.view.doors[0] = open;
     let is_looked_at = |ground: &mut Ground| ground.step() == Step::Keys(vec![key("k")]);
     assert!((0..2).any(|_| is_looked_at(&mut ground)));
@@ -799,7 +820,7 @@ fn a_limit_ends_claims_and_answers() {
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     ground.view.left_to_claim = Some(2);
     let Step::Claim { room, .. } = ground.step() else {
-        panic!("it claims");
+        panic!("expected a claim");
     };
     assert_eq!(room, 2);
     ground.view.left_to_claim = Some(0);
@@ -810,13 +831,13 @@ fn a_limit_ends_claims_and_answers() {
     assert_eq!((wait.what, wait.answers), (Awaited::Work, Some(0)));
 }
 
-/// R9: what takes too long once is looked for in parts.
+/// R9: after a slow claim, messages are searched in ranges.
 #[test]
 fn what_is_too_slow_is_left_to_the_patrol() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let Step::Claim { plain, .. } = ground.step() else {
-        panic!("it claims");
+        panic!("expected a claim");
     };
     ground.planner.was_too_slow(ground.now, &plain, SECOND);
     let mut ranges: Vec<Range> = Vec::new();
@@ -833,11 +854,11 @@ fn what_is_too_slow_is_left_to_the_patrol() {
         }
     }
     assert_eq!(ranges.last().map(|range| range.upto), Some(i64::MAX));
-    // The next round begins after a second, and before the poll.
+    // The next round begins after a second, before the next poll.
     assert_eq!(ground.wait().until, ground.now + SECOND);
 }
 
-/// What no lane makes use of is not waited for, and least of all again and again.
+/// The planner does not wake up for queries that no lane needs.
 #[test]
 fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
     let routes = routes();
@@ -854,8 +875,8 @@ fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
     }
 }
 
-/// R9, found by the simulation (seed 7908): what takes long is done less often, also where it was the process that
-/// stood still, and commits that are late are found all the same.
+/// R9, found by the simulation (seed 7908): slow queries are made less often, even if the process itself stood still.
+/// Late messages must still be found in time.
 #[test]
 fn a_process_that_stood_still_looks_for_late_commits_soon() {
     let routes = routes();
@@ -866,7 +887,7 @@ fn a_process_that_stood_still_looks_for_late_commits_soon() {
         .waited(ground.now + SECOND, Awaited::Work, true, true);
     let wait = ground.wait();
     assert!(wait.until <= ground.now + 6 * SECOND);
-    assert!(!wait.is_poll, "something is owed before");
+    assert!(!wait.is_poll, "a query is owed before the poll");
 }
 
 /// R6
@@ -883,10 +904,10 @@ fn what_has_expired_is_looked_for_where_no_relay_serves_it() {
         (ground.planner).expired_upto(ground.now, None, Duration::ZERO);
     }
     let expected = [false, true].map(|is_keyed| stream("c", is_keyed));
-    assert_eq!(seen, expected, "the other topic is served here");
+    assert_eq!(seen, expected, "topic `a` is served here");
 }
 
-/// R8, G5: claims have passed its place, and neither a walk nor a sweep is due.
+/// R8, G5: claims have passed the message's position, and neither a walk nor a sweep is due.
 #[test]
 fn what_was_committed_late_is_claimed_next() {
     let routes = routes();
@@ -913,8 +934,8 @@ fn what_was_committed_late_is_claimed_next() {
     assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
     (ground.planner).looked_at_keys(Picked::default(), &Batch::default());
     let Step::Claim { plain, .. } = ground.step() else {
-        panic!("it claims");
+        panic!("expected a claim");
     };
     let first = Position::of_time(10_000_001);
-    assert_eq!(plain[0].after, first, "it goes back");
+    assert_eq!(plain[0].after, first, "the floor is lowered");
 }

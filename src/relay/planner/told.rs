@@ -1,4 +1,4 @@
-//! What the planner is told: what its steps have found, and what others have done.
+//! The planner's input: the results of its steps, and reports of other threads.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::store::relay::patrol::Free;
 use crate::store::relay::settle::Claim;
 
 impl Planner<'_> {
-    /// A wait is over. `is_rung`: before its time.
+    /// A wait has ended. `is_rung`: a notification ended it early.
     pub(in crate::relay) fn waited(
         &mut self,
         now: Instant,
@@ -34,7 +34,7 @@ impl Planner<'_> {
     ) {
         match what {
             Awaited::Nothing | Awaited::Lease | Awaited::OthersClaim | Awaited::Settles => return,
-            // A look is owed, and nothing else tells that its time has come.
+            // A query for streams is owed, and nothing else announces its time.
             Awaited::Room if self.looks.owed_at().is_some_and(|at| now >= at) => {
                 self.surveyed = None;
             }
@@ -48,24 +48,24 @@ impl Planner<'_> {
         self.begin_look(now, is_nothing_in_flight);
     }
 
-    /// A step has failed. The next connection may be to another server: what it knows is looked for anew.
+    /// A step has failed. The next connection may be to another server, so a new survey is due.
     pub(in crate::relay) fn failed(&mut self) {
         self.surveyed = None;
         self.stage = Stage::Undo;
     }
 
-    /// Something new may be there: to be looked for from the start.
+    /// There may be new messages: a new survey is due.
     pub(in crate::relay) fn has_news(&mut self) {
         self.surveyed = None;
     }
 
-    /// Messages were given back, or became free.
+    /// Messages were released or have become free.
     pub(in crate::relay) fn returned(&mut self, Returned { topics, keys }: Returned) {
         self.lanes.go_back(&topics);
         self.walk.freed(keys);
     }
 
-    /// Asks what no relay serves, when it is time to look through that.
+    /// Gets the unserved topics when a round over them is due.
     pub(in crate::relay) fn look_at_unserved(
         &mut self,
         now: Instant,
@@ -78,8 +78,8 @@ impl Planner<'_> {
         }
     }
 
-    /// A survey has found this. Begins a new look, unless one is under way that has found nothing yet.
-    /// `true`: some topics were found for the first time that this relay does not take.
+    /// Takes in the result of a survey. Begins a new look, unless the current look has found nothing yet. Returns
+    /// `true` if new topics were found that this relay does not serve.
     pub(in crate::relay) fn surveyed(
         &mut self,
         now: Instant,
@@ -104,7 +104,7 @@ impl Planner<'_> {
         if is_cut {
             self.patrol.want(now);
         }
-        // The answer had come by now, so that it is never ahead.
+        // `now` is after the answer, so the estimate is never ahead of the database.
         self.clock = DatabaseClock::new(time, now);
         if is_active && !self.is_active {
             self.lanes.forget_places();
@@ -115,17 +115,18 @@ impl Planner<'_> {
         let before = self.ended.take().unwrap_or_default();
         let is_new = |id: &&i64| !before.contains(id);
         let newly_ended: Vec<i64> = ended.iter().filter(is_new).copied().collect();
-        // A look of many lanes that has found nothing may take longer than a survey is good for: it
-        // goes on, or it would never end. What a dead relay held may be in any lane.
+        // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
+        // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
+        // lane.
         let is_new_look =
             self.surveyed.is_none() || !self.look.found_nothing || !newly_ended.is_empty();
         if !newly_ended.is_empty() {
             self.lanes.forget_places();
             self.walk.restart();
         }
-        // Those that had ended before this relay began are no news.
+        // Leases that had expired before this relay started are no news.
         for id in newly_ended.iter().filter(|_| !is_first) {
-            log::warn!(event = "lease_expired", lease = id; "lease {id} of another relay has expired: taking its messages over");
+            log::warn!(event = "lease_expired", lease = id; "lease {id} of another relay has expired: taking over its messages");
         }
         self.expire(&ended, &held);
         self.ended = Some(ended);
@@ -138,7 +139,7 @@ impl Planner<'_> {
         };
         self.is_policy_new = true;
         if self.lanes.keep_back(kept_back) {
-            // The walk has passed over their keys.
+            // The walk has skipped the keys that were kept back.
             self.walk.restart();
         }
         if is_new_look {
@@ -146,7 +147,7 @@ impl Planner<'_> {
             self.look = survey.look;
         }
         self.surveyed = Some(now);
-        // Where each statement takes long, surveys do not take half of the time.
+        // If every statement is slow, surveys must not take half of the time.
         let took = now.saturating_duration_since(began);
         let poll = (self.settings.poll_interval).clamp(SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL);
         self.survey_interval = poll.max(3 * took).min(SURVEY_INTERVAL);
@@ -159,7 +160,7 @@ impl Planner<'_> {
         self.lanes.take_over(seen, way, now)
     }
 
-    /// Registered destinations are others than before: lanes may go elsewhere, and messages that waited may be sent.
+    /// Registered destinations have changed: lanes may go elsewhere, and waiting messages may be sent.
     pub(in crate::relay) fn registered(&mut self, registry: Arc<Registry>) {
         self.registry = registry;
         let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
@@ -168,8 +169,8 @@ impl Planner<'_> {
         }
     }
 
-    /// What this process itself still has to write down, under a lease that it has lost, is not taken from
-    /// it.
+    /// Updates the leases to take over from. A lease that this process has lost is left out while its messages are
+    /// still to be settled here.
     fn expire(&mut self, ended: &[i64], held: &HashSet<LeaseId>) {
         let is_undone = |id| self.undoing.as_ref().is_some_and(|one| one.is_of(id));
         let is_free = |id: &&i64| !held.contains(&LeaseId(**id)) && !is_undone(LeaseId(**id));
@@ -177,8 +178,8 @@ impl Planner<'_> {
         self.expired = over.filter(is_free).copied().collect();
     }
 
-    /// Which server a survey has asked. `true`: another one than before. A standby that has taken the place of its
-    /// primary may lack the last settles: then the lease holds messages that nobody here knows of any more.
+    /// Records the server that answered a survey. Returns `true` if the server has changed. A promoted standby may lack
+    /// the last settles: then the lease still holds messages that this process has forgotten.
     pub(in crate::relay) fn is_other_server(&mut self, server: i64) -> bool {
         let before = self.server.replace(server);
         let is_other = before.is_some_and(|before| before != server);
@@ -188,31 +189,30 @@ impl Planner<'_> {
         is_other
     }
 
-    /// A survey has failed, and what it found is lost: it is looked for anew, however long that takes.
+    /// A survey has failed, and its result is lost: the next survey queries all streams, however long that takes.
     pub(in crate::relay) fn survey_failed(&mut self) {
         self.looks = Looks::default();
     }
 
-    /// The rows of these leases are gone while messages name them.
+    /// Messages name these leases, but the rows of the leases are gone.
     pub(in crate::relay) fn vanished(&mut self, leases: Vec<i64>) {
         self.vanished = leases;
     }
 
-    /// A claim of lanes has brought this.
+    /// Takes in the result of a claim from lanes.
     pub(in crate::relay) fn claimed(&mut self, now: Instant, brought: &Brought<'_>) {
         self.look.found_nothing &= brought.batch.claimed.is_empty();
         self.lanes.learn(brought, self.now(now));
     }
 
-    /// A claim of these lanes took too long: they go on where fewer dead entries are, and the patrol looks
-    /// at the rest.
+    /// A claim from these lanes took too long: their floors skip the dead entries, and the patrol searches the rest.
     pub(in crate::relay) fn was_too_slow(&mut self, now: Instant, asked: &[Lane], took: Duration) {
         log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
         self.lanes.were_too_slow(asked, took, self.now(now));
         self.patrol.want(now);
     }
 
-    /// A keyed claim was made, or (`None`) another relay's was in its way. `random`: from 0 to 1.
+    /// A keyed claim has ended; `None`: another relay's claim blocked it. `random` is from 0 to 1.
     pub(in crate::relay) fn contended(&mut self, now: Instant, random: f64, batch: Option<&Batch>) {
         match batch {
             Some(_) => self.contention.won(),
@@ -221,29 +221,29 @@ impl Planner<'_> {
         self.look.found_nothing &= batch.is_some_and(|batch| batch.claimed.is_empty());
     }
 
-    /// Another relay's claim was in the way of a step: it is made again, a little later.
+    /// Another relay's claim blocked a step: the step is repeated a little later.
     pub(in crate::relay) fn was_beaten(&mut self) {
         self.is_beaten = true;
     }
 
-    /// A claim has no answer. What it took may be where an undo has been.
+    /// A claim had no answer. Its messages may be in ranges that the undo has already passed.
     pub(in crate::relay) fn lost_answer(&mut self) {
         self.undoing = None;
     }
 
-    /// Everything known is settled: what the lease holds beside these is given back.
+    /// Every known message is settled: all other messages of the lease, except those in `aside`, are released.
     pub(in crate::relay) fn begin_undo(&mut self, lease: LeaseId, aside: Vec<Claim>) {
         self.undoing = Some(Undoing::new(lease, aside));
     }
 
-    /// So many messages of a part were given back. `None`: it took too long.
+    /// `count` messages of a part were released; `None`: the statement took too long.
     pub(in crate::relay) fn undone(&mut self, part: &Part, count: Option<usize>, took: Duration) {
         if let Some(undoing) = &mut self.undoing {
             undoing.learn(part.range, count, took);
         }
     }
 
-    /// This was claimed under a lease, here or by a settler.
+    /// A message was claimed under a lease, by the claimer or a settler.
     pub(in crate::relay) fn knows(&mut self, lease: LeaseId, claim: Claim) {
         self.late.saw(claim.sequence);
         if let Some(undoing) = &mut self.undoing {
@@ -251,14 +251,14 @@ impl Planner<'_> {
         }
     }
 
-    /// A settler has claimed a message of this topic, and its destination has no place for it.
+    /// A settler has claimed a message of this topic, and the queue of its destination has no room.
     pub(in crate::relay) fn had_no_place(&mut self, topic: &str, to: To) {
         if self.full.insert(topic.to_owned(), to).is_none() {
             self.tell_full();
         }
     }
 
-    /// A step of the walk has looked up to this key (`None`: the last one), and its claim has brought this.
+    /// Takes in a step of the walk, which read up to the key `last` (`None`: to the end), and the result of its claim.
     pub(in crate::relay) fn walked(
         &mut self,
         now: Instant,
@@ -268,36 +268,37 @@ impl Planner<'_> {
         took: Duration,
     ) {
         self.look_at_cut(&picked, batch);
-        // Ends where the first of a destination has no room left.
+        // The step ends at the first message whose destination had no room left.
         let last = picked.beyond.into_iter().next().or(last);
         let step = last.map_or(walk::Step::End, walk::Step::At);
         self.walk.learn(now, step, took, picked.has_left);
     }
 
-    /// A step of the walk took too long, and would take as long again: the next round begins when it may.
+    /// A step of the walk took too long, and would take as long again: this round ends, and the next begins when it
+    /// may.
     pub(in crate::relay) fn walk_was_too_slow(&mut self, now: Instant, took: Duration) {
         self.walk.learn(now, walk::Step::End, took, false);
         self.patrol.want(now);
     }
 
-    /// Keys that were freed were looked at, and the claim has brought this.
+    /// Takes in the result of a claim of freed keys.
     pub(in crate::relay) fn looked_at_keys(&mut self, picked: Picked, batch: &Batch) {
         self.look_at_cut(&picked, batch);
         self.walk.wait_with(picked.waiting);
         self.walk.freed(picked.beyond);
     }
 
-    /// Keys that were freed are to be looked at again.
+    /// Freed keys must be queried again.
     pub(in crate::relay) fn look_at_keys_again(&mut self, keys: Vec<Key>) {
         self.walk.freed(keys);
     }
 
-    /// A look at keys that were freed has failed. One of them may be the reason.
+    /// A query of freed keys has failed. One of the keys may be the reason, so a walk finds them instead.
     pub(in crate::relay) fn keys_failed(&mut self) {
         self.walk.want_round();
     }
 
-    /// The keys of what a claim has left for its size are looked at again.
+    /// Frees the keys of messages that a claim left out because of its size.
     fn look_at_cut(&mut self, picked: &Picked, batch: &Batch) {
         if batch.is_cut {
             let claimed = batch.claimed.iter().map(|one| one.message.sequence.0);
@@ -308,17 +309,17 @@ impl Planner<'_> {
         }
     }
 
-    /// A look for what was committed late has found this.
+    /// Takes in the result of a query for late messages.
     pub(in crate::relay) fn found_late(&mut self, now: Instant, found: Late, took: Duration) {
         if let Some(newest) = found.newest {
             self.late.saw(newest);
         }
         let last = found.free.get(LATE_STEP - 1);
         let upto = last.map(|last| last.sequence);
-        // What took longer was this process, which stood still.
+        // The query itself cannot have taken longer: this process stood still.
         let took = took.min(self.settings.moment);
         if self.late.learn(now, upto, found.writers, took) {
-            // Sweeps find the others.
+            // Sweeps find the messages without a key.
             self.walk.restart();
         }
         self.found_free(now, &found.free);
@@ -336,13 +337,13 @@ impl Planner<'_> {
         ));
     }
 
-    /// A look for what was committed late took too long.
+    /// A query for late messages took too long.
     pub(in crate::relay) fn late_was_too_slow(&mut self, now: Instant, took: Duration) {
         self.late.was_too_slow(now, took);
         self.patrol.want(now);
     }
 
-    /// The patrol has found these: streams that no look has found in its time may be among them.
+    /// Takes in free messages that the patrol has found. Their streams may be unknown if queries for streams time out.
     pub(in crate::relay) fn found_free(&mut self, now: Instant, free: &[Free]) {
         let seen = Seen {
             found: free.iter().map(Free::found).collect(),
@@ -352,12 +353,12 @@ impl Planner<'_> {
         self.take_over(seen, now);
     }
 
-    /// The patrol's claim of messages without a key has brought this.
+    /// Takes in the result of the patrol's claim of messages without a key.
     pub(in crate::relay) fn claimed_free(&mut self, batch: &Batch) {
         self.look.found_nothing &= batch.claimed.is_empty();
     }
 
-    /// The patrol has read its range up to here. `has_left`: something in it is still to be claimed.
+    /// The patrol has read its range up to here. `has_left`: some of its messages are still to be claimed.
     pub(in crate::relay) fn patrolled(
         &mut self,
         now: Instant,
@@ -378,7 +379,7 @@ impl Planner<'_> {
         self.patrol.was_too_wide(now, range, took);
     }
 
-    /// What has expired in a stream that no relay serves is claimed up to here; `None`: it has no more.
+    /// The expired messages of an unserved stream were claimed up to here; `None`: to its end.
     pub(in crate::relay) fn expired_upto(
         &mut self,
         now: Instant,

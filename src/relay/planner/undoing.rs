@@ -1,4 +1,4 @@
-//! Giving back what a claim without an answer took.
+//! Undoing a claim without an answer: releasing the messages that it took.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use crate::store::range::Range;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
-/// What a lease holds is gone through, for messages that nobody knows of.
+/// A pass over the messages of a lease, to release those that this process does not know.
 #[derive(Debug)]
 pub(super) struct Undoing {
     lease: LeaseId,
     ranges: Ranges,
-    /// Claimed under the lease since, or put aside before: of those that are not gone through yet.
+    /// Known claims in the ranges still to come: put aside before, or claimed under the lease since.
     known: BTreeSet<Claim>,
-    /// Given back.
+    /// The number of released messages.
     count: usize,
 }
 
-/// A part of what a lease holds.
+/// A part of the messages of a lease.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::relay) struct Part {
     pub(in crate::relay) lease: LeaseId,
     pub(in crate::relay) range: Range,
-    /// What is known of it, and to be kept.
+    /// The known claims in the range, which are kept.
     pub(in crate::relay) known: Vec<Claim>,
 }
 
@@ -42,7 +42,7 @@ impl Undoing {
         self.lease == lease
     }
 
-    /// What is to be given back next; or how many were, when all is gone through.
+    /// The next part to release; or the number of released messages, at the end of the pass.
     pub(super) fn next(&self) -> Result<Part, usize> {
         let range = self.ranges.next().ok_or(self.count)?;
         let known = self.known.range(behind(range.after)..behind(range.upto));
@@ -57,7 +57,7 @@ impl Undoing {
         self.lease
     }
 
-    /// So many of the range were given back. `None`: it took too long.
+    /// `count` messages of the range were released; `None`: the statement took too long.
     pub(super) fn learn(&mut self, range: Range, count: Option<usize>, took: Duration) {
         match count {
             Some(count) => {
@@ -69,7 +69,7 @@ impl Undoing {
         }
     }
 
-    /// This was claimed, and its claim had an answer.
+    /// A message was claimed, and the claim had an answer.
     pub(super) fn knows(&mut self, lease: LeaseId, claim: Claim) {
         let range = self.ranges.next();
         if self.is_of(lease) && range.is_some_and(|range| claim.sequence > range.after) {
@@ -78,7 +78,7 @@ impl Undoing {
     }
 }
 
-/// Behind all claims of this sequence.
+/// A bound after all claims of this sequence.
 fn behind(sequence: i64) -> Claim {
     Claim {
         sequence,

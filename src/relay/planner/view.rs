@@ -1,4 +1,4 @@
-//! What the planner sees of others: how much they take, and what they hold.
+//! The planner's view of the other threads: how much room they have, and what they hold.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -9,41 +9,41 @@ use crate::relay::to::To;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
 
-/// How others stand, at one moment.
+/// The state of the other threads at one moment.
 #[derive(Debug, Clone, Default)]
 pub(in crate::relay) struct View {
-    /// The lease to claim under, if there is one with time left.
+    /// The lease to claim under, if this relay has one with time left.
     pub(in crate::relay) lease: Option<LeaseId>,
-    /// The lease has so much time left that a send may begin. Otherwise it may be over for the database.
+    /// Whether the lease has enough time left to begin a send. Otherwise the database may already count it as expired.
     pub(in crate::relay) may_send: bool,
     pub(in crate::relay) doubt: Option<Doubt>,
-    /// One for each bulkhead.
+    /// One door for each bulkhead, by number.
     pub(in crate::relay) doors: Vec<Door>,
-    /// For each registered destination, beside the door of all of them, which is the last one.
+    /// The room of each registered destination. The last door is the shared room of all of them.
     pub(in crate::relay) registered: Rooms,
-    /// Messages for several destinations that a claim may bring.
+    /// The most messages for several destinations that a claim may take.
     pub(in crate::relay) room_to_split: usize,
-    /// Messages wait for a place in some queue.
+    /// Whether messages wait for room in some queue.
     pub(in crate::relay) is_queue_full: bool,
     /// Topics whose settles the database refuses.
     pub(in crate::relay) held: HashSet<Topic>,
-    /// Where only so many messages are to be claimed.
+    /// How many more messages may be claimed, if there is a limit.
     pub(in crate::relay) left_to_claim: Option<usize>,
     /// The number of the last question whether anything is due.
     pub(in crate::relay) question: u64,
-    /// It has no answer yet.
+    /// Whether that question is still open.
     pub(in crate::relay) is_asked: bool,
     pub(in crate::relay) is_nothing_in_flight: bool,
 }
 
-/// What may go to a destination.
+/// What may be claimed for a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::relay) struct Door {
-    /// Messages that a claim may bring.
+    /// The most messages that a claim may take.
     pub(in crate::relay) room: usize,
-    /// Messages may be sent there, as soon as there is room.
+    /// Whether messages may be sent as soon as there is room.
     pub(in crate::relay) is_open: bool,
-    /// When it opens by itself.
+    /// When the pause expires.
     pub(in crate::relay) opens_at: Option<Instant>,
 }
 
@@ -67,23 +67,23 @@ impl View {
         }
     }
 
-    /// Whether the time of a pause is over that is still on.
+    /// Whether the time of some pause has passed, and its gate is not open yet.
     pub(super) fn has_pause_to_end(&self, now: Instant) -> bool {
         self.opens_at().any(|at| now >= at)
     }
 
-    /// When destinations open by themselves.
+    /// When pauses of destinations expire.
     pub(super) fn opens_at(&self) -> impl Iterator<Item = Instant> {
         let doors = self.doors.iter().filter_map(|door| door.opens_at);
         doors.chain(self.registered.opens_at)
     }
 }
 
-/// What does not change while a relay runs.
+/// The settings of the planner.
 #[derive(Debug, Clone)]
 pub(in crate::relay) struct Settings {
     pub(in crate::relay) is_enabled: bool,
     pub(in crate::relay) poll_interval: Duration,
-    /// What reads more than it returns gives way to claims after this long.
+    /// The time limit for queries that read more than they return, so that claims are not held up.
     pub(in crate::relay) moment: Duration,
 }

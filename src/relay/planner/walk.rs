@@ -1,4 +1,4 @@
-//! The walk over all ordering keys, which finds the messages that come first.
+//! The walk over all ordering keys, which finds the first message of each key.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,47 +8,45 @@ use super::rounds::{Round, Rounds};
 use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
 
-/// Keys of one step: a few milliseconds of the database's time.
+/// The most keys of one step: a few milliseconds of the database's time.
 pub(in crate::relay) const STEP: usize = 500;
-/// Freed keys that are kept in mind. More than these are left to a round.
+/// The most freed keys that are remembered. If there are more, a round finds them.
 const MOST_FREED: usize = 20 * STEP;
-/// After a round that found something, the next one begins no sooner than this: a key that goes on
-/// does so without the walk.
+/// The shortest time between rounds while there is other work: settled keys continue without the walk.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Rounds over all keys, a step at a time.
 ///
-/// Most keyed messages never need it: a new one is found where its lane goes on, and the next one of a
-/// key is claimed when the one before it is settled. What it finds are keys with a backlog when the
-/// relay starts, retries, messages that were committed late, given back or left by a dead relay, and
-/// keys that were freed otherwise. It reads one message of each key, so its cost does not grow with
-/// what waits behind them.
+/// Most keyed messages never need the walk: the next claim of a lane finds a new message, and the settle of a message
+/// claims the next message of its key. The walk finds the rest: keys with a backlog when the relay starts, retries, and
+/// messages that were committed late, released, or left by a crashed relay. A round reads one message of each key, so
+/// its cost does not grow with the backlog of a key.
 ///
-/// Keys of which the relay knows that they were freed are looked at before, by themselves: a round takes
-/// long where there are many keys, and would never end if it began anew for each of them.
+/// Keys that are known to be freed are queried first, by name. With many keys, a round takes long, and would never end
+/// if each freed key began a new round.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     rounds: Rounds<Key>,
-    /// To be looked at.
+    /// Freed keys to query.
     freed: VecDeque<Key>,
-    /// Freed, too, but there was no room for them, or the destination is closed.
+    /// Freed keys whose destination has no room or is closed.
     waiting: HashMap<Key, To>,
-    /// The freed ones had the last turn.
+    /// Whether freed keys had the last turn.
     was_at_freed: bool,
 }
 
 /// Where a step ended.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// At this key, which is to be looked at again.
+    /// At this key, which must be read again.
     At(Key),
-    /// Behind the last key.
+    /// After the last key.
     End,
 }
 
 impl Walk {
-    /// Where the next step begins, if one is to be made now. `is_idle`: nothing else is to be done.
-    /// `is_asked`: somebody wants to know whether nothing is left, since this time.
+    /// Where the next step begins, if a step is due. `is_idle`: there is no other work. `is_asked`: a caller asks
+    /// whether nothing is left, since this time.
     pub(super) fn from(
         &mut self,
         now: Instant,
@@ -70,8 +68,8 @@ impl Walk {
         })
     }
 
-    /// When a round may begin that none has taken the place of since then: nobody else tells of what only a
-    /// round finds. One that could have begun by then had no room, and no time makes room.
+    /// When the next round may begin, if no round has begun since then. No notification announces the messages that
+    /// only a round finds. A round that could have begun before `since` had no room, and waiting does not make room.
     pub(super) fn owed_at(&self, since: Instant) -> Option<Instant> {
         let is_owed = |last: &&Round| self.rounds.place().is_none() && last.began < since;
         let last = self.rounds.last.as_ref().filter(is_owed)?;
@@ -79,7 +77,7 @@ impl Walk {
         (at >= since).then_some(at)
     }
 
-    /// Learns where a step ended, and whether it passed over something for want of room.
+    /// Learns where a step ended, and whether it skipped messages for want of room.
     pub(super) fn learn(&mut self, now: Instant, step: Step, took: Duration, has_left: bool) {
         let from = self.rounds.step(took, has_left);
         match (step, from) {
@@ -99,19 +97,19 @@ impl Walk {
         }
     }
 
-    /// There was no room for these freed ones.
+    /// These freed keys must wait for room.
     pub(super) fn wait_with(&mut self, keys: impl IntoIterator<Item = (To, Key)>) {
         self.waiting
             .extend(keys.into_iter().map(|(to, key)| (key, to)));
     }
 
-    /// Freed ones come again where there is room now.
+    /// Queries waiting keys again if there is room now.
     pub(super) fn wait_is_over(&mut self, is_room: impl Fn(To) -> bool) {
         let come = self.waiting.extract_if(|_, to| is_room(*to));
         self.freed.extend(come.map(|(key, _)| key));
     }
 
-    /// Freed keys to be looked at, every other time. No key twice: its message would be claimed twice.
+    /// The freed keys to query now, every other time. Each key appears once: its message must not be claimed twice.
     pub(super) fn next_freed(&mut self) -> Option<Vec<Key>> {
         self.was_at_freed = !self.was_at_freed && !self.freed.is_empty();
         if !self.was_at_freed {
@@ -121,30 +119,30 @@ impl Walk {
         Some(next.into_iter().collect())
     }
 
-    /// Whether some of these keys can be looked at.
+    /// Whether some freed keys can be queried now.
     pub(super) fn has_freed(&self, is_room: impl Fn(To) -> bool) -> bool {
         !self.freed.is_empty() || self.waiting.values().any(|to| is_room(*to))
     }
 
-    /// Another round begins as soon as it may.
+    /// Requests another round, as soon as one may begin.
     pub(super) fn want_round(&mut self) {
         if let Some(round) = self.rounds.latest() {
             round.has_left = true;
         }
     }
 
-    /// Whether a round is under way that has not seen all keys, or there are freed ones whose destination is open.
+    /// Whether a round is unfinished, or a freed key has an open destination.
     pub(super) fn is_under_way(&self, is_open: impl Fn(To) -> bool) -> bool {
         let mut waiting = self.waiting.values();
         self.rounds.place().is_some() || !self.freed.is_empty() || waiting.any(|to| is_open(*to))
     }
 
-    /// Whether a round that began after `since` has seen all keys and passed over nothing.
+    /// Whether a round that began after `since` has read all keys and skipped none.
     pub(super) fn is_done_since(&self, since: Instant) -> bool {
         self.rounds.is_done_since(since)
     }
 
-    /// Any key may be free: a round begins as soon as it can.
+    /// Any key may be free: a new round begins at once.
     pub(super) fn restart(&mut self) {
         self.rounds = Rounds::default();
     }
@@ -154,23 +152,26 @@ impl Walk {
 mod tests {
     use super::*;
 
-    /// G5: it must not sleep through the time at which the round may begin.
+    /// G5: the relay must not sleep when the round may begin.
     #[test]
     fn a_round_that_has_to_wait_for_its_time_is_owed_until_one_was_made() {
         let mut walk = Walk::default();
         let asked = Instant::now();
         let first = walk.from(asked, true, None);
-        assert!(first.is_some(), "the first is made at once");
+        assert!(first.is_some(), "the first round begins at once");
         let ended = asked + Duration::from_secs(1);
         walk.learn(ended, Step::End, Duration::from_secs(1), false);
         assert_eq!(walk.owed_at(asked), None);
         let asked = ended + Duration::from_millis(1);
-        assert!(walk.from(asked, true, None).is_none(), "it has to wait");
-        let at = walk.owed_at(asked).expect("it is owed");
+        assert!(
+            walk.from(asked, true, None).is_none(),
+            "the second round must wait"
+        );
+        let at = walk.owed_at(asked).expect("a round is owed");
         assert_eq!(at, ended + SWEEP_SHARE * Duration::from_secs(1));
-        assert!(walk.from(at, true, None).is_some(), "its time has come");
+        assert!(walk.from(at, true, None).is_some(), "the round may begin");
         walk.rounds.under_way = None;
         let later = at + Duration::from_millis(1);
-        assert_eq!(walk.owed_at(later), None, "there was no room for it");
+        assert_eq!(walk.owed_at(later), None, "there was no room for the round");
     }
 }

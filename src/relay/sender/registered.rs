@@ -1,6 +1,6 @@
-//! The threads that send to registered destinations: few for many.
+//! The pool of threads that send to all registered destinations.
 //!
-//! Each does what comes next in the destinations' turns.
+//! The destinations take turns. A free thread sends the next message in turn.
 
 use std::sync::Arc;
 use std::thread;
@@ -20,10 +20,10 @@ use crate::relay::turns::Next;
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 
-/// A thread that has nothing to do looks again after this.
+/// An idle thread checks for work again after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Starts the threads when there is a first message, and waits for their end.
+/// Starts the threads with the first message, and waits for their end.
 pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
     let bell = &shared.registered.bell;
     select! {
@@ -45,7 +45,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                 worker.run();
             };
             if let Err(error) = thread.spawn_scoped(scope, work) {
-                log::error!(event = "thread_failed", threads = number, error:% = error; "only {number} threads send to registered destinations: the system refused another thread: {error}");
+                log::error!(event = "thread_failed", threads = number, error:% = error; "could not start another thread ({error}): only {number} threads send to registered destinations");
                 break;
             }
         }
@@ -53,7 +53,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
 }
 
 impl Shared {
-    /// What a thread of the pool does next. Where there is more, another one is called.
+    /// The next step of a thread of the pool. Wakes another thread if more work is ready.
     pub(in crate::relay) fn next_turn(&self, all: &Bulkhead) -> Next {
         let (registered, now) = (&self.registered, clock::now());
         let registry = registered.registry();
@@ -75,23 +75,23 @@ impl Shared {
         next
     }
 
-    /// A send there has ended: its gate is watched where it may not let everything through.
+    /// Called after a send. If the destination's gate restricts sends, the claimer must watch the gate.
     pub(in crate::relay) fn sent_to_registered(&self, id: u32, bulkhead: &Bulkhead) {
         if bulkhead.gate.standing() != Standing::Flowing {
             self.registered.watch(id);
             if bulkhead.gate.has_news() {
-                // The claimer may have looked before it was watched.
+                // The claimer may have checked before the gate was watched.
                 self.signals.doorbell.ring();
             }
         }
     }
 }
 
-/// One of the threads.
+/// One thread of the pool.
 struct Worker<'a> {
     shared: &'a Arc<Shared>,
     all: &'a Bulkhead,
-    /// Its own among them.
+    /// The number of this thread in the pool.
     number: usize,
     outcomes: &'a Outcomes,
 }
@@ -99,11 +99,11 @@ struct Worker<'a> {
 impl Worker<'_> {
     fn run(&self) {
         if self.work().is_err() {
-            log::debug!(event = "sender_ended", destination:% = self.all.name; "nobody takes outcomes any more");
+            log::debug!(event = "sender_ended", destination:% = self.all.name; "a sender of the {} has ended, because the relay no longer settles: its messages are taken over when the lease expires", self.all.name);
         }
     }
 
-    /// Until the relay stops. What no thread has taken then the claimer gives back.
+    /// Works until the relay stops. The claimer then releases the messages that no thread has taken.
     fn work(&self) -> Result<(), NobodyListens> {
         let (shared, bell) = (self.shared, &self.shared.registered.bell);
         while !shared.is_stopping() {
@@ -131,11 +131,11 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Returns whether it went well, and how many sends the destination may have under way.
+    /// Returns whether the send succeeded, and the most concurrent sends of the destination.
     fn send(&self, job: Job, pass: Pass) -> Result<(Option<bool>, usize), NobodyListens> {
         let shared = self.shared;
         let registry = shared.registered.registry();
-        // As it is now: it may have another URL than when the message was claimed.
+        // The current settings: the URL may have changed since the claim.
         let customer = match job.to {
             To::Registered(id) => registry.get(id),
             _ => None,

@@ -1,4 +1,4 @@
-//! What the log and observers are told of a settlement.
+//! Reports settlements to the log and to observers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::status::{ReasonCode, Status};
 use crate::store::relay::whereabouts::Whereabouts;
 
 impl Settlement {
-    /// The destination, as people are told.
+    /// The destination as logs and observers name it.
     fn place<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> &'a str {
         if let Some(customer) = &self.customer {
             return customer;
@@ -23,7 +23,7 @@ impl Settlement {
         }
     }
 
-    /// What observers are told, where its outcome is one of a send.
+    /// The event for observers. `None` for a fan-out and for a release.
     pub(in crate::relay) fn told<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> Option<Settled<'a>> {
         let is_one = !matches!(self.verdict, Verdict::Split(_) | Verdict::Released);
         is_one.then(|| self.as_told(bulkheads))
@@ -54,7 +54,7 @@ impl Settlement {
         }
     }
 
-    /// What has happened, to which message and destination, and what follows.
+    /// The log text: what happened, to which message and destination, and what happens next.
     fn sentence(&self, told: &Settled<'_>, error: &str) -> String {
         let (topic, id, to) = (
             &self.message.topic,
@@ -79,13 +79,13 @@ impl Settlement {
                 };
                 let delay = humantime::format_duration(delay);
                 let what = match counted {
-                    0 => "not sent".to_owned(),
+                    0 => "no attempt counted".to_owned(),
                     _ => format!("attempt {attempts} failed"),
                 };
                 format!("{topic} to {to}: {what}: {error}; next attempt in {delay} (message {id})")
             }
             Verdict::Dead(..) if attempts == 0 => {
-                format!("gave up on {topic} to {to}, without a send: {error} (message {id})")
+                format!("gave up on {topic} to {to} without a send: {error} (message {id})")
             }
             Verdict::Dead(..) => {
                 format!(
@@ -98,11 +98,13 @@ impl Settlement {
                     to.len()
                 )
             }
-            Verdict::Released => format!("released {topic} unsent (message {id})"),
+            Verdict::Released => {
+                format!("released {topic} unsent, without counting an attempt (message {id})")
+            }
         }
     }
 
-    /// What has happened, as the log names it.
+    /// The event name in the log.
     fn event(&self) -> &'static str {
         match self.verdict {
             Verdict::Delivered(_) => "delivered",
@@ -117,18 +119,19 @@ impl Settlement {
     }
 }
 
-/// Failures of one destination for one reason have a line, and then a count this often.
+/// The interval of the counts of further failures. The first failure of a destination for a reason is logged with its
+/// own line.
 const COUNTED: Duration = Duration::from_secs(10);
 
-/// Failed attempts that the log was told of.
+/// The failed attempts that are counted for the log.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Failures {
-    /// Since when they are counted, and how many there were, by destination and reason.
+    /// The start of the count and the number of failures, by destination and reason.
     of: BTreeMap<(String, ReasonCode), (Instant, u64)>,
 }
 
 impl Failures {
-    /// Whether this one has a line; else it is counted.
+    /// Whether this failure gets its own log line. If not, counts the failure.
     fn is_new(&mut self, destination: &str, code: ReasonCode, now: Instant) -> bool {
         match self.of.get_mut(&(destination.to_owned(), code)) {
             Some((_, count)) => {
@@ -142,20 +145,20 @@ impl Failures {
         }
     }
 
-    /// When counts are to be told.
+    /// The time at which the next count is due.
     pub(in crate::relay) fn due(&self) -> Option<Instant> {
         let since = self.of.values().map(|(since, _)| *since);
         since.min().map(|since| since + COUNTED)
     }
 
-    /// Tells the counts that are due. Where nothing has failed since, the next failure has a line.
+    /// Logs the counts that are due. If a count is 0, the next failure gets its own line.
     pub(in crate::relay) fn tell(&mut self, now: Instant) {
         for (destination, code, count) in self.take_due(now) {
-            log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempts to deliver to {destination} have failed ({code}): retrying each of them");
+            log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempts to deliver to {destination} failed ({code}): retrying their messages");
         }
     }
 
-    /// The same at the end, whether they are due or not.
+    /// Logs all counts at the end, whether due or not.
     pub(in crate::relay) fn tell_all(&mut self, now: Instant) {
         self.tell(now + COUNTED);
     }
@@ -177,7 +180,7 @@ impl Failures {
     }
 }
 
-/// One line for each message that was settled, with a stable event name; of failures see [`Failures`].
+/// Logs a line for a settled message, with a stable event name. Repeated failures are only counted: see [`Failures`].
 pub(in crate::relay) fn log_settled(
     settlement: &Settlement,
     config: &Config,
@@ -227,8 +230,8 @@ pub(in crate::relay) fn log_settled(
     );
 }
 
-/// One line for a message whose settle changed nothing: the outcome that is lost, and how the message stands
-/// `now` (`None`: that could not be read; `Some(None)`: it is nowhere).
+/// Logs a line for a message whose settle changed nothing, with the discarded outcome and the current state. `now` is
+/// the state of the message: `None` if it could not be read, `Some(None)` if the message no longer exists.
 pub(in crate::relay) fn log_conflict(
     settlement: &Settlement,
     config: &Config,
@@ -239,16 +242,21 @@ pub(in crate::relay) fn log_conflict(
     let key = hashed_key(&message.idempotency_key);
     let tenant = message.tenant_id.map(|tenant| tenant.to_string());
     let held_by = |standing: &Whereabouts| match (standing.lease, &standing.relay) {
-        (Some(lease), Some(relay)) => format!("relay {relay:?} has it (lease {lease})"),
-        (Some(lease), None) => format!("lease {lease}, which is gone, has it"),
-        (None, _) => format!("it is {} now", standing.status),
+        (Some(lease), Some(relay)) => {
+            format!("relay {relay:?} holds the message now (lease {lease})")
+        }
+        (Some(lease), None) => format!("the removed lease {lease} holds the message now"),
+        (None, _) => format!("the message is {} now", standing.status),
     };
     let (status, why) = match now {
-        None => ("unknown", "who has it could not be read".to_owned()),
-        Some(None) => ("gone", "it is in no table of the outbox".to_owned()),
+        None => (
+            "unknown",
+            "the current state of the message could not be read".to_owned(),
+        ),
+        Some(None) => ("gone", "the message is no longer in the outbox".to_owned()),
         Some(Some(other)) if other.message_id != message.message_id => (
             "gone",
-            format!("its sequence is message {} now", other.message_id),
+            format!("message {} has this sequence now", other.message_id),
         ),
         Some(Some(standing)) => (standing.status.as_str(), held_by(standing)),
     };
@@ -290,10 +298,10 @@ mod tests {
         );
         assert!(failures.is_new("b", code, begin), "another destination");
         assert_eq!(failures.take_due(begin), []);
-        let at = failures.due().expect("they are counted");
+        let at = failures.due().expect("counted failures");
         assert_eq!(failures.take_due(at), [("a".to_owned(), code, 2)]);
-        assert!(!failures.is_new("a", code, at), "it goes on");
-        assert!(failures.is_new("b", code, at), "it had ended");
+        assert!(!failures.is_new("a", code, at), "the failures continue");
+        assert!(failures.is_new("b", code, at), "the failures had ended");
         let later = at + COUNTED;
         assert_eq!(failures.take_due(later), [("a".to_owned(), code, 1)]);
         assert_eq!(failures.take_due(later + COUNTED), []);

@@ -1,4 +1,4 @@
-//! What follows a settle: the next message of each ordering key.
+//! Continues ordering keys: the settle of a key's message also claims the key's next message.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,11 +19,11 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::Claim;
 
-/// Messages of one key that are claimed right behind one another, while others wait for a place.
+/// The most messages of one key that are claimed in a row while other messages wait for room.
 const MOST_IN_A_ROW: u32 = 100;
 
 impl<D: Database> Settler<'_, D> {
-    /// Hands what was claimed to the claimer.
+    /// Hands claimed messages to the claimer.
     fn hand_on(&self, claimed: Vec<Claimed>, lease: LeaseId) {
         if claimed.is_empty() {
             return;
@@ -31,16 +31,16 @@ impl<D: Database> Settler<'_, D> {
         let shared = self.shared;
         let mut jobs = shared.took(claimed, lease, None);
         shared.count(|stats| stats.continued += jobs.len() as u64);
-        // No bulkhead counts the bytes of these while they wait for the claimer.
+        // Bulkheads do not count the bytes of these messages while they wait for the claimer.
         for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {
             job.unload(&shared.bulkheads);
         }
         shared.tell_claimer(Told::Continued(jobs));
     }
 
-    /// Writes down a group and, where messages were the first of their ordering keys, claims those behind
-    /// them: in one transaction, so that no other relay can be faster. With what is written down: the messages
-    /// behind which the claimer need not look.
+    /// Settles a group and claims the next message of each ordering key whose first message is finished. Both happen in
+    /// one transaction, so that no other relay claims first. Also returns the messages after which the claimer need not
+    /// check the key.
     pub(super) fn settle_and_continue(
         &mut self,
         lease: LeaseId,
@@ -81,7 +81,7 @@ impl<D: Database> Settler<'_, D> {
         (settle.keys, settle.closed) = (&rows, &closed);
         let result = self.db.settle(self.after_refusal, &settle);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-            // It may have worked: then the lease holds messages that nobody here knows of.
+            // The statement may have succeeded. The lease then holds messages unknown to this relay.
             let backend = self.db.backend();
             shared.begin_doubt(Doubt { lease, backend });
             shared.signals.doorbell.ring();
@@ -92,8 +92,8 @@ impl<D: Database> Settler<'_, D> {
             let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
             one.message.in_a_row = key.map_or(0, |count| count + 1);
         }
-        // What is behind it and came too late to be claimed here, the claimer may have passed meanwhile,
-        // because it was not the first one yet.
+        // A next message that was committed too late for this claim may have been skipped by the claimer meanwhile,
+        // because the message was not yet the first of its key.
         let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.policy().has_parts;
         let may_be_left = is_passed || is_cut || has_full;
         let claimed: HashSet<Key> = next
@@ -109,7 +109,7 @@ impl<D: Database> Settler<'_, D> {
         Ok((written, seen_to))
     }
 
-    /// Gives back what was claimed and has nobody to send it.
+    /// Releases claimed messages that no thread sends any more.
     pub(in crate::relay) fn release(&mut self, jobs: &[Job]) {
         let Some(Job { lease, .. }) = jobs.first() else {
             return;
@@ -122,14 +122,14 @@ impl<D: Database> Settler<'_, D> {
                 shared.finished(*lease, jobs.iter().map(|job| job.to));
             }
             Err(error) => {
-                // They stay in flight, so the lease is left to expire, and they are taken over.
-                log::warn!(event = "release_failed", messages = count, error:% = error; "could not release {count} messages: they are taken over when the lease expires: {error}");
+                // The messages stay in flight, so the lease is left to expire, and other relays take them over.
+                log::warn!(event = "release_failed", messages = count, error:% = error; "could not release {count} messages of lease {}: other relays take them over when the lease expires: {error}", lease.0);
             }
         }
     }
 }
 
-/// The claimer looks at keys that go on, and whose next message was not claimed here.
+/// Tells the claimer the keys that continue and whose next message was not claimed here.
 pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &HashSet<i64>) {
     let rests = |settlement: &&Settlement| {
         is_done(shared, settlement) && !seen_to.contains(&settlement.sequence())
@@ -146,7 +146,7 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
     }
 }
 
-/// Whether this relay may claim under this lease, as it did before.
+/// Whether this relay may still claim under this lease.
 fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
     !shared.is_stopping()
         && shared.limit.is_none()
@@ -154,7 +154,7 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
         && shared.doubt().is_none()
 }
 
-/// Whether the message behind it in its key may be sent when this is written down.
+/// Whether the key's next message may be sent after this settle.
 fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
     match settlement.kind() {
         Kind::Delivered | Kind::Deduplicated => true,
@@ -163,9 +163,9 @@ fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
     }
 }
 
-/// The key that goes on when this is written down, and how many of it were claimed in a row.
+/// The key that continues after this settle, and how many of its messages were claimed in a row.
 fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
-    // It may be the claim that fails: the settle is tried again without it.
+    // The claim may be the cause of a failure, so a repeated settle does not claim.
     if !is_done(shared, settlement) || settlement.repeated {
         return None;
     }

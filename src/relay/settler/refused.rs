@@ -1,4 +1,4 @@
-//! What the database refuses to write down: kept apart from everything else, and tried again by itself.
+//! Settlements that the database refuses to record: put aside, and retried apart from all others.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use crate::relay::settlement::{Kind, Settlement};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
 
-/// After the first refusal a message waits for as long; after each further one for twice as long.
+/// How long a message waits after its first refusal. Each further refusal doubles the wait.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// After a try that was refused there is none for so many times what it took: refusals take a tenth of the time
-/// of a busy thread at most, and half of an idle one's.
+/// After a refused try, the next try waits this many times as long as the refused try took. So refusals take at most a
+/// tenth of a busy thread's time, and half of an idle thread's.
 const REST: u32 = 9;
 const IDLE_REST: u32 = 1;
-/// For as long after a refusal the messages of a topic are settled apart from others.
+/// How long after a refusal the messages of a topic are settled apart from others.
 const SUSPICION: Duration = Duration::from_secs(120);
-/// What was refused is tried for as long when the relay ends.
+/// For how long refused settlements are retried when the relay ends.
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
-/// What one statement settles here.
+/// The properties that all messages of one try share.
 type Class = (Topic, LeaseId, Kind);
 
 /// Messages of one class, to be settled by one statement.
@@ -32,7 +32,7 @@ type Class = (Topic, LeaseId, Kind);
 struct Try {
     class: Class,
     group: Vec<Settlement>,
-    /// How often it was refused, where it is one message.
+    /// The number of refusals, if the group is a single message.
     refusals: u32,
 }
 
@@ -51,24 +51,24 @@ impl Try {
     }
 }
 
-/// Messages that were refused, or others of whose topics were refused lately.
+/// Settlements that were refused, or whose topics have had a recent refusal.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
-    /// When a message of each was last refused.
+    /// The last refusal of each topic.
     suspects: HashMap<Topic, Instant>,
     /// Not tried yet.
     fresh: VecDeque<Try>,
-    /// Refused, in the order of their next tries; the number tells those of one time apart.
+    /// Refused, by the time of the next try. The number makes the keys unique.
     waiting: BTreeMap<(Instant, u64), Try>,
     number: u64,
-    /// No try before this.
+    /// No try before this time.
     rests_until: Option<Instant>,
-    /// Fresh ones and waiting ones take turns.
+    /// Whether the last try was a fresh one: fresh and waiting tries take turns.
     had_fresh: bool,
 }
 
 impl Refused {
-    /// When the next try is due, if anything is here.
+    /// The time of the next try, if there is one.
     pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
         let waiting = self.waiting.keys().next().map(|(at, _)| *at);
         let next = match self.fresh.is_empty() {
@@ -92,7 +92,7 @@ impl Refused {
         }
     }
 
-    /// Takes what is to be settled apart out of a batch.
+    /// Splits a batch into the messages of suspect topics and the others.
     fn take_suspects(&mut self, batch: Vec<Settlement>) -> (Vec<Settlement>, Vec<Settlement>) {
         self.suspects.retain(|_, at| clock::since(*at) < SUSPICION);
         if self.suspects.is_empty() {
@@ -117,7 +117,7 @@ impl Refused {
         self.waiting.insert((at, self.number), one);
     }
 
-    /// One that had been refused was not any more: what else waits of its topic is tried at once, together.
+    /// Called after a refused settlement succeeds: the waiting settlements of its topic are tried at once, together.
     fn bring_forward(&mut self, topic: &Topic, most: usize) {
         let waiting = std::mem::take(&mut self.waiting);
         for (at, one) in waiting {
@@ -131,7 +131,7 @@ impl Refused {
 }
 
 impl<D: Database> Settler<'_, D> {
-    /// Keeps messages apart of whose topics some were refused lately. Returns the others.
+    /// Puts messages of topics with a recent refusal aside. Returns the others.
     pub(in crate::relay) fn set_suspects_apart(
         &mut self,
         batch: Vec<Settlement>,
@@ -154,13 +154,13 @@ impl<D: Database> Settler<'_, D> {
         self.shared.put_aside(topic, claims);
     }
 
-    /// Finds out of which topics of this refused group it was, by halves, and settles the others. Returns what
-    /// could not be tried, for want of a server.
+    /// Finds the topics that caused the refusal of this group, by bisection, and settles the others. Returns the
+    /// messages that could not be tried because the database is unavailable.
     pub(super) fn isolate(&mut self, mut group: Vec<Settlement>) -> Vec<Settlement> {
         group.sort_by_cached_key(Settlement::topic);
         let mut parts = match halves_by_topic(&mut group) {
             Some(second) => vec![group, second],
-            // One topic: once more, by a new connection, which may know better.
+            // One topic: try once more on a new connection, which may succeed.
             None => vec![group],
         };
         let mut untried = Vec::new();
@@ -188,8 +188,8 @@ impl<D: Database> Settler<'_, D> {
         untried
     }
 
-    /// Settles a group, whose refusal is to be expected; `aside`: its topic, where it was put aside. With an error:
-    /// how long it took.
+    /// Settles a group whose refusal is expected. `aside` is the topic of a group that was put aside. An error comes
+    /// with the duration of the try.
     fn settle_apart(
         &mut self,
         group: &[Settlement],
@@ -202,15 +202,15 @@ impl<D: Database> Settler<'_, D> {
         settled.map_err(|error| (error, clock::since(began)))
     }
 
-    /// One try of what is kept apart, where it is time for one.
+    /// Makes one try of a refused settlement, if a try is due.
     pub(in crate::relay) fn try_next(&mut self) {
         if let Some(one) = self.refused.take_next() {
-            // Tried again later, with everything else.
+            // An error is no problem here: the settlement waits for its next try.
             let _ = self.try_to_settle(one);
         }
     }
 
-    /// The relay ends: everything is tried once more, for a while.
+    /// At the end of the relay, tries all refused settlements once more, for at most [`LAST_TRIES`].
     pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
         let until = clock::now() + LAST_TRIES;
         let waiting = std::mem::take(&mut self.refused.waiting);
@@ -236,7 +236,7 @@ impl<D: Database> Settler<'_, D> {
                     return Err(GivenUp);
                 }
                 self.shared.pause(self.db.wait());
-                // It waits behind those that were refused just now.
+                // The settlement that failed is the last of the waiting ones. It becomes fresh again.
                 let last = self.refused.waiting.pop_last();
                 self.refused.fresh.extend(last.map(|(_, one)| one));
             } else if self.shared.is_abandoned() {
@@ -245,7 +245,7 @@ impl<D: Database> Settler<'_, D> {
         }
     }
 
-    /// An error: for want of a server.
+    /// Returns an error only if the database is unavailable.
     fn try_to_settle(&mut self, mut one: Try) -> Result<(), DatabaseError> {
         let mut groups = each_once(one.group).into_iter();
         one.group = groups.next().unwrap_or_default();
@@ -275,7 +275,7 @@ impl<D: Database> Settler<'_, D> {
         }
     }
 
-    /// This was refused, and is put aside: it is tried again in halves, or later.
+    /// Handles the refusal of a try that was put aside: the try is repeated in halves, or later.
     fn was_refused(&mut self, mut one: Try, error: &DatabaseError, took: Duration) {
         let now = clock::now();
         let is_news = self.refused.suspects.insert(one.topic().clone(), now);
@@ -283,12 +283,16 @@ impl<D: Database> Settler<'_, D> {
         self.refused.rests_until = Some(now + rest * took);
         if is_news.is_none() {
             let Topic { topic, destination } = one.topic();
-            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record the results of {} messages of {topic}: retrying until it accepts them: {error}", one.group.len());
+            let to = match destination.as_str() {
+                "" => String::new(),
+                name => format!(" to {name}"),
+            };
+            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record the results of {} messages of {topic}{to}: retrying until it accepts them: {error}", one.group.len());
         }
         let mut was_changed = false;
         for message in &mut one.group {
             message.repeated = true;
-            // Each encoding can store these.
+            // Every database encoding can store ASCII.
             was_changed |= message.make_ascii();
         }
         if was_changed {
@@ -303,7 +307,7 @@ impl<D: Database> Settler<'_, D> {
             return;
         }
         for message in &one.group {
-            log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = one.refusals + 1, error:% = error; "the database refuses to record what became of message {}", message.sequence());
+            log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = one.refusals + 1, error:% = error; "the database refuses to record the result of message {} ({}), {} times so far: retrying later: {error}", message.message.message_id, message.message.topic, one.refusals + 1);
             self.shared.refused(message.claim());
         }
         let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(one.refusals));
@@ -312,8 +316,8 @@ impl<D: Database> Settler<'_, D> {
     }
 }
 
-/// Cuts messages, which are in the order of their topics, where a topic begins: about in the middle. Returns those
-/// behind; `None`: all are of one topic.
+/// Cuts messages that are ordered by topic at the start of a topic, near the middle. Returns the second part. `None`:
+/// all messages have one topic.
 fn halves_by_topic(group: &mut Vec<Settlement>) -> Option<Vec<Settlement>> {
     let middle = group.len() / 2;
     let begins = |at: &usize| group[*at].topic() != group[*at - 1].topic();

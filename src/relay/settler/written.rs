@@ -1,4 +1,4 @@
-//! One statement for what became of many messages, by its kind.
+//! Settles many messages of one kind by one statement.
 
 use std::collections::HashMap;
 
@@ -14,30 +14,30 @@ use crate::store::relay::own;
 use crate::store::relay::settle::{self, Delivered, Failed};
 use crate::store::relay::split::{self, Split};
 
-/// What became of messages, all of one kind, and where their keys go on.
+/// Settlements of one kind and lease, and the keys whose next messages are claimed with them.
 pub(in crate::relay) struct Settle<'a> {
     pub(in crate::relay) config: &'a Config,
     pub(in crate::relay) bulkheads: &'a [Bulkhead],
     pub(in crate::relay) lease: LeaseId,
     pub(in crate::relay) kind: Kind,
     pub(in crate::relay) group: &'a [Settlement],
-    /// The keys that go on, by the sequences of the messages that are done.
+    /// The keys whose next messages are claimed, by the sequences of the finished messages.
     pub(in crate::relay) keys: &'a HashMap<i64, Key>,
-    /// Topics of which nothing is claimed.
+    /// The topics of which no message is claimed.
     pub(in crate::relay) closed: &'a [String],
-    /// Of the messages that are claimed.
+    /// The most bytes of the claimed messages.
     pub(in crate::relay) bytes: usize,
 }
 
-/// What was written down, by sequences.
+/// The result of a settle, as sequences.
 pub(in crate::relay) struct Written {
-    /// All that were changed.
+    /// All settled messages.
     pub(in crate::relay) changed: Vec<i64>,
-    /// Those of them that were to be split, and are dead instead.
+    /// The settled messages that were dead-lettered instead of fanned out.
     pub(in crate::relay) in_conflict: Vec<i64>,
 }
 
-/// Writes down what became of messages, all of one kind.
+/// Records the results of messages of one kind.
 pub(in crate::relay) fn write_down(
     conn: &mut PgConnection,
     settle: &Settle<'_>,
@@ -77,8 +77,8 @@ pub(in crate::relay) fn write_down(
                 changed: done.split,
                 in_conflict: Vec::new(),
             };
-            // One that stands in the way of another one, with its key and for one of its destinations, is an
-            // operator's to judge.
+            // If another message has the same key at one of the destinations, an operator must decide: the message is
+            // dead-lettered.
             let in_conflict = |one: &&Settlement| done.in_conflict.contains(&one.sequence());
             let died = group.iter().filter(in_conflict);
             let died = died.filter_map(|one| failed(&one.in_conflict(), bulkheads, blocks(one)));
@@ -97,7 +97,7 @@ pub(in crate::relay) fn write_down(
     })
 }
 
-/// Writes deaths down, and tells of them where that is asked for.
+/// Dead-letters messages, and writes the relay's own events about them if `own_events` is set.
 fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryResult<Vec<i64>> {
     let (config, lease) = (settle.config, settle.lease);
     let name = &config.table;
@@ -114,8 +114,8 @@ fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryR
     })
 }
 
-/// Whether the death of this message keeps back those behind it that have its ordering key. One that was
-/// to be split dies for all its destinations: any of them may want that.
+/// Whether this message, as a dead letter, blocks the later messages of its ordering key. A message to be fanned out
+/// is a dead letter for all its destinations, so the setting of any of them suffices.
 pub(in crate::relay) fn blocks_key(
     config: &Config,
     bulkheads: &[Bulkhead],

@@ -1,5 +1,7 @@
-//! What is claimed and not settled: counted, by lease, put aside, with handlers, and in doubt; and the question whether
-//! anything is left to do.
+//! The messages in flight (claimed and not yet settled): their counts, by lease and by destination; the messages put
+//! aside, because the database refuses to settle them; the messages with handlers; and claims in doubt.
+//!
+//! Also the question whether anything is left to do, which a caller asks and the claimer answers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -21,44 +23,44 @@ use crate::store::relay::claim::{Claimed, TakenOver, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
-/// How often it is said, at most, that claims are held.
+/// The shortest interval between two log lines about held claims.
 const TELL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What is claimed and not settled.
+/// The messages in flight.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    /// All of it, but for what is put aside.
+    /// All messages except those put aside.
     count: usize,
-    /// How many messages of each lease are on their way here, also those put aside, but for what handlers work
-    /// on.
+    /// The number of messages of each lease, including those put aside, without those that handlers work on.
     of_leases: HashMap<LeaseId, usize>,
-    /// How many messages of each bulkhead, also those put aside.
+    /// The number of messages of each bulkhead, including those put aside.
     of_bulkheads: Vec<usize>,
-    /// The same of each registered destination that has any.
+    /// The number of messages of each registered destination that has any, including those put aside.
     of_registered: HashMap<u32, usize>,
-    /// Messages whose handlers run, and their leases. They count, and may do so for long.
+    /// The messages whose handlers run, with their leases. They are part of `count`, possibly for long.
     handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
-    /// A claim without an answer: it may have worked, or be at work still.
+    /// A claim whose result was lost. The claim may have succeeded, or may still be running.
     doubt: Option<Doubt>,
-    /// The last question whether nothing is due, and the last one that the claimer has answered: after a look that
-    /// began later than the question, found nothing, and had nothing in flight.
+    /// The last question whether nothing is due, and the last question that the claimer has answered. The claimer
+    /// answers after a query that began after the question, if the query found nothing and nothing was in flight.
     asked: u64,
     answered: u64,
 }
 
 impl InFlight {
-    /// Whether a question has no answer yet.
+    /// Whether a question is still unanswered.
     fn is_asked(&self) -> bool {
         self.answered < self.asked
     }
 
-    /// Whether everything is written down, but for what the database has refused.
+    /// Whether all messages are settled, except those that the database has refused.
     fn is_nothing(&self) -> bool {
         self.aside.untried.is_empty() && self.count == 0
     }
 
-    /// Whether only handlers run: a claim without an answer does not wait for these.
+    /// Whether only messages with handlers are in flight. The resolution of a doubtful claim does not wait for
+    /// handlers.
     fn is_rest_settled(&self) -> bool {
         self.count == self.handled.len()
     }
@@ -72,7 +74,7 @@ impl InFlight {
         }
     }
 
-    /// How many there are of the bulkhead to which something goes.
+    /// The count of the bulkhead that `to` belongs to.
     fn of(&mut self, to: To) -> Option<&mut usize> {
         let number = match to {
             To::Bulkhead(number) => number,
@@ -101,21 +103,21 @@ impl InFlight {
     }
 }
 
-/// Messages whose settles the database refuses, or did of others of their topics.
+/// Messages put aside: the database refused their settles, or the settles of other messages of their topics.
 #[derive(Debug, Default)]
 struct Aside {
-    /// Their claims: sequences may be given out again.
+    /// By topic. Claims and not sequences, because a sequence may be used again.
     of_topics: HashMap<Topic, HashSet<Claim>>,
-    /// Those that were not refused by themselves, and may be fine.
+    /// The messages that were not yet refused individually. Their settles may succeed.
     untried: HashSet<Claim>,
-    /// No more of these is claimed.
+    /// The topics of which the relay claims no more messages.
     held: HashSet<Topic>,
-    /// When it was last said that some are.
+    /// The last log line about held topics.
     told: Option<Instant>,
 }
 
 impl Aside {
-    /// Returns how many were not there.
+    /// Returns how many claims were new.
     fn put(&mut self, topic: &Topic, claims: impl Iterator<Item = Claim>) -> usize {
         let of_topic = self.of_topics.entry(topic.clone()).or_default();
         let new = |claim: &Claim| of_topic.insert(*claim);
@@ -124,7 +126,7 @@ impl Aside {
         new.len()
     }
 
-    /// Returns how many were there.
+    /// Returns how many claims were removed.
     fn take(&mut self, topic: &Topic, claims: impl Iterator<Item = Claim>) -> usize {
         let Some(of_topic) = self.of_topics.get_mut(topic) else {
             return 0;
@@ -150,7 +152,7 @@ impl Aside {
     }
 }
 
-/// Claims of a topic have ended, or begun again.
+/// A decision to stop or to resume claims of a topic.
 struct Judged {
     topic: Topic,
     is_held: bool,
@@ -163,8 +165,8 @@ impl Shared {
         lock(&self.in_flight)
     }
 
-    /// These messages were claimed under a lease. From here on it is known of each where it goes.
-    /// `met`: which filters of registered destinations they meet, where that is known.
+    /// Takes claimed messages in, and decides where each message goes. `met` contains the matching filters of
+    /// registered destinations, if they were looked up.
     pub(in crate::relay) fn took(
         &self,
         claimed: Vec<Claimed>,
@@ -174,10 +176,10 @@ impl Shared {
         let is_taken_over = |one: &&Claimed| one.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
         for Claimed { message, .. } in claimed.iter().filter(is_taken_over) {
-            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "a message was taken over from a relay that died");
+            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "took over message {} of {} from a relay that crashed or lost its lease ({} attempts so far)", message.message_id, message.topic, message.attempts);
         }
         if taken_over > 0 {
-            log::warn!(event = "takeover", messages = taken_over; "took over {taken_over} messages from a relay that died or lost its lease");
+            log::warn!(event = "takeover", messages = taken_over; "took over {taken_over} messages from a relay that crashed or lost its lease: this relay continues with them");
         }
         let count = claimed.len() as u64;
         self.count(|stats| {
@@ -205,7 +207,7 @@ impl Shared {
         jobs
     }
 
-    /// Messages that go there are in flight under a lease.
+    /// Counts messages as in flight under a lease, by where they go.
     pub(crate) fn began(&self, lease: LeaseId, ways: impl Iterator<Item = To>) {
         let mut in_flight = self.in_flight();
         let mut count = 0;
@@ -222,8 +224,7 @@ impl Shared {
         in_flight.count += count;
     }
 
-    /// These messages of a topic are put aside: they wait for a settle of their own, and nothing waits for
-    /// them.
+    /// Puts messages of a topic aside. Each waits for an individual settle, and nothing waits for the messages.
     pub(crate) fn put_aside(&self, topic: &Topic, claims: impl Iterator<Item = Claim>) {
         let mut in_flight = self.in_flight();
         let count = in_flight.aside.put(topic, claims);
@@ -238,14 +239,14 @@ impl Shared {
         }
     }
 
-    /// The settle of a message that is put aside was refused.
+    /// Records that the individual settle of a message put aside was refused.
     pub(crate) fn refused(&self, claim: Claim) {
         let mut in_flight = self.in_flight();
         in_flight.aside.untried.remove(&claim);
         self.ring_when_sure(&in_flight);
     }
 
-    /// These messages of a topic, which were put aside, are written down.
+    /// Records that messages of a topic, which were put aside, are settled.
     pub(crate) fn finished_aside(&self, lease: LeaseId, topic: &Topic, settled: &[Settlement]) {
         let mut in_flight = self.in_flight();
         in_flight.forget_ways(settled.iter().map(|one| one.to));
@@ -260,15 +261,15 @@ impl Shared {
         tell(judged);
     }
 
-    /// What waits for the answer whether anything is on its way has waited for these, too.
+    /// Wakes the claimer for a pending question, once every message put aside has been tried individually.
     fn ring_when_sure(&self, in_flight: &InFlight) {
         if in_flight.aside.untried.is_empty() && in_flight.is_asked() {
             self.signals.doorbell.ring();
         }
     }
 
-    /// Claims of a topic end and begin again with the number of its messages that are put aside: what cannot
-    /// be written down is not to be sent. Returns what the log is to be told when the lock is given back.
+    /// Stops and resumes claims of a topic, by the number of its messages that are put aside: messages whose results
+    /// cannot be recorded must not be sent. Returns the decision, to be logged after the lock is released.
     fn judge(&self, aside: &mut Aside, topic: &Topic) -> Option<Judged> {
         let (messages, all) = (aside.of_topic(topic), aside.all());
         let most = 2 * self.batch();
@@ -299,7 +300,7 @@ impl Shared {
         })
     }
 
-    /// What the claimer sees of it, at one moment.
+    /// The claimer's view of the messages in flight, at one point in time.
     pub(in crate::relay) fn seen_by_claimer(&self) -> View {
         let in_flight = self.in_flight();
         View {
@@ -312,7 +313,7 @@ impl Shared {
         }
     }
 
-    /// A look that began after this question found nothing.
+    /// Answers a question: a query that began after the question found nothing.
     pub(in crate::relay) fn answer(&self, question: u64) {
         let mut in_flight = self.in_flight();
         in_flight.answered = question.max(in_flight.answered);
@@ -329,7 +330,7 @@ impl Shared {
         question
     }
 
-    /// Waits until nothing is due and nothing in flight. `false`: the time was over first.
+    /// Waits until no message is due and none is in flight. `false`: the timeout passed first.
     pub(in crate::relay) fn wait_until_idle(&self, timeout: Duration) -> bool {
         let question = self.ask();
         let is_open = |in_flight: &mut InFlight| in_flight.answered < question;
@@ -337,26 +338,25 @@ impl Shared {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// The topics of which nothing is claimed, because the database refuses to write down what became of their
+    /// The topics of which the relay claims nothing, because the database refuses to record the results of their
     /// messages.
     pub(crate) fn held_topics(&self) -> HashSet<Topic> {
         self.in_flight().aside.held.clone()
     }
 
-    /// The same, with how many messages of each are put aside.
+    /// The held topics, with the number of messages put aside for each.
     pub(crate) fn held_counts(&self) -> Vec<(Topic, usize)> {
         let aside = &self.in_flight().aside;
         let count = |topic: &Topic| (topic.clone(), aside.of_topic(topic));
         aside.held.iter().map(count).collect()
     }
 
-    /// Whether everything that was claimed is written down, but for what the database has refused.
+    /// Whether all claimed messages are settled, except those that the database has refused.
     pub(crate) fn is_nothing_in_flight(&self) -> bool {
         self.in_flight().is_nothing()
     }
 
-    /// The messages that are put aside or whose handlers run, if nothing else is in flight; and the doubt, if
-    /// there is one.
+    /// The messages that are put aside or whose handlers run, if no others are in flight; and the doubt, if any.
     pub(crate) fn only_aside(&self) -> (Option<Vec<Claim>>, Option<Doubt>) {
         let in_flight = self.in_flight();
         let of_handlers = in_flight.handled.iter().map(|(_, claim)| *claim);
@@ -366,8 +366,8 @@ impl Shared {
         (aside, in_flight.doubt)
     }
 
-    /// A handler begins: nothing but its own settle waits for it, for it may take long. Where its lease is
-    /// lost meanwhile, the message may be claimed here anew, and not be started again.
+    /// Records that a handler begins. A handler may run for long, so only the settle of its own message waits for it.
+    /// If the lease is lost meanwhile, this relay may claim the message again, but does not start the handler again.
     pub(in crate::relay) fn begin_handling(&self, lease: LeaseId, claim: Claim) {
         let mut in_flight = self.in_flight();
         in_flight.handled.insert((lease, claim));
@@ -379,25 +379,25 @@ impl Shared {
         }
     }
 
-    /// The handler has ended: its settle is on its way.
+    /// Records that a handler has ended: its message is about to be settled.
     pub(in crate::relay) fn end_handling(&self, lease: LeaseId, claim: Claim) {
         let mut in_flight = self.in_flight();
         *in_flight.of_leases.entry(lease).or_default() += 1;
         in_flight.handled.remove(&(lease, claim));
     }
 
-    /// What is in flight and not put aside.
+    /// The number of messages in flight, without those put aside.
     pub(in crate::relay) fn count_in_flight(&self) -> usize {
         self.in_flight().count
     }
 
-    /// What is in flight and not with a handler.
+    /// The number of messages in flight, without those put aside or with a handler.
     pub(in crate::relay) fn in_flight_beside_handlers(&self) -> usize {
         let in_flight = self.in_flight();
         in_flight.count.saturating_sub(in_flight.handled.len())
     }
 
-    /// Messages of a bulkhead, claimed and not settled.
+    /// The number of messages of a bulkhead in flight.
     pub(in crate::relay) fn in_flight_of(&self, bulkhead: &Bulkhead) -> usize {
         let mut in_flight = self.in_flight();
         match bulkhead.serves {
@@ -409,7 +409,7 @@ impl Shared {
         }
     }
 
-    /// How much may be claimed for each registered destination.
+    /// How many messages may be claimed for each registered destination.
     pub(in crate::relay) fn rooms(&self) -> Rooms {
         if !self.registered.registry().is_in_use() {
             return Rooms::default();
@@ -418,18 +418,18 @@ impl Shared {
         Rooms::now(&self.registered, in_flight, self.config.batch)
     }
 
-    /// Messages claimed and not settled.
+    /// The number of messages that are claimed and not yet settled.
     pub(crate) fn unsettled(&self) -> usize {
         let in_flight = self.in_flight();
         in_flight.count + in_flight.aside.all()
     }
 
-    /// The leases under which messages were claimed that are still on their way here.
+    /// The leases of messages that are still in flight here.
     pub(crate) fn held_leases(&self) -> HashSet<LeaseId> {
         self.in_flight().of_leases.keys().copied().collect()
     }
 
-    /// Messages of a lease are settled, released or lost to another relay.
+    /// Records that messages of a lease are settled, released or lost to another relay.
     pub(crate) fn finished(&self, lease: LeaseId, ways: impl ExactSizeIterator<Item = To>) {
         let count = ways.len();
         let mut in_flight = self.in_flight();
@@ -448,13 +448,13 @@ impl Shared {
         self.in_flight().doubt
     }
 
-    /// A claim has no answer.
+    /// Records that the result of a claim was lost.
     pub(crate) fn begin_doubt(&self, doubt: Doubt) {
         let mut in_flight = self.in_flight();
         in_flight.doubt = Some(doubt.beside(in_flight.doubt));
     }
 
-    /// Nothing about this lease is in doubt any more.
+    /// Records that no claim under this lease is in doubt any more.
     pub(crate) fn end_doubt(&self, lease: LeaseId) {
         let mut in_flight = self.in_flight();
         in_flight.doubt.take_if(|doubt| doubt.lease == lease);
@@ -465,10 +465,14 @@ fn tell(judged: impl IntoIterator<Item = Judged>) {
     for judged in judged {
         let (messages, all) = (judged.messages, judged.all);
         let Topic { topic, destination } = judged.topic;
+        let to = match destination.as_str() {
+            "" => String::new(),
+            name => format!(" to {name}"),
+        };
         if judged.is_held {
-            log::error!(event = "claims_held", topic = topic, destination = destination, messages = messages, all = all; "the database refuses to record the results of {messages} messages of {topic}: this relay claims no more of {topic} until the database accepts them");
+            log::error!(event = "claims_held", topic = topic, destination = destination, messages = messages, all = all; "the database refuses to record the results of {messages} messages of {topic}{to}: this relay claims no more of them until the database accepts the results");
         } else {
-            log::info!(event = "claims_resumed", topic = topic, destination = destination, messages = messages; "claiming messages of {topic} again");
+            log::info!(event = "claims_resumed", topic = topic, destination = destination, messages = messages; "the database accepts the results of {topic}{to} again: this relay claims its messages again");
         }
     }
 }
@@ -494,7 +498,7 @@ mod tests {
         Claim { sequence, at: 0 }
     }
 
-    /// R13: a claim without an answer is undone while a handler runs, which may take long.
+    /// R13: a claim whose result was lost is undone while a handler runs, because a handler may take long.
     #[test]
     fn the_claimer_is_rung_for_when_only_handlers_run() {
         let (shared, rings) = shared_and_doorbell();
@@ -502,12 +506,12 @@ mod tests {
         shared.wanted.want(Want::Settled);
         shared.begin_handling(LEASE, claim(1));
         shared.finished(LEASE, [To::Nowhere; 1].into_iter());
-        assert!(rings.is_empty(), "one is on its way");
+        assert!(rings.is_empty(), "one message is in flight");
         shared.finished(LEASE, [To::Nowhere; 1].into_iter());
         assert_eq!(rings.try_recv(), Ok(()));
         shared.began(LEASE, [To::Nowhere; 1].into_iter());
         shared.begin_handling(LEASE, claim(2));
-        assert_eq!(rings.try_recv(), Ok(()), "its handler begins last");
+        assert_eq!(rings.try_recv(), Ok(()), "the handler begins last");
     }
 
     #[test]

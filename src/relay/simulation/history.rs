@@ -1,16 +1,16 @@
-//! What happens to a relay's world: producers, receivers, operators, and everything that can go wrong.
+//! Histories: the events of a relay's world. Producers, receivers and operators act, and anything can go wrong.
 //!
-//! A history is made of a seed: the same seed makes the same one. Each of its items can be left out, so that a
-//! failure becomes a short story.
+//! A seed makes a history: the same seed always makes the same history. Any item can be removed, so that a failure
+//! becomes a short story.
 
 use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
 
-/// How long things happen. After that everything is well, and all messages have to end.
+/// How long events happen. After that, all troubles end, and all messages must be delivered or dead-lettered.
 pub(super) const LENGTH: Duration = Duration::from_secs(12);
-/// Relays of one history.
+/// The most relays of one history.
 pub(super) const MOST_RELAYS: usize = 3;
 
 #[derive(Debug, Clone)]
@@ -19,31 +19,31 @@ pub(super) struct History {
     pub(super) relays: usize,
     pub(super) single_active: bool,
     pub(super) items: Vec<Item>,
-    /// One statement in so many is lost, hangs or takes too long; 0: none.
+    /// One statement in this many is lost, hangs or takes too long; 0: no statement.
     pub(super) troubles: u32,
-    /// One statement in so many takes much longer.
+    /// One statement in this many takes much longer; 0: no statement.
     pub(super) slow: u32,
-    /// Senders of each destination.
+    /// The senders of each destination.
     pub(super) senders: usize,
     /// Keyed claims take long to commit.
     pub(super) slow_claims: bool,
-    /// How long a walk over all keys takes, and a look for streams that an old snapshot makes slow.
+    /// Whether an old snapshot keeps dead index entries, which makes walks and other searches slow.
     pub(super) has_dead_entries: bool,
-    /// There are so many keys that a walk over them takes long, and so many messages that wait for others of their
-    /// keys that a claim looks at no others.
+    /// There are so many keys that a walk takes long. And so many messages wait for others of their keys that a claim
+    /// reads only these.
     pub(super) is_crowded: bool,
     pub(super) lease: Duration,
-    /// Some messages are for destinations that are registered: `x` and `y`, or `c` for those of both.
+    /// Some messages go to the registered destinations `x` and `y`, or by topic `c` to both.
     pub(super) has_registered: bool,
-    /// Many are: see [`History::crowd`].
+    /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
 }
 
-/// Registered destinations; in a crowd: those that have as much to get as they can, from the same moment on.
+/// Registered destinations. In a crowd, all of them have a large backlog from the same moment on.
 pub(super) const REGISTERED: [&str; 3] = ["x", "y", "z"];
-/// One that gets a message now and then.
+/// A registered destination that gets a message now and then.
 pub(super) const QUIET: &str = "quiet";
-/// Those that hang or fail.
+/// Registered destinations that hang or fail.
 pub(super) const BAD: [&str; 5] = ["p", "q", "r", "s", "t"];
 
 #[derive(Debug, Clone)]
@@ -52,17 +52,17 @@ pub(super) struct Item {
     pub(super) event: Event,
 }
 
-/// A message to be enqueued.
+/// A message to enqueue.
 #[derive(Debug, Clone)]
 pub(super) struct New {
     pub(super) topic: &'static str,
-    /// Empty: where its topic goes.
+    /// Empty: the route of the topic decides.
     pub(super) destination: &'static str,
     pub(super) ordering_key: Option<&'static str>,
-    /// Due after so long.
+    /// The time until the message is due.
     pub(super) delay: Duration,
     pub(super) expires_after: Option<Duration>,
-    /// So many of its sends fail.
+    /// How many of its sends fail.
     pub(super) fails: u32,
 }
 
@@ -79,19 +79,19 @@ impl New {
     }
 }
 
-/// How a destination answers.
+/// How a destination responds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mood {
     Well,
     Failing,
-    /// No answer within the limit.
+    /// No response within the time limit.
     Hanging,
     Slow,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Event {
-    /// A transaction inserts these and ends after so long.
+    /// A transaction inserts these messages and ends after this time.
     Enqueue {
         messages: Vec<New>,
         lasts: Duration,
@@ -100,38 +100,38 @@ pub(super) enum Event {
     Mood(&'static str, Mood, Duration),
     /// An operator pauses a topic or a destination.
     Pause(&'static str, &'static str, Duration),
-    /// Somebody disables a registered destination, or removes it; after so long it is there again, or never.
+    /// A registered destination is disabled, or removed. It returns after this time, or (`None`) never.
     Disable(&'static str, Duration),
     Remove(&'static str, Option<Duration>),
-    /// Somebody asks whether nothing is due.
+    /// The application asks whether nothing is due.
     Ask(usize),
-    /// The process is killed, and another one is started after so long.
+    /// The process is killed, and another process starts after this time.
     Kill(usize, Duration),
-    /// The relay ends by itself, and another one is started.
+    /// The relay shuts down, and another process starts.
     Stop(usize, Duration),
-    /// The process is stopped, and goes on after so long.
+    /// The process is stopped, and continues after this time.
     Freeze(usize, Duration),
-    /// Its machine sleeps.
+    /// The machine of the process sleeps.
     Sleep(usize, Duration),
-    /// It does not reach the database.
+    /// The process does not reach the database.
     CutOff(usize, Duration),
-    /// Its heartbeat does not reach the database, and its other threads do.
+    /// Only the heartbeat of the process does not reach the database.
     Stuck(usize, Duration),
-    /// A server that has lost its memory: what was not flushed is gone.
+    /// The server crashes and loses the claims that were not on disk.
     Restart(Duration),
-    /// Another server has everything up to so long ago.
+    /// A standby takes over that lacks the commits of this last time.
     FailOver(Duration),
     /// The clock of the database's server steps.
     Step(i64),
-    /// The database refuses what became of messages of a topic.
+    /// The database refuses the settles of a topic.
     Refuse(&'static str, Duration),
-    /// Notifications are lost: the listener's connection has died and does not know.
+    /// Notifications are lost: the listener's connection is broken without notice.
     Deaf(usize, Duration),
 }
 
-/// It ends by time only.
+/// Too short for an early end when the session is lost.
 const SHORT_LEASE: Duration = Duration::from_secs(4);
-/// It ends sooner where its session is gone.
+/// Ends early when the session is lost.
 const LONG_LEASE: Duration = Duration::from_secs(12);
 
 fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
@@ -141,7 +141,7 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 impl History {
     pub(super) fn of(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
-        // In many nothing goes wrong: there the promises about time hold.
+        // In a third of the histories, nothing goes wrong: there the promises about time hold.
         let is_calm = rng.u8(..3) == 0;
         let relays = 1 + rng.usize(..MOST_RELAYS);
         let mut history = Self {
@@ -154,7 +154,7 @@ impl History {
             troubles: [0, 0, 200, 40, 20][rng.usize(..5)],
             slow: [0, 0, 100, 20][rng.usize(..4)],
             has_dead_entries: rng.u8(..6) == 0,
-            // Of dice of its own: the others stay as they were.
+            // Separate dice, so that the other decisions of a seed stay the same.
             is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
             has_registered: false,
@@ -210,7 +210,7 @@ impl History {
                 },
             );
         }
-        // Each kind of trouble in some histories: where all are in each, they hide one another.
+        // Each kind of trouble is in some histories only: together, they would hide one another.
         type Make = fn(&mut Rng, usize) -> Event;
         let kinds: &[Make] = &[
             |rng, _| {
@@ -261,7 +261,7 @@ impl History {
             history.come_late(&mut rng);
             history.slow_claims = !is_calm;
         }
-        // Of dice of its own: the others stay as they were.
+        // Separate dice, so that the other decisions of a seed stay the same.
         let mut rng = Rng::with_seed(seed.rotate_left(17) ^ 0x5851_f42d_4c95_7f2d);
         match rng.u8(..12) {
             0..4 => history.register(&mut rng, is_calm),
@@ -272,7 +272,7 @@ impl History {
         history
     }
 
-    /// Some messages go to registered destinations, which come, go, and answer as they like.
+    /// Sends some messages to registered destinations, which are disabled, removed, fail, hang or are slow.
     fn register(&mut self, rng: &mut Rng, is_calm: bool) {
         self.has_registered = true;
         for item in &mut self.items {
@@ -283,7 +283,7 @@ impl History {
                 if rng.bool() {
                     continue;
                 }
-                // Keys of their own: what other routes serve is part of no order there.
+                // Separate keys: messages of other routes are not ordered with these.
                 new.ordering_key = new.ordering_key.map(|_| ["r", "s"][rng.usize(..2)]);
                 match rng.u8(..3) {
                     0 => new.topic = "c",
@@ -308,8 +308,8 @@ impl History {
         }
     }
 
-    /// Some have much to get and answer, others hang or fail, and one gets little: the first are served alike, and the
-    /// last is served soon.
+    /// Makes a crowd of registered destinations: some have a large backlog and respond, others hang or fail, and one
+    /// gets few messages. Those with a backlog must be served equally, and the one with few messages soon.
     fn crowd(&mut self, rng: &mut Rng) {
         (self.has_registered, self.has_crowd) = (true, true);
         self.relays = 1 + rng.usize(..2);
@@ -352,10 +352,10 @@ impl History {
         self.items.push(enqueue(millis(rng, 0..5000), messages));
     }
 
-    /// While many messages go to a slow destination, a relay is held up for longer than its lease lasts.
+    /// Holds up a relay for longer than its lease, while many messages go to a slow destination.
     fn besiege(&mut self, rng: &mut Rng) {
         let at = millis(rng, 0..6000);
-        // Another one takes over.
+        // Another relay takes over.
         self.relays = self.relays.max(2);
         let relay = rng.usize(..self.relays);
         let new = New::of("a");
@@ -369,7 +369,7 @@ impl History {
         let event = Event::Mood("a", mood, Duration::from_secs(9));
         self.items.push(Item { at, event });
         let lasts = millis(rng, 3000..9000);
-        // Its sessions are there meanwhile.
+        // The sessions stay open meanwhile.
         let long = self.lease.mul_f64(rng.f64() * 1.5 + 0.75);
         let event = match rng.u8(..4) {
             0 => Event::Freeze(relay, long),
@@ -381,7 +381,7 @@ impl History {
         self.items.push(Item { at, event });
     }
 
-    /// Messages of one key, the first of which are committed last.
+    /// Enqueues messages of one key, of which the first are committed last.
     fn come_late(&mut self, rng: &mut Rng) {
         for _ in 0..rng.usize(1..6) {
             let at = millis(rng, 0..10_000);
@@ -404,7 +404,7 @@ impl History {
     fn add(&mut self, rng: &mut Rng, event: Event) {
         let mut at =
             Duration::from_micros(rng.u64(..u64::try_from(LENGTH.as_micros()).unwrap_or(0)));
-        // While messages are on their way.
+        // While messages are in flight.
         if !matches!(event, Event::Enqueue { .. }) && rng.bool() {
             let item = &self.items[rng.usize(..self.items.len())];
             if let Event::Enqueue { lasts, .. } = item.event {
@@ -419,7 +419,7 @@ impl History {
         self.items.iter().any(|item| is_it(&item.event))
     }
 
-    /// Whether leases end, and claims are lost, only as the relays expect it.
+    /// Whether leases expire and claims are lost only as the relays expect.
     pub(super) fn is_lawful(&self) -> bool {
         !self.has(|event| {
             matches!(
@@ -429,7 +429,7 @@ impl History {
         })
     }
 
-    /// Whether no answer is lost and no lease ends early: then nothing is sent twice.
+    /// Whether no answer is lost and no lease expires early: then no message is sent twice.
     pub(super) fn is_fair(&self) -> bool {
         let breaks = |event: &Event| {
             matches!(
@@ -449,7 +449,7 @@ impl History {
             && !self.has(breaks)
     }
 
-    /// Whether nothing keeps a relay from claiming what is due.
+    /// Whether nothing prevents a relay from claiming due messages.
     pub(super) fn is_calm(&self) -> bool {
         // Failures open a breaker.
         let holds_up = |event: &Event| match event {

@@ -1,4 +1,4 @@
-//! A thread's connection to the simulated database: what it asks takes time, and may have no answer.
+//! A thread's connection to the simulated database. Statements take time, and may have no answer.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ use crate::store::relay::settle::{Claim, Trace};
 use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::Whereabouts;
 
-/// As a session's.
+/// The same as in a session.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
@@ -38,13 +38,13 @@ pub(super) struct Link<'w> {
     stage: &'w Stage<'w>,
     process: usize,
     thread: Actor,
-    /// The server that it is connected to, and its process there.
+    /// The server and the server's process of the connection.
     connected: Option<(u64, i32)>,
     backend: Option<i32>,
     failures: u32,
-    /// For so long the last statement has read dead entries.
+    /// How long the last statement has read dead index entries.
     took: Duration,
-    /// What its transaction changes, where that stays open.
+    /// The changes of a transaction that stays open.
     pub(super) open: Option<Changes>,
 }
 
@@ -70,13 +70,13 @@ impl<'w> Link<'w> {
         }
     }
 
-    /// The transaction ends that has stayed open.
+    /// Commits the transaction that has stayed open.
     pub(super) fn commit(&mut self) {
         self.stage.commit(self.open.take().unwrap_or_default());
     }
 
-    /// A statement or a transaction: it reads and changes the tables at one moment, and others see that at a later
-    /// one.
+    /// Runs a statement or a transaction. It reads and changes the tables at one moment; others see the changes at a
+    /// later moment.
     fn ask<T>(
         &mut self,
         work: impl FnOnce(&mut Tables, Now, Option<Broken>, &mut Changes) -> T,
@@ -95,7 +95,7 @@ impl<'w> Link<'w> {
         Ok(value)
     }
 
-    /// It is on its way to the server.
+    /// Sends a statement to the server.
     fn begin(&mut self) -> Answer<Trouble> {
         let stage = self.stage;
         stage.count_statement(self.process);
@@ -137,14 +137,14 @@ impl<'w> Link<'w> {
         Ok(trouble)
     }
 
-    /// The server notices it now, or later.
+    /// Disconnects. The server notices now or later.
     fn disconnect(&mut self) {
         if let Some((_, backend)) = self.connected.take() {
             self.stage.session_ends(backend);
         }
     }
 
-    /// Whether a statement that may take no longer than a moment is given up, where it has to read dead entries.
+    /// Whether a statement with the time limit `moment` is cancelled because it reads too many dead index entries.
     fn is_too_long(&mut self, moment: Duration, takes: Duration) -> bool {
         self.took = match self.stage.has_dead_entries() {
             true => takes.min(moment),
@@ -160,7 +160,7 @@ impl<'w> Link<'w> {
             .is_some_and(|(connected, _)| Some(connected) == server)
     }
 
-    /// The transaction comes to its end, and its answer to this process.
+    /// Ends the transaction, and returns its answer to this process.
     fn end(&mut self, changes: Changes, trouble: Trouble) -> Answer<()> {
         let result = self.try_end(changes, trouble);
         match &result {
@@ -176,7 +176,7 @@ impl<'w> Link<'w> {
     fn try_end(&mut self, changes: Changes, trouble: Trouble) -> Answer<()> {
         let stage = self.stage;
         if let Trouble::Hangs(time) = trouble {
-            // The client has given up; the server has not heard of it.
+            // The client has given up, and the server does not know.
             let (_, backend) = self.connected.ok_or_else(no_answer)?;
             stage.commit_later(changes, backend, time);
             self.disconnect();
@@ -188,7 +188,7 @@ impl<'w> Link<'w> {
             stage.pass(self.process, stage.dice(0, 150));
         }
         if !stage.is_server(server) {
-            // Its locks are gone with it.
+            // The server's locks are gone with it.
             return Err(no_answer());
         }
         if trouble == Trouble::Refused {
@@ -211,7 +211,7 @@ impl<'w> Link<'w> {
     }
 }
 
-/// What it takes to read a range in which nearly all entries are dead, from its first sequence to the last one there is.
+/// The time to read a range in which nearly all entries are dead.
 fn time_for(Range { after, upto }: Range) -> Duration {
     let width = upto.clamp(0, 5000) - after.clamp(0, 5000);
     Duration::from_micros(u64::try_from(width).unwrap_or(0) * 100)

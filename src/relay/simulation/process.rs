@@ -1,5 +1,6 @@
-//! A process of a relay: its threads, as far as they decide something. Claimer, settlers and heartbeat are the
-//! relay's own; senders and the listener do here what their threads do there, without a receiver and a connection.
+//! A process of a relay, with the threads that make decisions. Claimer, settlers and heartbeat are the relay's own
+//! code. Senders and the listener are played here: they act like the relay's threads, without a receiver or a
+//! connection.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::BTreeMap;
@@ -43,12 +44,12 @@ use crate::store::relay::claim::Claimed;
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
 
-/// How long a listener waits while an insert is under way, and while another one has the lock.
+/// How long a listener waits while an insert is in progress, and while another listener has the lock.
 const WHILE_INSERTING: Duration = Duration::from_millis(5);
 const AFTER_ANOTHER: Duration = Duration::from_secs(1);
 const SEND_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What acts by itself.
+/// A thread that acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Actor {
     Claimer,
@@ -58,14 +59,14 @@ pub(super) enum Actor {
     Listener,
 }
 
-/// What the claimer does.
+/// The state of the claimer.
 enum Claiming {
     GoesOn,
     Pauses(Duration),
     Waits {
         wait: Wait,
         until: Duration,
-        /// While it waits for room: when others' messages are to ring.
+        /// During a wait for room: when the messages of others must ring.
         naps_at: Option<Duration>,
     },
 }
@@ -80,7 +81,7 @@ struct Settling<'w> {
 #[derive(Default)]
 struct Sending {
     busy: usize,
-    /// It waits for its gate.
+    /// A job that waits for its gate.
     held: Option<Job>,
     next: Duration,
 }
@@ -91,17 +92,17 @@ struct Listening {
     next_try: Option<Duration>,
 }
 
-/// A message on its way to a receiver.
+/// A message in flight to a receiver.
 pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
-    /// Its turn, and its destination, where that is a registered one.
+    /// The turn and the destination, if the destination is registered.
     registered: Option<(UnderWay, Arc<Customer>)>,
     pub(super) job: Job,
     pass: Pass,
     outcome: Outcome,
     began: Instant,
-    /// The receiver has answered.
+    /// The receiver has responded.
     pub(super) is_received: bool,
 }
 
@@ -113,15 +114,15 @@ pub(super) struct Process<'w> {
     pub(super) cut_off_until: Duration,
     pub(super) stuck_until: Duration,
     pub(super) deaf_until: Duration,
-    /// For so long its machine has slept.
+    /// How long the machine has slept in total.
     pub(super) lost: Duration,
     pub(super) statements: (u64, u32),
     pub(super) scheduled: BTreeMap<Actor, Duration>,
-    /// What it was asked, and when.
+    /// The open question, and when it was asked.
     pub(super) question: Option<(u64, Duration)>,
     pub(super) notified: Cell<bool>,
     claimer: Option<Claimer<'w, Link<'w>>>,
-    /// The claimer has.
+    /// Whether the claimer has ended.
     has_ended: bool,
     claiming: Claiming,
     turns: (Duration, u32),
@@ -133,11 +134,11 @@ pub(super) struct Process<'w> {
     outcomes: Outcomes,
     listening: Listening,
     inbox: (Sender<Told>, Receiver<Told>),
-    /// Kept for its other ends.
+    /// Kept alive for the other ends.
     _channels: (Sender<()>, Sender<()>),
 }
 
-/// What makes dispatchers, which nobody asks here: one for all, as it has threads.
+/// The factory of dispatchers, which are not used here. It is shared by all processes, because it has threads.
 fn customers() -> Arc<Customers> {
     static ALL: OnceLock<Arc<Customers>> = OnceLock::new();
     let made = || Customers::new(Config::default()).expect("settings");
@@ -271,7 +272,7 @@ impl<'w> Process<'w> {
         }
     }
 
-    /// What the claimer has not taken from its inbox when it ended.
+    /// The jobs left in the inbox when the claimer ended.
     fn left_behind(&self, which: usize) -> Vec<Vec<Job>> {
         if which == 0 || !self.has_ended {
             return Vec::new();
@@ -293,7 +294,7 @@ impl<'w> Process<'w> {
         self.shared.tell_claimer(Told::Vanished(leases));
     }
 
-    /// Whether it has work for all senders of a destination.
+    /// Whether all senders of a destination are busy.
     pub(super) fn is_busy(&self, destination: &str) -> bool {
         let bulkheads = self.shared.bulkheads.iter();
         let number = bulkheads
@@ -303,7 +304,7 @@ impl<'w> Process<'w> {
             Some((bulkhead, number)) => {
                 !self.queues[number].is_empty() || self.sending[number].busy >= bulkhead.concurrency
             }
-            // Registered ones have a few threads together.
+            // Registered destinations share a few threads.
             None => {
                 let registered = &self.shared.registered;
                 let registry = registered.registry();
@@ -320,7 +321,7 @@ impl<'w> Process<'w> {
             let is_lost =
                 broken == Some(Broken::LosesHandOvers) && matches!(told, Told::Continued(_));
             if !is_lost {
-                // Its other end is here.
+                // The send cannot fail: the other end is here.
                 let _ = self.inbox.0.send(told);
             }
         }
@@ -342,7 +343,7 @@ impl<'w> Process<'w> {
         .chain(senders)
     }
 
-    /// When it has something to do. `None`: somebody has to wake it, or it is at work.
+    /// When an actor has work. `None`: it waits to be woken, or is at work.
     pub(super) fn due(&self, stage: &Stage<'w>, actor: Actor) -> Option<Duration> {
         let now = stage.now();
         match actor {
@@ -417,7 +418,7 @@ impl<'w> Process<'w> {
 }
 
 impl<'w> Stage<'w> {
-    /// For a question about time that a process asks.
+    /// Sets the clocks for a process that asks for the time.
     fn enter_as(&self, process: &Process<'w>) {
         self.set_clocks(process.lost);
     }
@@ -491,7 +492,7 @@ impl<'w> Stage<'w> {
         let process = &mut processes[number];
         process.claimer = Some(claimer);
         process.claiming = after;
-        // Who goes on and on while nothing happens.
+        // Finds a claimer that runs in a busy loop.
         let second = Duration::from_secs(self.now().as_secs());
         process.turns = match process.turns {
             (since, count) if since == second => (since, count + 1),
@@ -545,7 +546,7 @@ impl<'w> Stage<'w> {
         self.end_where_it_is_done(number);
     }
 
-    /// A relay that stops is gone when everything is written down.
+    /// A relay that stops has ended when everything is settled.
     fn end_where_it_is_done(&'w self, number: usize) {
         let heartbeat = {
             let mut processes = self.processes.borrow_mut();
@@ -598,7 +599,7 @@ impl<'w> Stage<'w> {
             sleep.interrupt();
             shared.signals.doorbell.ring();
         }
-        // Others may have it by now.
+        // Another listener may have the lock by now.
         listening.has_lock &= self.listener.get() == Some(number);
         if listening.has_lock && (is_news || sleep.is_awake()) {
             self.listener.set(None);
@@ -659,7 +660,7 @@ impl<'w> Stage<'w> {
         }
         let settle = |job, verdict| {
             let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
-            // Its other end is here.
+            // The send cannot fail: the other end is here.
             let _ = outcomes.send(settlement);
         };
         let may_send = !shared.is_stopping() && shared.lease.may_send(lease);
@@ -691,7 +692,7 @@ impl<'w> Stage<'w> {
         matches!(bulkhead.serves, Serves::Registered)
     }
 
-    /// A thread of the pool for registered destinations.
+    /// Runs a thread of the pool for registered destinations.
     fn run_pool(&self, number: usize, which: usize) {
         let (shared, outcomes) = {
             let processes = self.processes.borrow();
@@ -700,7 +701,7 @@ impl<'w> Stage<'w> {
         while shared.registered.bell.ear.try_recv().is_ok() {}
         let settle = |job, verdict| {
             let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
-            // Its other end is here.
+            // The send cannot fail: the other end is here.
             let _ = outcomes.send(settlement);
         };
         let now = self.now();
@@ -790,7 +791,7 @@ impl<'w> Stage<'w> {
         self.send(send, lasts);
     }
 
-    /// What a receiver answers, and after how long.
+    /// The response of a receiver, and how long it takes.
     fn answer(&self, message: &Message, destination: &str) -> (Outcome, Duration) {
         let mood = self
             .moods
@@ -816,7 +817,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// The receiver has answered.
+    /// The receiver has responded.
     pub(super) fn received(&self, number: u64) {
         let mut sends = self.sends.borrow_mut();
         let Some(send) = sends.get_mut(&number) else {
@@ -846,7 +847,7 @@ impl<'w> Stage<'w> {
         self.check_held(message, send.job.lease, "at the end of its send");
     }
 
-    /// A send begins.
+    /// Checks the promises at the start of a send.
     fn check_send(&self, message: &Message, lease: LeaseId) {
         self.check_held(message, lease, "at the beginning of its send");
         if !self.is_strict() {
@@ -858,7 +859,7 @@ impl<'w> Stage<'w> {
             return;
         };
         let messages = self.messages.borrow();
-        // When it looked, the other one was there.
+        // The claim must have seen the other message.
         let seen = |other: &&Row| {
             let committed = messages[other.id].committed.map(|at| self.in_database(at));
             committed.is_some_and(|at| at + 1000 < message.claimed_at)
@@ -869,7 +870,7 @@ impl<'w> Stage<'w> {
         if let Some(other) = before.filter(seen).find(|other| other.split_from.is_none()) {
             self.fall(Promise::Order, || {
                 format!(
-                    "{} {sequence} is sent, and {} of its key is not done: {other:?}",
+                    "{} {sequence} is sent before {} of its key is done: {other:?}",
                     row.topic, other.sequence
                 )
             });
@@ -886,7 +887,10 @@ impl<'w> Stage<'w> {
         if let Some(other) = beside {
             let other = other.job.message.sequence.0;
             self.fall(Promise::Order, || {
-                format!("{} {sequence} is sent beside {other} of its key", row.topic)
+                format!(
+                    "{} {sequence} is sent while {other} of its key is in flight",
+                    row.topic
+                )
             });
         }
         let truth = &messages[row.id];
@@ -895,14 +899,14 @@ impl<'w> Stage<'w> {
         if message.attempts > most {
             self.fall(Promise::Attempts, || {
                 format!(
-                    "{} {sequence}: {} attempts, of which {most} were made",
+                    "{} {sequence} has {} attempts, but only {most} were made",
                     row.topic, message.attempts
                 )
             });
         }
     }
 
-    /// The message is this lease's, by this claim.
+    /// Checks that this lease holds the message by this claim.
     fn check_held(&self, message: &Message, lease: LeaseId, when: &str) {
         let tables = self.tables.borrow();
         let held = tables
@@ -914,14 +918,14 @@ impl<'w> Stage<'w> {
         if !is_held && self.is_strict() {
             self.fall(Promise::Fence, || {
                 format!(
-                    "{} {} is not held by {lease} {when}, but {held:?}",
+                    "{} {} is not held by {lease} {when}, but by {held:?}",
                     message.topic, message.sequence.0
                 )
             });
         }
     }
 
-    /// The send has come to its end for the sender, too.
+    /// The sender gets the result of the send.
     pub(super) fn conclude(&self, send: Send) {
         let Send {
             process,
@@ -961,20 +965,21 @@ impl<'w> Stage<'w> {
         }
         let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
         let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);
-        // Its other end is here.
+        // The send cannot fail: the other end is here.
         let _ = outcomes.send(settlement);
     }
 }
 
-/// Of these at a destination: a message for one registered destination alone is sent there before a row names it.
+/// The count for a destination. A message for a single registered destination is sent before a row names the
+/// destination, so sends without a name count, too.
 fn of(counts: &BTreeMap<String, u32>, destination: &str) -> u32 {
     let unnamed = (!destination.is_empty()).then_some("");
     let names = unnamed.into_iter().chain([destination]);
     names.filter_map(|name| counts.get(name)).sum()
 }
 
-/// What the settlers have claimed waits beside a full queue, and nobody tells the claimer when the queue has room
-/// again unless it has asked for that before it sleeps.
+/// Messages that the settlers have claimed wait when a queue is full. The claimer must ask to be rung for room before
+/// it sleeps: otherwise it does not learn when the queue has room again.
 #[test]
 fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let history = History::of(1);
@@ -988,7 +993,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let jobs = shared.took(claimed, LeaseId(1), None);
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_what_is_told(None);
-    let claimer = process.claimer.as_mut().expect("it does nothing");
+    let claimer = process.claimer.as_mut().expect("the claimer is idle");
     while claimer.is_woken() {}
     assert_eq!(process.queues[0].len(), shared.bulkheads[0].queue());
     assert!(shared.wanted.is(Want::Room));

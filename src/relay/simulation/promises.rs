@@ -1,28 +1,29 @@
-//! What has to hold in each history.
+//! The promises that must hold in each history.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a history has broken.
+/// A promise of the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Promise {
-    /// G2: what is committed is delivered, or dies.
+    /// G2: a committed message is delivered or dead-lettered.
     Lost,
-    /// G3, G4: a relay sends only what it holds, from the beginning of the send to its end.
+    /// G3, G4: a relay holds a message from the beginning of the send to its end.
     Fence,
-    /// G3: what went well is not sent again, where no process died and no connection broke.
+    /// G3: a delivered message is not sent again, unless a process died or a connection broke.
     Doubled,
-    /// G5: what comes before in its key is done, and nothing else of it is on its way.
+    /// G5: when a message is sent, the earlier messages of its key are done, and no other message of its key is in
+    /// flight.
     Order,
-    /// G6: attempts are sends that failed, and takeovers.
+    /// G6: attempts are failed sends and takeovers.
     Attempts,
-    /// What is due and has room waits no longer than this.
+    /// A due message that has room is claimed in time.
     Late,
-    /// "Nothing is due" is said when nothing is.
+    /// The relay reports that nothing is due only if that is true.
     Idle,
-    /// R46: registered destinations with work get as much as each other.
+    /// R46: registered destinations with waiting messages are served equally.
     Fair,
-    /// Nothing is done again and again.
+    /// No thread runs in a busy loop.
     Busy,
 }
 

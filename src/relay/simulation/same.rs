@@ -1,8 +1,8 @@
-//! The simulated database and PostgreSQL do the same: asked the same by a seed, they give the same answers and have
-//! the same rows after each.
+//! The comparison of the simulated database with PostgreSQL. A seed asks both the same questions. After each question,
+//! the answers and all rows must be equal.
 //!
-//! Their clocks differ. So every time is the middle of a turn, and time passes by whole turns: on PostgreSQL the
-//! rows become older instead. Compared is what is due, and in which order.
+//! The two clocks differ. So every time is the middle of a turn, and time passes by whole turns; on PostgreSQL, the
+//! rows are made older instead. The comparison covers which messages are due and their order, not exact times.
 
 mod question;
 mod side;
@@ -43,16 +43,16 @@ use crate::store::statement::statement;
 use crate::store::tests::Outbox;
 use crate::store::write::enqueue;
 
-/// Histories, where nothing says how many.
+/// The default number of histories.
 const HISTORIES: u64 = 20;
 const QUESTIONS: usize = 250;
-/// Within so many histories each broken statement is found out.
+/// Each broken statement must be found within this many histories.
 const HISTORIES_OF_BROKEN: u64 = 20;
 const TURN: Duration = Duration::from_secs(600);
-/// A statement may take so long.
+/// The time limit of a statement.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Until the middle of the nth turn; 0: at once.
+/// The time until the middle of the nth turn; 0: at once.
 fn turns(n: u32) -> Duration {
     (TURN * n).saturating_sub(TURN / 2)
 }
@@ -66,7 +66,7 @@ struct Row {
     sequence: i64,
     #[diesel(sql_type = Nullable<BigInt>)]
     lease: Option<i64>,
-    /// When it is due or over.
+    /// When the row is due or expires.
     #[diesel(sql_type = Nullable<Timestamptz>)]
     at: Option<PgTimestamp>,
 }
@@ -153,10 +153,11 @@ fn rows_of_tables(tables: &Tables, now: i64) -> Vec<Row> {
     rows.chain(leases).chain(pauses).collect()
 }
 
-/// What the outbox has for each of the messages: sequence, number, whether it is new and whether it is the same.
+/// The stored row of each enqueued message: sequence, number, whether the row is new, and whether its content is the
+/// same.
 type Stored = Vec<(i64, u128, bool, bool)>;
 
-/// `open`: what their transaction has enqueued, which began then.
+/// `open`: the rows of the producer's transaction, which began at `began`.
 fn enqueue_in_tables(
     stage: &Stage<'_>,
     new: &[New],
@@ -184,7 +185,7 @@ fn enqueue_in_tables(
             split_from: None,
         };
         let is_it = |other: &&tables::Row| other.is_known_by(one.idempotency_key, one.destination);
-        // What the index refuses has had a sequence, but for the same key in one statement.
+        // A row that the index refuses uses up a sequence, except for the same key twice in one statement.
         let is_asked = |other: &New| row.is_known_by(other.idempotency_key, other.destination);
         tables.last_sequence += i64::from(!new[..number].iter().any(is_asked));
         let mut before = open.iter().chain(tables.rows.values());
@@ -202,7 +203,7 @@ fn enqueue_in_tables(
     stored
 }
 
-/// `first`: the number of the first one.
+/// `first`: the number of the first message.
 fn enqueue_in_postgres(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -222,7 +223,7 @@ fn enqueue_in_postgres(
         enqueue::Row::new(message)
     };
     let rows: Vec<enqueue::Row> = (first as u128..).zip(new).map(row).collect();
-    let stored = enqueue::insert_or_find(conn, name, &rows).expect("they are enqueued");
+    let stored = enqueue::insert_or_find(conn, name, &rows).expect("enqueued");
     let told = |one: enqueue::Stored| {
         (
             one.sequence,
@@ -234,7 +235,7 @@ fn enqueue_in_postgres(
     stored.into_iter().map(told).collect()
 }
 
-/// A turn passes: everything is by so much older.
+/// Lets a turn pass: makes all rows older by one turn.
 fn pass_in_postgres(conn: &mut PgConnection, name: &OutboxName) {
     let older = |column| format!("{column} = {column} - interval '{} s'", TURN.as_secs());
     let (outbox, lease, pause) = (name.outbox(), name.lease(), name.pause());
@@ -248,7 +249,7 @@ fn pass_in_postgres(conn: &mut PgConnection, name: &OutboxName) {
         "UPDATE {outbox} SET {available}, {expires}; UPDATE {lease} SET {expires};
          UPDATE {dead} SET {expires}; UPDATE {pause} SET {paused}"
     ))
-    .expect("nothing holds the rows");
+    .expect("no transaction locks the rows");
 }
 
 /// The tables, and the names of their copies.
@@ -262,7 +263,7 @@ fn copies(name: &OutboxName) -> [(String, &'static str); 5] {
     ]
 }
 
-/// Copies all rows, as a standby would have them now.
+/// Copies all rows: the standby's state.
 fn replicate_in_postgres(conn: &mut PgConnection, name: &OutboxName) {
     for (table, copy) in copies(name) {
         conn.batch_execute(&format!(
@@ -272,13 +273,13 @@ fn replicate_in_postgres(conn: &mut PgConnection, name: &OutboxName) {
     }
 }
 
-/// Puts the copies in the place of the rows, where sequences go on behind this one.
+/// Replaces the rows with the copies. Sequences continue after this one.
 fn fail_over_in_postgres(conn: &mut PgConnection, name: &OutboxName, last_sequence: i64) {
     for (table, copy) in copies(name) {
         conn.batch_execute(&format!(
             "DELETE FROM {table}; INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {copy}"
         ))
-        .expect("nothing holds the rows");
+        .expect("no transaction locks the rows");
     }
     conn.batch_execute(&format!(
         "SELECT setval(pg_get_serial_sequence('{}', 'sequence'), {}, false)",
@@ -288,13 +289,13 @@ fn fail_over_in_postgres(conn: &mut PgConnection, name: &OutboxName, last_sequen
     .expect("a sequence");
 }
 
-/// Whether the ledger has it.
+/// Whether the ledger records this verdict.
 fn is_recorded(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Delivered(_) | Verdict::Dead(..))
 }
 
-/// Whether what was claimed last was claimed by the transaction that has settled last: nobody sees a key between
-/// its messages.
+/// Whether the last claim was made in the transaction of the last settle. If so, other transactions never see the key
+/// between its messages.
 fn went_on_at_once(conn: &mut PgConnection, name: &OutboxName) -> bool {
     let of_last = |table, time| {
         format!(
@@ -307,7 +308,7 @@ fn went_on_at_once(conn: &mut PgConnection, name: &OutboxName) -> bool {
     diesel::select(is_one).get_result(conn).expect("two rows")
 }
 
-/// The first difference, and what led to it.
+/// Returns the first difference, with the questions that led to it.
 fn compare(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut rng = Rng::with_seed(seed);
     let is_single_active = rng.u8(..3) == 0;
@@ -325,7 +326,7 @@ fn compare(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let process = Process::new(&stage, 0, 0, &slots[0]);
     let shared = process.shared;
     stage.processes.borrow_mut().push(process);
-    // Behind the end of a history nothing happens by itself.
+    // After the end of a history, no events happen.
     stage.fall(Promise::Busy, String::new);
     let result = compare_on(&stage, shared, &mut rng, is_single_active);
     drop(std::mem::take(&mut *stage.processes.borrow_mut()));
@@ -361,11 +362,11 @@ fn compare_on<'w>(
     let mut simulated = Side::new([link(), link()], &config, bulkheads, clock::now);
     let mut real = Side::new([session(), session()], &config, bulkheads, Instant::now);
     let (mut operator, mut producer) = (outbox.connect(), outbox.connect());
-    // What is discarded lets keys go on in the order of their messages.
+    // Discarded messages let keys continue in the order of their messages.
     (operator
         .batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off"))
     .expect("settings");
-    // What a transaction has enqueued that is open.
+    // The rows that an open transaction has enqueued.
     let (mut open, mut began) = (None::<Vec<tables::Row>>, 0);
     let (mut is_beside, mut standby) = (false, None::<Tables>);
     simulated.register(3, is_single_active).expect("a lease");
@@ -391,7 +392,7 @@ fn compare_on<'w>(
         match &question.ask {
             Ask::Enqueue(new) => {
                 let open = open.get_or_insert_with(|| {
-                    producer.batch_execute("BEGIN").expect("it begins");
+                    producer.batch_execute("BEGIN").expect("begun");
                     began = now;
                     Vec::new()
                 });
@@ -408,7 +409,7 @@ fn compare_on<'w>(
                 } else {
                     "ROLLBACK"
                 };
-                producer.batch_execute(end).expect("it ends");
+                producer.batch_execute(end).expect("ended");
                 let rows = open.take().into_iter().flatten().filter(|_| is_kept);
                 let rows = rows.map(|row| (row.sequence, row));
                 stage.tables.borrow_mut().rows.extend(rows);
@@ -418,25 +419,27 @@ fn compare_on<'w>(
                 simulated.other.commit();
                 (real.other)
                     .run(|conn, _| AnsiTransactionManager::commit_transaction(conn))
-                    .expect("it ends");
+                    .expect("ended");
             }
             Ask::TimePasses => {
                 pass_in_postgres(&mut operator, name);
                 stage.pass(0, TURN);
-                // Its rows would not become older.
+                // The standby's rows would not become older.
                 standby = None;
             }
             Ask::Requeue(sequences) => {
-                dead::requeue(&mut operator, name, sequences, "").expect("they are live");
+                dead::requeue(&mut operator, name, sequences, "").expect("requeued");
                 stage.tables.borrow_mut().requeue(sequences, now);
             }
             Ask::Discard(sequences) => {
-                dead::discard(&mut operator, name, sequences, "").expect("they go");
+                dead::discard(&mut operator, name, sequences, "").expect("discarded");
                 stage.tables.borrow_mut().discard(sequences, now);
             }
             Ask::Forget => {
-                let all = lease::holders(&mut operator, name, i64::MIN, i64::MAX).expect("all");
-                lease::forget(&mut operator, name, Duration::ZERO, &all.holders).expect("some");
+                let all =
+                    lease::holders(&mut operator, name, i64::MIN, i64::MAX).expect("all leases");
+                lease::forget(&mut operator, name, Duration::ZERO, &all.holders)
+                    .expect("forgotten leases");
                 let numbers = |of: Vec<i64>| of.into_iter().map(|id| real.number(id)).collect();
                 let vanished: [Vec<_>; 2] = [
                     stage
@@ -457,9 +460,9 @@ fn compare_on<'w>(
             }
             Ask::FailOver => {
                 if open.take().is_some() {
-                    producer.batch_execute("ROLLBACK").expect("it ends");
+                    producer.batch_execute("ROLLBACK").expect("ended");
                 }
-                let tables = standby.take().expect("there is a standby");
+                let tables = standby.take().expect("a standby");
                 fail_over_in_postgres(&mut operator, name, tables.last_sequence);
                 *stage.tables.borrow_mut() = tables;
             }
@@ -470,10 +473,10 @@ fn compare_on<'w>(
             simulated.other.open = Some(Changes::default());
             let begun = real.other.run(|conn, _| {
                 AnsiTransactionManager::begin_transaction(conn)?;
-                // It stays open for longer than a relay's.
+                // The transaction stays open for longer than a relay's.
                 conn.batch_execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             });
-            begun.expect("it begins");
+            begun.expect("begun");
         }
         let answers = [simulated.answer(&question), real.answer(&question)];
         let mut answers = answers.map(|answer| answer.unwrap_or_else(|error| format!("{error:?}")));
@@ -503,7 +506,7 @@ fn compare_on<'w>(
     Ok(())
 }
 
-/// G1 to G6, as far as they depend on what statements do.
+/// G1 to G6, as far as they depend on statements.
 #[test]
 fn the_simulated_database_and_postgresql_do_the_same() {
     let from = setting("SEED").unwrap_or(1);

@@ -1,8 +1,8 @@
-//! The stage: time, what happens next, the server, and who is told.
+//! The stage: the time, the order of events, the server and the notifications.
 //!
-//! Everything runs in one thread. While a statement is on its way, what happens meanwhile happens inside of it: so
-//! of two statements that overlap the later one ends first. A transaction that ends after a later one is one whose
-//! client has given up ([`Trouble::Hangs`]).
+//! Everything runs in one thread. Events that happen during a statement are played inside that statement. So of two
+//! overlapping statements, the later one ends first. A transaction can end after a later one only if its client has
+//! given up ([`Trouble::Hangs`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::cmp::Reverse;
@@ -21,56 +21,58 @@ use crate::clock::simulated;
 use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
 
-/// When a history begins: clocks have gone on before.
+/// The time at which a history begins: the clocks do not start at 0.
 const BEGIN: Duration = Duration::from_secs(100);
-/// Where the database's clock begins.
+/// The start of the database's clock.
 const EPOCH: i64 = 1_800_000_000_000_000;
-/// When everything has to have ended that is well.
+/// When all messages must have ended.
 const END: Duration = Duration::from_secs(120);
-/// How often the promises about time are looked at.
+/// How often the promises about time are checked.
 const TICK: Duration = Duration::from_millis(25);
-/// A claim is on disk after so long.
+/// The time until a claim is on disk.
 const FLUSH: Duration = Duration::from_millis(600);
-/// Leases that are not there any more are looked for so often; by a relay, once in an hour.
+/// How often missing leases are queried. A relay does so once an hour.
 const JANITOR: Duration = Duration::from_secs(20);
-/// A relay that stops takes no longer.
+/// The longest shutdown of a relay.
 const SHUTDOWN: Duration = Duration::from_secs(10);
-/// What a claim may take.
+/// The time limit of a claim.
 pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(3);
-/// Processes of one history.
+/// The most processes of one history.
 pub(super) const MOST_PROCESSES: usize = 40;
-/// What is due and has room is claimed within this, where nothing holds it up and somebody hears of it.
+/// A due message that has room is claimed within this time. If no notification announces that the message has become
+/// due, the poll interval is added.
 const LATE: Duration = Duration::from_millis(1100);
-/// The same where it was committed as soon as this after it was inserted.
+/// The same for a message whose commit is announced.
 const SOON: Duration = Duration::from_millis(600);
+/// A message is late if it is committed more than this after its insert.
 const PROMPT: Duration = Duration::from_millis(40);
-/// Statements of one process in a second.
+/// The most statements of one process in a second.
 const MOST_STATEMENTS: u32 = 4000;
-/// The same while nothing has been there for two seconds.
+/// The same after two seconds with an empty outbox.
 const MOST_IDLE_STATEMENTS: u32 = 100;
 const IDLE: Duration = Duration::from_secs(2);
-/// Of two registered destinations with work one has had no more sends than so many more, for each relay.
+/// Of two registered destinations with waiting messages, one may be this many sends ahead, for each relay.
 const MOST_AHEAD: usize = 8;
-/// Where others hang, a first message to a registered destination is on its way within this.
+/// While other destinations hang, the first message to a registered destination is sent within this time.
 const BESIDE_HANGING: Duration = Duration::from_secs(6);
-/// Turns of a claimer in which no time passes.
+/// The most turns of a claimer in which no time passes.
 pub(super) const MOST_TURNS: u32 = 2000;
 
-/// What becomes of a statement.
+/// What happens to a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     None,
-    /// It never comes to the server.
+    /// The statement never reaches the server.
     LostBefore,
-    /// It has worked, and its answer is lost.
+    /// The statement succeeds, and its answer is lost.
     LostAfter,
-    /// The client gives up, and the server goes on for so long.
+    /// The client gives up, and the server continues for this long.
     Hangs(Duration),
     TimesOut(Duration),
     Refused,
 }
 
-/// What happens by itself.
+/// A scheduled event.
 #[derive(Debug)]
 enum Happens {
     Item(usize),
@@ -82,12 +84,12 @@ enum Happens {
     SessionEnds(i32),
     Recover(usize),
     Start(usize),
-    /// The time for an end in order is over.
+    /// The time for an orderly shutdown has ended.
     GiveUp(usize),
     Resume(String, String),
     Well(&'static str, u32),
     Accept(&'static str),
-    /// A registered destination is put, enabled.
+    /// A registered destination is registered again, enabled.
     Put(&'static str),
     Janitor(usize),
     Calm,
@@ -122,30 +124,30 @@ impl Ord for Queued {
 
 /// A producer's transaction.
 struct Transaction {
-    /// Its number at the server.
+    /// The transaction number.
     writer: i64,
     server: u64,
     rows: Vec<Row>,
     commits: bool,
-    /// Somebody slept when it inserted.
+    /// A relay slept at the time of the insert.
     notifies: bool,
 }
 
-/// What is known of each message, whatever the database has forgotten.
+/// The true history of a message, even if the database has forgotten it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Truth {
     pub(super) fails: u32,
     pub(super) delay: Duration,
-    /// It was committed long after it was inserted.
+    /// Whether the message was committed long after its insert.
     pub(super) is_late: bool,
     pub(super) committed: Option<Duration>,
-    /// By destination: sends that went well, and that failed.
+    /// Successful and failed sends, by destination.
     pub(super) well: BTreeMap<String, u32>,
     pub(super) failed: BTreeMap<String, u32>,
     pub(super) taken_over: BTreeMap<String, u32>,
 }
 
-/// The claim of a row that is not on disk yet, and how it was before.
+/// A claim that is not on disk yet, with the row before and after.
 struct Unflushed {
     at: Duration,
     before: Row,
@@ -163,15 +165,15 @@ pub(super) struct Stage<'w> {
     is_down: Cell<bool>,
     skew: Cell<i64>,
     unflushed: RefCell<Vec<Unflushed>>,
-    /// What a standby may have.
+    /// Past states of the tables, which a standby may have.
     past: RefCell<VecDeque<(Duration, Tables)>>,
     hung: RefCell<BTreeMap<i32, (u64, Changes)>>,
-    /// Which process each of the server's processes serves.
+    /// The process that each of the server's processes serves.
     backends: RefCell<Vec<usize>>,
     queue: RefCell<BinaryHeap<Reverse<Queued>>>,
     order: Cell<u64>,
     slots: &'w [OnceCell<Shared>],
-    /// Not to be dropped with the stage, which they refer to: [`Stage::strike`] does it.
+    /// [`Stage::strike`] drops them: they refer to the stage, and must not be dropped with it.
     pub(super) processes: ManuallyDrop<RefCell<Vec<Process<'w>>>>,
     transactions: RefCell<Vec<Transaction>>,
     pub(super) messages: RefCell<Vec<Truth>>,
@@ -183,9 +185,9 @@ pub(super) struct Stage<'w> {
     pub(super) sends: RefCell<BTreeMap<u64, Send>>,
     send_count: Cell<u64>,
     waits_since: RefCell<BTreeMap<i64, Duration>>,
-    /// Sends to registered destinations that have more to get.
+    /// Sends to registered destinations that have more messages waiting.
     sends_while_busy: RefCell<BTreeMap<&'static str, usize>>,
-    /// When messages were last there, or about to be.
+    /// When the outbox last had messages, or an insert was in progress.
     busy_at: Cell<Duration>,
     is_over: Cell<bool>,
     pub(super) fall: RefCell<Option<Fall>>,
@@ -273,7 +275,7 @@ impl<'w> Stage<'w> {
         self.fall.borrow_mut().take()
     }
 
-    /// Drops all that refers to the stage.
+    /// Drops everything that refers to the stage.
     fn strike(&self) {
         drop(std::mem::take(&mut *self.sends.borrow_mut()));
         drop(std::mem::take(&mut *self.processes.borrow_mut()));
@@ -305,7 +307,7 @@ impl<'w> Stage<'w> {
         self.now.get()
     }
 
-    /// What the database's clock shows then, where it makes no steps.
+    /// The database's time at this moment, with the steps so far.
     pub(super) fn in_database(&self, at: Duration) -> i64 {
         EPOCH + micros(at) + self.skew.get()
     }
@@ -317,7 +319,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// From now on it is this process that runs, with its clocks.
+    /// Switches to a process and its clocks.
     pub(super) fn enter(&self, process: usize) {
         let lost = self.processes.borrow()[process].lost;
         self.set_clocks(lost);
@@ -332,7 +334,7 @@ impl<'w> Stage<'w> {
         simulated::set(Some((self.origin + awake, since_boot)));
     }
 
-    /// When this is, by the stage's clock.
+    /// Converts a time of a process to the stage's clock.
     pub(super) fn when(&self, process: &Process<'_>, at: Instant) -> Duration {
         at.saturating_duration_since(self.origin) + process.lost
     }
@@ -341,7 +343,7 @@ impl<'w> Stage<'w> {
         dice(&mut self.rng.borrow_mut())
     }
 
-    /// So many milliseconds.
+    /// A random time from `from` to `to` milliseconds.
     pub(super) fn dice(&self, from: u64, to: u64) -> Duration {
         Duration::from_micros(self.rng(|rng| rng.u64(from * 1000..=to * 1000)))
     }
@@ -385,7 +387,7 @@ impl<'w> Stage<'w> {
         i32::try_from(backends.len() - 1).expect("a short history")
     }
 
-    /// The server hears at once that this process's connections are gone.
+    /// The server learns at once that this process's connections are gone.
     fn all_sessions_end(&self, process: usize) {
         let backends = self.backends.borrow();
         let is_its = |backend: i32| {
@@ -397,7 +399,7 @@ impl<'w> Stage<'w> {
         self.tables.borrow_mut().unlock_leases(is_its);
     }
 
-    /// The server, if this process reaches one.
+    /// The server, if this thread of the process reaches it.
     pub(super) fn server(&self, process: usize, thread: Actor) -> Option<u64> {
         let is_out = self.is_down.get() || self.is_cut_off(process, thread);
         (!is_out).then(|| self.server.get())
@@ -461,7 +463,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Of what may not be in flight at once only one is held.
+    /// Checks that of messages that exclude one another, only one is held.
     fn check_alone(&self, changes: &Changes) {
         let now = self.database_now().micros;
         let tables = self.tables.borrow();
@@ -474,13 +476,13 @@ impl<'w> Stage<'w> {
             let beside = others.find(|other| other.sequence != row.sequence && other.excludes(row));
             if let Some(other) = beside {
                 self.fall(Promise::Order, || {
-                    format!("{row:?} is claimed beside {other:?}")
+                    format!("{row:?} is claimed while {other:?} is held")
                 });
             }
         }
     }
 
-    /// What a crash of the server may undo, and who has taken what over.
+    /// Records the claims that a crash of the server may undo, and the takeovers.
     fn note_claims(&self, changes: &Changes) {
         let tables = self.tables.borrow();
         let mut unflushed = self.unflushed.borrow_mut();
@@ -498,7 +500,7 @@ impl<'w> Stage<'w> {
                     after: after.clone(),
                 });
             }
-            // Counted by the claim, or by the settle that follows.
+            // The claim counts the takeover, or the settle that follows.
             if before.held.is_some() && after.held.is_some() {
                 let mut messages = self.messages.borrow_mut();
                 let of = messages[after.id]
@@ -524,7 +526,7 @@ impl<'w> Stage<'w> {
         self.after(time, Happens::HungEnds(backend));
     }
 
-    /// The client of a session is gone, and the server hears of it at once or later.
+    /// The client of a session is gone, and the server learns so at once or later.
     pub(super) fn session_ends(&self, backend: i32) {
         let time = match self.rng(|rng| rng.u8(..4)) {
             0 => self.dice(1, 20_000),
@@ -546,7 +548,7 @@ impl<'w> Stage<'w> {
         }));
     }
 
-    /// Time goes by for a process that waits for something; others go on meanwhile.
+    /// Lets time pass for a process that waits. Others continue meanwhile.
     pub(super) fn pass(&'w self, process: usize, time: Duration) {
         if !time.is_zero() {
             self.run_until(self.now.get() + time);
@@ -591,7 +593,7 @@ impl<'w> Stage<'w> {
         self.now.set(self.now.get().max(until));
     }
 
-    /// Who acts next, and when. Who is ready takes a moment to get going.
+    /// The next actor, and when it acts. A ready actor takes a moment to start.
     fn next_actor(&self) -> (Option<(usize, Actor)>, Duration) {
         let now = self.now.get();
         let mut first = (None, Duration::MAX);
@@ -643,7 +645,7 @@ impl<'w> Stage<'w> {
         let Some(slot) = self.slots.get(number) else {
             return;
         };
-        // Its clocks are needed before it is there.
+        // The new process needs clocks before it exists.
         simulated::set(Some((self.origin + self.now.get(), self.now.get())));
         let process = Process::new(self, number, relay, slot);
         self.processes.borrow_mut().push(process);
@@ -651,7 +653,7 @@ impl<'w> Stage<'w> {
         self.tell(|| format!("process {number} starts, for relay {relay}"));
     }
 
-    /// The process of a relay that is not dead.
+    /// The live process of a relay.
     fn process_of(&self, relay: usize) -> Option<usize> {
         let processes = self.processes.borrow();
         let is_it =
@@ -848,7 +850,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Its connections are reset, or no packet comes through.
+    /// Either resets the connections of a process, or lets no packet through.
     fn may_break(&self, relay: usize) {
         if let Some(number) = self.process_of(relay)
             && self.rng(Rng::bool)
@@ -857,7 +859,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// The listener's connection has died, and the server has noticed it.
+    /// Breaks the listener's connection, which the server notices.
     fn deafen(&self, relay: usize, lasts: Duration) {
         if let Some(number) = self.process_of(relay) {
             self.processes.borrow_mut()[number].deaf_until = self.now.get() + lasts;
@@ -868,7 +870,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Claims that were not on disk are gone.
+    /// Undoes the claims that were not on disk.
     fn forget_claims(&self) {
         let mut unflushed = std::mem::take(&mut *self.unflushed.borrow_mut());
         let mut tables = self.tables.borrow_mut();
@@ -881,7 +883,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// All connections break; the server is back in a moment.
+    /// Breaks all connections; the server is back in a moment.
     fn change_server(&self, lasts: Duration) {
         self.server.set(self.server.get() + 1);
         let mut tables = self.tables.borrow_mut();
@@ -1017,7 +1019,7 @@ impl<'w> Stage<'w> {
         self.is_over.set(true);
     }
 
-    /// From now on everything is well, and everything has to end.
+    /// Ends all troubles: from now on, all messages must end.
     fn calm_down(&'w self) {
         self.moods.borrow_mut().clear();
         self.refused.borrow_mut().clear();
@@ -1026,13 +1028,13 @@ impl<'w> Stage<'w> {
         }
         let mut tables = self.tables.borrow_mut();
         tables.pauses.retain(|_, (reason, ..)| reason != "OPERATOR");
-        // Another server may not have heard that one was enabled.
+        // A promoted standby may not know that a destination was enabled.
         let registered: Vec<&str> = tables.registered.keys().copied().collect();
         registered
             .into_iter()
             .for_each(|name| tables.put(name, true));
         if self.history.has_registered && tables.registered.is_empty() {
-            // Where none is registered, messages that no route serves wait for one.
+            // Without a registered destination, messages that no route serves would wait forever.
             tables.put(REGISTERED[2], true);
         }
         drop(tables);
@@ -1076,8 +1078,8 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// A send to a registered destination begins. Those that have had messages to get since the same moment, which
-    /// nobody holds yet, have had as many sends as each other.
+    /// Checks fairness at the start of a send to a registered destination: destinations whose unclaimed messages have
+    /// waited since the same moment get equally many sends.
     pub(super) fn check_fairness(&self, destination: &str) {
         let Some(one) = REGISTERED.into_iter().find(|name| *name == destination) else {
             return;
@@ -1094,7 +1096,7 @@ impl<'w> Stage<'w> {
         *sends.entry(one).or_default() += 1;
         let so_many = sends[one];
         let most = MOST_AHEAD * self.history.relays;
-        // Two of them may leave threads idle, and have sends of different length.
+        // With only two destinations, threads may be idle, and sends differ in length.
         if !REGISTERED.into_iter().all(has_work) {
             return;
         }
@@ -1102,13 +1104,13 @@ impl<'w> Stage<'w> {
             let its = sends.get(other).copied().unwrap_or(0);
             if so_many > its + most {
                 self.fall(Promise::Fair, || {
-                    format!("{so_many} messages went to {one}, and {its} to {other}, for which more are there")
+                    format!("{so_many} messages were sent to {one}, but only {its} to {other}, which has more waiting")
                 });
             }
         }
     }
 
-    /// Others that hang or fail do not keep messages from a destination.
+    /// Checks that hanging or failing destinations do not hold up the messages of another.
     fn check_quiet(&self) {
         let (tables, messages) = (self.tables.borrow(), self.messages.borrow());
         for row in tables.rows.values().filter(|row| row.destination == QUIET) {
@@ -1117,7 +1119,7 @@ impl<'w> Stage<'w> {
                 continue;
             };
             let waits = self.now.get() - committed;
-            // By then the one relay that there is has had an answer from it.
+            // By then, a single relay has had a response from the destination.
             let is_known = self.history.relays == 1 && committed > BEGIN + BESIDE_HANGING;
             let most = if is_known { LATE } else { BESIDE_HANGING };
             if truth.well.is_empty() && waits > most {
@@ -1128,7 +1130,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// What is due and could be claimed is claimed soon.
+    /// Checks that due messages that can be claimed are claimed soon.
     fn check_lateness(&self) {
         let now = self.now.get();
         let micros = self.database_now().micros;
@@ -1169,8 +1171,8 @@ impl<'w> Stage<'w> {
         since.retain(|sequence, _| tables.rows.get(sequence).is_some_and(&is_ready));
         for row in tables.rows.values().filter(|row| is_ready(row)) {
             let began = *since.entry(row.sequence).or_insert(now);
-            // Nobody tells when the time of a message has come, nor when an operator has resumed something.
-            // And where another relay settles the part that it waits for, this is found within a second.
+            // No notification announces that a message has become due or that an operator has resumed a destination.
+            // And if another relay settles the part that a message waits for, this takes up to a second to be found.
             let may_wait_for_parts = row.ordering_key.is_some() && self.history.has_parts();
             let is_told = row.attempts == 0
                 && !self.history.has_pauses()
@@ -1195,7 +1197,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// "Nothing is due" was said: then nothing is that was due when it was asked.
+    /// Checks that after the answer "nothing is due", no message is left that was due when the question was asked.
     fn check_answers(&self) {
         let now = self.now.get();
         let mut processes = self.processes.borrow_mut();
@@ -1224,7 +1226,7 @@ impl<'w> Stage<'w> {
             if let Some(row) = tables.rows.values().find(is_left) {
                 self.fall(Promise::Idle, || {
                     format!(
-                        "{} {} is due, and the relay has said that nothing is",
+                        "{} {} is due, but the relay has answered that nothing is due",
                         row.topic, row.sequence
                     )
                 });
@@ -1232,11 +1234,11 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Everything that was committed has ended.
+    /// Checks that all committed messages have ended.
     fn check_end(&self) {
         let tables = self.tables.borrow();
         if let Some(row) = tables.rows.values().next() {
-            return self.fall(Promise::Lost, || format!("it never ends: {row:?}"));
+            return self.fall(Promise::Lost, || format!("the message never ends: {row:?}"));
         }
         if !self.history.is_lawful() {
             return;
@@ -1256,10 +1258,12 @@ impl<'w> Stage<'w> {
                 let of = |of: &BTreeMap<String, u32>| {
                     of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
-                // Of `c` nobody may have wanted any.
+                // A message of topic `c` may have had no subscriber.
                 let is_nobodys = entry.row.topic == "c" && entry.row.destination.is_empty();
                 if entry.is_delivered && of(&truth.well) == 0 && !is_nobodys {
-                    return self.fall(Promise::Lost, || format!("{entry:?}: it was never sent"));
+                    return self.fall(Promise::Lost, || {
+                        format!("recorded as delivered but never sent: {entry:?}")
+                    });
                 }
                 let is_twice = entries
                     .iter()
@@ -1267,22 +1271,20 @@ impl<'w> Stage<'w> {
                     .count()
                     > 1;
                 if is_twice {
-                    return self.fall(Promise::Doubled, || {
-                        format!("{entry:?}: it has ended twice")
-                    });
+                    return self.fall(Promise::Doubled, || format!("recorded twice: {entry:?}"));
                 }
             }
         }
     }
 
-    /// Whether nothing that changes leases or claims beside the relays has been.
+    /// Whether only the relays change leases and claims in this history.
     pub(super) fn is_strict(&self) -> bool {
         self.history.is_lawful()
     }
 }
 
 impl History {
-    /// Whether something becomes due of which nobody tells.
+    /// Whether messages become due without a notification.
     pub(super) fn has_times(&self) -> bool {
         self.has_pauses()
             || self.items.iter().any(|item| match &item.event {
@@ -1293,7 +1295,7 @@ impl History {
             })
     }
 
-    /// Whether messages of a key become parts.
+    /// Whether keyed messages are fanned out.
     fn has_parts(&self) -> bool {
         let is_apart = |new: &New| {
             (["fan", "c"].contains(&new.topic) || !new.destination.is_empty())

@@ -1,7 +1,7 @@
-//! The tables of the simulated database, and what each statement reads and changes in them.
+//! The tables of the simulated database, and the reads and changes of each statement.
 //!
-//! A statement sees what is committed. What a transaction changes is locked until it ends, and others that skip
-//! what is locked do so here.
+//! A statement sees committed rows. A transaction locks the rows that it changes until it ends, and statements that
+//! skip locked rows do so here, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound::{Excluded, Included};
@@ -35,12 +35,12 @@ use crate::store::relay::unserved;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) sequence: i64,
-    /// Which of the history's messages it is, or a part of.
+    /// The message of the history, also for the parts of a fanned-out message.
     pub(super) id: usize,
     pub(super) topic: &'static str,
     pub(super) destination: String,
     pub(super) ordering_key: Option<&'static str>,
-    /// One that was given.
+    /// The idempotency key, if the producer has set one.
     pub(super) idempotency_key: Option<&'static str>,
     pub(super) body: u8,
     pub(super) available_at: i64,
@@ -51,7 +51,7 @@ pub(super) struct Row {
     pub(super) split_from: Option<i64>,
 }
 
-/// By a lease, since.
+/// The lease that holds a message, and the time of the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) lease: i64,
@@ -66,7 +66,7 @@ pub(super) struct Dead {
 
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    /// As it was settled.
+    /// The row when it was settled.
     pub(super) row: Row,
     pub(super) is_delivered: bool,
     pub(super) at: i64,
@@ -78,22 +78,22 @@ pub(super) struct Lease {
     pub(super) is_ended: bool,
     pub(super) is_single_active: bool,
     pub(super) takeover_after: Option<Duration>,
-    /// The server's process that has its lock.
+    /// The server's process that holds the lock of the lease.
     pub(super) locked_by: Option<i32>,
 }
 
-/// What a transaction changes when it ends.
+/// The changes of a transaction, made when it ends.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Changes {
-    /// `None`: the row goes.
+    /// `None`: the row is deleted.
     pub(super) rows: BTreeMap<i64, Option<Row>>,
     pub(super) dead: Vec<Dead>,
     pub(super) ledger: Vec<Entry>,
-    /// Locked, and left as they are.
+    /// Rows that are locked and not changed.
     pub(super) only_locked: Vec<i64>,
-    /// It has the lock of keyed claims.
+    /// Whether the transaction has the lock of keyed claims.
     pub(super) is_keyed_claim: bool,
-    /// Its commit need not be on disk.
+    /// Whether the commit need not wait for the disk.
     pub(super) is_only_claim: bool,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Tables {
     pub(super) dead: Vec<Dead>,
     pub(super) ledger: Vec<Entry>,
     pub(super) leases: BTreeMap<i64, Lease>,
-    /// Until when; `None`: until it is resumed.
+    /// By kind and name: the reason, the openings of the breaker, and the end (`None`: until resumed).
     pub(super) pauses: BTreeMap<(String, String), (String, u32, Option<i64>)>,
     /// The registered destinations.
     pub(super) registered: BTreeMap<&'static str, Registered>,
@@ -112,9 +112,9 @@ pub(super) struct Tables {
     /// Rows that an open transaction has changed.
     pub(super) locked: BTreeSet<i64>,
     pub(super) keyed_claims: usize,
-    /// A claim looks at no more keyed messages of a lane; `None`: at all.
+    /// The most keyed messages of a lane that a claim reads; `None`: no limit.
     pub(super) looked_at: Option<usize>,
-    /// Numbers of producers' transactions that are open, and of the next one.
+    /// The numbers of open producers' transactions, and the next number.
     pub(super) writers: BTreeSet<i64>,
     pub(super) next_writer: i64,
     pub(super) broken: Option<Broken>,
@@ -124,11 +124,11 @@ pub(super) struct Tables {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Registered {
     pub(super) enabled: bool,
-    /// Another one after each change.
+    /// Changes with each update.
     pub(super) stamp: i64,
 }
 
-/// Where messages of a topic go that name no destination; `None`: apart, or nowhere.
+/// The destination of a message; empty if the message is fanned out or goes nowhere.
 pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
     match (topic, destination) {
         ("a", "") => "a",
@@ -174,7 +174,7 @@ impl Row {
         self.held.is_none_or(|held| expired.contains(&held.lease))
     }
 
-    /// Whether it is what is there once: a key that was given, at each destination.
+    /// Whether this is the only row with this idempotency key at this destination.
     pub(super) fn is_known_by(&self, idempotency_key: Option<&str>, destination: &str) -> bool {
         let is_it = self.idempotency_key == idempotency_key && self.destination == destination;
         idempotency_key.is_some() && is_it
@@ -188,7 +188,7 @@ impl Row {
         self.ordering_key.is_some() && self.ordering_key == other.ordering_key
     }
 
-    /// Whether they may not be in flight at once.
+    /// Whether the two messages must not be in flight at once.
     pub(super) fn excludes(&self, other: &Self) -> bool {
         let (mine, its) = (
             goes_to(self.topic, &self.destination),
@@ -198,18 +198,18 @@ impl Row {
         self.has_key_of(other) && (name_none || mine == its)
     }
 
-    /// Whether it waits for this one, where that stands before it.
+    /// Whether this message waits for `other`, if `other` comes first.
     pub(super) fn waits_for(&self, other: &Self) -> bool {
         let names_none = other.destination.is_empty();
         let goes_to = goes_to(self.topic, &self.destination);
-        // What is to become parts waits for the parts of others, wherever they go.
+        // A message that will be fanned out waits for the parts of other messages, whatever their destinations.
         let is_apart = goes_to.is_empty();
         self.has_key_of(other) && (names_none || is_apart || other.destination == goes_to)
     }
 }
 
 impl Tables {
-    /// What is locked by another transaction is passed over.
+    /// The rows that no other transaction has locked.
     fn others(&self) -> impl Iterator<Item = &Row> {
         self.rows
             .values()
@@ -234,7 +234,7 @@ impl Tables {
         lease.is_some_and(|lease| !lease.is_ended && lease.expires_at > now)
     }
 
-    /// A session looks at a lease, and takes its lock.
+    /// A session reads a lease and takes its lock.
     pub(super) fn look(&mut self, lease: i64, backend: Option<i32>, now: i64) -> Option<Seen> {
         let is_there = self.is_there(lease, now);
         let lease = self.leases.get_mut(&lease).filter(|_| is_there)?;
@@ -245,14 +245,14 @@ impl Tables {
         })
     }
 
-    /// A session has ended: what it had locked is free.
+    /// Frees the locks of ended sessions.
     pub(super) fn unlock_leases(&mut self, is_gone: impl Fn(i32) -> bool) {
         for lease in self.leases.values_mut() {
             lease.locked_by = lease.locked_by.filter(|backend| !is_gone(*backend));
         }
     }
 
-    /// Lets leases end soon whose sessions are gone.
+    /// Makes leases expire soon if their sessions have ended.
     pub(super) fn shorten(&mut self, asks: i64, now: i64) -> Vec<i64> {
         let mut shortened = Vec::new();
         for (id, lease) in &mut self.leases {
@@ -306,7 +306,7 @@ impl Tables {
         }
     }
 
-    /// Marks leases whose time is over, and returns all that have ended.
+    /// Marks expired leases, and returns all leases that have ended.
     pub(super) fn ended(&mut self, now: i64) -> Vec<i64> {
         for lease in self.leases.values_mut() {
             lease.is_ended |= lease.expires_at <= now;
@@ -318,7 +318,7 @@ impl Tables {
         ended.map(|(id, _)| *id).collect()
     }
 
-    /// Leases that messages name and that are not there.
+    /// Leases that messages name but whose rows are gone.
     pub(super) fn vanished(&self) -> Vec<i64> {
         let held = self.rows.values().filter_map(|row| row.held);
         let gone = held.filter(|held| !self.leases.contains_key(&held.lease));
@@ -326,7 +326,7 @@ impl Tables {
         gone.into_iter().collect()
     }
 
-    /// Puts a registered destination, or changes it.
+    /// Registers a destination, or changes it.
     pub(super) fn put(&mut self, name: &'static str, enabled: bool) {
         self.last_stamp += 1;
         let stamp = self.last_stamp;
@@ -346,7 +346,7 @@ impl Tables {
         self.pauses.insert(key, (REMOVED.to_owned(), 0, None));
     }
 
-    /// What has changed since they were known so.
+    /// The changes since the known state of the registered destinations.
     pub(super) fn registered_since(&self, known: &Registry) -> Option<registered::Changes> {
         if self.registered.is_empty() && !known.is_in_use() {
             return None;
@@ -459,7 +459,7 @@ impl Tables {
         self.take(by, &found, false, now, changes)
     }
 
-    /// Claims these for a lease, if it is at work.
+    /// Claims these rows, if the lease may claim.
     fn take(
         &self,
         by: Claimant<'_>,
@@ -515,7 +515,7 @@ impl Tables {
         }
     }
 
-    /// What the ledger knows of its key.
+    /// The ledger's last delivery for the row's idempotency key.
     fn known(&self, row: &Row) -> Known {
         let is_asked = row.idempotency_key.is_some() && self.broken != Some(Broken::ForgetsKeys);
         let is_it = |one: &&Entry| {
@@ -573,7 +573,7 @@ impl Tables {
         !self.dead.iter().any(keeps_back)
     }
 
-    /// The candidates in each lane, and where the looks ended.
+    /// The candidates in each lane, and where the claim stopped reading.
     pub(super) fn due(
         &self,
         by: Claimant<'_>,
@@ -642,7 +642,7 @@ impl Tables {
         Some(self.take(by, &found, false, now, changes))
     }
 
-    /// The first message of each key behind `from`.
+    /// The first message of each key, from `from` on.
     pub(super) fn walk(&self, expired: &[i64], from: &Key, now: i64) -> Page {
         let mut keys: BTreeMap<Key, &Row> = BTreeMap::new();
         for row in self.rows.values() {
@@ -666,7 +666,7 @@ impl Tables {
 
     pub(super) fn first_of(&self, expired: &[i64], keys: &[Key], now: i64) -> Page {
         let mut keys: Vec<&Key> = keys.iter().collect();
-        // In whatever order a set has given them.
+        // A set has given the keys in any order.
         keys.sort_unstable();
         let first = keys.into_iter().filter_map(|key| {
             let of_key = self
@@ -699,7 +699,7 @@ impl Tables {
         free.take(PATROL_STEP).collect()
     }
 
-    /// What was committed late.
+    /// Late messages.
     pub(super) fn late(&self, expired: &[i64], look: LookForLate, now: i64) -> Late {
         let behind = look.behind.unwrap_or(i64::MAX);
         let mut free = self.free(expired, behind, i64::MAX, now);
@@ -822,7 +822,7 @@ impl Tables {
             .filter(|row| row.held.is_some_and(is_it) && !self.locked.contains(&row.sequence))
     }
 
-    /// A settle. Returns what it changes.
+    /// Settles a group of messages.
     pub(super) fn settle(
         &mut self,
         settle: &Settle<'_>,
@@ -877,7 +877,7 @@ impl Tables {
                     let Some(failed) = failed(one, settle.bulkheads, false) else {
                         continue;
                     };
-                    // The clock goes on from row to row.
+                    // The clock advances from row to row.
                     let row_at = now + i64::try_from(changed.len()).unwrap_or(0);
                     Some(Row {
                         available_at: row_at + micros(failed.delay),
@@ -935,7 +935,7 @@ impl Tables {
         }
     }
 
-    /// Dead letters are live again, but for those whose key is.
+    /// Requeues dead letters, except those whose idempotency key has a live message.
     pub(super) fn requeue(&mut self, sequences: &[i64], now: i64) {
         for sequence in sequences {
             let Some(at) = self
@@ -964,7 +964,7 @@ impl Tables {
         }
     }
 
-    /// Dead letters go. What they kept back is due from now on.
+    /// Discards dead letters. The messages that they blocked are due from now on.
     pub(super) fn discard(&mut self, sequences: &[i64], now: i64) {
         let mut keys = BTreeSet::new();
         self.dead.retain(|one| {
@@ -990,7 +990,7 @@ impl Tables {
                 .map(|row| row.sequence)
                 .collect();
             for sequence in first {
-                // The clock goes on from row to row.
+                // The clock advances from row to row.
                 at += 1;
                 self.rows
                     .entry(sequence)
@@ -999,7 +999,7 @@ impl Tables {
         }
     }
 
-    /// Leases are forgotten that are over and hold nothing.
+    /// Forgets expired leases that hold no messages.
     pub(super) fn forget(&mut self, now: i64) {
         let held: BTreeSet<i64> = (self.rows.values())
             .filter_map(|row| Some(row.held?.lease))
@@ -1007,7 +1007,8 @@ impl Tables {
         (self.leases).retain(|id, lease| lease.expires_at >= now || held.contains(id));
     }
 
-    /// What follows in the keys of messages that this transaction has settled, which nobody else sees yet.
+    /// Claims the next messages of the keys that this transaction has settled. Other transactions do not see the
+    /// settles yet.
     pub(super) fn claim_next(
         &self,
         by: Claimant<'_>,
@@ -1053,7 +1054,7 @@ impl Tables {
         batch
     }
 
-    /// A transaction ends.
+    /// Makes the changes of a transaction that ends.
     pub(super) fn change(&mut self, changes: &Changes) {
         for (sequence, row) in &changes.rows {
             match row {
@@ -1069,7 +1070,7 @@ impl Tables {
         self.ledger.extend(changes.ledger.iter().cloned());
     }
 
-    /// It locks what it changes, until it ends.
+    /// Locks the rows that a transaction changes, until the transaction ends.
     pub(super) fn lock(&mut self, changes: &Changes) {
         self.locked.extend(changes.rows.keys());
         self.locked.extend(&changes.only_locked);
@@ -1084,7 +1085,7 @@ impl Tables {
     }
 }
 
-/// The time by the database's clock, and by that of the process which asks.
+/// The time by the database's clock, and by the clock of the asking process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Now {
     pub(super) micros: i64,

@@ -54,7 +54,7 @@ mod tests {
     fn what_waits_held_keyed_or_not_for_long_is_nobodys_fault() {
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
-        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");
         migrate::migrate(&mut conn, &OutboxName::default()).expect("migrations run");
         let schema = format!("claimable_{}", uuid::Uuid::now_v7().simple());
         let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
@@ -71,11 +71,11 @@ mod tests {
         };
         let found = ["late", "new", "keyed", "none"].map(|topic| ask(&mut conn, topic));
         assert_eq!(found, [true, false, false, false]);
-        let mut another = PgConnection::establish(&url).expect("PostgreSQL is there");
+        let mut another = PgConnection::establish(&url).expect("PostgreSQL is running");
         another
             .transaction::<(), Error, _>(|another| {
                 another.batch_execute(&format!("SELECT FROM {schema}.outbox FOR UPDATE"))?;
-                assert!(!ask(&mut conn, "late"), "somebody holds it");
+                assert!(!ask(&mut conn, "late"), "another session holds the message");
                 Ok(())
             })
             .expect("locks");

@@ -45,7 +45,7 @@ pub(crate) trait Manager: Send + Sync {
 impl<M: ManageConnection<Connection = PgConnection>> Manager for M {
     fn connect(&self) -> Result<PgConnection, DatabaseError> {
         ManageConnection::connect(self)
-            .map_err(|error| DatabaseError::Connect(format!("the connection manager: {error}")))
+            .map_err(|error| DatabaseError::Connect(format!("connection manager: {error}")))
     }
 }
 

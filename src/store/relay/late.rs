@@ -129,7 +129,7 @@ mod tests {
             let keys = found.free.iter().filter_map(|one| one.ordering_key.clone());
             keys.collect()
         };
-        late_one.batch_execute("BEGIN").expect("it begins");
+        late_one.batch_execute("BEGIN").expect("begun");
         late_one.batch_execute(&insert("late")).expect("inserted");
         let open = select(sql::<BigInt>("pg_current_xact_id()::text::bigint"));
         let open: i64 = open.get_result(&mut late_one).expect("a number");
@@ -141,7 +141,7 @@ mod tests {
         );
         assert!(found.writers.oldest <= open && open < found.writers.next);
         assert_eq!(look(None, 2).newest, None);
-        late_one.batch_execute("COMMIT").expect("it ends");
+        late_one.batch_execute("COMMIT").expect("committed");
         let found = look(Some(0), 2);
         assert_eq!(keys(&found), ["late", "other"]);
         assert_eq!(keys(&look(Some(1), 2)), ["other"]);

@@ -431,7 +431,7 @@ mod tests {
         assert!(!stands_active(&mut conn, name, second));
 
         let_expire(&mut conn, name, first);
-        assert!(!stands_active(&mut conn, name, second), "not by itself");
+        assert!(!stands_active(&mut conn, name, second), "not ended yet");
         assert_eq!(ended(&mut conn, name).expect("an answer"), [first.0]);
         assert!(stands_active(&mut conn, name, second));
         assert!(!renew(&mut conn, name, first, MINUTE, None).expect("an answer"));
@@ -450,7 +450,7 @@ mod tests {
         };
         assert!(!look(&mut heartbeat, false).is_locked);
         assert!(look(&mut heartbeat, true).is_locked);
-        assert!(!look(&mut conn, true).is_locked, "it is another session's");
+        assert!(!look(&mut conn, true).is_locked, "locked elsewhere");
         let soon = Some(Duration::from_secs(7));
         let renewed = |conn: &mut PgConnection, takeover_after| {
             assert!(renew(conn, name, id, MINUTE, takeover_after).expect("an answer"));
@@ -459,10 +459,10 @@ mod tests {
         let (none, shortened) = ([0_i64; 0], |conn: &mut PgConnection| {
             shorten(conn, name, LeaseId(0)).expect("an answer")
         });
-        assert_eq!(shortened(&mut conn), none, "its session is there");
+        assert_eq!(shortened(&mut conn), none, "the session lives");
         drop(heartbeat);
         let own = shorten(&mut conn, name, id).expect("an answer");
-        assert_eq!(own, none, "whoever asks is alive");
+        assert_eq!(own, none, "the relay that asks is alive");
         let mut watched = Vec::new();
         while watched.is_empty() {
             // The server's process takes a moment to end.
@@ -474,15 +474,15 @@ mod tests {
             (Duration::from_secs(4)..=Duration::from_secs(7)).contains(&left),
             "{left:?}"
         );
-        assert_eq!(shortened(&mut conn), none, "it is no longer for that");
+        assert_eq!(shortened(&mut conn), none, "already shortened");
         assert!(look(&mut conn, false).left <= left);
 
         let mut heartbeat = outbox.connect();
-        assert!(look(&mut heartbeat, true).is_locked, "nobody has kept it");
+        assert!(look(&mut heartbeat, true).is_locked, "the lock is free");
         renewed(&mut heartbeat, None);
         assert!(look(&mut conn, false).left > Duration::from_secs(50));
         drop(heartbeat);
-        assert_eq!(shortened(&mut conn), none, "it may end by time only");
+        assert_eq!(shortened(&mut conn), none, "it ends by time only");
     }
 
     /// Shortening does not wait for a renewal in progress.
@@ -563,6 +563,6 @@ mod tests {
         );
         assert_eq!(vanished, [gone]);
         let forgotten = forget(&mut conn, name, Duration::ZERO, &all).expect("forgotten");
-        assert_eq!(forgotten, 1, "only {idle} is over and holds nothing");
+        assert_eq!(forgotten, 1, "only {idle} has expired and holds no message");
     }
 }

@@ -9,7 +9,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "libpq's socket and its notifications are reached in no other way"
+    reason = "there is no other way to libpq's socket and notifications"
 )]
 
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -159,7 +159,7 @@ unsafe impl Send for Raw {}
 impl Raw {
     fn connect(url: &SecretString) -> Result<Self, DatabaseError> {
         let parameters = CString::new(with_parameters(url.expose_secret(), &[]))
-            .map_err(|_| DatabaseError::Connect("the URL has a NUL in it".to_owned()))?;
+            .map_err(|_| DatabaseError::Connect("the URL contains a NUL byte".to_owned()))?;
         // SAFETY: `parameters` lives until the call returns.
         let conn = unsafe { pq_sys::PQconnectdb(parameters.as_ptr()) };
         if conn.is_null() {
@@ -189,7 +189,7 @@ impl Raw {
     /// Runs SQL and returns the first value of the result.
     fn execute(&mut self, sql: &str) -> Result<Option<String>, DatabaseError> {
         let sql = CString::new(sql)
-            .map_err(|_| DatabaseError::Connect("a statement has a NUL in it".to_owned()))?;
+            .map_err(|_| DatabaseError::Connect("a statement contains a NUL byte".to_owned()))?;
         // SAFETY: `conn` is a connection, `sql` lives until the call returns. The result is freed
         // below, after its text is copied.
         unsafe {

@@ -335,7 +335,7 @@ mod tests {
             open_breaker(conn, name, "billing", MINUTE, openings).expect("an answer")
         };
         assert!(opens(conn, 1));
-        assert!(!opens(conn, 2), "another relay's, or after a probe");
+        assert!(!opens(conn, 2), "by another relay, or after a probe");
         assert_eq!(all(conn, name).expect("pauses")[0].openings, 2);
         close_breaker(conn, name, "billing").expect("closed");
         assert!(opens(conn, 1));
@@ -345,7 +345,7 @@ mod tests {
             pause(conn, name, kind, "billing", "RATE_LIMITED", duration, 0).expect("paused");
         };
         pause_for(conn, Some(Duration::ZERO));
-        assert!(opens(conn, 1), "what was there is over");
+        assert!(opens(conn, 1), "the existing pause has expired");
         close_breaker(conn, name, "billing").expect("closed");
         pause_for(conn, None);
         assert!(!opens(conn, 1), "an operator's pause stays");
@@ -366,11 +366,11 @@ mod tests {
         ))
         .expect("rows");
         let left = |conn: &mut PgConnection, age| {
-            forget_removed(conn, name, age).expect("looked at");
+            forget_removed(conn, name, age).expect("an answer");
             let rows = all(conn, name).expect("pauses");
             rows.into_iter().map(|row| row.name).collect::<Vec<_>>()
         };
-        assert_eq!(left(conn, MINUTE).len(), 2, "they are young");
+        assert_eq!(left(conn, MINUTE).len(), 2, "both were just removed");
         assert_eq!(resume(conn, name, Pausable::Destination, "acme"), Ok(false));
         assert_eq!(left(conn, Duration::ZERO), ["acme", "other"]);
         conn.batch_execute(&format!("DELETE FROM {} WHERE topic = 'b'", name.outbox()))

@@ -53,7 +53,7 @@ pub(crate) fn split(
         }
     }
     Err(Error::QueryBuilderError(
-        format!("the keys of a message were enqueued by others {TRIES} times in a row").into(),
+        format!("other transactions enqueued the keys of a message {TRIES} times in a row").into(),
     ))
 }
 

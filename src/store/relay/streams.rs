@@ -342,7 +342,7 @@ mod tests {
         };
         let all = streams(&mut conn, &name).expect("all");
         let known = [all[1].stream.clone(), all[2].stream.clone()];
-        assert_eq!(topics(all), ["z", "Ą", "á"], "by their bytes there");
+        assert_eq!(topics(all), ["z", "Ą", "á"], "by their bytes in LATIN2");
         let found = streams_beside(&mut conn, &name, &known).expect("the other");
         drop(conn);
         server

@@ -26,9 +26,9 @@ struct Role {
 
 const ENQUEUER: Role = Role {
     name: "outbox_enqueuer",
-    what: "Enqueues (the library, and plain SQL): inserts, and finds a key that is there already. It reads
--- no topic and no payload. Where one key is written by both, plain SQL and the library, the library
--- has to compute a digest: then GRANT SELECT (topic, payload), too.",
+    what: "Enqueues (by the library and by plain SQL): inserts messages, and finds existing keys. It cannot
+-- read topics or payloads. If plain SQL and the library write the same keys, the library has to
+-- compute digests: then GRANT SELECT (topic, payload), too.",
     rights: &[
         ("", "INSERT", "message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, expires_at, occurred_at"),
@@ -38,8 +38,8 @@ const ENQUEUER: Role = Role {
 
 const CANCELLER: Role = Role {
     name: "outbox_canceller",
-    what: "Cancels and reschedules what waits (Outbox::cancel, Outbox::reschedule): GRANT it beside
--- outbox_enqueuer to an application that does. It can remove any message that waits.",
+    what: "Cancels and reschedules waiting messages (Outbox::cancel, Outbox::reschedule). GRANT it in addition
+-- to outbox_enqueuer. It can remove any waiting message.",
     rights: &[
         ("", "DELETE", ""),
         (
@@ -63,9 +63,10 @@ const CANCELLER: Role = Role {
 
 const REGISTRAR: Role = Role {
     name: "outbox_registrar",
-    what: "Registers destinations (Outbox::destinations, and plain SQL), with their secrets, shows what became of
--- their messages, and sends these again: GRANT it beside outbox_enqueuer to an application whose customers
--- register webhooks. What is removed is noted among the pauses. It can requeue any dead letter.",
+    what: "Registers destinations with their secrets (by Outbox::destinations and by plain SQL), shows their
+-- deliveries, and sends messages again. GRANT it in addition to outbox_enqueuer to an application whose
+-- customers register webhooks. It writes pauses, because removing a destination inserts one. It can
+-- requeue any dead letter.",
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
@@ -84,8 +85,8 @@ const REGISTRAR: Role = Role {
 
 const RELAY: Role = Role {
     name: "outbox_relay",
-    what: "Runs a relay, and all of an operator's commands but migrate. It inserts the parts of a fan-out
--- and what is requeued; UPDATE on a column of the dead letters lets it lock them.",
+    what: "Runs a relay, and all commands of an operator except migrate. INSERT is for fan-outs and requeued
+-- messages; UPDATE on one column of the dead letters allows locking them.",
     rights: &[
         ("", "SELECT, DELETE", ""),
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
@@ -107,8 +108,8 @@ const RELAY: Role = Role {
 
 const READER: Role = Role {
     name: "outbox_reader",
-    what: "Looks: status, dead list, pause list, the view. It sees no payloads, no headers and no secrets (but
--- answers of receivers, in dead letters).",
+    what: "Reads: status, dead list, pause list, the view. It cannot see payloads, headers or secrets, but it
+-- can see responses of receivers in dead letters.",
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
@@ -127,11 +128,11 @@ const READER: Role = Role {
 /// SQL that creates the roles and grants their rights on the outbox `name`.
 pub(crate) fn printed(name: &OutboxName) -> String {
     let mut sql = String::from(
-        "-- Roles with what they need for one outbox, and no more.
+        "-- Roles with minimal rights for one outbox.
 --
--- They cannot log in: GRANT outbox_enqueuer TO the role of your application, GRANT outbox_relay TO the
--- one of the relay. Roles belong to the server, not to a database: leave these lines out where they
--- are there already.
+-- They cannot log in: GRANT outbox_enqueuer TO the role of your application, and outbox_relay TO the
+-- role of the relay. Roles belong to the server, not to a database: leave out the CREATE ROLE lines if
+-- the roles exist.
 CREATE ROLE outbox_enqueuer;
 CREATE ROLE outbox_canceller;
 CREATE ROLE outbox_registrar;
@@ -160,9 +161,9 @@ CREATE ROLE outbox_receiver;
     }
     sql.push_str(
         "
--- Handles each message once (inbox::once). The inbox is one for the database.
+-- Handles each message once (inbox::once). The database has one inbox.
 GRANT INSERT (source, message_id) ON outbox_inbox TO outbox_receiver;
--- Where the relay is to clean it (OUTBOX_INBOX_RETENTION):
+-- If the relay cleans the inbox (OUTBOX_INBOX_RETENTION):
 GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
 ",
     );
@@ -283,7 +284,7 @@ pub(crate) fn check_relay(conn: &mut PgConnection, name: &OutboxName) -> Result<
         return Ok(());
     }
     Err(DatabaseError::Schema(format!(
-        "the database's role lacks rights that a relay needs; what is missing: {}",
+        "the role of the database connection lacks rights that a relay needs: {}",
         missing.join("; ")
     )))
 }

@@ -174,7 +174,7 @@ pub(crate) fn insert_or_find(
         missing.retain(|&index| found[index].is_none());
     }
     Err(Error::QueryBuilderError(
-        format!("a key was enqueued and settled by others {TRIES} times in a row").into(),
+        format!("other transactions enqueued and settled a key {TRIES} times in a row").into(),
     ))
 }
 

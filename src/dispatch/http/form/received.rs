@@ -1,4 +1,4 @@
-//! What this crate sends, it receives: the forms of requests, read by `receive`.
+//! `receive` reads requests in every form that this crate sends.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn headers_of(request: &Request<'_>) -> Headers {
     Headers::new(pairs.map(|(name, value)| (name.as_str(), value.as_bytes())))
 }
 
-/// Whether it says what the message says.
+/// Asserts that the event has the values of the message.
 fn is_of(event: &CloudEvent<'_>, message: &Message, region: &str) -> Result<(), TestCaseError> {
     prop_assert_eq!(&event.id, &message.message_id.to_string());
     prop_assert_eq!(&event.source, "/shop");

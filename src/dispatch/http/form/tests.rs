@@ -100,7 +100,7 @@ fn each_mode_has_its_headers_and_no_others() {
 }
 
 #[test]
-fn several_messages_have_one_id_and_nothing_of_a_single_one() {
+fn a_request_for_several_messages_has_its_own_id_and_no_headers_of_single_messages() {
     let mut first = message("{\"n\": [1]}");
     first.headers = Some(r#"{"x-a": "1", "ce-region": "eu"}"#.to_owned());
     let second = message(" 2 ");
@@ -202,7 +202,7 @@ fn a_request_is_signed_by_the_secrets_of_its_destination_or_of_all() {
 }
 
 #[test]
-fn what_is_too_large_is_not_sent() {
+fn a_payload_that_is_too_large_is_not_sent() {
     let form = form(Mode::Structured, |destination| {
         destination.max_payload_bytes = Some(3);
     });
@@ -211,7 +211,7 @@ fn what_is_too_large_is_not_sent() {
     assert_eq!(failure.code, ReasonCode::PayloadTooLarge);
     assert_eq!(
         failure.error,
-        "the payload has 4 bytes; the destination \"a\" takes 3"
+        "the payload has 4 bytes: destination \"a\" takes at most 3"
     );
 }
 

@@ -1,4 +1,4 @@
-//! What a relay asks of a database, as a seed has it: with numbers of leases and claims in the place of their ids.
+//! Questions: what a relay asks a database. A seed decides; leases and claims have numbers instead of ids.
 
 use std::collections::BTreeSet;
 
@@ -18,25 +18,25 @@ use crate::store::relay::ordered::{Candidate, Key};
 const TOPICS: [&str; 3] = ["a", "b", "fan"];
 const DESTINATIONS: [&str; 3] = ["", "a", "b"];
 const KEYS: [&str; 3] = ["k", "l", "m"];
-/// What a claim may bring: not so much that it need not look how much it is, and anything.
+/// The most bytes of a claim: first a limit that makes a claim check sizes, then no limit.
 const BYTES: [usize; 2] = [1 << 20, usize::MAX];
-/// Of what a lease holds, the last so many may be settled at once.
+/// The most messages of a settle: the last ones that the lease holds.
 const MOST_CLAIMS: usize = 12;
 
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) ask: Ask,
-    /// By another connection, whose transaction stays open until it is let go.
+    /// Whether another connection asks, whose transaction stays open until [`Ask::LetGo`].
     pub(super) stays_open: bool,
     pub(super) lease: usize,
     pub(super) expired: Vec<usize>,
-    /// In the order of their sequences, each once.
+    /// In the order of their sequences, without duplicates.
     pub(super) claims: Vec<usize>,
     pub(super) max_attempts: u32,
     pub(super) bytes: usize,
 }
 
-/// A message to be enqueued. Times in turns.
+/// A message to enqueue, with times in turns.
 #[derive(Debug)]
 pub(super) struct New {
     pub(super) topic: &'static str,
@@ -54,26 +54,26 @@ pub(super) struct Strip {
     pub(super) stream: Stream,
     pub(super) goes_to: &'static str,
     pub(super) room: usize,
-    /// Behind this message.
+    /// Claims start after this message.
     pub(super) after: Option<i64>,
 }
 
 #[derive(Debug)]
 pub(super) enum Ask {
-    /// In the producer's transaction, which the first one begins.
+    /// In the producer's transaction, which the first enqueue begins.
     Enqueue(Vec<New>),
     Commit,
     RollBack,
-    /// The transaction ends that has stayed open.
+    /// Commits the transaction that has stayed open.
     LetGo,
     TimePasses,
     Requeue(Vec<i64>),
     Discard(Vec<i64>),
-    /// Leases that are over and hold nothing are forgotten.
+    /// Forgets expired leases that hold no messages.
     Forget,
-    /// The standby has everything up to here.
+    /// Copies the present state to the standby.
     Replicate,
-    /// The standby takes over: what came since is lost, and sequences are given again.
+    /// The standby takes over: later commits are lost, and their sequences are used again.
     FailOver,
     Register(u32, bool),
     Renew(u32),
@@ -106,7 +106,7 @@ pub(super) enum Ask {
     GiveBackProbe(&'static str),
 }
 
-/// Knows the simulated database, so that most questions are those of a relay.
+/// Chooses questions. Knows the simulated database, so that most questions are such as a relay asks.
 pub(super) struct Dice<'a> {
     pub(super) rng: &'a mut Rng,
     pub(super) tables: &'a Tables,
@@ -114,10 +114,10 @@ pub(super) struct Dice<'a> {
     pub(super) leases: &'a [LeaseId],
     pub(super) claimed: &'a [Message],
     pub(super) is_single_active: bool,
-    /// A producer's transaction is open; with a key that is there once.
+    /// Whether a producer's transaction is open, and whether it has enqueued an idempotency key.
     pub(super) is_enqueueing: bool,
     pub(super) has_enqueued_key: bool,
-    /// Another one is open that has claimed or settled.
+    /// Whether another transaction is open that has claimed or settled.
     pub(super) is_beside: bool,
     pub(super) has_standby: bool,
 }
@@ -131,7 +131,7 @@ impl<'a> Dice<'a> {
         self.rng.u32(..n) == 0
     }
 
-    /// One in `n` of them.
+    /// One in `n` of the values.
     fn some<T>(&mut self, of: impl IntoIterator<Item = T>, n: u32) -> Vec<T> {
         of.into_iter().filter(|_| self.one_in(n)).collect()
     }
@@ -159,7 +159,7 @@ impl<'a> Dice<'a> {
         }
     }
 
-    /// Mostly one that is at work.
+    /// Mostly a lease that may claim.
     fn lease(&mut self) -> usize {
         let is_any = self.one_in(6);
         let is_it = |id: LeaseId| is_any || self.tables.is_at_work(id.0, self.now);
@@ -171,7 +171,7 @@ impl<'a> Dice<'a> {
         }
     }
 
-    /// Mostly leases that are over.
+    /// Mostly expired leases.
     fn expired(&mut self) -> Vec<usize> {
         let (is_none, is_any) = (self.one_in(2), self.one_in(10));
         let is_it = |id: LeaseId| !is_none && (is_any || !self.tables.is_there(id.0, self.now));
@@ -180,7 +180,7 @@ impl<'a> Dice<'a> {
         these.into_iter().filter(|_| !self.one_in(4)).collect()
     }
 
-    /// Mostly what the lease holds.
+    /// Mostly messages that the lease holds.
     fn claims(&mut self, lease: LeaseId) -> Vec<usize> {
         let is_any = self.one_in(5);
         let is_it = |message: &Message| {
@@ -224,7 +224,7 @@ impl<'a> Dice<'a> {
             .collect()
     }
 
-    /// Mostly where it goes.
+    /// Mostly the destination of the topic.
     fn goes_to(&mut self, topic: &str, destination: &str) -> &'static str {
         let right = goes_to(topic, destination);
         let right = DESTINATIONS.into_iter().find(|one| *one == right);
@@ -274,7 +274,7 @@ impl<'a> Dice<'a> {
                 ""
             },
             ordering_key: (!self.one_in(3)).then(|| self.one(&KEYS)),
-            // It would wait for a settle of another message of the key.
+            // With a key, the insert would wait for the settle of another message of that key.
             idempotency_key: (!self.is_beside && self.one_in(3)).then(|| self.one(&KEYS[..2])),
             body: self.rng.u8(..4) / 3,
             delay: if self.one_in(5) {
@@ -286,7 +286,7 @@ impl<'a> Dice<'a> {
         }
     }
 
-    /// Whether a message may become parts. They would wait for a producer that has enqueued the key.
+    /// Whether a message may be fanned out. Its parts would wait for a producer that has enqueued the key.
     fn may_be_split(&self, message: &Message) -> bool {
         let row = self.tables.rows.get(&message.sequence.0);
         let has_key = row.is_some_and(|row| row.idempotency_key.is_some());
@@ -308,7 +308,7 @@ impl<'a> Dice<'a> {
             9..12 if may_be_split => Verdict::Split(parts.map(|&one| one.to_owned()).collect()),
             _ => Verdict::Released,
         };
-        // As the settler has it.
+        // The same rule as in the settler.
         let is_done = match &verdict {
             Verdict::Delivered(_) | Verdict::Nobody | Verdict::Deduplicated => true,
             Verdict::Dead(..) => !blocks_key,
@@ -349,7 +349,7 @@ impl<'a> Dice<'a> {
         Ask::Enqueue((0..self.rng.usize(1..5)).map(|_| self.message()).collect())
     }
 
-    /// What waits for no other transaction.
+    /// A question that does not wait for another transaction.
     fn beside(&mut self) -> Ask {
         match self.rng.u8(..12) {
             0..3 => Ask::LetGo,

@@ -1,4 +1,4 @@
-//! One of the two databases, and what was seen of it.
+//! One of the two databases, and the leases and messages seen there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -32,19 +32,19 @@ use crate::store::relay::streams::Found;
 
 pub(super) struct Side<'a, D> {
     db: D,
-    /// Another connection, for a transaction that stays open.
+    /// A second connection, for a transaction that stays open.
     pub(super) other: D,
     config: &'a Config,
     bulkheads: &'a [Bulkhead],
     now: fn() -> Instant,
-    /// In the order in which they came, as the questions number them.
+    /// In the order of registration: the numbers that questions use.
     pub(super) leases: Vec<LeaseId>,
     pub(super) claimed: Vec<Message>,
-    /// Where the live messages are in their streams.
+    /// The positions of the live messages.
     places: BTreeMap<i64, Position>,
 }
 
-/// How many half turns that is, about.
+/// The time in half turns, rounded.
 fn half_turns(time: Duration) -> u64 {
     (time + TURN / 4).as_secs() / (TURN / 2).as_secs()
 }
@@ -100,12 +100,12 @@ impl<'a, D: Database> Side<'a, D> {
         message.map_or(Position::START, |sequence| self.places[&sequence])
     }
 
-    /// The message there; `None`: the place is no message's.
+    /// The message at a position; `None`: no message has this position.
     fn message_at(&self, at: Position) -> Option<i64> {
         (self.places.get(&at.sequence) == Some(&at)).then_some(at.sequence)
     }
 
-    /// The rows, in the order of their times, and leases by their numbers.
+    /// The rows as text, in the order of their times, with numbers for leases.
     pub(super) fn told_rows(&mut self, mut rows: Vec<Row>) -> Vec<String> {
         let place = |row: &Row| Position {
             available_at: row.at.map_or(0, |at| at.0),
@@ -124,7 +124,7 @@ impl<'a, D: Database> Side<'a, D> {
 
     fn told_batch(&mut self, batch: Option<Batch>) -> String {
         let Some(batch) = batch else {
-            return "another one claims".to_owned();
+            return "another transaction claims".to_owned();
         };
         let Batch {
             mut claimed,
@@ -171,7 +171,7 @@ impl<'a, D: Database> Side<'a, D> {
         Ok(String::new())
     }
 
-    /// What it says, without ids and times.
+    /// The database's answer as text, without ids and times.
     pub(super) fn answer(&mut self, question: &Question) -> Answer<String> {
         if !question.stays_open {
             return self.ask(question);
@@ -251,7 +251,7 @@ impl<'a, D: Database> Side<'a, D> {
             Ask::Walk(from) => told(db.walk(&expired, from, LONG)?.map(told_page)),
             Ask::FirstOf(keys) => told_page(db.first_of(&expired, keys)?),
             Ask::Free(range) => {
-                let free = db.free(&expired, *range, LONG)?.expect("it is fast");
+                let free = db.free(&expired, *range, LONG)?.expect("no timeout");
                 let free: Vec<Found> = free.iter().map(|one| one.found()).collect();
                 told(self.told_streams(Some(free)))
             }
@@ -261,8 +261,8 @@ impl<'a, D: Database> Side<'a, D> {
                     due_before: i64::MAX,
                     known: *upto,
                 };
-                // Other tests write at the same server: their transactions have no part in it.
-                let late = db.late(&expired, look, LONG)?.expect("it is fast");
+                // Other tests write to the same server, so transaction numbers are not compared.
+                let late = db.late(&expired, look, LONG)?.expect("no timeout");
                 let free: Vec<Found> = late.free.iter().map(Free::found).collect();
                 told((self.told_streams(Some(free)), late.newest))
             }
@@ -303,7 +303,7 @@ impl<'a, D: Database> Side<'a, D> {
                 let group: Vec<Settlement> = messages.into_iter().map(settlement).collect();
                 let settle = Settle {
                     config: self.config,
-                    // The dead letters of a destination that is unknown keep their keys back.
+                    // The dead letters of an unknown destination block their keys.
                     bulkheads: if *blocks_key { &[] } else { self.bulkheads },
                     lease,
                     kind: group[0].kind(),

@@ -40,7 +40,7 @@ fn what_fits_ends_with_the_message_that_makes_it_full() {
     assert_eq!(count(&[], 10), 0);
     assert_eq!(count(&[4, 4, 4, 4], 10), 3);
     assert_eq!(count(&[5, 5, 5], 10), 2);
-    assert_eq!(count(&[100, 1], 10), 1, "one in any case");
+    assert_eq!(count(&[100, 1], 10), 1, "at least one");
     assert_eq!(count(&[0, 0, i32::MAX, 1], 1), 3);
     assert_eq!(count(&[i32::MAX; 4], usize::MAX), 4);
     let with_headers = [Found::new((1, 4, Some(6), None, 0, None), 3), found(2, 1)];
@@ -60,7 +60,7 @@ fn a_claim_is_one_statement_only_where_it_cannot_be_too_large_and_nobody_holds_a
     assert!(claimant(bytes, &[]).has_space_for_any(15));
     assert!(!claimant(bytes, &[]).has_space_for_any(16));
     assert!(!claimant(bytes, &[7]).has_space_for_any(1));
-    assert!(claimant(1, &[]).has_space_for_any(1), "one in any case");
+    assert!(claimant(1, &[]).has_space_for_any(1), "at least one");
     assert!(!claimant(1, &[]).has_space_for_any(2));
 }
 
@@ -76,7 +76,7 @@ fn what_a_dead_relay_held_is_sent_once_more_and_then_counts_as_failed() {
     assert_eq!(taken_over(Some(7), 0, None), TakenOver::Once);
     assert_eq!(taken_over(Some(7), 1, Some("HTTP_500")), TakenOver::Once);
     assert_eq!(taken_over(Some(7), 1, Some("ABANDONED")), TakenOver::Again);
-    assert_eq!(taken_over(Some(7), 2, None), TakenOver::Again, "its last");
+    assert_eq!(taken_over(Some(7), 2, None), TakenOver::Again, "the last");
 }
 
 fn lane(topic: &str, room: usize) -> Lane {
@@ -120,7 +120,7 @@ fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_ro
     }
     let rest: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), 10)).collect();
     let batch = claim(&mut conn, name, claimant, &rest, 7).expect("a claim");
-    assert!(batch.is_cut, "there are more than there was room for");
+    assert!(batch.is_cut, "more messages than room");
     assert_eq!(batch.claimed.len(), 7);
 }
 
@@ -140,7 +140,7 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
             goes_to: String::new(),
         };
         let candidates: Vec<Candidate> = sequences(conn, name).into_iter().map(candidate).collect();
-        ordered::claim(conn, name, claimant, &candidates).map(|batch| batch.expect("no other"))
+        ordered::claim(conn, name, claimant, &candidates).map(|batch| batch.expect("the lock"))
     };
     let next: Claims = |conn, name, claimant| {
         let keys: Vec<Key> = crate::store::testing::live(conn, name)?

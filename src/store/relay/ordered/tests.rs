@@ -66,9 +66,9 @@ fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() 
     let began = Instant::now();
     assert!(!is_free(&mut other));
     while !is_free(&mut other) {
-        assert!(began.elapsed() < Duration::from_secs(10), "it is not freed");
+        assert!(began.elapsed() < Duration::from_secs(10), "still locked");
         std::thread::sleep(Duration::from_millis(50));
     }
     let late = AnsiTransactionManager::commit_transaction(&mut stopped);
-    assert!(late.is_err(), "its claim is not there");
+    assert!(late.is_err(), "the claim is lost");
 }

@@ -84,7 +84,7 @@ fn what_is_written_down_of_many_is_that_of_each_and_takes_no_time() {
 
     let claims = claim_all(&mut conn, &outbox);
     let failures: Vec<Failed> = claims.into_iter().map(failed).collect();
-    let done = retry(&mut conn, name, lease, &failures).expect("to be tried again");
+    let done = retry(&mut conn, name, lease, &failures).expect("retried");
     assert_eq!(done.len(), all);
     let of_others = format!(
         "SELECT sequence FROM {} WHERE last_error <> 'of ' || sequence OR attempts <> 1",

@@ -123,7 +123,7 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>
               FROM t JOIN pg_constraint k ON k.conrelid = t.oid AND k.contype IN ('p', 'u', 'c')
             UNION ALL
             SELECT 'trigger', t.relname, g.tgname::text,
-                   -- Without its argument: the limit of registered destinations is the owner's to set.
+                   -- Without the argument: the owner may change the limit of registered destinations.
                    regexp_replace(regexp_replace(pg_get_triggerdef(g.oid), 'EXECUTE FUNCTION .*[.]', 'EXECUTE FUNCTION '),
                                   '[(]''[0-9]+''[)]$', '()')
                    || CASE WHEN g.tgenabled IN ('O', 'A') THEN '' ELSE ' (disabled)' END, t.q

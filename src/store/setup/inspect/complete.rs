@@ -46,12 +46,12 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     let part = format!("{name}{suffix}");
     if suffix == "_messages" {
         return format!(
-            "the outbox {name} is damaged: the view {part} is missing. Nothing is lost: make it again with the CREATE VIEW that `diesel-outbox migrate --print` shows"
+            "the outbox {name} is damaged: the view {part} is missing. No data is lost: create the view with the CREATE VIEW that `diesel-outbox migrate --print` shows"
         );
     }
     if matches!(suffix, "_part" | "_ledger" | "_attempt" | "_destination") {
         return format!(
-            "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one with the statements that `diesel-outbox migrate --print` shows"
+            "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one with the statements that `diesel-outbox migrate --print` shows"
         );
     }
     // In the schema of the outbox, because the new table must be there.
@@ -65,7 +65,7 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     };
     let bare = part.rsplit('.').next().unwrap_or_default();
     format!(
-        "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or make an empty one: SELECT outbox_create('{spare}'); ALTER INDEX {index} RENAME TO \"{bare}_pkey\"; ALTER TABLE {table} RENAME TO \"{bare}\"; SELECT outbox_drop('{spare}')",
+        "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one: SELECT outbox_create('{spare}'); ALTER INDEX {index} RENAME TO \"{bare}_pkey\"; ALTER TABLE {table} RENAME TO \"{bare}\"; SELECT outbox_drop('{spare}')",
         index = in_schema(format!("{spare}{suffix}_pkey")),
         table = in_schema(format!("{spare}{suffix}")),
     )
@@ -93,7 +93,7 @@ impl Lost {
     fn what(&self) -> String {
         let is = match self.is_detached {
             true => "is detached from",
-            false => "is missing, a part of",
+            false => "is missing from",
         };
         format!("{} {is} {}", self.part, self.whole)
     }
@@ -150,7 +150,7 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
     }
     let listed = |of: fn(&Lost) -> String| lost.iter().map(of).collect::<Vec<_>>().join("; ");
     Err(DatabaseError::Schema(format!(
-        "the outbox {name} is damaged: {}. Relays write into each part in turn: without it they cannot record what they deliver, and deliver it again. What a missing part had recorded is lost, unless a backup has it. The owner of the outbox mends it: {}",
+        "the outbox {name} is damaged: {}. Relays write to each part in turn: without the part, they cannot record deliveries, and deliver messages again. The records of a missing part are lost, unless a backup has them. The owner of the outbox fixes this with: {}",
         listed(Lost::what),
         listed(Lost::cure),
     )))
@@ -163,11 +163,11 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
 pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
-            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. An outbox in a schema that the role does not search has a name of two parts, such as shop.outbox (OUTBOX_TABLE), and the role needs USAGE on that schema"
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
         )));
     }
     if setting(conn, "server_encoding")? == "SQL_ASCII" {
-        let wrong = "the database has the encoding SQL_ASCII, in which text can be anything: UTF8 is needed";
+        let wrong = "the database has the encoding SQL_ASCII, which accepts any bytes as text: UTF8 is required";
         return Err(DatabaseError::Schema(wrong.to_owned()));
     }
     for (suffix, columns) in COLUMNS {
@@ -180,10 +180,10 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
             let wrong = match found.iter().find(|(name, _)| name == column) {
                 Some((_, found)) if found == kind => continue,
                 Some((_, found)) => format!(
-                    "the column {column} of {table} is {found}, and {kind} is needed: the table is of another version, or somebody else's"
+                    "the column {column} of {table} has the type {found} instead of {kind}: the table belongs to another version, or to another application"
                 ),
                 None => format!(
-                    "{table} has no column {column}: the table is of an older version, or somebody else's; run `diesel-outbox migrate` of the version that runs"
+                    "{table} has no column {column}: the table belongs to an older version, or to another application; run `diesel-outbox migrate` of this version"
                 ),
             };
             return Err(DatabaseError::Schema(wrong));
@@ -193,7 +193,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
     let rotate = to_regprocedure(format!("{}(interval)", name.rotate()));
     if !select(rotate.is_not_null()).get_result::<bool>(conn)? {
         return Err(DatabaseError::Schema(format!(
-            "the function {}(interval) is missing: make it with the CREATE FUNCTION that `diesel-outbox migrate --print` shows",
+            "the function {}(interval) is missing: create it with the CREATE FUNCTION that `diesel-outbox migrate --print` shows",
             name.rotate()
         )));
     }
@@ -212,7 +212,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
     .get_result(conn)?;
     if !is_unique {
         return Err(DatabaseError::Schema(format!(
-            "{} has no unique index on (idempotency_key, destination) WHERE idempotency_key IS NOT NULL: without it a message could be enqueued twice",
+            "{} has no unique index on (idempotency_key, destination) WHERE idempotency_key IS NOT NULL: without this index, a message could be enqueued twice",
             name.outbox()
         )));
     }
