@@ -1,6 +1,6 @@
 //! The admin page, health and metrics over HTTP: for people on call, probes and Prometheus.
 //!
-//! It has threads and connections of its own, so that it cannot slow the relay.
+//! The page has its own threads and connections, so that it cannot slow the relay.
 
 mod access;
 mod database;
@@ -31,39 +31,39 @@ use self::kept::Kept;
 use self::metrics::Metrics;
 use self::pages::DeadList;
 
-/// The target of log lines about who has done what.
+/// The target of audit log lines: who did what.
 pub(crate) const AUDIT: &str = "diesel_outbox::audit";
 
-/// An address that is taken and not served yet.
+/// An address that is bound but not served yet.
 pub(crate) struct Bound {
     listener: TcpListener,
     config: Config,
     metrics: Metrics,
 }
 
-/// What the pages show and change.
+/// The state that all pages share.
 pub(crate) struct Site {
     pub(crate) config: Config,
     /// The relay of this process, if it has one.
     pub(crate) relay: Option<Arc<RelayHandle>>,
-    /// For looking. One connection: pages queue up before the database, and never before the relay.
+    /// For the queries of the pages. With one connection, pages queue for each other and never delay the relay.
     pub(crate) database: Database,
     /// For searches, which can take seconds.
     pub(crate) searches: Database,
-    /// For changes, which can take longer.
+    /// For changes, which can take even longer.
     pub(crate) changes: Database,
     pub(crate) history: Arc<History>,
-    /// Dead letters: what they died of is a look at all of them.
+    /// Cached lists of dead letters: grouping them by cause reads all of them.
     pub(crate) dead: Kept<Arc<DeadList>>,
     access: Access,
     metrics: Metrics,
 }
 
-/// A page that is served, until this is dropped.
+/// The served page. Dropping it stops the server.
 pub(crate) struct Page {
     server: Server,
     _sampler: Sampler,
-    /// Disconnected at the end.
+    /// Dropping it stops the metrics thread.
     _stop: Sender<()>,
 }
 
@@ -74,8 +74,8 @@ impl Page {
 }
 
 impl Bound {
-    /// Takes the address, and begins to count: metrics of a relay that starts later are seen.
-    /// `None`: no page is wanted.
+    /// Binds the address and installs the metrics recorder, so that metrics of a relay started later are recorded.
+    /// `None`: no address is configured.
     pub(crate) fn new(config: &Config) -> Result<Option<Self>> {
         let Some(addr) = config.admin.addr else {
             return Ok(None);
@@ -90,7 +90,11 @@ impl Bound {
     }
 
     pub(crate) fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
-        let port = self.listener.local_addr().context("no address")?.port();
+        let port = self
+            .listener
+            .local_addr()
+            .context("cannot read the address of the listener")?
+            .port();
         let config = self.config;
         let site = Arc::new(Site {
             relay,
@@ -127,14 +131,14 @@ impl Site {
             .unwrap_or_else(|refused| pages::refused(self, request, refused))
     }
 
-    /// The outbox at a glance: just looked at, or by somebody else a moment ago. Where the database does
-    /// not answer, what was seen last, and the error.
+    /// The outbox at a glance, from a new query or from a recent one of another request. If the database fails,
+    /// returns the last known glance and the error.
     pub(crate) fn glance(&self) -> (Option<Arc<Glance>>, Option<String>) {
         if let Some(glance) = self.history.young() {
             return (Some(glance), None);
         }
         let looked = self.database.run(|conn, outbox| {
-            // Somebody else may have looked while this one waited.
+            // Another request may have queried while this one waited for the connection.
             if let Some(glance) = self.history.young() {
                 return Ok(glance);
             }
@@ -147,15 +151,15 @@ impl Site {
         }
     }
 
-    /// What was seen before a change is not shown after it.
+    /// Drops everything read before a change, so that no page shows it afterwards.
     pub(crate) fn forget(&self) {
         self.history.forget();
         self.dead.forget();
     }
 
-    /// Both sides are answers; an `Err` ends early.
+    /// Both variants are responses; an `Err` returns early.
     fn route(&self, request: &Request) -> Result<Response, Response> {
-        // Probes come by an address, and tell no secrets.
+        // Probes connect by address, and their responses hold no secrets.
         match request.path.as_str() {
             "/livez" => return Ok(health::alive(self, self.words(request))),
             "/readyz" => return Ok(health::ready(self, self.words(request))),
@@ -194,15 +198,15 @@ impl Site {
         }
         match self.glance() {
             (Some(glance), None) => self.metrics.of_depths(&glance.depths),
-            // What was seen before would look as if it were so now.
+            // Old values would look current.
             (_, error) => {
-                let error = error.unwrap_or_else(|| "nothing is known yet".to_owned());
+                let error = error.unwrap_or_else(|| "no data yet".to_owned());
                 Response::text(Status::Unavailable, format!("{error}\n"))
             }
         }
     }
 
-    /// A name that somebody else lets lead here would let their pages read it.
+    /// Details only for known host names: with DNS rebinding, pages of another site could read the response.
     fn words(&self, request: &Request) -> Words {
         let is_known =
             self.access.check_host(request).is_ok() && self.access.script(request).is_ok();
@@ -211,11 +215,11 @@ impl Site {
 
     fn log_in(&self, request: &Request) -> Result<Response, Response> {
         let cookie = self.access.log_in(request)?;
-        // A path of this server, and nothing that a browser could take for another one.
+        // Only a path on this server: nothing that a browser could read as another server.
         let form = request.form();
         let next = form.get("next").filter(|next| {
             let is_own = next.starts_with('/') && !next.starts_with("//") && !next.contains('\\');
-            // Browsers leave out what stands between two slashes and is none of these.
+            // Browsers remove tabs and newlines, which would turn `/<tab>/` into `//`.
             is_own && next.bytes().all(|b| b.is_ascii_graphic())
         });
         Ok(Response::see_other(next.unwrap_or("/")).with_header("set-cookie", &cookie))
@@ -234,11 +238,11 @@ pub(crate) fn run(settings: &crate::settings::SettingFlags) -> Result<()> {
     let page = Bound::new(&config)?
         .map(|bound| bound.serve(None))
         .transpose()?;
-    // Ends as well where nobody is left who could send one.
+    // A disconnected channel also ends the wait.
     let _ = signals.recv();
     drop(page);
     Ok(())
 }
 
-/// Of `diesel-outbox admin` without an address.
+/// The port of `diesel-outbox admin` if no address is configured.
 const DEFAULT_PORT: u16 = 8687;

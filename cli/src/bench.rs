@@ -1,4 +1,4 @@
-//! `diesel-outbox bench`: what the relay does on this machine.
+//! `diesel-outbox bench`: measures the relay on this machine.
 
 mod aged;
 mod backlog;
@@ -30,7 +30,7 @@ use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{logging, output, signals};
 
-/// Messages of a run, at most: about 100 GB of the server's disk.
+/// The most messages of a run: about 100 GB on the server's disk.
 const MOST_MESSAGES: u64 = 100_000_000;
 const MOST_ROUNDS: u32 = 100;
 
@@ -42,9 +42,9 @@ const MOST_ROUNDS: u32 = 100;
 )]
 #[command(subcommand_value_name = "SCENARIO")]
 #[command(
-    after_help = "Without a scenario: a drain and paced commits, with the options above. \
-    Works in a schema of its own, which is removed at the end, also after Ctrl-C. Without \
-    OUTBOX_URL a receiver is started in a process of its own."
+    after_help = "Without a scenario, runs `drain` and `latency` with the options above. \
+    Works in a temporary schema, which is dropped at the end, even after Ctrl-C. Without \
+    OUTBOX_URL, starts a receiver in its own process."
 )]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -66,17 +66,17 @@ impl Options {
     }
 }
 
-/// What every scenario has. `--batch`, `--mode` and `--url` are settings.
+/// Options of every scenario. `--batch`, `--mode` and `--url` are settings.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct Common {
-    /// Bytes of each payload
+    /// Size of each payload, in bytes
     #[arg(long, global = true, default_value_t = 250, value_name = "NUMBER", value_parser = whole(16..=1_000_000_u32))]
     payload_bytes: u32,
-    /// Threads that send [default: the setting --concurrency]
+    /// Number of sender threads [default: the setting --concurrency]
     #[arg(long, global = true, value_name = "NUMBER", value_parser = whole(1..=1_024_usize))]
     senders: Option<usize>,
-    /// Show the result as JSON
+    /// Print the result as JSON
     #[arg(long, global = true)]
     json: bool,
 }
@@ -85,61 +85,62 @@ struct Common {
 enum Work {
     #[command(flatten)]
     Scenario(Scenario),
-    /// A relay that tells what it does, for `relays` and `producers`
+    /// Run a relay that reports its progress, for other scenarios
     #[command(hide = true)]
     RelayProcess,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Scenario {
-    /// How fast what waits is delivered, and what it costs (10 s, 200 MB)
+    /// Measure the rate and the cost of delivering a backlog (10 s, 200 MB)
     Drain(drain::Options),
-    /// From the commit to the receiver's answer, on an idle outbox (5 s)
+    /// Measure the time from commit to response, on an idle outbox (5 s)
     Latency(latency::Options),
-    /// Whether it slows down with what waits behind (5 minutes, 15 GB)
+    /// Measure the effect of a large backlog on the relay (5 min, 15 GB)
     ///
-    /// Ten million messages take the server about 12 GB, and its log some more: --waiting says how
-    /// many there are. A relay that is slow with them takes longer.
+    /// Ten million waiting messages take about 12 GB on the server, plus WAL: --waiting sets their
+    /// number. If they slow the relay down, the scenario takes longer.
     Backlog(backlog::Options),
-    /// Whether it slows down while an open transaction holds vacuum up (5 minutes, 3 GB)
+    /// Measure the effect of an open transaction that holds back vacuum (5 min, 3 GB)
     ///
-    /// What is settled meanwhile stays in the table and its indexes. A relay that reads it all again
-    /// takes much longer.
+    /// Messages settled meanwhile leave dead rows in the table and its indexes. If the relay reads
+    /// them again, the scenario takes much longer.
     HeldSnapshot(held_snapshot::Options),
-    /// Whether it slows down, or writes more, with what was delivered before (10 minutes, 8 GB)
+    /// Measure the effect of past deliveries on rate and WAL (10 min, 8 GB)
     ///
-    /// The past is lived through: messages are inserted and delivered. Then a new outbox and the aged one take
-    /// turns, and with --forget-after one that forgets what it has delivered while it goes on. The new one delivers
-    /// as many messages before each of its turns: files that are written for the first time are up to a tenth
-    /// faster, and that is gone after an outbox's first minutes.
+    /// The aged outbox first inserts and delivers all past messages. Then a fresh outbox and the aged outbox take
+    /// turns; with --forget-after, so does an outbox that deletes its ledger entries while it runs. The fresh outbox
+    /// delivers as many messages before each turn, because files written for the first time are up to 10 % faster:
+    /// an effect that ends within an outbox's first minutes.
     Aged(aged::Options),
-    /// What the order of keys costs, and whether it is kept (5 minutes, 2 GB)
+    /// Measure the cost of ordering keys, and check the order (5 min, 2 GB)
     ///
-    /// Ends with exit code 1 where a message is sent after a later one of its key (misorders), or
-    /// beside another one of its key (overlaps).
+    /// Exits with code 1 if a message is sent after a later message of its key (misorder), or at the
+    /// same time as another message of its key (overlap).
     Ordered(ordered::Options),
-    /// What messages for a destination that always fails take from the others (20 s, 200 MB)
+    /// Measure the effect of a failing destination on the others (20 s, 200 MB)
     Failing(failing::Options),
-    /// What many registered destinations cost, and take from each other (5 minutes, 2 GB)
+    /// Measure the cost, fairness and isolation of many registered destinations (5 min, 2 GB)
     ///
-    /// Beside one configured destination, with tenants of very different sizes; how fairly those with a backlog are
-    /// served; and how soon messages come at a steady rate, alone, beside destinations that never answer, and beside
-    /// a tenant with a million messages waiting. With OUTBOX_URL as the receiver of all.
+    /// Compares their rate with one configured destination, for tenants of very different sizes. Then measures how
+    /// fairly destinations with a backlog are served, and the latency at a steady rate: alone, alongside destinations
+    /// that never respond, and alongside a tenant with a million waiting messages. All destinations have the URL of
+    /// OUTBOX_URL.
     Registered(registered::Options),
-    /// What more relays, each a process, deliver from one outbox (1 minute, 500 MB)
+    /// Measure several relay processes on one outbox (1 min, 500 MB)
     Relays(relays::Options),
-    /// What the admin page costs the relay beside it, and how soon it answers (3 minutes, 3 GB)
+    /// Measure the cost of the admin page for the relay, and its response times (3 min, 3 GB)
     ///
-    /// Every page is loaded once a second while a relay delivers, with many messages waiting behind
-    /// and many dead.
+    /// Every page is loaded once a second while a relay delivers, with many waiting messages and
+    /// many dead letters.
     Page(page::Options),
-    /// How fast one client enqueues, by each of the three functions for it (1 minute, 500 MB)
+    /// Measure the enqueue rate of one client, for each of the three functions (1 min, 500 MB)
     Enqueue(enqueue::Options),
-    /// What the outbox costs the clients that write into it (2 minutes, 500 MB)
+    /// Measure the cost of the outbox for clients that write to it (2 min, 500 MB)
     ///
-    /// Without and with the table's trigger, which wakes a relay that sleeps, while no relay is
-    /// there, while one sleeps, and while one delivers a backlog in a process of its own. The
-    /// trigger is disabled for the comparison, on the bench's own table only.
+    /// Compares commits with and without the table's trigger, which wakes a sleeping relay: while
+    /// there is no relay, while a relay sleeps, and while a relay process delivers a backlog. The
+    /// trigger is disabled only on the table of the bench.
     Producers(producers::Options),
 }
 
@@ -178,7 +179,7 @@ impl Scenario {
         }
     }
 
-    /// An error where the report shows that a promise was broken.
+    /// Fails if the report shows a broken guarantee.
     fn verdict(&self, report: &Value) -> Result<()> {
         match self {
             Self::Ordered(_) => ordered::verdict(report),
@@ -212,14 +213,16 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if let Some(senders) = options.common.senders {
         config.set("OUTBOX_CONCURRENCY", &senders.to_string())?;
     }
-    // The messages of a scenario go where the scenario wants them.
+    // Each scenario sets its own routes and destinations.
     config.routes.clear();
     config.destinations.clear();
     if let Some(Work::RelayProcess) = options.work {
         return relay_process::run(config);
     }
     if cfg!(debug_assertions) {
-        eprintln!("diesel-outbox: this is not a release build: its numbers mean little");
+        eprintln!(
+            "diesel-outbox: this is a debug build: only a release build gives meaningful numbers"
+        );
     }
     let report = on_ground(options, config, settings)?;
     if options.common.json {
@@ -232,7 +235,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         .map_or(Ok(()), |scenario| scenario.verdict(&report))
 }
 
-/// Measures in a schema that is there for as long as it takes.
+/// Measures in a temporary schema.
 fn on_ground(options: &Options, mut config: Config, flags: &SettingFlags) -> Result<Value> {
     let signals = signals::channel()?;
     let _receiver = match config.url {

@@ -17,15 +17,15 @@ use crate::{output, pauses, with_advice};
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Show it as JSON
+    /// Print the findings as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Keys that wait, of which there may be many more.
+/// The most blocked keys that are read.
 const MOST_KEYS: i64 = 100;
 
-/// One thing that was looked at.
+/// The result of one check.
 struct Finding {
     what: &'static str,
     level: Level,
@@ -37,9 +37,9 @@ struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     Good,
-    /// It could not be looked at.
+    /// Could not be checked.
     Skipped,
-    /// It works; but perhaps it is not what was meant.
+    /// Works, but may be unintended.
     Warning,
     Problem,
 }
@@ -56,7 +56,7 @@ impl Level {
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
-    // Bad settings end here, with the exit code of bad settings.
+    // Bad settings end the command here, with exit code 2.
     let config = settings.load()?;
     config.database_url()?;
     let dispatcher = HttpDispatcher::new(&config)?;
@@ -165,10 +165,16 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
     }
     findings.push(good(
         "schema",
-        format!("outbox {} has all that this version uses", config.table),
+        format!(
+            "outbox {} has everything that this version uses",
+            config.table
+        ),
     ));
     findings.push(match admin::missing_rights(&mut conn, &config.table) {
-        Ok(missing) if missing.is_empty() => good("rights", "all that a relay needs".to_owned()),
+        Ok(missing) if missing.is_empty() => good(
+            "rights",
+            "the role has all rights that a relay needs".to_owned(),
+        ),
         Ok(missing) => bad("rights", format!("missing: {}", missing.join("; "))),
         Err(error) => bad("rights", error.to_string()),
     });
@@ -189,7 +195,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
     match admin::pauses(&mut conn, &config.table) {
         Ok(pauses) => findings.extend(pauses.iter().map(|pause| {
             let sentence = pauses::sentence(pause);
-            // One that ends by itself is a receiver's hiccup.
+            // A pause that expires is a temporary failure of a receiver.
             match pause.left {
                 Some(_) => warning("pause", sentence),
                 None => bad("pause", sentence),
@@ -200,17 +206,17 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
     findings
 }
 
-/// Keys that a dead letter holds wait until somebody acts; the others go on by themselves.
+/// Keys blocked by a dead letter need an operator. Other keys continue on their own.
 fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
     let waits = |is_ours: fn(&&BlockedKey) -> bool, for_what: &str| {
         let keys: Vec<&BlockedKey> = keys.iter().filter(is_ours).collect();
         let first = keys.first()?;
         let number = match keys.len() {
-            1 => "1 ordering key waits".to_owned(),
-            number => format!("{number} ordering keys wait"),
+            1 => "1 ordering key is blocked".to_owned(),
+            number => format!("{number} ordering keys are blocked"),
         };
         let detail = format!(
-            "{number} for {for_what}, for example {:?} for {} ({})",
+            "{number} by {for_what}, for example {:?} by {} ({})",
             output::name(&first.ordering_key),
             first.sequence,
             first.reason.as_deref().unwrap_or("delayed"),
@@ -224,7 +230,7 @@ fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
     );
     let held = held.map(|(detail, sequence)| Finding {
         advice: Some(format!(
-            "`diesel-outbox keys` shows them: requeue or discard each dead letter, as in `diesel-outbox dead requeue {sequence}`"
+            "`diesel-outbox keys` shows the keys: requeue or discard each dead letter, as in `diesel-outbox dead requeue {sequence}`"
         )),
         ..warning("keys", detail)
     });
@@ -246,17 +252,20 @@ fn of_the_doctor(finding: admin::Finding) -> Finding {
     }
 }
 
-/// Polling works as well, a little later.
+/// Without wake-ups, polling finds messages a little later.
 fn wake_up(found: Result<WakeUp, DatabaseError>, config: &Config) -> Finding {
-    let polls = format!("new messages are found every {:?}", config.poll_interval);
+    let polls = format!(
+        "the relay polls for new messages every {:?}",
+        config.poll_interval
+    );
     let why = match found {
         Ok(WakeUp::Listening) => return good("wake-up", "a commit wakes the relay".to_owned()),
         Ok(WakeUp::Off) => return good("wake-up", format!("the listener is off: {polls}")),
         Ok(WakeUp::Pooled) => {
-            "a pooler stands before the database; set OUTBOX_LISTENER_URL to a direct connection"
+            "the connection leads through a pooler (set OUTBOX_LISTENER_URL to a direct connection)"
                 .to_owned()
         }
-        Ok(WakeUp::NoTrigger) => "the outbox has no trigger outbox_wake, or it is off".to_owned(),
+        Ok(WakeUp::NoTrigger) => "the trigger outbox_wake is missing or disabled".to_owned(),
         Ok(other) => format!("{other:?}"),
         Err(error) => format!("the listener cannot connect: {error}"),
     };
@@ -281,8 +290,7 @@ fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
     } else {
         format!("no destination called {destination:?}")
     };
-    let detail = format!(
-        "{topic} waits (NO_ROUTE): there is {why}, neither in these settings nor at a relay at work"
-    );
+    let detail =
+        format!("{topic} waits (NO_ROUTE): there is {why} in these settings or at an active relay");
     bad("topic", detail)
 }

@@ -13,7 +13,7 @@ use crate::{
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
 #[derive(Debug, Parser)]
 #[command(name = "diesel-outbox", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done; 1 failed while running; 2 bad settings or usage.")]
+#[command(after_help = "Exit codes: 0 success; 1 failure while running; 2 bad settings or usage.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -23,46 +23,46 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Create the outbox, or bring it up to date
+    /// Create the outbox, or upgrade it to this version
     Migrate(migrate::Options),
-    /// Deliver until a signal comes. Needs a route or a destination, else it ends with exit code 2
+    /// Run a relay until SIGTERM or SIGINT. Without any route or destination, exit with code 2
     Run,
     /// Serve the admin page without a relay
     Admin,
-    /// Deliver what is due, then exit
+    /// Deliver due messages, then exit
     Drain(drain::Options),
-    /// Show the whole path with an application, a receiver and a relay
+    /// Demonstrate deliveries with an example application, a receiver and a relay
     #[cfg(feature = "laboratory")]
     Demo(demo::Options),
     /// Measure the relay on this machine
     #[cfg(feature = "laboratory")]
     Bench(bench::Options),
-    /// How many messages are in which state, and what is wrong
+    /// Show message counts by state, problems, pauses and relays
     Status(status::Options),
-    /// List, group, read, requeue or discard dead letters
+    /// List, group, show, requeue or discard dead letters
     Dead(dead::Options),
-    /// Show a message wherever it is, with what has happened to it
+    /// Show, list, cancel, reschedule or settle messages
     Message(message::Options),
-    /// Ordering keys whose messages wait, and the messages of one
+    /// List blocked ordering keys, or show the messages of a key
     Keys(keys::Options),
-    /// The relays that are, or were, at work
+    /// List relays and their leases
     Leases(leases::Options),
     /// Enqueue delivered messages again
     Replay(replay::Options),
-    /// Remove what the outbox holds of a tenant, for good
+    /// Delete the messages, dead letters and destinations of a tenant permanently
     Forget(forget::Options),
-    /// Let messages of a destination or a topic wait, at no cost; or show what is paused
+    /// Pause a destination or topic: its messages wait and use no attempts. Or list pauses
     Pause(pause::Options),
-    /// End a pause: an operator's, a receiver's or a circuit breaker's
+    /// End a pause set by an operator, a receiver or a circuit breaker
     Resume(resume::Options),
-    /// Registered destinations: webhooks of an application's customers
+    /// Manage registered destinations: webhooks of an application's customers
     Destination(destination::Options),
-    /// Make signing secrets, and show the public keys that receivers get
+    /// Create signing secrets, and show public keys for receivers
     #[command(visible_alias = "key")]
     Secret(secret::Options),
-    /// Check settings, database and routes, and say what `run` would do
+    /// Check settings, database and routes, and show what `run` would do
     Check(check::Options),
-    /// Answer requests with 200 (for `bench`)
+    /// Respond to every request with one status (for `bench`)
     #[cfg(feature = "laboratory")]
     #[command(hide = true)]
     Receive(receiver::Options),

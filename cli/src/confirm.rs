@@ -1,10 +1,10 @@
-//! Asking before something large is done.
+//! Confirmation of large changes.
 
 use std::io::{BufRead, IsTerminal};
 
 use anyhow::Result;
 
-/// Whether somebody at a terminal says yes. Without a terminal nobody can: `hint` says what to do then.
+/// Whether the operator confirms at the terminal. Without a terminal, prints `hint` and returns `false`.
 pub(crate) fn confirmed(question: &str, hint: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         eprintln!("{hint}");

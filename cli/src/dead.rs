@@ -24,47 +24,47 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// List dead letters, the latest first
+    /// List dead letters, latest first
     List {
         #[command(flatten)]
         which: Which,
-        /// How many at most
+        /// Maximum number of dead letters
         #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
         limit: u32,
-        /// Only what stands behind this place: the next page, as the end of the one before says
+        /// Continue after this place, which the previous page ends with
         #[arg(long, value_name = "PLACE")]
         before: Option<String>,
-        /// Show them as JSON
+        /// Print the dead letters as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show what dead letters died of: by reason, topic and destination, the most frequent first
+    /// Count dead letters by reason, topic and destination, most frequent first
     Groups {
         #[command(flatten)]
         which: Which,
-        /// How many groups at most
+        /// Maximum number of groups
         #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
         limit: u32,
-        /// Show them as JSON
+        /// Print the groups as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show one dead letter with its payload
+    /// Show a dead letter with its payload
     Show {
-        /// Its id as `dead list` shows it (the sequence), or its message id (the receiver's webhook-id)
+        /// Id from `dead list` (the sequence), or message id (webhook-id at the receiver)
         id: String,
-        /// Show it as JSON
+        /// Print the dead letter as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Put dead letters back: due at once, with no attempts
+    /// Requeue dead letters: due at once, attempts reset
     Requeue {
         #[command(flatten)]
         which: Which,
         #[command(flatten)]
         all: All,
     },
-    /// Remove dead letters for good
+    /// Delete dead letters permanently
     Discard {
         #[command(flatten)]
         which: Which,
@@ -81,50 +81,53 @@ struct Which {
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
-    /// Only this reason, for example SERVER_ERROR
+    /// Only this reason, such as SERVER_ERROR
     #[arg(long)]
     reason: Option<String>,
-    /// Only those that were for this destination
+    /// Only this destination
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
-    /// Only this tenant, a UUID
+    /// Only this tenant (a UUID)
     #[arg(long, value_name = "ID")]
     tenant: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
 struct All {
-    /// All dead letters; asks first
+    /// Select all dead letters; asks for confirmation
     #[arg(long)]
     all: bool,
-    /// Ask nothing
+    /// Skip the confirmation
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
     signed: Signed,
-    /// Show the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// An id of `dead list`.
+/// Parses an id from `dead list`.
 fn sequence(text: &str) -> Result<i64, &'static str> {
-    let why = "not an id: `diesel-outbox dead list` shows them, as whole numbers";
+    let why = "not an id: `diesel-outbox dead list` shows the ids, which are whole numbers";
     text.parse().map_err(|_| why)
 }
 
 fn reason_code(word: &str) -> Result<ReasonCode> {
     let known = || {
         let names: Vec<&str> = ReasonCode::ALL.iter().map(|code| code.as_str()).collect();
-        let reason = format!("{word:?} is no reason; there are {}", names.join(", "));
+        let reason = format!(
+            "{word:?} is not a reason: expected one of {}",
+            names.join(", ")
+        );
         ConfigError::new("--reason", reason)
     };
     Ok(word.to_uppercase().parse().map_err(|_| known())?)
 }
 
-/// What `--tenant` names.
+/// Parses the value of `--tenant`.
 pub(crate) fn tenant(text: &str) -> Result<uuid::Uuid> {
-    let why = || ConfigError::new("--tenant", format!("{text:?} is no UUID"));
+    let why = || ConfigError::new("--tenant", format!("{text:?} is not a UUID"));
     Ok(text.parse().map_err(|_| why())?)
 }
 
@@ -195,7 +198,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                 admin::dead_letters_of(&mut conn, &config.table, message_id)?
             } else {
                 let why = format!(
-                    "{id:?} is no id: give the id that `diesel-outbox dead list` shows, or a message id (a UUID)"
+                    "{id:?} is not an id: give an id from `diesel-outbox dead list`, or a message id (a UUID)"
                 );
                 return Err(ConfigError::new("dead show", why).into());
             };
@@ -210,7 +213,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                         .iter()
                         .map(|l| format!("dead show {} ({})", l.sequence, l.destination));
                     let each = output::shown(&each.collect::<Vec<_>>().join(", "));
-                    bail!("the message is dead for several destinations; see {each}")
+                    bail!("the message is dead for several destinations: run one of {each}")
                 }
             }
         }
@@ -223,11 +226,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
 }
 
-/// A place in a list, as the flag `flag` takes it.
+/// Parses a place in a list, given with `flag`.
 pub(crate) fn place(flag: &str, text: &str) -> Result<Place, ConfigError> {
     text.parse().map_err(|_| {
         let why = format!(
-            "{text:?} is no place: copy it from the line \"more: {flag} …\" at the end of a list"
+            "{text:?} is not a place: copy the place from the line \"more: {flag} …\" at the end of a list"
         );
         ConfigError::new(flag, why)
     })
@@ -279,7 +282,7 @@ fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
         "destination",
         "reason",
         "attempts",
-        "died at",
+        "dead since",
         "last error",
     ]);
     for letter in letters {
@@ -318,13 +321,13 @@ fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
         return output::json(&Value::Array(groups.iter().map(group).collect()));
     }
     let mut table = output::table(&[
-        "letters",
+        "dead letters",
         "reason",
         "topic",
         "destination",
-        "first died at",
-        "last died at",
-        "for example",
+        "oldest",
+        "latest",
+        "example",
     ]);
     for group in groups {
         let error = group.example_error.as_deref().unwrap_or_default();
@@ -363,7 +366,7 @@ fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
         ("attempts", letter.attempts.to_string()),
         ("created at", letter.created_at.clone()),
         ("occurred at", optional(&letter.occurred_at)),
-        ("died at", letter.died_at.clone()),
+        ("dead since", letter.died_at.clone()),
         ("headers", optional(&letter.headers)),
         ("payload", optional(&letter.payload)),
     ] {
@@ -388,14 +391,14 @@ fn change(
     if which.is_empty() && !all.all {
         return Err(ConfigError::new(
             format!("dead {verb}"),
-            "name ids, --topic, --reason or --destination, or say --all",
+            "give ids, --topic, --reason, --destination or --tenant, or give --all",
         )
         .into());
     }
     if !which.is_empty() && all.all {
         return Err(ConfigError::new(
             "--all",
-            "it stands for itself: leave out ids, --topic, --reason and --destination",
+            "cannot be combined with ids, --topic, --reason, --destination or --tenant",
         )
         .into());
     }
@@ -408,12 +411,12 @@ fn change(
         .collect();
     if !missing.is_empty() {
         bail!(
-            "no dead letter to {verb} with the id {}; nothing was changed",
+            "cannot {verb}: there is no dead letter with the id {}; nothing was changed",
             missing.join(", ")
         );
     }
     let question = format!(
-        "{verb} all {} dead letters of outbox {}?",
+        "{verb} all {} dead letters of the outbox {}?",
         found.len(),
         config.table
     );
@@ -422,7 +425,7 @@ fn change(
         && !found.is_empty()
         && !confirmed(
             &question,
-            "--all asks first; without a terminal say --yes, too",
+            "--all asks for confirmation: without a terminal, give --yes, too",
         )?
     {
         bail!("nothing was changed");
@@ -439,7 +442,7 @@ fn change(
     let kept = found.len() - changed;
     if kept > 0 {
         return output::line(format!(
-            "{ending} {changed}; {kept} stay dead: their keys are in the outbox again, or somebody else was faster"
+            "{ending} {changed}; {kept} unchanged: their idempotency keys are in the outbox again, or another operator was faster"
         ));
     }
     let why = match &which.topic {
@@ -450,7 +453,7 @@ fn change(
     output::line(format!("{ending} {changed}{why}"))
 }
 
-/// Why nothing of a topic was found. A name that is misspelled is seen nowhere.
+/// Why no dead letter of a topic was found. A topic that is found nowhere is probably misspelt.
 fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<String> {
     let filter = DeadFilter {
         topic: Some(topic.to_owned()),
@@ -466,7 +469,7 @@ fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<Str
     Ok(match live.iter().any(|one| one.topic == topic) {
         true => format!(": no dead letter has the topic {topic}"),
         false => format!(
-            ": no dead letter and no message in the outbox has the topic {topic}; is it spelled correctly?"
+            ": no dead letter and no message in the outbox has the topic {topic}: check the spelling"
         ),
     })
 }

@@ -18,21 +18,21 @@ use crate::{logging, output, receiver};
 /// Options of `demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Orders that the application takes
+    /// Orders that the application takes; every fourth order is rolled back
     #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = whole(1..=100_000_u32))]
     orders: u32,
 }
 
-/// A schema of the demo's own, removed at its end.
+/// The schema of the demo, dropped at the end.
 const SCHEMA: &str = "diesel_outbox_demo";
-/// Every so many orders are rolled back.
+/// Every nth order is rolled back.
 const ROLLED_BACK: u32 = 4;
-/// Every so many orders are refused by the receiver at first.
+/// The receiver refuses the first request of every nth order.
 const REFUSED_FIRST: u64 = 5;
-/// By then everything has arrived, or something is wrong.
+/// The time limit for all deliveries.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the receiver saw: how often each message came, and was taken.
+/// Requests and accepted requests at the receiver, by message id.
 #[derive(Default)]
 struct Seen {
     requests: HashMap<String, u32>,
@@ -52,15 +52,15 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     conn.batch_execute(&format!(
         "DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}"
     ))
-    .context("cannot make a schema for the demo")?;
+    .context("cannot create the schema of the demo")?;
     let result = play(options, &mut config, &mut conn);
     conn.batch_execute(&format!("DROP SCHEMA {SCHEMA} CASCADE"))
-        .context("cannot remove the demo's schema")?;
+        .context("cannot drop the schema of the demo")?;
     result
 }
 
 fn play(options: &Options, config: &mut Config, conn: &mut PgConnection) -> Result<()> {
-    output::line("1. migrations")?;
+    output::line("1. create the outbox")?;
     for done in admin::migrate(conn, &config.table)? {
         output::line(format!("   {done}"))?;
     }
@@ -71,14 +71,14 @@ fn play(options: &Options, config: &mut Config, conn: &mut PgConnection) -> Resu
     let seen = Arc::new(Mutex::new(Seen::default()));
     let address = start_receiver(Arc::clone(&seen))?;
     output::line(format!(
-        "2. an HTTP receiver on http://{address}/events, which refuses every fifth order at first"
+        "2. start an HTTP receiver on http://{address}/events, which refuses the first request of every fifth order"
     ))?;
 
     config.set("OUTBOX_URL", &format!("http://{address}/events"))?;
     let relay = Relay::from_config(config.clone()).start()?;
-    output::line("3. a relay of plain threads")?;
+    output::line("3. start a relay of plain threads")?;
 
-    output::line("4. an application takes orders, each with its message in one transaction")?;
+    output::line("4. take orders: one transaction writes each order and its message")?;
     let committed = take_orders(options.orders, config, conn)?;
     relay.wake();
 
@@ -95,25 +95,22 @@ fn play(options: &Options, config: &mut Config, conn: &mut PgConnection) -> Resu
             "orders rolled back",
             &(options.orders as usize - committed).to_string(),
         ])
-        .add_row(["requests at the receiver", &requests.to_string()])
-        .add_row([
-            "attempts that failed and were repeated",
-            &stats.retried.to_string(),
-        ])
+        .add_row(["requests received", &requests.to_string()])
+        .add_row(["failed attempts (retried)", &stats.retried.to_string()])
         .add_row(["messages delivered", &stats.delivered.to_string()])
-        .add_row(["different messages at the receiver", &delivered.to_string()]);
+        .add_row(["distinct messages received", &delivered.to_string()]);
     output::line("5. summary")?;
     output::line(summary)?;
     ensure!(
         everything_settled,
-        "not everything was delivered within {} s",
+        "some messages were not delivered within {} s",
         PATIENCE.as_secs()
     );
     ensure!(
         delivered == committed && stats.delivered == committed as u64,
-        "{committed} orders were committed, and {delivered} messages arrived"
+        "{committed} orders were committed, but {delivered} messages arrived"
     );
-    output::line("every committed order arrived; none that was rolled back did")
+    output::line("every committed order was delivered; no rolled-back order was")
 }
 
 fn start_receiver(seen: Arc<Mutex<Seen>>) -> Result<std::net::SocketAddr> {
@@ -131,7 +128,7 @@ fn start_receiver(seen: Arc<Mutex<Seen>>) -> Result<std::net::SocketAddr> {
             *seen.taken.entry(id).or_default() += 1;
         }
         drop(seen);
-        // The receiver goes on without an audience.
+        // The receiver keeps running if nobody reads the output.
         let _ = output::line(format!(
             "   received {} {order} (attempt {attempt}): {status}",
             request.header("ce-type").unwrap_or("?")
@@ -140,7 +137,7 @@ fn start_receiver(seen: Arc<Mutex<Seen>>) -> Result<std::net::SocketAddr> {
     })
 }
 
-/// Returns how many orders were committed.
+/// Returns the number of committed orders.
 fn take_orders(orders: u32, config: &Config, conn: &mut PgConnection) -> Result<usize> {
     let outbox = Outbox::from(config.table.clone());
     let mut committed = 0;
@@ -170,7 +167,7 @@ fn take_orders(orders: u32, config: &Config, conn: &mut PgConnection) -> Result<
             }
             Err(error) if error.is::<RolledBack>() => {
                 output::line(format!(
-                    "   order {id} rolled back, and its message with it"
+                    "   order {id} rolled back together with its message"
                 ))?;
             }
             Err(error) => return Err(error),
@@ -183,7 +180,7 @@ fn take_orders(orders: u32, config: &Config, conn: &mut PgConnection) -> Result<
 #[error("the customer changed their mind")]
 struct RolledBack;
 
-/// Waits until no message is live.
+/// Waits until no message is live. Returns `false` if [`PATIENCE`] ends first.
 fn wait_until_settled(conn: &mut PgConnection, name: &OutboxName) -> Result<bool> {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {

@@ -27,127 +27,127 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Show the registered destinations in the order of their names
+    /// List registered destinations by name
     List(List),
-    /// Show one, without its secret
+    /// Show a destination without its secret
     Show {
-        /// Its name
+        /// Name of the destination
         name: String,
-        /// Show what its receiver verifies with instead, and nothing else: its newest secret or, where that is asymmetric, the public key
+        /// Print only the key that the receiver verifies with: the newest secret, or its public key if asymmetric
         #[arg(long)]
         reveal: bool,
-        /// Show it as JSON
+        /// Print the destination as JSON
         #[arg(long, conflicts_with = "reveal")]
         json: bool,
     },
-    /// Register a destination, or change what is given of one that is there; a new one gets a secret
+    /// Register a destination with a new secret, or change the given values of an existing destination
     Put(Box<Put>),
-    /// Send to it again
+    /// Enable a destination
     Enable {
-        /// Its name
+        /// Name of the destination
         name: String,
     },
-    /// Let its messages wait
+    /// Disable a destination: its messages wait
     Disable {
-        /// Its name
+        /// Name of the destination
         name: String,
-        /// Why, for whoever finds it disabled
+        /// Reason, shown with the destination
         #[arg(long, value_name = "TEXT", default_value = "OPERATOR")]
         reason: String,
     },
-    /// Remove it; what waits for it becomes dead letters
+    /// Remove a destination; its waiting messages become dead letters
     Remove {
-        /// Its name
+        /// Name of the destination
         name: String,
     },
-    /// Make a new secret and show what its receiver verifies with; the secret before it signs beside it for a while
+    /// Create a new secret and print the key for the receiver; the old secret also signs for a while
     Rotate {
-        /// Its name
+        /// Name of the destination
         name: String,
-        /// Make an asymmetric one (Ed25519), and show its public key: the receiver cannot sign with it
+        /// Create an asymmetric secret (Ed25519) and print its public key, which cannot sign
         #[arg(long)]
         asymmetric: bool,
-        /// How long the old secret signs still
+        /// How long the old secret keeps signing
         #[arg(long, value_name = "DURATION", default_value = "24h")]
         keep: String,
     },
     /// Encrypt all secrets in the database with the newest key of OUTBOX_SECRET_KEY
     Encrypt,
-    /// Send it a test event at once, also where it is disabled, and show the answer
+    /// Send a test event at once, even to a disabled destination, and show the response
     Test {
-        /// Its name
+        /// Name of the destination
         name: String,
-        /// Show it as JSON
+        /// Print the response as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show what became of its messages, the newest first
+    /// List the messages of a destination with their results, newest first
     Deliveries(deliveries::List),
-    /// Send a message there once more: one that it got, or a dead letter
+    /// Send a delivered message or a dead letter to a destination again
     SendAgain {
-        /// Its name
+        /// Name of the destination
         name: String,
-        /// The message id, as the receiver sees it
+        /// Message id (webhook-id at the receiver)
         id: Uuid,
     },
 }
 
 #[derive(Debug, clap::Args)]
 struct List {
-    /// Those of this tenant only
+    /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// The disabled ones only
+    /// Only disabled destinations
     #[arg(long)]
     disabled: bool,
-    /// Those with this in their name, URL or description only
+    /// Only destinations with this text in their name, URL or description
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
-    /// Those behind this name only
+    /// Only destinations after this name
     #[arg(long, value_name = "NAME")]
     after: Option<String>,
-    /// How many, at most
+    /// Maximum number of destinations
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Show them as JSON
+    /// Print the destinations as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 struct Put {
-    /// Its name
+    /// Name of the destination
     name: String,
-    /// Where messages are posted; needed for a new one
+    /// URL that messages are posted to; required for a new destination
     url: Option<String>,
-    /// Only topics that match this pattern; may be given again
+    /// Only topics that match this pattern; repeatable
     #[arg(long = "topic", value_name = "PATTERN")]
     topics: Vec<String>,
     /// Only messages of this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only messages whose payload meets this, such as '$.total ? (@ > 100)'
+    /// Only messages whose payload matches this JSONPath, such as '$.total ? (@ > 100)'
     #[arg(long, value_name = "JSONPATH")]
     filter: Option<String>,
-    /// A header of every request, 'name: value'; may be given again
+    /// Header of every request, 'name: value'; repeatable
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// binary, structured or batched
+    /// Form of requests: binary, structured or batched [default: OUTBOX_MODE of the relay]
     #[arg(long = "as", value_name = "MODE")]
     mode: Option<String>,
-    /// Sends at the same time, 1 to 64
+    /// Maximum number of concurrent sends, 1 to 64 [default: 4]
     #[arg(long = "sends", value_name = "COUNT")]
     concurrency: Option<usize>,
-    /// Requests from all relays together: 10/s, 600/min, 100/h
+    /// Rate limit for all relays together, such as 10/s, 600/min or 100/h
     #[arg(long, value_name = "RATE")]
     rate: Option<String>,
-    /// The limit for one send
+    /// Time limit of a send [default: OUTBOX_SEND_TIMEOUT of the relay]
     #[arg(long, value_name = "DURATION")]
     timeout: Option<String>,
-    /// A line for people
+    /// Description, for operators
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// Show it as JSON
+    /// Print the destination as JSON
     #[arg(long)]
     json: bool,
 }
@@ -222,7 +222,7 @@ fn encrypt(conn: &mut PgConnection, destinations: Destinations<'_>) -> Result<()
         error => anyhow::Error::from(error),
     })?;
     output::line(format!(
-        "encrypted the secrets of {} destinations ({} plain, {} with an older key); {} had the newest key already",
+        "encrypted the secrets of {} destinations ({} plain, {} with an older key); {} already had the newest key",
         before.plain + before.older,
         before.plain,
         before.older,
@@ -236,7 +236,7 @@ fn encrypt(conn: &mut PgConnection, destinations: Destinations<'_>) -> Result<()
     match names.as_slice() {
         [] => Ok(()),
         names => bail!(
-            "the secrets of {} destinations cannot be read and stay as they are: {}",
+            "the secrets of {} destinations cannot be read, and are unchanged: {}",
             names.len(),
             names.join(", ")
         ),
@@ -245,12 +245,12 @@ fn encrypt(conn: &mut PgConnection, destinations: Destinations<'_>) -> Result<()
 
 fn missing(name: &str) -> Result<()> {
     bail!(
-        "there is no registered destination {name:?}; `diesel-outbox destination list` shows those that are there"
+        "there is no registered destination {name:?}: `diesel-outbox destination list` shows all of them"
     )
 }
 
 impl Put {
-    /// What is given, on top of what is there.
+    /// Applies the given values to the stored destination, or to a new one.
     fn put(
         &self,
         conn: &mut PgConnection,
@@ -262,17 +262,17 @@ impl Put {
             (None, Some(url)) => RegisteredDestination::new(&self.name, url),
             (None, None) => {
                 let reason = format!(
-                    "it is needed, as there is no destination {:?} yet",
+                    "required, because there is no destination {:?} yet",
                     self.name
                 );
                 return Err(ConfigError::new("URL", reason).into());
             }
         };
-        // What could not be read would be replaced by nothing. The rest is checked when it is put.
+        // A value that cannot be read would be lost. `put` checks for other problems.
         let is_unread = |problem: &&String| !problem.starts_with("destinations.");
         if let Some(problem) = one.problem.as_ref().filter(is_unread) {
             bail!(
-                "nothing was changed: the row has a value that cannot be read, {problem}. Mend it by SQL, or remove the destination"
+                "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the destination"
             );
         }
         if let Some(url) = &self.url {
@@ -304,7 +304,7 @@ impl Put {
         one.filter = self.filter.clone().or(one.filter);
         one.description = self.description.clone().or(one.description);
         destinations.put(conn, &one).map_err(|error| match error {
-            // Of what was given: exit code 2.
+            // Bad arguments: exit code 2.
             DestinationError::Invalid(error) => error.into(),
             error => anyhow::Error::from(error),
         })?;
@@ -314,10 +314,10 @@ impl Put {
 }
 
 fn header(text: &str) -> Result<(String, secrecy::SecretString), ConfigError> {
-    // Without its value, which may be a secret.
+    // The error omits the value, which may be a secret.
     let (name, value) = text
         .split_once(':')
-        .ok_or_else(|| ConfigError::new("--header", "it has no colon: write 'name: value'"))?;
+        .ok_or_else(|| ConfigError::new("--header", "the colon is missing: write 'name: value'"))?;
     Ok((name.trim().to_owned(), value.trim().into()))
 }
 
@@ -325,13 +325,13 @@ fn show_secret(conn: &mut PgConnection, destinations: Destinations<'_>, name: &s
     match destinations.secret(conn, name)? {
         Some(secret) => output::line(for_receivers(&secret)?),
         None if destinations.get(conn, name)?.is_some() => {
-            bail!("{name} has no secret: `diesel-outbox destination rotate` makes one")
+            bail!("{name} has no secret: `diesel-outbox destination rotate` creates one")
         }
         None => missing(name),
     }
 }
 
-/// What a receiver verifies with.
+/// The key that a receiver verifies with: the public key, or the symmetric secret.
 fn for_receivers(secret: &SigningSecret) -> Result<String> {
     Ok(match secret.public_key()? {
         Some(key) => key.to_string(),
@@ -375,7 +375,7 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     Ok(())
 }
 
-/// Whether it is sent to, and if not why.
+/// Whether the destination is in use and, if not, why.
 fn state(one: &RegisteredDestination) -> String {
     let reason = one
         .disabled_reason
@@ -422,7 +422,7 @@ fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// A destination, as programs read it: without secrets, and without values of headers.
+/// A destination as JSON, without secrets and without header values.
 fn as_json(one: &RegisteredDestination) -> Value {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
     json!({

@@ -19,32 +19,33 @@ use crate::{logging, output, pauses, signals};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct Options {
-    /// Only this topic, or topics that match this pattern (order.*); can be given several times
+    /// Deliver only topics that match this topic or pattern (order.*); repeatable
     #[arg(long = "topic", value_name = "TOPIC", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     topics: Vec<String>,
     /// Stop after this many messages
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(0..=u64::MAX))]
     max_messages: Option<u64>,
-    /// Show the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
-    /// Show no progress bar
+    /// Hide the progress bar
     #[arg(long)]
     quiet: bool,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0, nothing that could be sent is due any more, or --max-messages is reached; \
-1, sends have failed and no message was delivered, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
-was interrupted or failed; 2, bad settings or usage. Some failures beside deliveries are no error: \"failed\" counts them.";
+const EXIT_CODES: &str = "Exit codes: 0, no sendable message is due any more, or --max-messages is reached; \
+1, sends failed and no message was delivered, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
+was interrupted or failed; 2, bad settings or usage. If at least one message was delivered, failed sends are no error: \
+\"failed\" counts them.";
 
-/// How often the progress bar moves.
+/// The update interval of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     logging::start(&config);
     if !config.enabled {
-        return output::line("OUTBOX_ENABLED is false: nothing was relayed");
+        return output::line("OUTBOX_ENABLED is false: nothing was sent");
     }
     let signals = signals::channel()?;
     let due = {
@@ -84,24 +85,24 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         }
         if relay.has_failed() {
             relay.shutdown(shutdown_timeout)?;
-            bail!("a thread of the relay ended by itself; its log lines say which");
+            bail!("a relay thread ended unexpectedly: the log says which");
         }
     }
     let elapsed = began.elapsed();
-    // While this relay is known as one at work: what it serves has a route.
+    // Before the shutdown: while this relay is registered, the topics that it serves have a route.
     let left = Left::read(&database_url, &table, &options.topics);
     relay.shutdown(shutdown_timeout)?;
     let stats = relay.stats();
     show(&bar, due, stats);
     bar.finish_and_clear();
     let left = left.unwrap_or_else(|error| {
-        // What was done is told all the same.
-        log::warn!(event = "left_unknown", error:% = error; "cannot read how many messages are left: {error}");
+        // The result is reported all the same.
+        log::warn!(event = "left_unknown", error:% = error; "cannot count the messages that are left: {error}");
         Left::default()
     });
     report(options, stats, elapsed, &left)?;
     if interrupted {
-        bail!("interrupted by a signal before everything due was processed");
+        bail!("interrupted by a signal before all due messages were processed");
     }
     let failed = stats.dead + stats.retried;
     if failed > 0 && stats.delivered + stats.deduplicated == 0 {
@@ -114,8 +115,8 @@ fn count(due: &[DueTopic]) -> u64 {
     due.iter().map(|topic| topic.count).sum()
 }
 
-/// Says when nothing is due any more. One question for the whole time: a look may take longer than
-/// a tick, and answers only what was asked before it began.
+/// A channel that reports when no message is due any more. One wait covers the whole drain: a poll of the relay may
+/// take longer than a tick, and only answers waits that began before the poll.
 fn when_idle(relay: &Arc<RelayHandle>) -> Result<Receiver<()>> {
     let (idle, is_idle) = bounded(1);
     let relay = Arc::clone(relay);
@@ -123,7 +124,7 @@ fn when_idle(relay: &Arc<RelayHandle>) -> Result<Receiver<()>> {
         .name("idle".to_owned())
         .spawn(move || {
             if relay.wait_until_idle(Duration::MAX) {
-                // Whoever was interrupted does not listen.
+                // After an interruption nobody receives.
                 let _ = idle.send(());
             }
         })
@@ -146,10 +147,10 @@ fn show(bar: &ProgressBar, due: u64, stats: Stats) {
     bar.set_position(done);
 }
 
-/// What a drain leaves behind.
+/// The due messages that a drain leaves, and the pauses.
 #[derive(Default)]
 struct Left {
-    /// Due messages: without a route, behind a pause or another message, or beyond `--max-messages`.
+    /// Due messages without a route, paused, behind another message of their key, or beyond `--max-messages`.
     due: Vec<DueTopic>,
     pauses: Vec<Pause>,
 }
@@ -232,7 +233,7 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
     let first = routed.map(|due| due.count).sum::<u64>() - behind;
     if first > 0 {
         output::line(format!(
-            "{first} wait for no other message: a pause, --max-messages or a signal kept them back"
+            "{first} are held back by a pause, --max-messages or a signal"
         ))?;
     }
     for pause in &left.pauses {

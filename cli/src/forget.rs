@@ -16,22 +16,22 @@ use crate::{output, signals};
 /// Options of `forget`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Stop enqueueing for the tenant first. Live messages, dead letters, the history of attempts and the \
-    tenant's registered destinations are removed. The ledger keeps sequence, message id, topic, status, reason code, \
-    HTTP status, attempts and times. Idempotency keys are blanked: the same key enqueued again is a new message. \
-    Messages without a tenant, logs, metrics and backups are not looked at. It runs as the owner of the outbox."
+    after_help = "Stop enqueueing for the tenant first. The command deletes the tenant's live messages, dead letters, \
+    history of attempts and registered destinations. The ledger keeps sequence, message id, topic, status, reason code, \
+    HTTP status, attempts and times. It blanks idempotency keys: the same key enqueued again is a new message. \
+    Messages without a tenant, logs, metrics and backups stay as they are. Run the command as the owner of the outbox."
 )]
 pub(crate) struct Options {
-    /// The tenant, a UUID
+    /// Tenant to forget (a UUID)
     #[arg(long, value_name = "UUID")]
     tenant: Uuid,
-    /// How long to wait for messages that relays are sending
+    /// How long to wait for messages in flight
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     wait: String,
-    /// Ask nothing
+    /// Skip the confirmation
     #[arg(long)]
     yes: bool,
-    /// Show the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -42,10 +42,15 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut conn = admin::connect(config.database_url()?, "forget", Duration::from_secs(600))?;
     admin::check_schema(&mut conn, &config.table)?;
     let question = format!(
-        "forget the tenant {} in the outbox {}? It cannot be undone",
+        "forget the tenant {} in the outbox {}? This cannot be undone",
         options.tenant, config.table
     );
-    if !options.yes && !confirmed(&question, "forget asks first; without a terminal say --yes")? {
+    if !options.yes
+        && !confirmed(
+            &question,
+            "forget asks for confirmation: without a terminal, give --yes",
+        )?
+    {
         bail!("nothing was forgotten");
     }
     let signals = signals::channel()?;
@@ -74,11 +79,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         output::line(sentence(&done))?;
     }
     if is_stopped {
-        bail!("stopped by a signal; the same command goes on");
+        bail!("stopped by a signal: run the same command again to continue");
     }
     if done.left > 0 {
         bail!(
-            "under way still: {} of the tenant's messages; its registered destinations are left, too: run the same command again",
+            "{} messages of the tenant are still in flight, so they and the registered destinations remain: run the same command again",
             done.left
         );
     }
@@ -87,7 +92,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 
 fn sentence(done: &Forgotten) -> String {
     format!(
-        "removed {} messages, {} dead letters, {} attempts, {} destinations; blanked {} entries of the ledger",
+        "removed {} messages, {} dead letters, {} attempts, {} destinations; blanked {} ledger entries",
         done.messages, done.dead_letters, done.attempts, done.destinations, done.ledger_entries
     )
 }

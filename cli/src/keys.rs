@@ -23,11 +23,11 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// List keys whose messages wait for a retry, a delayed message or an operator
+    /// List ordering keys blocked by a retry, a delayed message or a dead letter
     List(List),
-    /// Show the live messages and dead letters of a key, in their order
+    /// Show the live messages and dead letters of a key, in order
     Show {
-        /// The ordering key
+        /// Ordering key
         key: String,
         #[command(flatten)]
         list: List,
@@ -36,10 +36,10 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct List {
-    /// How many at most
+    /// Maximum number of rows
     #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
     limit: u32,
-    /// Show them as JSON
+    /// Print the rows as JSON
     #[arg(long)]
     json: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             }
             if records.is_empty() {
                 bail!(
-                    "no message of the key {key:?} is live or dead in the outbox \"{}\"",
+                    "the key {key:?} has no live messages and no dead letters in the outbox \"{}\"",
                     config.table
                 );
             }
@@ -79,14 +79,14 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                 return output::json(&Value::Array(keys.iter().map(as_json).collect()));
             }
             if keys.is_empty() {
-                return output::line("no key waits");
+                return output::line("no keys are blocked");
             }
             output::line(table(&keys, keys.len()))
         }
     }
 }
 
-/// A key, as programs read it.
+/// A blocked key as JSON.
 pub(crate) fn as_json(row: &BlockedKey) -> Value {
     json!({
         "ordering_key": row.ordering_key,
@@ -100,21 +100,21 @@ pub(crate) fn as_json(row: &BlockedKey) -> Value {
     })
 }
 
-/// The first of the keys as a table.
+/// A table of the first `most` keys.
 pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
     let mut table = output::table(&[
         "blocked key",
         "destination",
         "waiting",
-        "for sequence",
-        "it is",
+        "blocked by sequence",
+        "state",
     ]);
     for key in keys.iter().take(most) {
         let reason = key.reason.as_deref().unwrap_or_default();
         let when = match key.seconds_left {
             Some(seconds) => format!("due in {seconds:.0} s"),
             None if key.status == Status::Dead => "requeue or discard it".to_owned(),
-            None => "due never".to_owned(),
+            None => "never due".to_owned(),
         };
         let more = if key.waiting_is_capped { "+" } else { "" };
         table.add_row([
@@ -126,13 +126,13 @@ pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
         ]);
     }
     if keys.len() > most {
-        let more = format!("and {} more, at least", keys.len() - most);
+        let more = format!("and at least {} more", keys.len() - most);
         table.add_row([more.as_str(), "", "", "", ""]);
     }
     table
 }
 
-/// Whether a relay holds the message that does not renew its lease: it waits until another takes it over.
+/// Whether the message is claimed under an expired lease. It waits for a takeover.
 fn is_silent(record: &MessageRecord, leases: &[LeaseRow]) -> bool {
     let is_alive = |id| {
         let mut leases = leases.iter();
@@ -154,8 +154,8 @@ fn messages(records: &[MessageRecord], leases: &[LeaseRow]) -> comfy_table::Tabl
     ]);
     for record in records {
         let holds = match record.blocks_key {
-            true => ", holds the key",
-            false if is_silent(record, leases) => ", its relay's lease is over",
+            true => ", blocks the key",
+            false if is_silent(record, leases) => ", lease expired",
             false => "",
         };
         table.add_row([

@@ -12,7 +12,7 @@ use crate::settings::SettingFlags;
 /// Options of `leases`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Show them as JSON
+    /// Print the leases as JSON
     #[arg(long)]
     json: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     output::line(shown(&leases))
 }
 
-/// A lease, as programs read it.
+/// A lease as JSON.
 pub(crate) fn as_json(row: &LeaseRow) -> Value {
     json!({
         "lease": row.id,

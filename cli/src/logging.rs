@@ -1,4 +1,4 @@
-//! Log lines, as text or JSON, with their key-values.
+//! Log lines with key-value pairs, as text or JSON.
 
 use std::io::Write;
 use std::time::SystemTime;
@@ -10,11 +10,12 @@ use log::Record;
 use log::kv::{Error, Key, Value, VisitSource};
 use serde_json::Map;
 
-/// Bytes of a message and of a value that a line shows. Names and errors come from outside.
+/// The most bytes of a message in a log line. Names and errors come from outside, and may be long.
 const LONGEST_MESSAGE: usize = 4096;
+/// The most bytes of a value in a log line.
 const LONGEST_VALUE: usize = 1024;
 
-/// Starts logging to standard error. `RUST_LOG` chooses; the default is `info`.
+/// Starts logging to standard error, filtered by `RUST_LOG`. Defaults to `info`.
 pub(crate) fn start(config: &Config) {
     let filter = env_logger::Env::default().default_filter_or("info");
     let mut builder = env_logger::Builder::from_env(filter);
@@ -23,7 +24,7 @@ pub(crate) fn start(config: &Config) {
         LogFormat::Json => builder.format(json),
         _ => &mut builder,
     };
-    // Refused only when it was started before: then lines go there.
+    // Fails only if a logger is already installed, which then keeps getting the lines.
     let _ = builder.try_init();
     if config.log_format == LogFormat::Json {
         std::panic::set_hook(Box::new(|panic| {
@@ -34,12 +35,12 @@ pub(crate) fn start(config: &Config) {
     }
 }
 
-/// The time, RFC 3339.
+/// The current time, in RFC 3339.
 fn now() -> String {
     humantime::format_rfc3339_millis(SystemTime::now()).to_string()
 }
 
-/// At these levels the HTTP library writes down URLs and what goes over the wire, secrets and all.
+/// At these levels the HTTP library logs URLs and raw traffic, including secrets.
 fn shows_the_wire(record: &Record<'_>) -> bool {
     record.level() >= log::Level::Debug && record.target().starts_with("ureq")
 }
@@ -60,7 +61,7 @@ fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
     writeln!(out, "{line}")
 }
 
-/// Time, level, message, pairs. Text that could be taken for pairs of the line is quoted.
+/// Time, level, message, pairs. Text that could pass for pairs is quoted.
 fn text_line(time: &str, record: &Record<'_>) -> String {
     let message = cut(record.args().to_string(), LONGEST_MESSAGE);
     let quotes = message.matches('"').count();
@@ -86,7 +87,7 @@ fn is_plain(text: &str) -> bool {
         .all(|c| c.is_alphanumeric() || "-_.:/@*".contains(c))
 }
 
-/// The line's own names come first. A pair of one of these names gets an underscore.
+/// The line's own keys come first. A pair with one of these keys gets an underscore.
 fn json_line(time: &str, record: &Record<'_>) -> serde_json::Value {
     let mut line = Map::new();
     line.insert("time".to_owned(), time.into());
@@ -106,7 +107,7 @@ fn json_line(time: &str, record: &Record<'_>) -> serde_json::Value {
     serde_json::Value::Object(line)
 }
 
-/// The beginning of a long text, and how long the text is.
+/// A text of at most `most` bytes. A shortened text ends with its full length.
 fn cut(mut text: String, most: usize) -> String {
     if text.len() > most {
         let bytes = text.len();
@@ -119,7 +120,7 @@ fn cut(mut text: String, most: usize) -> String {
 
 fn pairs(record: &Record<'_>) -> Map<String, serde_json::Value> {
     let mut pairs = Pairs::default();
-    // The visitor below refuses nothing.
+    // The visitor below never fails.
     let _ = record.key_values().visit(&mut pairs);
     pairs.0
 }
@@ -151,7 +152,7 @@ mod tests {
 
     const FORGED: &str = "x who=root event=admin_login\nEvent: \u{9b}31m\"";
 
-    /// Both lines of a record with these pairs.
+    /// The text line and the JSON line of a record with these pairs.
     fn lines(message: &str, pairs: &[(&str, &str)]) -> (String, serde_json::Value) {
         let text = text_line(
             "T",
@@ -203,7 +204,7 @@ mod tests {
             let (text, json) = lines(message, &pairs);
             assert!(!text.contains(char::is_control), "{text}");
             assert_eq!(json["message"], message);
-            // What is outside of quotes is the line's own.
+            // Text outside quotes is the line's own.
             let mut is_quoted = false;
             let mut is_escaped = false;
             let outside: String = text

@@ -1,4 +1,4 @@
-//! The `diesel-outbox` binary: a relay beside an application, and an operator's commands.
+//! The `diesel-outbox` binary: a standalone relay, and the commands for operators.
 
 mod admin;
 #[cfg(feature = "laboratory")]
@@ -41,7 +41,7 @@ use crate::cli::{Cli, Command};
 
 /// Failed while running.
 const FAILED: u8 = 1;
-/// Bad settings or usage; clap uses it, too.
+/// Bad settings or usage. clap exits with the same code.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -84,15 +84,15 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Whoever reads our output has seen enough, as `head` does.
+/// The reader of the output closed the pipe, as `head` does: no failure.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// An error, and what to do where the database refuses for want of a right. That of a server which speaks
-/// another language is told as it is.
+/// The error text, with advice if the database role lacks a right. Messages of a server in another language get no
+/// advice.
 fn with_advice(error: &anyhow::Error) -> String {
     let what = error.chain().find_map(|cause| {
         let text = cause.to_string();
@@ -101,12 +101,12 @@ fn with_advice(error: &anyhow::Error) -> String {
     });
     let advice = match what.as_deref().and_then(|what| what.split(' ').next()) {
         None => "",
-        Some("database") => ": the role needs GRANT CREATE on it",
+        Some("database") => ": the role needs CREATE on this database",
         Some("schema") => {
-            ": the role needs GRANT USAGE on it, and GRANT CREATE to make an outbox in it"
+            ": the role needs USAGE on this schema, and CREATE to create an outbox in it"
         }
         Some(_) => {
-            "; `diesel-outbox migrate --print --roles` prints the rights of each role, `diesel-outbox check` those that a relay lacks"
+            "; `diesel-outbox migrate --print --roles` prints the rights of each role, `diesel-outbox check` the rights that a relay lacks"
         }
     };
     format!("{error:#}{advice}")

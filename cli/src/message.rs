@@ -22,21 +22,21 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Show a message with its payload, at each destination, and what has happened to it
+    /// Show a message at each destination, with its payload and history
     Show {
-        /// Its message id (the receiver's webhook-id), its idempotency key, or its sequence
+        /// Message id (webhook-id at the receiver), idempotency key or sequence
         which: String,
-        /// Show it as JSON
+        /// Print the message as JSON
         #[arg(long)]
         json: bool,
     },
-    /// List what waits (pending, sending, retrying), the next due first
+    /// List waiting messages (pending, sending, retrying), next due first
     List(waiting::List),
-    /// Cancel a message that waits: it is not sent
+    /// Cancel a waiting message, so that it is not sent
     Cancel(waiting::Cancel),
-    /// Let a message that waits be due at another time
+    /// Change the due time of a waiting message
     Reschedule(waiting::Reschedule),
-    /// Say that a message was delivered by other means, or must not be sent; also of a dead letter
+    /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
     Settle(waiting::Settle),
 }
 
@@ -59,7 +59,7 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     let in_part = if found.is_complete {
         ""
     } else {
-        "; not everything was searched in time: its idempotency key leads to it at once"
+        "; the search timed out: search by idempotency key, which is fast"
     };
     if found.rows.is_empty() {
         bail!("{}{in_part}", unknown(which, config));
@@ -90,12 +90,12 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
 
 fn unknown(which: &str, config: &Config) -> String {
     format!(
-        "there is no message with the id, key or sequence {which:?} in the outbox \"{}\", and the ledger does not remember one",
+        "there is no message with the id, key or sequence {which:?} in the outbox \"{}\" or its ledger",
         config.table
     )
 }
 
-/// A record, as programs read it.
+/// A record as JSON.
 pub(crate) fn as_json(record: &MessageRecord) -> Value {
     let mut value = json!({
         "kept_in": record.kept_in,
@@ -175,14 +175,14 @@ fn show(record: &MessageRecord) -> Result<()> {
     output::line("")
 }
 
-/// What has happened, or will.
+/// An event of the timeline, past or future.
 pub(crate) struct Event {
     /// RFC 3339.
     pub(crate) at: String,
     pub(crate) what: String,
 }
 
-/// Of a dead letter the ledger has an entry, too: it says less.
+/// Whether the record is the ledger entry of a dead letter, which has more details.
 pub(crate) fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRecord]) -> bool {
     let is_of_it = |other: &&MessageRecord| other.sequence == record.sequence;
     let mut of_it = all.iter().filter(is_of_it);
@@ -193,9 +193,9 @@ pub(crate) fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRec
     record.kept_in == "ledger" && is_the_last && of_it.any(|other| other.kept_in == "dead")
 }
 
-/// What the records and the history tell, in the order of time.
+/// The events of the records and of the history, ordered by time.
 pub(crate) fn timeline(records: &[MessageRecord], history: &[HistoryEntry]) -> Vec<Event> {
-    // What failed comes before the end that it led to, also where both have one time.
+    // History comes first, and the sort is stable: a failed attempt precedes its end, even at the same time.
     let of_history = |entry: &HistoryEntry| Event {
         at: entry.happened_at.clone(),
         what: told(entry),
@@ -213,12 +213,12 @@ pub(crate) fn timeline(records: &[MessageRecord], history: &[HistoryEntry]) -> V
     events
 }
 
-/// Who has cancelled a message, where no operator did (`Outbox::cancel`).
+/// Who cancelled a message if no operator did (`Outbox::cancel`).
 pub(crate) const APPLICATION: &str = "the application";
 
 const REPLAYED: &str = "replayed";
 
-/// The history says who replayed this message: that it was enqueued then says less.
+/// Whether the history records the replay that enqueued this message, and by whom.
 pub(crate) fn is_said_to_be_replayed(sequence: i64, history: &[HistoryEntry]) -> bool {
     let mut of_it = history.iter().filter(|entry| entry.sequence.0 == sequence);
     of_it.any(|entry| entry.event == REPLAYED)
@@ -231,7 +231,7 @@ fn whither(destination: &str) -> String {
     }
 }
 
-/// An entry of the history in words.
+/// An entry of the history, in words.
 pub(crate) fn told(entry: &HistoryEntry) -> String {
     let whither = whither(&entry.destination);
     if entry.event != "failed" {
@@ -314,7 +314,7 @@ fn events(record: &MessageRecord) -> Vec<Event> {
         ),
         Status::Dead => add(
             &record.settled_at,
-            format!("died{whither} after {attempts}: {error}"),
+            format!("dead-lettered{whither} after {attempts}: {error}"),
         ),
         Status::Retrying => add(
             &record.available_at,
@@ -322,13 +322,13 @@ fn events(record: &MessageRecord) -> Vec<Event> {
         ),
         Status::Pending if record.reason.is_some() => add(
             &record.available_at,
-            format!("due again{whither}, it waited: {error}"),
+            format!("due again{whither} after waiting: {error}"),
         ),
         Status::Pending => add(&record.available_at, format!("due{whither}")),
         _ => {}
     }
     if record.kept_in == "live" {
-        add(&record.expires_at, format!("its time is over{whither}"));
+        add(&record.expires_at, format!("expires{whither}"));
     }
     events
 }

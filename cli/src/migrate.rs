@@ -11,13 +11,13 @@ use crate::settings::SettingFlags;
 /// Options of `migrate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Print the SQL instead, for a migration of your own; needs no database
+    /// Print the SQL for a migration of your own instead; needs no database
     #[arg(long)]
     print: bool,
-    /// With --print: the SQL that undoes it
+    /// With --print: print the SQL that drops the outbox
     #[arg(long, requires = "print")]
     down: bool,
-    /// With --print: the SQL of roles with least privilege, for enqueueing, relaying and looking
+    /// With --print: print the SQL of roles with minimal rights, for enqueueing, relaying and reading
     #[arg(long, requires = "print", conflicts_with = "down")]
     roles: bool,
 }

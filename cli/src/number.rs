@@ -1,10 +1,10 @@
-//! Whole numbers on the command line, within limits that make sense.
+//! Whole numbers on the command line, within limits.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Reads a whole number within these limits, `1_000_000` or `1000000`.
+/// A parser of whole numbers within these limits, such as `1_000_000` or `1000000`.
 pub(crate) fn whole<T>(limits: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
 where
     T: FromStr + PartialOrd + Display + Clone,

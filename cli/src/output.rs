@@ -1,4 +1,4 @@
-//! Standard output: tables and JSON, and no panic when nobody reads.
+//! Standard output: tables and JSON. A closed pipe is an error, not a panic.
 
 use std::io::Write;
 
@@ -7,12 +7,12 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use terminal_size::{Width, terminal_size_of};
 
-/// Columns of a table, at least.
+/// The least width of a table, in characters.
 const LEAST_WIDTH: u16 = 60;
-/// Characters of a name that a row of a table shows.
+/// The most characters of a name in a table row.
 pub(crate) const LONGEST_NAME: usize = 80;
 
-/// Writes a text and a line break.
+/// Writes a line, and flushes.
 pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
@@ -20,7 +20,7 @@ pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
     Ok(())
 }
 
-/// Writes JSON for programs, indented for people who look at it.
+/// Writes indented JSON.
 pub(crate) fn json(value: &serde_json::Value) -> Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
@@ -33,25 +33,25 @@ pub(crate) fn table(headings: &[&str]) -> Table {
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(headings);
     if let Some((Width(width), _)) = terminal_size_of(std::io::stdout()) {
-        // A terminal of no size, as some tools make them, would get a letter in each line.
+        // Some tools create terminals of width 0: a table would have one letter per line.
         table.set_width(width.max(LEAST_WIDTH));
     }
     table
 }
 
-/// Text from a database or a receiver: a terminal obeys control characters.
+/// Text from a database or a receiver, without the control characters that a terminal would obey.
 pub(crate) fn shown(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
 }
 
-/// The beginning of a name, which may have a kilobyte, for a row of a table. JSON has all of it.
+/// A name, shortened for a table row: names may have a kilobyte. JSON has the full name.
 pub(crate) fn name(name: &str) -> String {
     shortened(&shown(name), LONGEST_NAME)
 }
 
-/// The beginning of a text of any length.
+/// A text of at most `most` characters. A shortened text ends with `…`.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -74,7 +74,7 @@ pub(crate) fn grouped(number: f64) -> String {
     grouped
 }
 
-/// Seconds as people say them: `3 s`, `12 min`, `4.2 h`, `9 d`.
+/// Seconds in a readable unit: `3 s`, `12 min`, `4.2 h`, `9 d`.
 pub(crate) fn age(seconds: f64) -> String {
     match seconds {
         s if s < 120.0 => format!("{s:.0} s"),

@@ -21,26 +21,26 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Send nothing to a destination; relays learn of it within a second
+    /// Stop sending to a destination, on all relays within 1 s
     Destination {
-        /// Its name; `default` is the one of OUTBOX_URL
+        /// Name of the destination; `default` is the destination of OUTBOX_URL
         name: String,
-        /// Pause it even if these settings have no such destination
+        /// Pause the destination even if these settings do not have it
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         how: How,
     },
-    /// Claim no messages of a topic; what relays have claimed is still sent
+    /// Stop claiming messages of a topic; claimed messages are still sent
     Topic {
-        /// The topic as it stands in messages, not a pattern
+        /// Exact topic of the messages; patterns are not allowed
         topic: String,
         #[command(flatten)]
         how: How,
     },
-    /// Show what is paused, why and for how long
+    /// List pauses with their reasons and remaining times
     List {
-        /// Show it as JSON
+        /// Print the pauses as JSON
         #[arg(long)]
         json: bool,
     },
@@ -48,21 +48,22 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct How {
-    /// For how long, for example 10m; without it until it is resumed
+    /// Duration of the pause, such as 10m [default: until resumed]
     #[arg(long = "for", value_name = "DURATION")]
     duration: Option<String>,
-    /// Why, for whoever finds it paused
+    /// Reason, shown with the pause
     #[arg(long, value_name = "TEXT", default_value = OPERATOR)]
     reason: String,
-    /// Show the pause as JSON
+    /// Print the pause as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The reason where the operator gives none.
+/// The default reason.
 const OPERATOR: &str = "OPERATOR";
-/// The reason that makes a pause the circuit breaker's.
+/// The reason by which relays recognise a pause of the circuit breaker.
 const BREAKER_OPEN: &str = "BREAKER_OPEN";
+/// The most bytes of a reason.
 const LONGEST_REASON: usize = 200;
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
@@ -97,7 +98,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
 }
 
-/// A connection to an outbox that is there.
+/// Connects, and checks that the outbox exists.
 pub(crate) fn connect(config: &Config, purpose: &str) -> Result<PgConnection> {
     let mut conn = admin::connect(config.database_url()?, purpose, Duration::from_secs(30))?;
     admin::check_schema(&mut conn, &config.table)?;
@@ -105,15 +106,15 @@ pub(crate) fn connect(config: &Config, purpose: &str) -> Result<PgConnection> {
 }
 
 impl How {
-    /// The duration, when all that was said is usable.
+    /// Checks the reason and the duration, and returns the duration.
     fn duration(&self) -> Result<Option<Duration>, ConfigError> {
         let reason = self.reason.trim();
         if reason.is_empty() || reason.len() > LONGEST_REASON {
-            let limits = format!("it has to have 1 to {LONGEST_REASON} bytes");
+            let limits = format!("must have 1 to {LONGEST_REASON} bytes");
             return Err(ConfigError::new("--reason", limits));
         }
         if reason == BREAKER_OPEN {
-            let taken = "relays would take it for a circuit breaker's: choose another";
+            let taken = "reserved for circuit breakers: give another reason";
             return Err(ConfigError::new("--reason", taken));
         }
         let Some(text) = &self.duration else {
@@ -121,14 +122,14 @@ impl How {
         };
         let duration = parse_duration("--for", text)?;
         if duration < Duration::from_millis(1) {
-            return Err(ConfigError::new("--for", "it has to be 1ms or longer"));
+            return Err(ConfigError::new("--for", "must be 1ms or longer"));
         }
         Ok(Some(duration))
     }
 }
 
-/// A misspelt name would pause nothing, and nobody would notice. Without any destination in the
-/// settings at hand, another process has them.
+/// Refuses an unknown name, because pausing a misspelt name has no effect. Without any destination in these settings,
+/// another process has the destinations, and every name is accepted.
 fn check_name(config: &Config, name: &str) -> Result<(), ConfigError> {
     let destinations = config.all_destinations();
     let known: Vec<&str> = destinations.iter().map(|d| d.name.as_str()).collect();
@@ -141,13 +142,13 @@ fn check_name(config: &Config, name: &str) -> Result<(), ConfigError> {
     Err(ConfigError::new(
         "pause destination",
         format!(
-            "these settings have no destination {name:?}, only {}; --force pauses it all the same",
+            "these settings have no destination {name:?}, only {}: check the spelling, or give --force",
             known.join(", ")
         ),
     ))
 }
 
-/// A name that no waiting message has may be misspelt, or its messages are still to come.
+/// Warns about a name that no waiting message has: the name may be misspelt, or its messages may come later.
 fn warn_of_unknown(
     conn: &mut PgConnection,
     config: &Config,
@@ -162,7 +163,7 @@ fn warn_of_unknown(
     if !is_named {
         let kind = kind.as_str();
         eprintln!(
-            "diesel-outbox: no waiting message names the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind} {name:?}` ends the pause)"
+            "diesel-outbox: no waiting message has the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind} {name:?}` ends the pause)"
         );
     }
     Ok(())
@@ -176,7 +177,7 @@ fn check_topic(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<
             .iter()
             .any(|live| live.topic == topic)
     {
-        "no message has this topic, and patterns are not served: pause each topic by its name"
+        "no message has this topic, and patterns are not allowed: pause each topic by name"
     } else {
         return Ok(());
     };
@@ -195,7 +196,7 @@ fn pause(
     admin::pause(conn, &config.table, kind, name, reason, duration)?;
     let pauses = admin::pauses(conn, &config.table)?;
     let Some(pause) = pauses::find(&pauses, kind, name) else {
-        bail!("the pause of {} {name} is over already", kind.as_str());
+        bail!("the pause of {} {name} has already ended", kind.as_str());
     };
     if how.json {
         return output::json(&pauses::as_json(pause));
@@ -209,7 +210,7 @@ fn pause(
     if is_longer {
         let kind = kind.as_str();
         return output::line(format!(
-            "nothing was changed: {sentence}, and that pause lasts as long as the one asked for, or longer. To replace it, first run: diesel-outbox resume {kind} {}",
+            "nothing was changed: {sentence}, which is at least as long as requested. To replace this pause, first run: diesel-outbox resume {kind} {}",
             output::shown(name)
         ));
     }

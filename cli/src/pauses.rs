@@ -1,4 +1,4 @@
-//! Pauses, as several commands show them.
+//! Pauses as text, table and JSON, for several commands.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::output;
 
-/// The pause of a destination or of a topic, if it is paused.
+/// The pause of a destination or topic, if there is one.
 pub(crate) fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
     pauses
         .iter()
@@ -49,7 +49,7 @@ pub(crate) fn sentence(pause: &Pause) -> String {
 fn left(pause: &Pause) -> String {
     match pause.left {
         None => "until resumed".to_owned(),
-        Some(Duration::ZERO) => "its time is over: one message is tried next".to_owned(),
+        Some(Duration::ZERO) => "until the next trial message".to_owned(),
         Some(left) => {
             let seconds = Duration::from_secs(left.as_secs_f64().ceil() as u64);
             format!("for another {}", humantime::format_duration(seconds))

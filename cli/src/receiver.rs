@@ -12,29 +12,29 @@ use crate::output;
 /// Options of `receive`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The port; 0: any free one
+    /// Port to listen on; 0 for any free port
     #[arg(long, default_value_t = 0)]
     port: u16,
-    /// The status of every answer
+    /// HTTP status of every response
     #[arg(long, default_value_t = 200, value_parser = whole(200..=599_u16))]
     status: u16,
 }
 
-/// Headers of a request that is read.
+/// The most headers of a request.
 const MOST_HEADERS: usize = 64;
-/// Bytes of a request's head.
+/// The most bytes of a request head.
 const MOST_HEAD_BYTES: usize = 64 * 1024;
-/// Bytes of a request's body.
+/// The most bytes of a request body.
 const MOST_BODY_BYTES: usize = 16 * 1024 * 1024;
 
-/// A request, as far as a receiver needs it.
+/// The headers and the body of a request.
 pub(crate) struct Received {
     headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
 impl Received {
-    /// The value of the header of this name, in lower case.
+    /// The value of a header. `name` must be in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
@@ -43,8 +43,8 @@ impl Received {
     }
 }
 
-/// Listens on the loopback; a thread for each connection answers each request with the status
-/// that `answer` gives. Ends with the process.
+/// Listens on loopback until the process ends. A thread for each connection responds to each request with the status
+/// that `answer` returns.
 pub(crate) fn start(
     port: u16,
     answer: impl Fn(&Received) -> u16 + Send + Sync + 'static,
@@ -61,7 +61,7 @@ pub(crate) fn start(
                     .name("receive".to_owned())
                     .spawn(move || {
                         if let Err(error) = serve(stream, &*answer) {
-                            log::debug!(event = "receiver_failed"; "the receiver could not answer: {error:#}");
+                            log::debug!(event = "receiver_failed"; "the receiver cannot respond: {error:#}");
                         }
                     });
                 if let Err(error) = spawned {
@@ -102,7 +102,7 @@ fn read(reader: &mut BufReader<TcpStream>, head: &mut Vec<u8>) -> Result<Option<
             break;
         }
         if head.len() > MOST_HEAD_BYTES {
-            bail!("the request's head is too long");
+            bail!("the request head is too large");
         }
     }
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
@@ -121,19 +121,19 @@ fn read(reader: &mut BufReader<TcpStream>, head: &mut Vec<u8>) -> Result<Option<
         .find(|(name, _)| name == "content-length")
         .map_or(Ok(0), |(_, value)| value.parse())?;
     if length > MOST_BODY_BYTES {
-        bail!("the request's body is too long");
+        bail!("the request body is too large");
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     Ok(Some(Received { headers, body }))
 }
 
-/// Answers everything with one status, and says on standard output where.
+/// Responds to every request with one status, and prints the URL to standard output.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let status = options.status;
     let address = start(options.port, move |_| status)?;
     output::line(format!("http://{address}/"))?;
-    // Whoever started this closes its standard input to end it.
+    // The parent process closes standard input to end this process.
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
     Ok(())
 }

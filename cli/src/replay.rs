@@ -19,46 +19,46 @@ use crate::{dead, output, signals};
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Payloads are in the ledger where OUTBOX_LEDGER_PAYLOAD was true when a message was \
-    delivered; headers never are, so replayed messages have none. They come in the order of the deliveries; \
-    ordering keys are kept. Each goes to the destination that it named; one that named none goes to \
-    --destination, or where the routes of today lead. Receivers see the same message id, and those that \
-    handle each id once do nothing: --new-ids has it handled again."
+    after_help = "A message can be replayed if the ledger has its payload, that is, if OUTBOX_LEDGER_PAYLOAD was \
+    true when the message was delivered. Headers are not kept, so replayed messages have none. Messages are replayed in \
+    the order of their deliveries, and keep their ordering keys. A message that named a destination goes there again. \
+    Other messages go to --destination, or follow the current routes. Receivers see the same message id, and ignore \
+    the message if they handle each id once: with --new-ids, they handle it again."
 )]
 pub(crate) struct Options {
     /// Only these messages: message ids, idempotency keys or sequences
     #[arg(value_name = "ID")]
     ids: Vec<String>,
-    /// Delivered then or later: a time (2026-11-21T10:00:00Z) or how long ago (2h)
+    /// Only messages delivered since this time: 2026-11-21T10:00:00Z, or 2h for two hours ago
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
-    /// Delivered before then: a time or how long ago [default: now]
+    /// Only messages delivered before this time [default: now]
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
-    /// Only what was delivered to this destination, and there again ("" for what named none)
+    /// Only messages delivered to this destination, to which they go again ("" for messages that named none)
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
-    /// Only this tenant, a UUID
+    /// Only this tenant (a UUID)
     #[arg(long, value_name = "ID")]
     tenant: Option<String>,
-    /// Give new message ids, so that receivers handle the messages again
+    /// Assign new message ids, so that receivers handle the messages again
     #[arg(long)]
     new_ids: bool,
-    /// Name of this run, in the idempotency keys <key>#replay-NAME; the same name continues a run
+    /// Name of the run; the same name continues a run. Idempotency keys become <key>#replay-NAME
     #[arg(long, value_name = "NAME")]
     run: Option<String>,
     #[command(flatten)]
     signed: Signed,
-    /// Only say how many there are
+    /// Only count the messages
     #[arg(long)]
     dry_run: bool,
-    /// Ask nothing
+    /// Skip the confirmation
     #[arg(long)]
     yes: bool,
-    /// Show the result as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -66,10 +66,10 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let mut filter = filter(options)?;
-    // Known before the first message is replayed: what is broken off then goes on, too.
+    // The name is known before the first replay, so that an interrupted run can continue.
     let run = options.run.clone().unwrap_or_else(new_name);
     let run: ReplayRun = run.parse().map_err(|_| {
-        let why = format!("{run:?} is no name of a run: 1 to 22 letters, digits and -");
+        let why = format!("{run:?} is not a run name: give 1 to 22 letters, digits and -");
         ConfigError::new("--run", why)
     })?;
     let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let found = admin::count_replayable(&mut conn, &config.table, &filter)?;
     if found.without_payload > 0 && !options.json {
         output::line(format!(
-            "{} delivered messages have no payload in the ledger and cannot be replayed (OUTBOX_LEDGER_PAYLOAD)",
+            "{} delivered messages cannot be replayed: the ledger has no payload of them (OUTBOX_LEDGER_PAYLOAD)",
             found.without_payload
         ))?;
     }
@@ -86,7 +86,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         return end(options, &found, &Replayed::default(), None);
     }
     let question = format!(
-        "replay {} messages of outbox {}{}?",
+        "replay {} messages of the outbox {}{}?",
         found.replayed,
         config.table,
         if options.new_ids {
@@ -95,7 +95,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             ""
         },
     );
-    if !options.yes && !confirmed(&question, "replay asks first; without a terminal say --yes")? {
+    if !options.yes
+        && !confirmed(
+            &question,
+            "replay asks for confirmation: without a terminal, give --yes",
+        )?
+    {
         bail!("nothing was replayed");
     }
     let signals = signals::channel()?;
@@ -126,7 +131,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     );
     bar.finish_and_clear();
     let goes_on = format!(
-        "the same command with --run {run}{} goes on",
+        "to continue, repeat the command with --run {run}{}",
         fixed_times(options, &filter)
     );
     let replayed = match replayed {
@@ -140,7 +145,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     Ok(())
 }
 
-/// By the time, and no other one's.
+/// A unique name that begins with the current time.
 fn new_name() -> String {
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let time: String = now
@@ -151,7 +156,7 @@ fn new_name() -> String {
     format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
 }
 
-/// The flags of times that were given as how long ago: later they would mean other messages.
+/// Flags with absolute times for times given as durations, which would select other messages later.
 fn fixed_times(options: &Options, filter: &ReplayFilter) -> String {
     let fixed = |flag: &str, given: &Option<String>, time: Option<SystemTime>| match (given, time) {
         (Some(text), Some(time)) if humantime::parse_duration(text).is_ok() => {
@@ -164,7 +169,8 @@ fn fixed_times(options: &Options, filter: &ReplayFilter) -> String {
 
 fn filter(options: &Options) -> Result<ReplayFilter> {
     if options.ids.is_empty() && options.from.is_none() {
-        let reason = "say --from, or which messages; --from 9999d is all that the ledger has";
+        let reason =
+            "give --from, or the messages to replay; --from 9999d selects the whole ledger";
         return Err(ConfigError::new("replay", reason).into());
     }
     let time = |flag: &str, text: &Option<String>| match text {
@@ -172,7 +178,9 @@ fn filter(options: &Options) -> Result<ReplayFilter> {
             Some(time) => Ok(Some(time)),
             None => Err(ConfigError::new(
                 flag,
-                format!("{text:?} is no time: write 2026-11-21T10:00:00Z, or 2h for two hours ago"),
+                format!(
+                    "{text:?} is not a time: write 2026-11-21T10:00:00Z, or 2h for two hours ago"
+                ),
             )),
         },
         None => Ok(None),
@@ -185,7 +193,7 @@ fn filter(options: &Options) -> Result<ReplayFilter> {
         .zip(until)
         .is_some_and(|(since, until)| since >= until)
     {
-        return Err(ConfigError::new("--until", "it is not after --from").into());
+        return Err(ConfigError::new("--until", "must be after --from").into());
     }
     Ok(ReplayFilter {
         since,
@@ -197,7 +205,7 @@ fn filter(options: &Options) -> Result<ReplayFilter> {
     })
 }
 
-/// A time of RFC 3339, or how long ago.
+/// Parses an RFC 3339 time, or a duration as the time that long ago.
 fn parse_time(text: &str) -> Option<SystemTime> {
     if let Ok(ago) = humantime::parse_duration(text) {
         return Some(
@@ -219,7 +227,7 @@ fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<
             .iter()
             .filter(|record| record.status == Status::Delivered);
         let before = keys.len();
-        // What was replayed before is the same message.
+        // Skip earlier replays: they are copies of the same message.
         let first = delivered.filter(|record| record.replay_of().is_none());
         keys.extend(first.map(|record| record.idempotency_key.clone()));
         if keys.len() == before {
@@ -251,14 +259,14 @@ fn end(
     }
     let skipped = match done.skipped {
         0 => String::new(),
-        skipped => format!("; {skipped} were in this run before"),
+        skipped => format!("; {skipped} were already in this run"),
     };
     if found.replayed + found.without_payload == 0 {
         return output::line("replayed 0: no delivered message in the ledger matches");
     }
     let run = run.map_or(String::new(), |run| format!(" in the run {run}"));
     let end = if std::io::stdout().is_terminal() && done.replayed > 0 {
-        "; `diesel-outbox status --watch` shows how they go out"
+        "; `diesel-outbox status --watch` shows the progress"
     } else {
         ""
     };

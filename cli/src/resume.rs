@@ -16,19 +16,19 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Send to a destination again, whatever it was paused for
+    /// Resume a destination, whatever paused it
     Destination {
-        /// Its name, as `pause list` shows it
+        /// Name of the destination, as in `pause list`
         name: String,
-        /// Show the result as JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Send messages of a topic again
+    /// Resume a topic
     Topic {
-        /// The topic, as `pause list` shows it
+        /// Topic, as in `pause list`
         topic: String,
-        /// Show the result as JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
@@ -43,11 +43,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut conn = pause::connect(&config, "resume")?;
     let pauses = admin::pauses(&mut conn, &config.table)?;
     let pause = pauses::find(&pauses, kind, name);
-    // Also where it is over: then nobody has to forget it later.
+    // Also deletes an expired pause, which would have to be deleted later anyway.
     admin::resume(&mut conn, &config.table, kind, name)?;
     let Some(pause) = pause else {
         bail!(
-            "{} {name:?} is not paused: `diesel-outbox pause list` shows what is",
+            "{} {name:?} is not paused: `diesel-outbox pause list` shows all pauses",
             kind.as_str()
         );
     };

@@ -11,7 +11,7 @@ use crate::admin::Bound;
 use crate::settings::SettingFlags;
 use crate::{logging, signals};
 
-/// How often the relay is asked whether a thread has ended by a defect.
+/// How often the relay is checked for a thread that ended unexpectedly.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
@@ -24,7 +24,7 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     }
     let page = Bound::new(&config)?;
     let relay = Arc::new(Relay::from_config(config).start()?);
-    // Also while the relay shuts down.
+    // The page stays available while the relay shuts down.
     let _page = page
         .map(|page| page.serve(Some(Arc::clone(&relay))))
         .transpose()?;
@@ -40,10 +40,10 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
         }
     }
     relay.shutdown(shutdown_timeout)?;
-    bail!("a thread of the relay ended by itself; its log lines say which")
+    bail!("a relay thread ended unexpectedly: the log says which")
 }
 
-/// Reads the settings anew. What is wrong with them is said, and the old ones stay.
+/// Reloads the settings. If they cannot be used, logs the error and keeps the old settings.
 fn read_anew(relay: &RelayHandle, settings: &SettingFlags) {
     let reload = || -> Result<()> {
         let config = settings.load()?;

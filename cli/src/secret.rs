@@ -20,29 +20,29 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Make a new secret, for OUTBOX_SECRET or a destination's `secret`, or a key for OUTBOX_SECRET_KEY
+    /// Create a signing secret for OUTBOX_SECRET or a destination, or a key for OUTBOX_SECRET_KEY
     New(New),
-    /// Show the public keys of asymmetric secrets: what receivers verify with
+    /// Show the public keys of asymmetric secrets, for receivers to verify with
     Public {
-        /// The file with the secrets, or - for standard input; without it those of OUTBOX_SECRET
+        /// File with the secrets, or - for standard input [default: the secrets of OUTBOX_SECRET]
         file: Option<String>,
     },
 }
 
 #[derive(Debug, clap::Args)]
 struct New {
-    /// One that receivers get, too: whsec_… (HMAC-SHA256). The default
+    /// Create a symmetric secret to share with receivers: whsec_… (HMAC-SHA256; the default)
     #[arg(long)]
     symmetric: bool,
-    /// One that no receiver gets: whsk_… (Ed25519). Receivers get its public key, which cannot sign
+    /// Create an asymmetric secret: whsk_… (Ed25519). Receivers get only the public key, which cannot sign
     #[arg(long, conflicts_with = "symmetric")]
     asymmetric: bool,
-    /// No signing secret, but a key for OUTBOX_SECRET_KEY, which encrypts secrets in the database
+    /// Create a key for OUTBOX_SECRET_KEY instead, which encrypts secrets in the database
     #[arg(long, conflicts_with_all = ["symmetric", "asymmetric"])]
     at_rest: bool,
 }
 
-/// Secrets are short. A longer text is no secret.
+/// The most bytes read from a file. Secrets are short.
 const MOST_BYTES: u64 = 64 * 1024;
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
@@ -70,7 +70,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
 }
 
-/// A line for each asymmetric secret.
+/// Prints a line for each asymmetric secret.
 fn public(from: &str, secrets: &[SigningSecret]) -> Result<()> {
     let mut keys = Vec::new();
     for (index, secret) in secrets.iter().enumerate() {
@@ -82,10 +82,10 @@ fn public(from: &str, secrets: &[SigningSecret]) -> Result<()> {
     if keys.is_empty() {
         let found = match secrets.len() {
             0 => "is not set",
-            _ => "has symmetric secrets only (whsec_…), which have no public keys",
+            _ => "has only symmetric secrets (whsec_…), which have no public keys",
         };
         bail!(
-            "{from} {found}: make an asymmetric secret with `diesel-outbox secret new --asymmetric`"
+            "{from} {found}: create an asymmetric secret with `diesel-outbox secret new --asymmetric`"
         );
     }
     keys.iter().try_for_each(output::line)
@@ -101,9 +101,9 @@ fn read(file: &str) -> Result<SecretString> {
         read.context("cannot read standard input")?;
         return Ok(text.into());
     }
-    // What is refused may be a secret that was given instead of its file.
-    let opened = File::open(file).context("cannot read the file that was given")?;
+    // Errors omit the argument, which may be a secret instead of a path.
+    let opened = File::open(file).context("cannot read the given file")?;
     let read = opened.take(MOST_BYTES).read_to_string(&mut text);
-    read.context("cannot read the file that was given")?;
+    read.context("cannot read the given file")?;
     Ok(text.into())
 }

@@ -1,11 +1,11 @@
-//! A flag for each setting, and the order in which flags, environment and file win.
+//! A flag for each setting, and the precedence of flags, environment and file.
 
 use clap::builder::Str;
 use clap::{Arg, ArgMatches, Args, FromArgMatches};
 use diesel_outbox::config::{self, SETTINGS};
 use diesel_outbox::{Config, ConfigError};
 
-/// The settings that were given as flags: variable and value.
+/// The settings given as flags: variable and value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SettingFlags {
     given: Vec<(&'static str, String)>,
@@ -20,7 +20,7 @@ impl SettingFlags {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Flag > environment > file > default.
+    /// Loads the settings. Precedence: flag > environment > file > default.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let variables = config::relevant_variables()?;
         let mut config = Config::default();
@@ -46,7 +46,7 @@ impl SettingFlags {
     }
 }
 
-/// `OUTBOX_SEND_TIMEOUT` is `--send-timeout`.
+/// The flag of a variable: `OUTBOX_SEND_TIMEOUT` has `--send-timeout`.
 fn flag_of(variable: &str) -> String {
     variable
         .strip_prefix("OUTBOX_")
@@ -66,13 +66,13 @@ impl Args for SettingFlags {
                 Arg::new(setting.variable)
                     .long(Str::from(flag_of(setting.variable)))
                     .value_name(setting.value_name())
-                    // Refused by the setting, which says what it takes.
+                    // The setting refuses negative numbers, and says what it accepts.
                     .allow_negative_numbers(true)
                     .help(format!(
                         "{} [env: {}]{default}",
                         setting.summary, setting.variable
                     ))
-                    .help_heading("Settings (all of them: --help)")
+                    .help_heading("Settings (--help lists all)")
                     .hide_short_help(!matches!(
                         setting.variable,
                         "DATABASE_URL" | "OUTBOX_CONFIG" | "OUTBOX_TABLE" | "OUTBOX_URL"

@@ -1,11 +1,11 @@
-//! Signals as one more channel: the first asks for an end, the second does not ask.
+//! Signals as a channel: the first requests a shutdown, the second exits at once.
 
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, bounded};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// The same as [`channel`], and one out of which SIGHUP comes: the settings are to be read anew.
+/// Returns [`channel`], and a second channel that receives SIGHUP: a request to reload the settings.
 pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
     let mut signals = Signals::new([SIGHUP]).context("cannot listen for signals")?;
     let (ask, asked) = bounded(1);
@@ -13,7 +13,7 @@ pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
         .name("reload".to_owned())
         .spawn(move || {
             for _ in signals.forever() {
-                // Full: it is asked for already.
+                // Full: a reload is already requested.
                 let _ = ask.try_send(());
             }
         })
@@ -21,7 +21,7 @@ pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
     Ok((channel()?, asked))
 }
 
-/// The first SIGTERM or SIGINT comes out of the channel; the second ends the process at once.
+/// A channel that receives the first SIGTERM or SIGINT. The second exits the process at once.
 pub(crate) fn channel() -> Result<Receiver<i32>> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals")?;
     let (first, received) = bounded(1);
@@ -35,9 +35,9 @@ pub(crate) fn channel() -> Result<Receiver<i32>> {
                     std::process::exit(1);
                 }
                 asked = true;
-                // There is room for one, and whoever is asked may be gone.
+                // The channel holds one signal. The receiver may be gone.
                 let _ = first.try_send(signal);
-                log::info!(event = "signal", signal = signal; "signal received: shutting down; a second one exits at once");
+                log::info!(event = "signal", signal = signal; "signal received: shutting down; a second signal exits at once");
             }
         })
         .context("cannot start a thread")?;

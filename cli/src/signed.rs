@@ -1,22 +1,22 @@
-//! Who decides something, and why: options of the commands that change messages.
+//! `--who` and `--why`: options of the commands that change messages.
 
 use clap::builder::NonEmptyStringValueParser;
 use diesel_outbox::admin::Note;
 
-/// Why may be left out.
+/// The options with an optional reason.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Signed {
-    /// Why, for whoever looks at it later
+    /// Reason for the change, recorded with it
     #[arg(long, value_name = "TEXT", default_value = "")]
     why: String,
     #[command(flatten)]
     who: Who,
 }
 
-/// Why has to be said.
+/// The options with a required reason.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SignedWithWhy {
-    /// Why, for whoever looks at it later
+    /// Reason for the change, recorded with it
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     why: String,
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(crate) struct SignedWithWhy {
 
 #[derive(Debug, clap::Args)]
 struct Who {
-    /// Who decides it; without it the user of this machine
+    /// Name of the operator, recorded with the change [default: $USER or $LOGNAME]
     #[arg(long, value_name = "NAME")]
     who: Option<String>,
 }

@@ -16,11 +16,11 @@ use crate::{keys, leases, output, pauses};
 /// Options of `status`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Numbers of large outboxes are estimates, marked with ~ (in JSON: \"estimated\"); \
-    --exact counts every message, which takes seconds where there are millions."
+    after_help = "Counts of large outboxes are estimates, marked with ~ (in JSON: \"estimated\"). \
+    --exact counts every message, which takes seconds for millions of messages."
 )]
 pub(crate) struct Options {
-    /// Go on showing it, every 2 seconds or as often as is said, with what comes in and goes out
+    /// Repeat the status every SECONDS (default 2), with rates of incoming and settled messages
     #[arg(
         long,
         value_name = "SECONDS",
@@ -33,12 +33,12 @@ pub(crate) struct Options {
     /// Count every message instead of estimating
     #[arg(long)]
     exact: bool,
-    /// Show it as JSON; with --watch a line each time
+    /// Print the status as JSON; with --watch, one line per update
     #[arg(long)]
     json: bool,
 }
 
-/// Seconds between two looks.
+/// Parses the seconds between two updates.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
@@ -49,7 +49,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// What is shown.
+/// The data of a status.
 struct Seen {
     overview: Overview,
     pauses: Vec<Pause>,
@@ -81,7 +81,7 @@ fn look(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Seen, D
     })
 }
 
-/// How many are in a state, and whether that is an estimate.
+/// The number of messages in a state, and whether it is an estimate.
 fn count(overview: &Overview, status: Status) -> (i64, bool) {
     let row = overview.counts.iter().find(|row| row.status == status);
     row.map_or((0, false), |row| (row.count, row.is_estimate))
@@ -127,12 +127,12 @@ fn as_json(seen: &Seen) -> Value {
     })
 }
 
-/// `~` before a number that is an estimate.
+/// A count, with `~` before an estimate.
 fn about(count: i64, is_estimate: bool) -> String {
     format!("{}{count}", if is_estimate { "~" } else { "" })
 }
 
-/// Keys shown; `--json` has a hundred.
+/// The most blocked keys in the text; `--json` has a hundred.
 const KEYS: usize = 10;
 
 fn text(seen: &Seen) -> String {
@@ -152,12 +152,12 @@ fn text(seen: &Seen) -> String {
     parts.join("\n")
 }
 
-/// What is wrong, and who is at work.
+/// Problems, blocked keys, pauses and relays.
 fn rest(seen: &Seen) -> Vec<String> {
     let overview = &seen.overview;
     let mut parts = Vec::new();
     if !overview.troubles.is_empty() {
-        let mut troubles = output::table(&["status", "topic", "reason", "messages", "for example"]);
+        let mut troubles = output::table(&["status", "topic", "reason", "messages", "example"]);
         for row in &overview.troubles {
             troubles.add_row([
                 row.status.to_string(),
@@ -179,7 +179,7 @@ fn rest(seen: &Seen) -> Vec<String> {
     parts
 }
 
-/// The longest lanes, `most` of them.
+/// The `most` longest lanes. A lane is the waiting messages of one topic and destination.
 fn lanes(lanes: &[LaneDepth], most: usize) -> String {
     let mut longest: Vec<&LaneDepth> = lanes.iter().collect();
     longest.sort_by_key(|lane| -(lane.pending + lane.sending + lane.retrying));

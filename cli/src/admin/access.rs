@@ -1,5 +1,5 @@
-//! Who may see and do what: by which name the server was reached, who asks, and whether a change
-//! comes from a page of its own.
+//! Access control: which host names reach the server, who sends a request, and whether a change comes from
+//! a page of this server.
 
 mod guesses;
 mod sessions;
@@ -17,28 +17,28 @@ use self::guesses::Guesses;
 use self::sessions::Sessions;
 use super::http::{Method, Request, Response, Status};
 
-/// Characters of a name that somebody gives at login, at most.
+/// Longest name given at login, in characters.
 const LONGEST_NAME: usize = 60;
 
-/// Somebody who may see the page.
+/// A visitor who may see the page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Visitor {
     /// For the audit log: a name given at login, `token`, or `local`.
     pub(crate) who: String,
     pub(crate) peer: IpAddr,
-    /// What the forms of this visitor's pages have to bring back.
+    /// The token that every form of this visitor's pages must send back.
     pub(crate) form_token: String,
     /// Whether there is a session to log out of.
     pub(crate) has_session: bool,
-    /// A script with a bearer's token: no browser sends that by itself, so nothing can be forged.
+    /// A script with a bearer token: browsers never add that header on their own, so requests cannot be forged.
     is_script: bool,
 }
 
-/// The rules.
+/// The access rules and their state.
 pub(crate) struct Access {
     admin: Admin,
     cookie: String,
-    /// Made anew with each process.
+    /// Random for each process.
     key: [u8; 64],
     sessions: Sessions,
     guesses: Guesses,
@@ -50,7 +50,7 @@ impl Access {
     pub(crate) fn new(admin: Admin, port: u16) -> Result<Self> {
         Ok(Self {
             admin,
-            // Cookies do not tell ports apart.
+            // Browsers share cookies between the ports of a host.
             cookie: format!("outbox_admin_{port}"),
             key: random()?,
             sessions: Sessions::default(),
@@ -58,8 +58,8 @@ impl Access {
         })
     }
 
-    /// Whether the server was asked for by one of its own names. A name that somebody else has let lead
-    /// here would make their pages ones of the same origin (DNS rebinding).
+    /// Checks that the request names this server by one of its own host names. With DNS rebinding, a foreign name
+    /// that resolves to this server would give foreign pages the same origin.
     pub(crate) fn check_host(&self, request: &Request) -> Result<(), Response> {
         let host = request.header("host").unwrap_or_default();
         if self.is_own(host) {
@@ -67,7 +67,7 @@ impl Access {
         }
         Err(Response::text(
             Status::Misdirected,
-            "this server is not known by the name in the request: use its IP address or localhost, or list the name in OUTBOX_ADMIN_HOSTS\n",
+            "the host name in the request is not allowed: use the server's IP address or localhost, or add the name to OUTBOX_ADMIN_HOSTS\n",
         ))
     }
 
@@ -85,7 +85,7 @@ impl Access {
             || self.admin.hosts.iter().any(|host| host == name)
     }
 
-    /// Who asks. The error: nobody who may see this; for a browser it leads to the login.
+    /// The visitor who sent the request. The error is a refusal; for a browser, a redirect to the login page.
     pub(crate) fn visitor(&self, request: &Request) -> Result<Visitor, Response> {
         if self.admin.token.is_none() {
             return Ok(self.local(request.peer));
@@ -104,7 +104,7 @@ impl Access {
             }),
             None if request.method == Method::Post => Err(Response::text(
                 Status::Unauthorized,
-                "log in again: the session is over\n",
+                "the session has ended: log in again\n",
             )),
             None => {
                 let mut next = url::form_urlencoded::Serializer::new(String::new());
@@ -114,7 +114,7 @@ impl Access {
         }
     }
 
-    /// Who asks, where a script asks: it is told what is missing and led nowhere.
+    /// Checks a request to an endpoint for scripts. The error says what is missing and never redirects.
     pub(crate) fn script(&self, request: &Request) -> Result<(), Response> {
         let session = request.cookie(&self.cookie).unwrap_or_default();
         if self.admin.token.is_none() || self.sessions.name_of(session, Instant::now()).is_some() {
@@ -149,8 +149,8 @@ impl Access {
         })
     }
 
-    /// Whether this is the token, in a time that tells nothing of how much of it is right. The right token is
-    /// always taken: somebody else's guesses from the same address lock nobody out.
+    /// Checks the token in constant time. The right token is always accepted: wrong guesses from the same address
+    /// lock no one out.
     fn check_token(&self, peer: IpAddr, given: &str) -> Result<(), Response> {
         let is_right = self.admin.token.as_ref().is_some_and(|token| {
             let token = token.expose_secret().as_bytes();
@@ -162,23 +162,27 @@ impl Access {
             return Ok(());
         }
         if given.is_empty() {
-            return Err(unauthorized("a token is needed: Authorization: Bearer …\n"));
+            return Err(unauthorized(
+                "this request needs a token: send Authorization: Bearer …\n",
+            ));
         }
         let now = Instant::now();
         if let Some(wait) = self.guesses.wait(peer, now) {
             let seconds = wait.as_secs() + 1;
             return Err(Response::text(
                 Status::TooManyRequests,
-                format!("this is not the token, and too many wrong ones have come from this address: wait {seconds} s\n"),
+                format!(
+                    "wrong token, and too many wrong tokens from this address: wait {seconds} s\n"
+                ),
             )
             .with_header("retry-after", &seconds.to_string()));
         }
         self.guesses.wrong(peer, now);
         log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "admin page: wrong token from {}", peer);
-        Err(unauthorized("this is not the token\n"))
+        Err(unauthorized("wrong token\n"))
     }
 
-    /// Begins a session. Returns the cookie to set.
+    /// Starts a session. Returns the cookie to set.
     pub(crate) fn log_in(&self, request: &Request) -> Result<String, Response> {
         self.check_origin(request)?;
         let form = request.form();
@@ -198,7 +202,7 @@ impl Access {
         Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
     }
 
-    /// Ends the session. Returns the cookie that makes the browser forget it.
+    /// Ends the session. Returns the cookie that makes the browser delete it.
     pub(crate) fn log_out(&self, request: &Request) -> String {
         self.sessions
             .end(request.cookie(&self.cookie).unwrap_or_default());
@@ -206,7 +210,7 @@ impl Access {
     }
 
     fn set_cookie(&self, request: &Request, session: &str, seconds: u64) -> String {
-        // A browser that came by TLS, through a proxy, keeps it to TLS.
+        // If the browser reached a proxy over TLS, it must send the cookie only over TLS.
         let is_tls = request
             .header("origin")
             .is_some_and(|origin| origin.starts_with("https:"));
@@ -215,7 +219,7 @@ impl Access {
         format!("{name}={session}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
     }
 
-    /// Whether a change comes from a page of this server, and is allowed at all.
+    /// Checks that changes are enabled and that this change comes from a page of this server.
     pub(crate) fn check_change(
         &self,
         request: &Request,
@@ -223,7 +227,7 @@ impl Access {
     ) -> Result<(), Response> {
         if self.admin.read_only {
             return Err(forbidden(
-                "this page changes nothing: OUTBOX_ADMIN_READ_ONLY is set\n",
+                "changes are disabled: OUTBOX_ADMIN_READ_ONLY is set\n",
             ));
         }
         if !visitor.is_script {
@@ -235,14 +239,14 @@ impl Access {
                 .to_owned();
             if !self.is_same(&given, &visitor.form_token) {
                 return Err(forbidden(
-                    "this form is too old, or not of this page: reload the page and try again\n",
+                    "this form has expired or belongs to another session: reload the page and try again\n",
                 ));
             }
         }
         Ok(())
     }
 
-    /// Browsers say where a form comes from; one that does not say it is refused.
+    /// Checks that a form comes from this server. Browsers send its origin; a form without an origin is refused.
     pub(crate) fn check_origin(&self, request: &Request) -> Result<(), Response> {
         let is_same_site = request
             .header("sec-fetch-site")
@@ -250,7 +254,7 @@ impl Access {
         let host = request.header("host").unwrap_or_default();
         let is_own = request.header("origin").is_some_and(|origin| {
             let from = origin.split_once("://").map_or("", |(_, from)| from);
-            // A proxy may have put its own name for the server into Host.
+            // A proxy may have replaced Host with its own name for this server.
             from.eq_ignore_ascii_case(host)
                 || self
                     .admin
@@ -261,9 +265,9 @@ impl Access {
         if is_same_site && is_own {
             return Ok(());
         }
-        log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = request.header("origin").unwrap_or("none"); "admin page: refused a form of another site from {}", request.peer);
+        log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = request.header("origin").unwrap_or("none"); "admin page: refused a form from another site, sent by {}", request.peer);
         Err(forbidden(
-            "forms of other sites are refused; behind a proxy, list the page's name in OUTBOX_ADMIN_HOSTS\n",
+            "forms from other sites are refused: behind a proxy, add the public name of this page to OUTBOX_ADMIN_HOSTS\n",
         ))
     }
 
@@ -293,11 +297,11 @@ fn forbidden(reason: &str) -> Response {
     Response::text(Status::Forbidden, reason)
 }
 
-/// Bytes that nobody can guess.
+/// Unpredictable bytes.
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
-        .map_err(|error| anyhow::anyhow!("the system gives no random bytes: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("the system returned no random bytes: {error}"))?;
     Ok(bytes)
 }
 

@@ -1,4 +1,4 @@
-//! A connection that pages take turns with.
+//! A database connection that pages take turns to use.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ const TURN: Duration = Duration::from_secs(2);
 /// How long a statement may take.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One connection, made when it is needed and given up after an error. Whoever waits for it too long
-/// goes away without it: a database that hangs holds one page, and not all of them.
+/// One connection, opened on first use and dropped after an error. A page that waits for it too long fails, so
+/// that a hanging database blocks one page and not all of them.
 pub(crate) struct Database {
     url: SecretString,
     purpose: &'static str,
@@ -26,7 +26,7 @@ pub(crate) struct Database {
 impl Database {
     pub(crate) fn new(config: &Config, purpose: &'static str) -> Result<Self> {
         let turn = bounded(1);
-        // It has its place there.
+        // The channel is empty, so this always succeeds.
         let _ = turn.0.try_send(None);
         Ok(Self {
             url: config.database_url()?.clone(),
@@ -42,9 +42,9 @@ impl Database {
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> Result<T> {
         let (back, turn) = &self.turn;
-        let held = turn
-            .recv_timeout(TURN)
-            .map_err(|_| anyhow!("the database is busy, or hangs: another page waits for it"))?;
+        let held = turn.recv_timeout(TURN).map_err(|_| {
+            anyhow!("the database is slow or hangs: another page is still waiting for it")
+        })?;
         let turn = Turn(back, None);
         let result = connected(held, self).and_then(|mut conn| {
             let value = limited(&mut conn, STATEMENT_TIMEOUT, |conn| {
@@ -58,8 +58,8 @@ impl Database {
     }
 }
 
-/// Runs statements in a transaction in which none takes longer than this. What is set when a connection
-/// begins does not hold behind a pooler in transaction mode.
+/// Runs statements in a transaction and limits the time of each. Settings of the session would not hold behind a
+/// pooler in transaction mode.
 pub(super) fn limited<T>(
     conn: &mut PgConnection,
     timeout: Duration,
@@ -84,7 +84,7 @@ fn connected(
     }
 }
 
-/// Gives the turn to the next one, whatever happens; with the connection, if that is good.
+/// Passes the turn on when dropped, along with the connection if it still works.
 struct Turn<'a>(&'a Sender<Option<PgConnection>>, Option<PgConnection>);
 
 impl Turn<'_> {
@@ -95,7 +95,7 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // It has its place there: whoever has the turn has taken it out.
+        // The holder of the turn emptied the channel, so this always succeeds.
         let _ = self.0.try_send(self.1.take());
     }
 }

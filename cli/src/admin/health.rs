@@ -1,20 +1,20 @@
-//! `/livez` and `/readyz`: whether the process is to be restarted, and whether it can work.
+//! `/livez` and `/readyz`: whether the process needs a restart, and whether it can work.
 
 use diesel_outbox::{Health, admin};
 
 use super::Site;
 use super::http::{Response, Status};
 
-/// How much is said: probes have no token, and errors of a database name its host and user.
+/// How much the response says: probes have no token, and database errors name the host and user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Words {
-    /// What is wrong, and what to do.
+    /// The problems, and what to do about them.
     All,
-    /// The names of the problems.
+    /// Only the names of the problems.
     Names,
 }
 
-/// Whether threads are at work, and where something is due, whether it goes on.
+/// Whether the threads of the relay are running and due messages make progress.
 pub(super) fn alive(site: &Site, words: Words) -> Response {
     match &site.relay {
         Some(relay) => {
@@ -25,7 +25,7 @@ pub(super) fn alive(site: &Site, words: Words) -> Response {
     }
 }
 
-/// Whether database, lease and schema are there.
+/// Whether the database, the lease and the schema are available.
 pub(super) fn ready(site: &Site, words: Words) -> Response {
     if let Some(relay) = &site.relay {
         let health = relay.health();
@@ -47,7 +47,7 @@ fn said(health: &Health, words: Words) -> String {
         .iter()
         .map(|problem| problem.kind.as_str())
         .collect();
-    format!("{} (more with the token)", names.join(", "))
+    format!("{} (details need the token)", names.join(", "))
 }
 
 fn answer(is_good: bool, words: &str) -> Response {

@@ -1,7 +1,7 @@
-//! What the outbox looked like a moment ago, and in the last hour.
+//! The state of the outbox a moment ago, and over the last hour.
 //!
-//! Looking costs the database something, so pages share what one of them has seen; and a thread of its
-//! own looks every ten seconds, for the curves.
+//! Queries cost the database time, so all pages share one recent result (a glance). A separate thread, the sampler,
+//! queries every ten seconds for the curves.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,35 +18,35 @@ use secrecy::SecretString;
 
 use super::database::limited;
 
-/// How often the thread looks, at most.
+/// The shortest time between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
-/// It rests for so many times as long as its last look has taken.
+/// The sampler rests this many times the duration of its last query.
 const RESTS: u32 = 100;
 const HOUR: Duration = Duration::from_secs(3600);
-/// The shortest time that a curve shows; after a start there is not more.
+/// The shortest span of a curve, used right after a start.
 const SHORTEST: Duration = Duration::from_secs(300);
-/// Points of a curve.
+/// Points in a curve.
 const POINTS: usize = 120;
-/// Between looks that are further apart nothing is known.
+/// Samples further apart leave a gap in the curves.
 const LONGEST_GAP: Duration = Duration::from_secs(120);
-/// What a page shows is not older than this, or than so many times what looking has taken.
+/// A page shows a glance at most this old, or this many times the duration of the query, but at most `OLDEST`.
 const YOUNG: Duration = Duration::from_secs(2);
 const YOUNG_TIMES: u32 = 50;
 const OLDEST: Duration = Duration::from_secs(60);
-/// The rates shown are those of the last minute.
+/// Rates are measured over the last minute.
 const MINUTE: Duration = Duration::from_secs(60);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Blocked keys that an overview names.
+/// Blocked keys that the overview names.
 const MOST_KEYS: i64 = 3;
-/// How long the end waits for a thread that may hang in the database.
+/// How long a shutdown waits for the sampler, which may hang in the database.
 const END_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What an operator wants to know first.
+/// The state of the outbox that an operator wants to know first.
 pub(crate) struct Glance {
     pub(crate) depths: Depths,
     pub(crate) leases: Vec<LeaseRow>,
     pub(crate) pauses: Vec<Pause>,
-    /// The first few.
+    /// The first `MOST_KEYS` of them.
     pub(crate) blocked_keys: Vec<BlockedKey>,
     activity: Activity,
     pub(crate) at: SystemTime,
@@ -58,7 +58,7 @@ impl Glance {
         outbox: &OutboxName,
     ) -> Result<Self, DatabaseError> {
         Self::read(conn, outbox).map_err(|error| match admin::check_schema(conn, outbox) {
-            // What is missing, and what to do.
+            // The schema error says what is missing and what to do.
             Err(missing @ DatabaseError::Schema(_)) => missing,
             _ => error,
         })
@@ -75,7 +75,7 @@ impl Glance {
         })
     }
 
-    /// Seconds for which a message has been due, those of all lanes together; `None`: none is due.
+    /// Age of the oldest due message of all lanes, in seconds; `None`: no message is due.
     pub(crate) fn oldest_due_seconds(&self) -> Option<f64> {
         let ages = self.depths.lanes.iter();
         ages.filter_map(|lane| lane.oldest_due_seconds)
@@ -92,7 +92,7 @@ impl Glance {
     }
 }
 
-/// One look of the thread's.
+/// One result of the sampler.
 struct Sample {
     at: Instant,
     activity: Activity,
@@ -100,12 +100,12 @@ struct Sample {
     oldest_due_seconds: f64,
 }
 
-/// The last hour, or the time since this process began to look; the oldest first; `None`: nothing is
-/// known.
+/// Curves over the last hour, or since this process started sampling. Oldest point first; `None` is a gap without
+/// data.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Curves {
     pub(crate) span: Duration,
-    /// For each second, as all rates here.
+    /// Per second, like all rates here.
     pub(crate) enqueued: Vec<Option<f64>>,
     pub(crate) settled: Vec<Option<f64>>,
     pub(crate) died: Vec<Option<f64>>,
@@ -113,14 +113,14 @@ pub(crate) struct Curves {
     pub(crate) oldest_due_seconds: Vec<Option<f64>>,
 }
 
-/// The latest look of anybody's, and those of the thread in the last hour.
+/// The latest glance of any page or the sampler, and the samples of the last hour.
 #[derive(Default)]
 pub(crate) struct History(Mutex<Looks>);
 
 #[derive(Default)]
 struct Looks {
     latest: Option<Latest>,
-    /// When somebody has changed something here.
+    /// When a page last changed the outbox.
     changed: Option<Instant>,
     samples: VecDeque<Sample>,
 }
@@ -136,7 +136,7 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The latest look, however old it is.
+    /// The latest glance, regardless of age.
     pub(crate) fn latest(&self) -> Option<Arc<Glance>> {
         self.lock()
             .latest
@@ -144,7 +144,7 @@ impl History {
             .map(|latest| Arc::clone(&latest.glance))
     }
 
-    /// The latest look, if it is so young that another would not be worth it.
+    /// The latest glance, if it is recent enough to be shown without another query.
     pub(crate) fn young(&self) -> Option<Arc<Glance>> {
         let looks = self.lock();
         let latest = looks.latest.as_ref()?;
@@ -153,12 +153,12 @@ impl History {
         is_young.then(|| Arc::clone(&latest.glance))
     }
 
-    /// What was seen before a change is not young after it.
+    /// After a change, earlier glances no longer count as recent.
     pub(crate) fn forget(&self) {
         self.lock().changed = Some(Instant::now());
     }
 
-    /// Keeps a look that began at `began`.
+    /// Keeps a glance whose query started at `began`.
     pub(crate) fn keep(&self, glance: Glance, began: Instant) -> Arc<Glance> {
         let glance = Arc::new(glance);
         self.lock().latest = Some(Latest {
@@ -186,7 +186,7 @@ impl History {
         }
     }
 
-    /// What went through for each second of the last minute. `None`: nothing is known yet.
+    /// Rates per second over the last minute. `None`: no data yet.
     pub(crate) fn rates(&self, glance: &Glance) -> Option<Rates> {
         let looks = self.lock();
         let now = Instant::now();
@@ -208,13 +208,13 @@ impl History {
     }
 }
 
-/// How old a look may be that has taken so long.
+/// How old a glance may be, given the duration of its query.
 fn may_be_old(took: Duration) -> Duration {
     (took * YOUNG_TIMES).clamp(YOUNG, OLDEST)
 }
 
-/// How long the thread rests between the begin of a look that has taken so long and the next: not so long
-/// that nothing would be known of the time between.
+/// The time between the start of a query of this duration and the start of the next. It stays short enough to leave
+/// no gap in the curves.
 fn rest(took: Duration) -> Duration {
     (took * RESTS).clamp(PERIOD, LONGEST_GAP / 2)
 }
@@ -235,7 +235,7 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
             continue;
         }
         for point in points(now, span, earlier.at, later.at) {
-            // Peaks are what one looks for.
+            // Keep the peak of each point: an operator looks for peaks.
             let raise = |curve: &mut Vec<Option<f64>>, value: f64| {
                 if let Some(place) = curve.get_mut(point) {
                     *place = Some(place.map_or(value, |before| before.max(value)));
@@ -246,7 +246,7 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
                 raise(&mut curves.settled, rates.settled);
                 raise(&mut curves.died, rates.died);
             }
-            #[allow(clippy::cast_precision_loss, reason = "a curve")]
+            #[allow(clippy::cast_precision_loss, reason = "only drawn")]
             raise(&mut curves.waiting, later.waiting as f64);
             raise(&mut curves.oldest_due_seconds, later.oldest_due_seconds);
         }
@@ -254,23 +254,23 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
     curves
 }
 
-/// The points of a curve of this span that are within a time.
+/// The points of a curve of this span that cover the time between `from` and `to`.
 fn points(now: Instant, span: Duration, from: Instant, to: Instant) -> Range<usize> {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "as does saturates"
+        reason = "`as` saturates"
     )]
     let end = |at: Instant| {
         let ago = now.duration_since(at).as_secs_f64() / span.as_secs_f64();
         ((1.0 - ago) * POINTS as f64).round() as usize
     };
     let (from, to) = (end(from), end(to));
-    // What is shorter than a point is seen, too.
+    // An interval shorter than one point still covers a point.
     from.min(to.saturating_sub(1))..to
 }
 
-/// The thread. It ends when this is dropped.
+/// The sampler thread. Dropping this ends it.
 pub(crate) struct Sampler {
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
@@ -306,7 +306,7 @@ impl Sampler {
 impl Drop for Sampler {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A thread that hangs in the database ends with the process.
+        // A thread that hangs in the database is left to end with the process.
         let has_ended =
             self.ended.recv_timeout(END_PATIENCE) == Err(RecvTimeoutError::Disconnected);
         if let Some(thread) = self.thread.take()
@@ -318,7 +318,7 @@ impl Drop for Sampler {
     }
 }
 
-/// The thread's own connection, made when it is needed and given up after an error.
+/// The work of the sampler, with its own connection: opened when needed and dropped after an error.
 struct Look {
     url: SecretString,
     outbox: OutboxName,
@@ -362,7 +362,7 @@ impl Look {
                 let glance = self.history.keep(glance, began);
                 self.history.sample(&glance, Instant::now());
             }
-            // Said once for each outage.
+            // Logged once per outage.
             Err(error) if !self.is_away => {
                 self.is_away = true;
                 log::warn!(event = "admin_look_failed", error:% = error; "admin page: cannot read the outbox: {error}");

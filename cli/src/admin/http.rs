@@ -1,8 +1,8 @@
-//! A small HTTP/1.1 server for a page that few people look at: one request for each connection, a
-//! thread for each while it lasts, and a limit for everything.
+//! A small HTTP/1.1 server for a page with few users: one request per connection, one thread per connection, and a
+//! limit on everything.
 //!
-//! Libraries for this either bring an async runtime or let a client take all the time and memory it
-//! likes. Requests are parsed by `httparse`.
+//! Existing libraries either bring an async runtime or let a client use unlimited time and memory. `httparse` parses
+//! the requests.
 
 mod request;
 mod response;
@@ -20,23 +20,23 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 pub(crate) use self::request::{Form, Method, Request};
 pub(crate) use self::response::{Response, Status};
 
-/// For a whole request to come in.
+/// Time to receive a whole request.
 const READ_TIME: Duration = Duration::from_secs(5);
-/// For an answer to be made. Looking takes no longer, unless the database hangs so that not even its
-/// limits hold; a change of many messages may take its time.
+/// Time to build a response. A read exceeds it only if the database hangs and ignores its own timeouts; a change
+/// of many messages may take much longer.
 const LOOK_TIME: Duration = Duration::from_secs(15);
 const CHANGE_TIME: Duration = Duration::from_secs(300);
-/// For a whole answer to go out.
+/// Time to send a whole response.
 const WRITE_TIME: Duration = Duration::from_secs(10);
-/// Connections at a time. One more, and the one that others have waited for the longest is closed.
+/// Connections at the same time. One more closes the connection that has waited longest for its client.
 const MOST_CONNECTIONS: usize = 64;
-/// When no connection can be accepted, for want of file descriptors perhaps.
+/// The pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers requests.
+/// Turns a request into a response.
 pub(crate) type Handler = dyn Fn(&Request) -> Response + Send + Sync;
 
-/// A server that listens. Dropping it closes the listener; requests under way end by themselves.
+/// A listening server. Dropping it closes the listener; requests in progress run to their end.
 pub(crate) struct Server {
     address: SocketAddr,
     stopping: Arc<AtomicBool>,
@@ -45,7 +45,9 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(listener: TcpListener, handler: Arc<Handler>) -> Result<Self> {
-        let address = listener.local_addr().context("no address")?;
+        let address = listener
+            .local_addr()
+            .context("cannot read the address of the listener")?;
         let stopping = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&stopping);
         let accepting = std::thread::Builder::new()
@@ -67,7 +69,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the thread out of accept. Where it does not, the thread ends with the process.
+        // Connect to wake the thread from `accept`. If that fails, the thread ends with the process.
         let mut to = self.address;
         if to.ip().is_unspecified() {
             to.set_ip(match to {
@@ -85,8 +87,8 @@ impl Drop for Server {
     }
 }
 
-/// Connections under way. Those that wait for the other end, to send its request or to take the answer,
-/// are there in the order in which they began to.
+/// Open connections. Those that wait for the client to send its request or read its response are queued in the order
+/// in which they started to wait.
 #[derive(Default)]
 struct Connections {
     count: usize,
@@ -127,7 +129,7 @@ fn accept(listener: &TcpListener, stopping: &AtomicBool, handler: &Arc<Handler>)
     }
 }
 
-/// Serves a connection on a thread of its own, and closes one that keeps others out.
+/// Serves a connection on its own thread. At the limit, closes the connection that has waited longest.
 fn begin(
     stream: TcpStream,
     number: u64,
@@ -137,10 +139,10 @@ fn begin(
     let mut all = lock(connections);
     if all.count >= MOST_CONNECTIONS {
         let Some((_, slowest)) = all.waiting.pop_front() else {
-            // All are being answered: this one has to come again.
+            // No connection waits for its client, so none can be closed: drop the new one.
             return Ok(());
         };
-        // It may be gone by itself.
+        // The client may already have closed it.
         let _ = slowest.shutdown(Shutdown::Both);
     }
     all.count += 1;
@@ -163,7 +165,7 @@ fn begin(
     spawned.map(drop).context("cannot start a thread")
 }
 
-/// Takes the connection off the list, whatever becomes of its thread.
+/// Removes the connection from the list when its thread ends, even by a panic.
 struct Counted(Shared, u64);
 
 impl Drop for Counted {
@@ -174,7 +176,8 @@ impl Drop for Counted {
     }
 }
 
-/// What the handler says, on a thread that may be left behind: whoever asks gets an answer.
+/// Runs the handler on its own thread and returns its response. A handler that takes too long is left behind, so
+/// that the client always gets a response.
 fn answer(request: Request, number: u64, handler: &Arc<Handler>) -> Response {
     let limit = match request.method {
         Method::Get | Method::Head => LOOK_TIME,
@@ -185,7 +188,7 @@ fn answer(request: Request, number: u64, handler: &Arc<Handler>) -> Response {
     let spawned = std::thread::Builder::new()
         .name(format!("admin-{number}-answer"))
         .spawn(move || {
-            // Nobody may wait for it any more.
+            // The receiver is gone after a timeout.
             let _ = done.send(handler(&request));
         });
     if let Err(error) = spawned {
@@ -195,15 +198,14 @@ fn answer(request: Request, number: u64, handler: &Arc<Handler>) -> Response {
         Ok(response) => response,
         Err(RecvTimeoutError::Timeout) => {
             log::warn!(event = "admin_answer_late"; "admin page: no answer from the database within {} s", limit.as_secs());
-            let late =
-                "no answer in time: the database hangs? What was asked for may still happen\n";
+            let late = "no response in time: the database may hang, and the request may still take effect\n";
             Response::text(Status::Unavailable, late)
         }
         Err(RecvTimeoutError::Disconnected) => {
             log::error!(event = "admin_panic"; "admin page: a request handler panicked");
             Response::text(
                 Status::Failed,
-                "this page has a defect: the log says more\n",
+                "internal error in the admin page: see the log\n",
             )
         }
     }
@@ -217,7 +219,7 @@ fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Arc
             let is_head = request.method == Method::Head;
             (answer(request, number, handler), is_head)
         }
-        // It came to look whether somebody is here, or was closed.
+        // The client connected without sending a request, or was closed.
         Ok(None) => return,
         Err(refused) => (refused, false),
     };
@@ -226,9 +228,9 @@ fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Arc
     }
     let written = response.write(&mut stream, is_head, Instant::now() + WRITE_TIME);
     if let Err(error) = written {
-        log::debug!(event = "admin_answer_lost", error:% = error; "an answer of the admin page could not be sent");
+        log::debug!(event = "admin_answer_lost", error:% = error; "admin page: cannot send a response: {error}");
     }
-    // What was not read would make the answer be lost by a reset. The other end may be gone.
+    // Unread input would reset the connection and lose the response, so drain it. The client may be gone.
     let _ = stream.shutdown(Shutdown::Write);
     request::drain(&mut stream);
 }

@@ -1,25 +1,25 @@
-//! What an expensive look has shown, for as long as looking again would cost too much.
+//! A cache for results of expensive queries: the longer a query took, the longer its result is kept.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::pages::Asked;
 
-/// Questions that are remembered.
+/// Results in the cache.
 const MOST: usize = 16;
-/// An answer serves for so long, or for so many times as long as it has taken.
+/// A result is kept for this long, or this many times the duration of its query, but at most `OLDEST`.
 const YOUNG: Duration = Duration::from_secs(2);
 const YOUNG_TIMES: u32 = 50;
 const OLDEST: Duration = Duration::from_secs(60);
 
-/// Answers, by what was asked.
+/// Cached results by filter.
 #[derive(Debug)]
 pub(crate) struct Kept<T>(Mutex<Answers<T>>);
 
 #[derive(Debug)]
 struct Answers<T> {
     all: Vec<Answer<T>>,
-    /// Answers to what was asked before are of no use any more.
+    /// When the cache was last cleared: results of earlier queries are not kept.
     changed: Option<Instant>,
 }
 
@@ -44,7 +44,7 @@ impl<T: Clone> Kept<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The answer that is kept, or a new one. Several may look at the same time.
+    /// Returns the cached result, or runs the query. Several threads may run it at the same time.
     pub(crate) fn get<E>(
         &self,
         asked: &Asked,

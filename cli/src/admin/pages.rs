@@ -1,6 +1,6 @@
-//! The pages: HTML made on the server, which works without script.
+//! The pages: HTML rendered on the server. They work without JavaScript.
 //!
-//! `maud` escapes all that it is given; nothing here goes around that.
+//! `maud` escapes every value; no page bypasses it.
 
 mod content;
 mod dead;
@@ -30,14 +30,14 @@ use super::{Site, Visitor};
 
 pub(super) use self::dead::{Asked, DeadList};
 
-/// The tenant that a field of a form names, if it does; the error is a sentence for whoever asked.
+/// The tenant in a form field, if given. The error is a message for the visitor.
 fn tenant(text: &str) -> Result<Option<uuid::Uuid>, String> {
     let tenant = (!text.is_empty()).then(|| text.parse());
-    let why = |_| format!("{text:?} is no tenant: it is a UUID");
+    let why = |_| format!("{text:?} is not a tenant: expected a UUID");
     tenant.transpose().map_err(why)
 }
 
-/// A file that pages need.
+/// A static file of the pages.
 pub(super) fn asset(path: &str) -> Option<Response> {
     let (kind, text) = match path {
         "/assets/style.css" => ("text/css; charset=utf-8", include_str!("pages/style.css")),
@@ -51,7 +51,7 @@ pub(super) fn asset(path: &str) -> Option<Response> {
     Some(Response::asset(kind, text))
 }
 
-/// A page to look at.
+/// A page requested by GET.
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     match request.path.as_str() {
         "/" => overview::show(site, visitor, request),
@@ -63,12 +63,18 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         "/relays" => relays::show(site, visitor, request),
         path => match path.strip_prefix("/dead/").map(str::parse) {
             Some(Ok(sequence)) => dead::letter::show(site, visitor, request, sequence),
-            _ => missing(site, visitor, request, "There is no such page.", &html! {}),
+            _ => missing(
+                site,
+                visitor,
+                request,
+                "This page does not exist.",
+                &html! {},
+            ),
         },
     }
 }
 
-/// A change that was asked for, by a visitor who may.
+/// A change requested by an authorized visitor.
 pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     match request.path.as_str() {
         "/dead/requeue" => change::answer(site, visitor, request, Change::Requeue),
@@ -87,13 +93,13 @@ pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Respo
             site,
             visitor,
             request,
-            "There is no such change.",
+            "This action does not exist.",
             &html! {},
         ),
     }
 }
 
-/// An address with these values, those that are empty left out.
+/// A link with these query values; empty values are omitted.
 fn link(path: &str, pairs: &[(&str, &str)]) -> String {
     let given = pairs.iter().filter(|(_, value)| !value.is_empty());
     let query = url::form_urlencoded::Serializer::new(String::new())
@@ -117,20 +123,20 @@ fn missing(
 }
 
 fn bad_request(site: &Site, visitor: &Visitor, request: &Request, words: &str) -> Response {
-    let content = html! { h1 { "That cannot be done" } p.refused { (words) } };
-    plain(site, visitor, request, "That cannot be done").answer(Status::BadRequest, &content)
+    let content = html! { h1 { "Invalid request" } p.refused { (words) } };
+    plain(site, visitor, request, "Invalid request").answer(Status::BadRequest, &content)
 }
 
-/// The database does not answer, or refuses: what is known is said.
+/// The page for a failed database, with its error.
 fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str) -> Response {
     let content = html! {
-        h1 { "The database does not answer, or refuses" }
+        h1 { "The database is unavailable" }
         p.refused role="alert" { (error) }
-        p { "The " a href="/" { "overview" } " shows what was seen last." }
+        p { "The " a href="/" { "overview" } " shows the last known state." }
     };
     let page = Page {
         is_live: true,
-        ..plain(site, visitor, request, "Database away")
+        ..plain(site, visitor, request, "Database unavailable")
     };
     page.answer(Status::Unavailable, &content)
 }

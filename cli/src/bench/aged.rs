@@ -1,4 +1,4 @@
-//! Whether a relay slows down, or writes more, with what was delivered before.
+//! The effect of past deliveries on the rate of a relay, and on the WAL that it writes.
 
 use std::time::Duration;
 
@@ -18,34 +18,34 @@ use crate::output;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages to deliver, of each outbox in each round
+    /// Messages that each outbox delivers in each round
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// Messages that the aged outbox has delivered before
+    /// Messages that the aged outbox delivers before the first round
     #[arg(long, default_value_t = 5_000_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     past: u64,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
-    /// Give each message an idempotency key at random
+    /// Give each message a random idempotency key
     #[arg(long)]
     keys: bool,
-    /// Measure one more outbox, whose relay keeps for so long only what was delivered (3s)
+    /// Also measure an outbox with this retention of its ledger, such as 3s
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     forget_after: Option<Duration>,
 }
 
-/// Messages of the past that wait at once: the outbox stays as small as where a relay keeps up.
+/// Past messages that wait at the same time. The outbox stays as small as with a relay that keeps up.
 const WAITING: u64 = 100_000;
 
 const FRESH: &str = "fresh";
 const AGED: &str = "aged";
 const FORGETFUL: &str = "forgetful";
 
-/// What was measured of one outbox.
+/// The measurements of one outbox.
 struct Turns {
     deliveries: Vec<Delivery>,
-    /// What the server wrote, from the insert to the settle.
+    /// The WAL that the server wrote, from insert to settle.
     wal: Vec<Wal>,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let past = entries(ground)?;
     ensure!(
         past == options.past,
-        "{} messages were delivered and the ledger has {past}",
+        "{} messages were delivered, but the ledger has {past}",
         options.past
     );
     ground.enter(FORGETFUL)?;
@@ -89,7 +89,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         ground.say(format_args!("round {round}: a new outbox"));
         ground.enter(FRESH)?;
         ground.fresh()?;
-        // Its files, too, have been written before: see the help.
+        // The measured turn must not be the first to write these files: see the help.
         insert(options.messages, options, ground)?;
         deliver(ground, options.messages)?;
         turn(&mut fresh, options, ground)?;
@@ -138,12 +138,12 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// What the ledger has.
+/// The number of ledger entries.
 fn entries(ground: &mut Ground) -> Result<u64> {
     count(&mut ground.conn, &format!("{}_ledger", ground.config.table))
 }
 
-/// Delivers the past, a part at a time.
+/// Delivers the past messages, [`WAITING`] at a time.
 fn live_through(options: &Options, ground: &mut Ground) -> Result<()> {
     let mut delivered = 0;
     while delivered < options.past {
@@ -152,16 +152,16 @@ fn live_through(options: &Options, ground: &mut Ground) -> Result<()> {
         deliver(ground, part)?;
         delivered += part;
         ground.say(format_args!(
-            "{} of {} are past",
+            "{} of {} past messages delivered",
             output::grouped(delivered as f64),
             output::grouped(options.past as f64)
         ));
     }
-    // What autovacuum does sooner or later, so that it does not while this measures.
+    // Autovacuum would do this sooner or later: not during a measurement.
     ground.vacuum_all()
 }
 
-/// Inserts messages and delivers them, all after one checkpoint.
+/// Inserts and delivers messages, right after a checkpoint.
 fn turn(turns: &mut Turns, options: &Options, ground: &mut Ground) -> Result<()> {
     ground.quiet()?;
     let before = Wal::now(&mut ground.conn)?;
@@ -171,7 +171,7 @@ fn turn(turns: &mut Turns, options: &Options, ground: &mut Ground) -> Result<()>
     Ok(())
 }
 
-/// Plain INSERTs, as from any language: ids, and keys where there are any, are random.
+/// Plain INSERTs, as from any language. Ids and idempotency keys are random.
 fn insert(messages: u64, options: &Options, ground: &mut Ground) -> Result<()> {
     let (column, key) = match options.keys {
         true => (", idempotency_key", ", gen_random_uuid()::text"),
@@ -204,16 +204,16 @@ pub(super) fn table(report: &Value) -> Table {
         &[
             ("outbox", "outbox", Unit::Word),
             ("delivered/s", "messages_per_second", Unit::Count),
-            ("of the fresh one's rate", "rate_ratio", Unit::Ratio),
+            ("rate ratio to fresh", "rate_ratio", Unit::Ratio),
             ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
-            ("of the fresh one's", "wal_ratio", Unit::Ratio),
+            ("WAL ratio to fresh", "wal_ratio", Unit::Ratio),
             (
-                "page images per message",
+                "full-page images per message",
                 "full_page_images_per_message",
                 Unit::Ratio,
             ),
             ("forgotten", "forgotten_share", Unit::Percent),
-            ("a claim", "claim_ms", Unit::Millis),
+            ("mean claim", "claim_ms", Unit::Millis),
             (
                 "own CPU per message",
                 "own_cpu_us_per_message",

@@ -1,4 +1,4 @@
-//! Whether a relay slows down with what waits behind the messages that it delivers.
+//! The effect of a large backlog, waiting behind the delivered messages, on the relay.
 
 use anyhow::Result;
 use comfy_table::Table;
@@ -13,18 +13,18 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages to deliver, of each outbox in each round
+    /// Messages delivered from each outbox in each round
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// Messages that wait behind these: a run for each number
+    /// Backlogs behind these messages; one run for each number
     #[arg(long, value_delimiter = ',', default_value = "10000,1000000,10000000", value_name = "NUMBERS", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: Vec<u64>,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 
-/// Deliveries from an outbox in which so many messages wait behind them.
+/// Deliveries from an outbox with `waiting` messages behind the delivered messages.
 struct Run {
     waiting: u64,
     table: String,
@@ -84,18 +84,18 @@ pub(super) fn table(report: &Value) -> Table {
             ("waiting behind", "waiting", Unit::Count),
             ("delivered/s", "messages_per_second", Unit::Count),
             (
-                "of the rate with the fewest",
+                "rate ratio to the fewest",
                 "rate_ratio_to_smallest",
                 Unit::Ratio,
             ),
-            ("a claim", "claim_ms", Unit::Millis),
+            ("mean claim", "claim_ms", Unit::Millis),
             (
-                "of a claim with the fewest",
+                "claim ratio to the fewest",
                 "claim_ratio_to_smallest",
                 Unit::Ratio,
             ),
-            ("99 % of claims", "claim_p99_ms", Unit::Millis),
-            ("the slowest", "claim_max_ms", Unit::Millis),
+            ("p99 claim", "claim_p99_ms", Unit::Millis),
+            ("max claim", "claim_max_ms", Unit::Millis),
             (
                 "own CPU per message",
                 "own_cpu_us_per_message",

@@ -1,5 +1,4 @@
-//! Processes that a bench starts: receivers, so that what they cost is not counted as the relay's,
-//! and relays beside each other.
+//! Child processes of a bench: receivers, whose cost must not count as the cost of the relay, and several relays.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -30,27 +29,27 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It ends by itself when its standard input is closed; this is faster.
+        // Closing standard input also ends the process; killing is faster.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A receiver in a process of its own.
+/// A receiver in its own process.
 pub(super) struct Receiver {
     _process: Process,
     pub(super) url: String,
 }
 
 impl Receiver {
-    /// One that answers every request with this status.
+    /// Starts a receiver that responds to every request with this status.
     pub(super) fn start(status: u16) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["receive", "--status", &status.to_string()]);
         let (process, mut out) = Process::start(command)?;
         let mut url = String::new();
         out.read_line(&mut url)?;
-        ensure!(!url.is_empty(), "the receiver did not say where it listens");
+        ensure!(!url.is_empty(), "the receiver printed no URL");
         Ok(Self {
             _process: process,
             url: url.trim().to_owned(),
@@ -58,7 +57,7 @@ impl Receiver {
     }
 }
 
-/// A relay in a process of its own, on the ground's outbox and with its settings.
+/// A relay in its own process, with the outbox and the settings of the ground.
 pub(super) struct RelayProcess {
     process: Process,
     done: Arc<Mutex<Done>>,
@@ -71,7 +70,7 @@ impl RelayProcess {
         Self::start_with(ground, None)
     }
 
-    /// With more settings.
+    /// As [`Self::start`], with more settings.
     pub(super) fn start_with(
         ground: &Ground,
         more: impl IntoIterator<Item = (&'static str, String)>,
@@ -80,13 +79,13 @@ impl RelayProcess {
         command.args(["bench", "relay-process"]);
         for (variable, value) in ground.variables().into_iter().chain(more) {
             command.env(variable, value);
-            // With both, a setting would be given twice.
+            // With both variables, a setting would be given twice.
             command.env_remove(format!("{variable}_FILE"));
         }
         let (process, mut out) = Process::start(command)?;
         let mut line = String::new();
         out.read_line(&mut line)?;
-        ensure!(!line.is_empty(), "a relay's process has ended at once");
+        ensure!(!line.is_empty(), "a relay process ended at once");
         let done = Arc::new(Mutex::new(Done::default()));
         let latest = Arc::clone(&done);
         let reader = std::thread::Builder::new()
@@ -108,26 +107,29 @@ impl RelayProcess {
     pub(super) fn begin(&mut self) -> Result<()> {
         let input = self.process.child.stdin.as_mut();
         input
-            .context("a relay's process has no input")?
+            .context("a relay process has no input")?
             .write_all(b"begin\n")
-            .context("a relay's process has ended")
+            .context("a relay process has ended")
     }
 
-    /// What it has done until a moment ago.
+    /// The latest counts that the relay reported.
     pub(super) fn done(&mut self) -> Result<Done> {
         if let Some(status) = self.process.child.try_wait()? {
-            bail!("a relay's process has ended by itself: {status}");
+            bail!("a relay process ended unexpectedly: {status}");
         }
         Ok(*self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Ends it, and says what it has done.
+    /// Ends the process, and returns its final counts.
     pub(super) fn finish(mut self) -> Result<Done> {
         drop(self.process.child.stdin.take());
         let status = self.process.child.wait()?;
-        ensure!(status.success(), "a relay's process has failed: {status}");
-        // Its output is read to the end.
-        ensure!(self.reader.join().is_ok(), "a relay's output was not read");
+        ensure!(status.success(), "a relay process failed: {status}");
+        // The reader ends at the end of the output.
+        ensure!(
+            self.reader.join().is_ok(),
+            "the output of a relay process was not read"
+        );
         Ok(*self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,4 +1,4 @@
-//! Delivers what waits, with a relay in this process, and says what it took.
+//! Delivers waiting messages with a relay in this process, and measures the delivery.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,26 @@ use super::ground::Ground;
 use super::measures::{cpu_seconds, threads};
 use crate::output;
 
-/// Between two looks at what the relay has done. A claim takes about as long.
+/// The interval between two readings of the relay's counts. A claim takes about as long.
 const TICK: Duration = Duration::from_millis(5);
-/// A relay that has delivered nothing for so long will not: where sends fail, and where none do.
+/// The longest time without a delivery, if sends fail.
 const PATIENCE_WITH_FAILURES: Duration = Duration::from_secs(5);
+/// The longest time without a delivery, if no send fails.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest claim that is told apart.
+/// The longest claim that the histogram resolves.
 const MOST_MICROS: u64 = 3_600_000_000;
 
-/// What a delivery took.
+/// The measurements of a delivery.
 pub(super) struct Delivery {
     pub(super) messages: u64,
     pub(super) seconds: f64,
-    /// Seconds of this process.
+    /// CPU seconds of this process.
     pub(super) cpu: f64,
-    /// Of this process, at the end.
+    /// Threads of this process at the end.
     pub(super) threads: f64,
-    /// What the relay did since it started.
+    /// Counts of the relay since its start.
     pub(super) stats: Stats,
-    /// Of these messages.
+    /// Claims of the measured messages.
     claims: Claims,
 }
 
@@ -42,12 +43,12 @@ impl Delivery {
         self.cpu * 1e6 / self.messages as f64
     }
 
-    /// A claim's mean time.
+    /// The mean time of a claim.
     pub(super) fn claim_ms(&self) -> f64 {
         self.claims.micros.mean() / 1000.0
     }
 
-    /// What 99 of 100 claims took at most.
+    /// The 99th percentile of claim times.
     pub(super) fn claim_p99_ms(&self) -> f64 {
         self.claims.micros.value_at_quantile(0.99) as f64 / 1000.0
     }
@@ -57,12 +58,12 @@ impl Delivery {
     }
 }
 
-/// Delivers so many messages with the ground's settings.
+/// Delivers `messages` messages with the settings of the ground.
 pub(super) fn deliver(ground: &Ground, messages: u64) -> Result<Delivery> {
     deliver_with(ground, Relay::from_config(ground.config.clone()), messages)
 }
 
-/// Delivers so many messages with this relay. Nobody wakes it: it finds its work by itself.
+/// Delivers `messages` messages with this relay. Nothing wakes the relay: it finds messages on its own.
 pub(super) fn deliver_with(
     ground: &Ground,
     relay: RelayBuilder,
@@ -71,7 +72,7 @@ pub(super) fn deliver_with(
     deliver_behind(ground, relay, 0, messages)
 }
 
-/// Delivers `before` messages and, going on, so many more, which are measured.
+/// Delivers `before` messages, then `messages` more, which are measured.
 pub(super) fn deliver_behind(
     ground: &Ground,
     relay: RelayBuilder,
@@ -105,7 +106,7 @@ pub(super) fn deliver_behind(
     let cpu = cpu_seconds()? - cpu_before;
     let threads = threads()?;
     let messages = all - delivered_before;
-    ensure!(messages > 0, "too few messages to measure anything");
+    ensure!(messages > 0, "too few messages to measure");
     progress.finish_and_clear();
     relay.shutdown(ground.config.shutdown_timeout)?;
     let delivery = Delivery {
@@ -123,19 +124,19 @@ pub(super) fn deliver_behind(
     Ok(delivery)
 }
 
-/// The rate of several deliveries together.
+/// Messages per second of several deliveries.
 pub(super) fn rate_of(deliveries: &[Delivery]) -> f64 {
     let messages: u64 = deliveries.iter().map(|one| one.messages).sum();
     let seconds: f64 = deliveries.iter().map(|one| one.seconds).sum();
     messages as f64 / seconds
 }
 
-/// The mean of a measure of several deliveries.
+/// The mean of a measure over several deliveries.
 pub(super) fn mean_of(deliveries: &[Delivery], measure: fn(&Delivery) -> f64) -> f64 {
     deliveries.iter().map(measure).sum::<f64>() / deliveries.len() as f64
 }
 
-/// Gives up when nothing is delivered any more.
+/// Fails when nothing is delivered any more.
 pub(super) struct Patience {
     delivered: u64,
     since: Instant,
@@ -166,7 +167,7 @@ impl Patience {
         };
         ensure!(
             self.since.elapsed() < limit,
-            "{delivered} of {messages} messages were delivered, none in the last {} seconds, and {failed} sends failed: does the receiver answer with 2xx? ({})",
+            "{delivered} of {messages} messages were delivered, none in the last {} s, and {failed} sends failed: does the receiver respond with 2xx? ({})",
             limit.as_secs(),
             config.summary(),
         );
@@ -174,7 +175,7 @@ impl Patience {
     }
 }
 
-/// What single claims took: between two looks there are few of them.
+/// Times of single claims. Two readings have few claims between them, so the mean stands for each.
 struct Claims {
     before: Stats,
     micros: Histogram<u64>,

@@ -1,4 +1,4 @@
-//! How fast what waits is delivered, and what it costs.
+//! The rate and the cost of delivering a backlog.
 
 use std::net::TcpListener;
 use std::time::Instant;
@@ -24,14 +24,14 @@ pub(super) struct Options {
     /// Messages to drain
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// Drain once more beside so many messages for another destination, which never answers
+    /// Also drain alongside this many messages for a destination that never responds; 0 skips this
     #[arg(long, default_value_t = 0, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     behind_dead: u64,
 }
 
 /// Messages enqueued in one transaction.
 const ENQUEUE_BATCH: u64 = 1000;
-/// Goes to the destination that never answers.
+/// The topic of the destination that never responds.
 const DEAD_TOPIC: &str = "bench.dead";
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
@@ -69,13 +69,13 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     Ok(report)
 }
 
-/// The same drain beside messages for a destination that never answers.
+/// The same drain alongside messages for a destination that never responds.
 fn beside_dead(options: &Options, ground: &mut Ground) -> Result<Delivery> {
-    // Connections are accepted by the system, and nobody reads them.
+    // The system accepts connections, and nothing reads from them.
     let dead = TcpListener::bind("127.0.0.1:0").context("cannot listen")?;
     let url = format!("http://{}/", dead.local_addr()?);
     ground.fresh()?;
-    // An hour ago: the claim would read them first.
+    // Due for an hour: a claim in the order of due times would read these messages first.
     sql_query(format!(
         "INSERT INTO {} (topic, payload, available_at)
          SELECT '{DEAD_TOPIC}', $1::json, now() - interval '1 hour' FROM generate_series(1, $2)",
@@ -97,7 +97,7 @@ fn beside_dead(options: &Options, ground: &mut Ground) -> Result<Delivery> {
     delivery
 }
 
-/// Enqueues as an import does: messages, and nothing else. Returns the seconds it took.
+/// Enqueues messages without anything else, as an import does. Returns the elapsed seconds.
 fn enqueue(messages: u64, ground: &mut Ground) -> Result<f64> {
     let outbox = Outbox::from(ground.config.table.clone()).allow_outside_transaction();
     let payload = payload(ground.payload_bytes);
@@ -135,8 +135,8 @@ pub(super) fn table(report: &Value) -> Table {
         ("HOT updates", "hot_update_share", Unit::Percent),
         ("messages per claim", "messages_per_claim", Unit::Count),
         ("messages per settle", "messages_per_settle", Unit::Count),
-        ("a claim", "claim_ms", Unit::Millis),
-        ("99 % of claims", "claim_p99_ms", Unit::Millis),
+        ("mean claim", "claim_ms", Unit::Millis),
+        ("p99 claim", "claim_p99_ms", Unit::Millis),
         ("peak memory", "peak_memory_mib", Unit::Mebibytes),
     ] {
         table.add_row([name.to_owned(), report::shown(&report[key], unit)]);
@@ -145,11 +145,11 @@ pub(super) fn table(report: &Value) -> Table {
     if !beside.is_null() {
         table.add_row([
             format!(
-                "beside {} behind a dead one",
+                "alongside {} for a dead destination",
                 report::shown(&beside["waiting"], Unit::Count)
             ),
             format!(
-                "delivered/s {} ({} of the rate alone), a claim {}",
+                "delivered/s {} ({} of the rate alone), mean claim {}",
                 report::shown(&beside["messages_per_second"], Unit::Count),
                 report::shown(&beside["share_of_rate_alone"], Unit::Percent),
                 report::shown(&beside["claim_ms"], Unit::Millis),

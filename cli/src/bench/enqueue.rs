@@ -1,4 +1,4 @@
-//! How fast one client enqueues: message by message, in batches, and all at once.
+//! The enqueue rate of one client: message by message, in batches, and all at once.
 
 use std::time::Instant;
 
@@ -16,17 +16,17 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages of a run; a fiftieth of them where each is a statement of its own
+    /// Messages per run; a fiftieth of them for `enqueue`, which sends a statement per message
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(50..=MOST_MESSAGES))]
     messages: u64,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 
 /// Messages of a batch.
 const BATCH: u64 = 1000;
-/// One message in a statement is slower by so much.
+/// `enqueue` is slower, so its run has this many times fewer messages.
 const FEWER: u64 = 50;
 
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +52,7 @@ impl Way {
         }
     }
 
-    /// Enqueues so many messages in one transaction.
+    /// Enqueues `messages` messages in one transaction.
     fn enqueue(
         self,
         conn: &mut PgConnection,

@@ -1,4 +1,4 @@
-//! What messages for a destination that always fails take from the others.
+//! The effect of a failing destination on the others.
 
 use anyhow::Result;
 use comfy_table::Table;
@@ -14,18 +14,18 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages for the destination that works
+    /// Messages for the working destination
     #[arg(long, default_value_t = 70_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// The share of all messages that goes to the destination that fails, in percent
+    /// Share of all messages that go to the failing destination, in percent
     #[arg(long, default_value_t = 30, value_name = "PERCENT", value_parser = whole(1..=99_u64))]
     percent: u64,
-    /// How often both are measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 
-/// Goes to the destination that fails.
+/// The topic of the failing destination.
 const FAILING_TOPIC: &str = "bench.failing";
 const FAILING: &str = "failing";
 
@@ -69,14 +69,14 @@ fn one(fill: &Fill, options: &Options, ground: &mut Ground) -> Result<Delivery> 
     deliver(ground, options.messages)
 }
 
-/// As many messages that work, with those that fail evenly between them.
+/// The same number of working messages, with failing messages spread evenly between them.
 fn mixed(options: &Options) -> Fill {
     let working = 100 - options.percent;
     let failing = options.messages * options.percent / working;
     let all = options.messages + failing;
     Fill {
         messages: all,
-        // One more than before of the failing ones has come by n: n is one of them.
+        // The number of failing messages grows by one at n: n is a failing message.
         topic: format!(
             "CASE WHEN (n + 1) * {failing} / {all} > n * {failing} / {all}
                   THEN '{FAILING_TOPIC}' ELSE '{TOPIC}' END"
@@ -91,9 +91,9 @@ pub(super) fn table(report: &Value) -> Table {
         &[
             ("the working destination", "what", Unit::Word),
             ("delivered/s", "messages_per_second", Unit::Count),
-            ("of the rate alone", "ratio", Unit::Ratio),
+            ("ratio to alone", "ratio", Unit::Ratio),
             ("failed attempts", "failed_attempts", Unit::Count),
-            ("given back unsent", "released", Unit::Count),
+            ("released unsent", "released", Unit::Count),
         ],
     )
 }

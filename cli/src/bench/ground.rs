@@ -1,4 +1,4 @@
-//! Where a scenario works: a schema with one outbox, filled as the scenario wants it.
+//! The ground of a scenario: a temporary schema with outboxes, which the scenario fills.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -17,31 +17,33 @@ use super::Common;
 use crate::output;
 use crate::settings::SettingFlags;
 
-/// The topic of messages that go to the default destination.
+/// The topic of messages for the default destination.
 pub(super) const TOPIC: &str = "bench.message";
-/// A limit for the longest statement: a VACUUM of many millions.
+/// The time limit of a statement. The longest is a VACUUM of many million rows.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Messages of one INSERT: between two of them a signal is seen.
+/// Messages per INSERT. Signals are checked between two INSERTs.
 pub(super) const CHUNK: u64 = 20_000;
 
-/// So many are worth a word about the disk.
+/// From this number of messages on, `fill` reports the disk space.
 const MANY: u64 = 1_000_000;
-/// Of a row: without its payload, in the indexes, and how full pages are.
+/// Bytes of a row without its payload.
 const ROW_BYTES: f64 = 210.0;
+/// Bytes of a row in the indexes.
 const INDEX_BYTES: f64 = 130.0;
+/// The share of a page that rows fill.
 const FILLFACTOR: f64 = 0.45;
 
-/// The bench's own schema, and the settings of relays that work in it.
+/// The schema of the bench, and the settings of relays that use it.
 pub(super) struct Ground {
     pub(super) config: Config,
     pub(super) conn: PgConnection,
     pub(super) schema: String,
     pub(super) payload_bytes: u32,
     is_quiet: bool,
-    /// The settings that were given as flags.
+    /// The settings given as flags.
     flags: SettingFlags,
     signals: Receiver<i32>,
-    /// Messages ever enqueued by `fill`: their ids go on from here.
+    /// Messages enqueued by `fill` so far. The next message ids continue from here.
     filled: u64,
 }
 
@@ -51,7 +53,7 @@ struct NameRow {
     name: String,
 }
 
-/// Messages to enqueue. Topic and key are SQL expressions, in which `n` counts from 0.
+/// Messages to enqueue. Topic and key are SQL expressions, in which `n` is the number of the message, from 0.
 pub(super) struct Fill {
     pub(super) messages: u64,
     pub(super) topic: String,
@@ -59,12 +61,12 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// Messages for the default destination, in no order.
+    /// Messages for the default destination, without ordering keys.
     pub(super) fn plain(messages: u64) -> Self {
         Self::keyed(messages, "NULL")
     }
 
-    /// Messages for the default destination.
+    /// Messages for the default destination, with this SQL expression as their ordering keys.
     pub(super) fn keyed(messages: u64, ordering_key: impl Into<String>) -> Self {
         Self {
             messages,
@@ -75,7 +77,7 @@ impl Fill {
 }
 
 impl Ground {
-    /// Makes the schema. `remove` removes it.
+    /// Creates the schema. `remove` drops it.
     pub(super) fn new(
         mut config: Config,
         options: &Common,
@@ -86,7 +88,7 @@ impl Ground {
         config.table = format!("{schema}.outbox").parse()?;
         let mut conn = connect(&config)?;
         conn.batch_execute(&format!("CREATE SCHEMA {schema}"))
-            .context("cannot make a schema for the benchmark")?;
+            .context("cannot create the schema of the benchmark")?;
         Ok(Self {
             config,
             conn,
@@ -102,18 +104,18 @@ impl Ground {
     pub(super) fn remove(mut self) -> Result<()> {
         self.conn
             .batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema))
-            .with_context(|| format!("cannot remove the benchmark's schema {}", self.schema))
+            .with_context(|| format!("cannot drop the schema {} of the benchmark", self.schema))
     }
 
-    /// Works in the schema's outbox of this name from now on. `fresh` makes it.
+    /// Selects the outbox of this name in the schema. `fresh` creates it.
     pub(super) fn enter(&mut self, name: &str) -> Result<()> {
         self.config.table = format!("{}.{name}", self.schema).parse()?;
         Ok(())
     }
 
-    /// Puts a new outbox, with nothing in it, in the place of the one before.
+    /// Replaces the selected outbox with an empty outbox.
     pub(super) fn fresh(&mut self) -> Result<()> {
-        // A signal that came while nobody waited.
+        // A signal may have arrived since the last wait.
         self.wait(Duration::ZERO)?;
         let table = &self.config.table;
         let exists = admin::check_schema(&mut self.conn, table).is_ok();
@@ -126,7 +128,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Enqueues many messages quickly. Their ids grow, as the library's do.
+    /// Enqueues many messages quickly. Message ids increase, as the library's ids do.
     pub(super) fn fill(&mut self, fill: &Fill) -> Result<()> {
         let insert = format!(
             "INSERT INTO {} (message_id, topic, payload, ordering_key)
@@ -139,7 +141,7 @@ impl Ground {
         let payload = payload(self.payload_bytes).to_string();
         if fill.messages >= MANY {
             self.say(format_args!(
-                "{} messages take about {:.0} GB of the server's disk",
+                "{} messages take about {:.0} GB on the server's disk",
                 output::grouped(fill.messages as f64),
                 self.bytes_of(fill.messages) / 1e9
             ));
@@ -162,23 +164,25 @@ impl Ground {
         Ok(())
     }
 
-    /// What messages take in the table and its indexes, roughly.
+    /// The approximate size of messages in the table and its indexes.
     fn bytes_of(&self, messages: u64) -> f64 {
         let row = (ROW_BYTES + f64::from(self.payload_bytes)) / FILLFACTOR + INDEX_BYTES;
         messages as f64 * row
     }
 
-    /// Lets the database do now what it would do soon, because of what was just enqueued.
+    /// Runs VACUUM, ANALYZE and CHECKPOINT now: the enqueued messages would soon cause all three.
     pub(super) fn quiet(&mut self) -> Result<()> {
         self.conn
             .batch_execute(&format!("VACUUM ANALYZE {}", self.config.table))?;
         if let Err(error) = self.conn.batch_execute("CHECKPOINT") {
-            eprintln!("diesel-outbox: a checkpoint may disturb the measurement: {error}");
+            eprintln!(
+                "diesel-outbox: cannot run CHECKPOINT, so a checkpoint may disturb the measurement: {error}"
+            );
         }
         Ok(())
     }
 
-    /// Cleans up every table of the schema.
+    /// Vacuums every table of the schema.
     pub(super) fn vacuum_all(&mut self) -> Result<()> {
         let tables: Vec<NameRow> = sql_query(
             "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = $1",
@@ -192,12 +196,12 @@ impl Ground {
         Ok(())
     }
 
-    /// A connection beside the ground's own.
+    /// Opens one more connection.
     pub(super) fn connect(&self) -> Result<PgConnection> {
         connect(&self.config)
     }
 
-    /// Waits, unless a signal has come or comes: that is an error.
+    /// Waits for this time. A signal ends the wait with an error.
     pub(super) fn wait(&self, time: Duration) -> Result<()> {
         match self.signals.recv_timeout(time) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
@@ -205,7 +209,7 @@ impl Ground {
         }
     }
 
-    /// A bar on standard error, where that is a terminal.
+    /// A progress bar on standard error, if that is a terminal.
     pub(super) fn progress(&self, doing: &'static str, messages: u64) -> ProgressBar {
         if self.is_quiet {
             return ProgressBar::hidden();
@@ -217,15 +221,15 @@ impl Ground {
             .with_message(doing)
     }
 
-    /// Says on standard error what is measured now, where that is a terminal.
+    /// Prints progress to standard error, if that is a terminal.
     pub(super) fn say(&self, what: impl std::fmt::Display) {
         if !self.is_quiet && std::io::stderr().is_terminal() {
             eprintln!("{what}");
         }
     }
 
-    /// Settings as variables, for a process that is to have the same: what was given as flags, and
-    /// what the bench itself has set. The rest is in the environment.
+    /// Settings for a child process, as environment variables: settings given as flags, and settings that the bench has
+    /// set. The child inherits all others.
     pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
         let given = SETTINGS.iter().filter_map(|setting| {
             let value = self.flags.get(setting.variable)?;
@@ -240,7 +244,7 @@ impl Ground {
         given.chain(own.into_iter().flatten()).collect()
     }
 
-    /// Adds what all numbers depend on.
+    /// Adds the settings that all numbers depend on.
     pub(super) fn describe(&self, report: &mut Value) {
         report["payload_bytes"] = json!(self.payload_bytes);
         report["senders"] = json!(self.config.concurrency);
@@ -257,7 +261,7 @@ fn connect(config: &Config) -> Result<PgConnection> {
     )?)
 }
 
-/// A document of so many bytes.
+/// A JSON document of `bytes` bytes.
 pub(super) fn payload(bytes: u32) -> Value {
     json!({ "fill": "x".repeat(bytes as usize - r#"{"fill":""}"#.len()) })
 }

@@ -1,4 +1,4 @@
-//! Whether a relay slows down while a transaction keeps vacuum from removing what was settled.
+//! The effect of an open transaction, which keeps vacuum from removing settled rows, on the relay.
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
@@ -18,22 +18,22 @@ pub(super) struct Options {
     /// Messages settled while the transaction is open
     #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     settled: u64,
-    /// Messages delivered after them, which are measured: by the same relay, and as many again by one
-    /// that has just started
+    /// Messages measured after these: delivered by the same relay, and again by a relay that has
+    /// just started
     #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 
-/// Whose transaction is open.
+/// The owner of the open transaction.
 #[derive(Debug, Clone, Copy)]
 enum Holder {
     Nobody,
-    /// Has read something long ago, and will read on as of then.
+    /// A reader with an old snapshot.
     OldReader,
-    /// Has written something and does not commit.
+    /// A writer that does not commit.
     IdleWriter,
 }
 
@@ -94,12 +94,12 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// What was measured beside one of them.
+/// The measurements with one holder.
 struct Measured {
     holder: Holder,
-    /// By a relay that has settled everything before, too.
+    /// Deliveries by the relay that settled all messages before.
     going_on: Vec<Delivery>,
-    /// By one that has just started.
+    /// Deliveries by a relay that has just started.
     anew: Vec<Delivery>,
 }
 
@@ -126,7 +126,7 @@ impl Measured {
         if let Some(mut conn) = held {
             conn.batch_execute("COMMIT").with_context(|| {
                 format!(
-                    "the transaction of {} was not held to the end",
+                    "the transaction of {} ended before the measurement",
                     self.holder.name()
                 )
             })?;
@@ -139,17 +139,17 @@ pub(super) fn table(report: &Value) -> Table {
     report::runs(
         report,
         &[
-            ("an open transaction of", "holder", Unit::Word),
+            ("open transaction of", "holder", Unit::Word),
             ("delivered/s", "messages_per_second", Unit::Count),
-            ("of the rate without", "ratio_to_nobody", Unit::Ratio),
+            ("ratio to nobody", "ratio_to_nobody", Unit::Ratio),
             (
-                "of it right after a start",
+                "ratio after a start",
                 "ratio_to_nobody_after_start",
                 Unit::Ratio,
             ),
-            ("a claim", "claim_ms", Unit::Millis),
-            ("99 % of claims", "claim_p99_ms", Unit::Millis),
-            ("the slowest", "claim_max_ms", Unit::Millis),
+            ("mean claim", "claim_ms", Unit::Millis),
+            ("p99 claim", "claim_p99_ms", Unit::Millis),
+            ("max claim", "claim_max_ms", Unit::Millis),
             (
                 "own CPU per message",
                 "own_cpu_us_per_message",

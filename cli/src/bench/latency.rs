@@ -1,5 +1,5 @@
-//! Commits at a steady rate on an idle outbox: how long a message takes from its commit to the
-//! receiver's answer. Nobody calls `RelayHandle::wake`: the relay learns of a commit by itself.
+//! The time from a commit to the receiver's response, at a steady rate on an idle outbox. Nothing calls
+//! `RelayHandle::wake`: the relay learns of a commit on its own.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,18 +22,18 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct Options {
-    /// Commits per second; 0: no paced commits
+    /// Paced commits per second; 0 for none
     #[arg(long, default_value_t = 100, value_name = "NUMBER", value_parser = whole(0..=100_000_u32))]
     rate: u32,
-    /// Seconds of paced commits
+    /// Duration of the paced commits, in seconds
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = whole(0..=3_600_u32))]
     paced_seconds: u32,
 }
 
-/// By then the last message is answered.
+/// The time limit for the last response.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Remembers when each message was committed and how long it took until it was answered.
+/// Measures the time from the commit of each message to the response.
 struct Timed {
     http: HttpDispatcher,
     times: Arc<Times>,
@@ -92,7 +92,7 @@ impl Options {
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     if options.commits() == 0 {
-        let why = "--rate and --paced-seconds have to be at least 1";
+        let why = "--rate and --paced-seconds must be at least 1";
         return Err(ConfigError::new("bench latency", why).into());
     }
     ground.fresh()?;
@@ -107,13 +107,13 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     commit_at_a_pace(options, ground, &times)?;
     ensure!(
         relay.wait_until_idle(PATIENCE),
-        "the last messages were not answered within {} seconds",
+        "the last messages were not settled within {} s",
         PATIENCE.as_secs()
     );
     relay.shutdown(ground.config.shutdown_timeout)?;
     ensure!(
         relay.stats().delivered == u64::from(options.commits()),
-        "{} messages were committed and {} delivered: does the receiver answer with 2xx? ({})",
+        "{} messages were committed, but {} were delivered: does the receiver respond with 2xx? ({})",
         options.commits(),
         relay.stats().delivered,
         ground.config.summary(),
@@ -124,7 +124,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         .unwrap_or_else(PoisonError::into_inner);
     ensure!(
         latencies.len() == u64::from(options.commits()),
-        "{} messages were committed and {} answered",
+        "{} messages were committed, but {} got a response",
         options.commits(),
         latencies.len()
     );
@@ -151,7 +151,7 @@ fn commit_at_a_pace(options: &Options, ground: &mut Ground, times: &Times) -> Re
         let id = message.message_id();
         ground.conn.transaction::<_, anyhow::Error, _>(|conn| {
             outbox.enqueue(conn, message)?;
-            // Just before the commit: a relay may be faster than our next line after it.
+            // Just before the commit: a relay may be faster than the next line of this code.
             times.commits(id);
             Ok(())
         })?;
@@ -161,12 +161,12 @@ fn commit_at_a_pace(options: &Options, ground: &mut Ground, times: &Times) -> Re
     Ok(())
 }
 
-/// The line in the table of a bench without a scenario.
+/// The row in the table of a bench without a scenario.
 pub(super) fn row(report: &Value) -> [String; 2] {
     let shown = |key: &str| report::shown(&report[key], Unit::Millis);
     [
         format!(
-            "commit to answer at {}/s",
+            "commit to response at {}/s",
             report::shown(&report["per_second"], Unit::Count)
         ),
         format!(
@@ -184,10 +184,10 @@ pub(super) fn table(report: &Value) -> Table {
     for (name, key, unit) in [
         ("commits/s", "per_second", Unit::Count),
         ("messages", "messages", Unit::Count),
-        ("commit to answer: half of them", "p50_ms", Unit::Millis),
-        ("90 %", "p90_ms", Unit::Millis),
-        ("99 %", "p99_ms", Unit::Millis),
-        ("the slowest", "max_ms", Unit::Millis),
+        ("commit to response, p50", "p50_ms", Unit::Millis),
+        ("p90", "p90_ms", Unit::Millis),
+        ("p99", "p99_ms", Unit::Millis),
+        ("max", "max_ms", Unit::Millis),
     ] {
         table.add_row([name.to_owned(), report::shown(&report[key], unit)]);
     }

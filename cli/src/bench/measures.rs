@@ -1,4 +1,4 @@
-//! What the database and the system say of a run.
+//! Measurements by the database and the operating system.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use diesel::sql_types::{BigInt, Bool, Double, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::Stats;
 
-/// Between two looks.
+/// The interval between two checks of [`until`].
 const TICK: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Clock ticks per second in /proc: fixed by Linux's ABI.
@@ -33,16 +33,16 @@ pub(super) fn wal_position(conn: &mut PgConnection) -> Result<f64> {
     )
 }
 
-/// What the server has written into its log since its start.
+/// The WAL that the server has written since its start.
 pub(super) struct Wal {
     pub(super) bytes: f64,
-    /// Pages that were written whole, being changed for the first time after a checkpoint. From
-    /// PostgreSQL 15 on: 14 counts them, and tells nobody when it has counted.
+    /// Full-page images: pages written whole at their first change after a checkpoint. Needs PostgreSQL 15, because
+    /// version 14 does not show when its count is complete.
     pub(super) full_page_images: Option<f64>,
 }
 
 impl Wal {
-    /// As of now, also what relays have done that were shut down.
+    /// The current totals, including relays that were shut down.
     pub(super) fn now(conn: &mut PgConnection) -> Result<Self> {
         let bytes = wal_position(conn)?;
         let counts_at_once = "SELECT to_regproc('pg_stat_force_next_flush') IS NOT NULL AS yes";
@@ -53,7 +53,7 @@ impl Wal {
                 full_page_images,
             });
         }
-        // Others hand their counts over when they end, and this connection when it is told to.
+        // Other sessions report their counts when they end, and this session when it is told to.
         let gone = "SELECT NOT EXISTS (
             SELECT FROM pg_stat_activity AS own JOIN pg_stat_activity AS relay USING (datname)
              WHERE own.pid = pg_backend_pid() AND relay.application_name LIKE 'diesel-outbox%'
@@ -85,7 +85,7 @@ struct UpdatesRow {
     hot: i64,
 }
 
-/// The share of updates that touched no index. Backends report what they did with a delay.
+/// The share of updates that touched no index (HOT). Backends report their counts with a delay.
 pub(super) fn hot_share(conn: &mut PgConnection, schema: &str, stats: Stats) -> Result<f64> {
     let mut share = 0.0;
     until(|| {
@@ -102,7 +102,7 @@ pub(super) fn hot_share(conn: &mut PgConnection, schema: &str, stats: Stats) -> 
     Ok(share)
 }
 
-/// Waits for what the server does after a run; it is measured as it is then in any case.
+/// Waits until the server is done after a run. After [`PATIENCE`], the state is measured as it is.
 fn until(mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !is_done()? && Instant::now() < end {
@@ -111,19 +111,22 @@ fn until(mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Rows of a table.
+/// The number of rows of a table.
 pub(super) fn count(conn: &mut PgConnection, table: &str) -> Result<u64> {
     let row: NumberRow =
         sql_query(format!("SELECT count(*)::float8 AS number FROM {table}")).get_result(conn)?;
     Ok(row.number as u64)
 }
 
-/// User and system time of this process.
+/// User and system time of this process, in seconds.
 pub(super) fn cpu_seconds() -> Result<f64> {
-    let stat =
-        std::fs::read_to_string("/proc/self/stat").context("no /proc: CPU cannot be measured")?;
-    // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
-    let after = stat.rsplit_once(')').context("/proc/self/stat is odd")?.1;
+    let stat = std::fs::read_to_string("/proc/self/stat")
+        .context("cannot measure CPU time: there is no /proc")?;
+    // The process name, in parentheses, may contain spaces. The 14th and 15th fields are the times.
+    let after = stat
+        .rsplit_once(')')
+        .context("/proc/self/stat has an unexpected format")?
+        .1;
     let ticks: f64 = after
         .split_whitespace()
         .skip(11)
@@ -137,14 +140,14 @@ pub(super) fn peak_memory_mib() -> Result<f64> {
     Ok(status("VmHWM:")? / 1024.0)
 }
 
-/// Threads of this process.
+/// The number of threads of this process.
 pub(super) fn threads() -> Result<f64> {
     status("Threads:")
 }
 
 fn status(line: &str) -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")
-        .context("no /proc: nothing can be measured")?;
+        .context("cannot measure memory and threads: there is no /proc")?;
     let number = status
         .lines()
         .find_map(|one| one.strip_prefix(line))

@@ -1,11 +1,11 @@
-//! Sends over HTTP and watches in which order the messages of each key go out.
+//! Sends over HTTP, and checks the order of the messages of each key.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use diesel_outbox::{Dispatcher, HttpDispatcher, Message, Outcome};
 
-/// A dispatcher that tells `watched` what it does.
+/// A dispatcher that reports each send to `watched`.
 pub(super) struct OrderChecker {
     pub(super) http: HttpDispatcher,
     pub(super) watched: Arc<Watched>,
@@ -24,7 +24,7 @@ impl Dispatcher for OrderChecker {
     }
 }
 
-/// What was seen of all keys.
+/// The sends of all keys.
 #[derive(Default)]
 pub(super) struct Watched {
     seen: Mutex<Seen>,
@@ -38,7 +38,7 @@ struct Seen {
 
 #[derive(Default)]
 struct Key {
-    /// The highest sequence that was delivered.
+    /// The highest delivered sequence.
     delivered: i64,
     in_flight: u32,
 }

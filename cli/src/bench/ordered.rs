@@ -1,4 +1,4 @@
-//! What the order of keys costs, and whether it is kept.
+//! The cost of ordering keys, and a check that the order is kept.
 
 use std::sync::Arc;
 
@@ -16,31 +16,31 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages of a run; where that is fewer than 10 for each key, 10 for each
+    /// Messages per run, at least 10 for each key
     #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// Keys with as many messages each: a run for each number
+    /// Keys with equally many messages; one run for each number
     #[arg(long, value_delimiter = ',', default_value = "200,100000", value_name = "NUMBERS", value_parser = whole(1..=MOST_KEYS))]
     keys: Vec<u64>,
-    /// Keys of which the n-th has an n-th of the first one's messages (Zipf); 0: no such run
+    /// Keys of the Zipf run: the nth key has 1/n of the first key's messages; 0 skips the run
     #[arg(long, default_value_t = 10_000, value_name = "NUMBER", value_parser = whole(0..=MOST_KEYS))]
     zipf_keys: u64,
-    /// Messages that all have one key; 0: no such run
+    /// Messages of the run with a single key; 0 skips the run
     #[arg(long, default_value_t = 3_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     hot_messages: u64,
 }
 
-/// With [`LEAST_PER_KEY`] messages each, as many messages as a run may have.
+/// The most keys: with [`LEAST_PER_KEY`] messages each, a run has [`MOST_MESSAGES`].
 const MOST_KEYS: u64 = MOST_MESSAGES / LEAST_PER_KEY;
-/// Fewer messages of a key are hardly in an order.
+/// The fewest messages of a key: fewer would hardly test the order.
 const LEAST_PER_KEY: u64 = 10;
 
-/// How keys are spread over messages.
+/// The distribution of keys over messages.
 struct Shape {
     name: &'static str,
     keys: u64,
     messages: u64,
-    /// The key of the message `n`, as SQL.
+    /// The key of message `n`, as an SQL expression.
     key: String,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let mut runs = Vec::new();
     for shape in shapes(options) {
         ground.say(format_args!("{}, keys: {}", shape.name, shape.keys));
-        // Just before each: machines drift.
+        // Measured right before each ordered run, because machines drift.
         let (unordered, _) = one(&Fill::plain(options.messages), ground)?;
         let (ordered, breaches) = one(&Fill::keyed(shape.messages, &shape.key), ground)?;
         runs.push(json!({
@@ -75,13 +75,13 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// An error where the order of a key was broken.
+/// Fails if the order of a key was broken.
 pub(super) fn verdict(report: &Value) -> Result<()> {
     let count = |key: &str| report[key].as_u64().unwrap_or_default();
     let (misorders, overlaps) = (count("misorders"), count("overlaps"));
     ensure!(
         misorders + overlaps == 0,
-        "the order of keys was broken: {misorders} messages were sent after a later one of their key, {overlaps} beside another one of their key"
+        "the order of keys was broken: {misorders} messages were sent after a later message of their key, {overlaps} at the same time as another message of their key"
     );
     Ok(())
 }
@@ -103,7 +103,7 @@ fn shapes(options: &Options) -> Vec<Shape> {
             name: "zipf",
             keys,
             messages: options.messages,
-            // The power of an evenly spread number; a hash, so that each run has the same keys.
+            // A power of an evenly distributed number, which is a hash so that each run has the same keys.
             key: format!(
                 "'key-' || floor(power({keys}, (hashint8(n) + 2147483648) / 4294967296.0))"
             ),
@@ -144,7 +144,7 @@ pub(super) fn table(report: &Value) -> Table {
             ("delivered/s", "messages_per_second", Unit::Count),
             ("without keys", "unordered_messages_per_second", Unit::Count),
             ("ratio", "ratio_to_unordered", Unit::Ratio),
-            ("a claim", "claim_ms", Unit::Millis),
+            ("mean claim", "claim_ms", Unit::Millis),
             ("continued", "continued_share", Unit::Percent),
             ("misorders", "misorders", Unit::Count),
             ("overlaps", "overlaps", Unit::Count),

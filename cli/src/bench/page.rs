@@ -1,5 +1,5 @@
-//! What the admin page costs the relay beside it, and how soon it answers, while much waits and much
-//! is dead.
+//! The cost of the admin page for the relay, and the response times of the page, with many waiting messages and many
+//! dead letters.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -22,23 +22,23 @@ use crate::output;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages to deliver, in each round with the page and in each without
+    /// Messages to deliver in each run of each round
     #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// Messages that wait behind these
+    /// Backlog behind the delivered messages
     #[arg(long, default_value = "1000000", value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: u64,
-    /// Dead letters
+    /// Number of dead letters
     #[arg(long, default_value = "100000", value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     dead: u64,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 
-/// How often pages are loaded.
+/// The interval of page loads.
 const RELOAD: Duration = Duration::from_secs(1);
-/// Pages and what else is asked for: the overview first.
+/// The paths that are loaded, the overview first.
 const PAGES: [&str; 10] = [
     "/",
     "/dead",
@@ -51,10 +51,10 @@ const PAGES: [&str; 10] = [
     "/metrics",
     "/readyz",
 ];
-/// Between two looks at what the relay has done.
+/// The interval between two readings of the relay's counts.
 const TICK: Duration = Duration::from_millis(10);
 
-/// All rounds in which some pages are loaded each second, or none.
+/// All rounds that load the same pages each second.
 struct Run {
     name: &'static str,
     /// `None`: the relay has no admin page.
@@ -78,7 +78,7 @@ impl Run {
     }
 }
 
-/// How long each page took, in milliseconds.
+/// The load times of each page, in milliseconds.
 type Times = BTreeMap<&'static str, Vec<f64>>;
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
@@ -124,7 +124,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// Makes dead letters, of five topics and four reasons.
+/// Inserts dead letters with five topics and four reasons.
 fn kill(dead: u64, ground: &mut Ground) -> Result<()> {
     let table = &ground.config.table;
     sql_query(format!(
@@ -138,7 +138,7 @@ fn kill(dead: u64, ground: &mut Ground) -> Result<()> {
     .bind::<Text, _>(payload(ground.payload_bytes).to_string())
     .bind::<BigInt, _>(i64::try_from(dead)?)
     .execute(&mut ground.conn)
-    .context("cannot make dead letters")?;
+    .context("cannot insert dead letters")?;
     Ok(())
 }
 
@@ -146,7 +146,7 @@ fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: &mut Times) -> 
     ground.fill(&Fill::plain(messages))?;
     ground.quiet()?;
     let address = match run.pages {
-        // Free a moment ago; the relay's process takes it.
+        // A free port, which the relay process takes.
         Some(_) => Some(TcpListener::bind("127.0.0.1:0")?.local_addr()?),
         None => None,
     };
@@ -165,7 +165,7 @@ fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: &mut Times) -> 
     let done = loop {
         let done = relay.done()?;
         progress.set_position(done.delivered);
-        // From then on the page is there.
+        // A relay that delivers has its page ready.
         if let Some(pages) = &mut pages
             && done.delivered > 0
         {
@@ -183,7 +183,7 @@ fn one(run: &mut Run, messages: u64, ground: &mut Ground, times: &mut Times) -> 
     relay.finish().map(drop)
 }
 
-/// Loads pages as a browser does that is left open on each of them.
+/// Loads pages as browsers do that are left open on each page.
 struct Pages<'a> {
     site: String,
     pages: &'static [&'static str],
@@ -200,7 +200,11 @@ impl Pages<'_> {
         for page in self.pages {
             let asked = Instant::now();
             let answer = ureq::get(format!("{}{page}", self.site)).call()?;
-            ensure!(answer.status() == 200, "{page} answers {}", answer.status());
+            ensure!(
+                answer.status() == 200,
+                "{page} responded with {}",
+                answer.status()
+            );
             let body = answer.into_body().read_to_string()?;
             ensure!(!body.is_empty(), "{page} is empty");
             let millis = asked.elapsed().as_secs_f64() * 1000.0;
@@ -214,7 +218,7 @@ pub(super) fn table(report: &Value) -> Table {
     let mut table = output::table(&[
         "pages",
         "delivered/s",
-        "of the rate without",
+        "ratio to without",
         "own CPU per message",
     ]);
     for run in report["runs"].as_array().into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! What the outbox costs those who write into it: commits per second of many clients, with and
-//! without the table's triggers, and with a relay that is absent, asleep or at work.
+//! The cost of the outbox for clients that write to it: commits per second of many clients, with and without the
+//! table's triggers, and with a relay that is absent, asleep or busy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,37 +21,37 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Clients that commit one message after the other, each on a connection of its own
+    /// Clients that commit one message after another, each on its own connection
     #[arg(long, default_value_t = 16, value_name = "NUMBER", value_parser = whole(1..=1_000_u32))]
     clients: u32,
-    /// Seconds of a run
+    /// Duration of a run, in seconds
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = whole(1..=3_600_u64))]
     seconds: u64,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
-    /// Messages that keep a relay at work [default: 40,000 for each second]
+    /// Messages that keep a relay busy [default: 40,000 per second of a run]
     #[arg(long, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     backlog: Option<u64>,
 }
 
-/// A relay delivers fewer messages in a second where clients are busy beside it.
+/// More messages than a relay delivers in a second alongside busy clients.
 const BACKLOG_PER_SECOND: u64 = 40_000;
-/// By then a relay with nothing to do has looked at everything and sleeps.
+/// The time after which an idle relay sleeps.
 const ASLEEP_AFTER: Duration = Duration::from_secs(2);
-/// Until a relay has begun to deliver.
+/// The interval of checks whether a relay has begun to deliver.
 const TICK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Absent,
-    /// Its only topic is paused.
+    /// Idle, because its only topic is paused.
     Asleep,
     /// Delivers a backlog.
     Busy,
 }
 
-/// What is measured, beside what it is compared with.
+/// A measured situation, and the situation that it is compared with.
 struct Situation {
     name: &'static str,
     has_triggers: bool,
@@ -59,7 +59,7 @@ struct Situation {
     compared_with: &'static str,
     commits: u64,
     seconds: f64,
-    /// What the relay has delivered meanwhile.
+    /// Messages that the relay delivered meanwhile.
     delivered: u64,
 }
 
@@ -142,7 +142,7 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     let after = delivered(&mut relay)?;
     ensure!(
         situation.relay != Presence::Busy || after < backlog,
-        "the relay had nothing left to do: give it more than {backlog} by --backlog"
+        "the relay ran out of messages: raise --backlog above {backlog}"
     );
     situation.commits += commits;
     situation.seconds += seconds;
@@ -188,7 +188,7 @@ fn start_relay(
     }
 }
 
-/// One that commits as fast as it can.
+/// A client that commits as fast as it can.
 struct Client {
     conn: PgConnection,
     outbox: Outbox,
@@ -204,7 +204,7 @@ impl Client {
         })
     }
 
-    /// Returns how many commits it made.
+    /// Returns the number of commits.
     fn commit_until(mut self, is_over: &AtomicBool) -> Result<u64> {
         let mut commits = 0;
         while !is_over.load(Ordering::Relaxed) {
@@ -217,7 +217,7 @@ impl Client {
     }
 }
 
-/// Lets the clients commit. Returns how many commits they made, and in how many seconds.
+/// Runs the clients. Returns the number of commits, and the elapsed seconds.
 fn produce(options: &Options, ground: &Ground) -> Result<(u64, f64)> {
     let clients = (0..options.clients)
         .map(|_| Client::new(ground))

@@ -1,5 +1,5 @@
-//! What many registered destinations cost beside one configured one, how fairly they are served, and what those that
-//! hang, or have much to do, take from the others.
+//! The cost of many registered destinations compared with one configured destination, the fairness between them, and
+//! the effect of hanging and busy destinations on the others.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -20,41 +20,41 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Registered destinations, each of a tenant of its own
+    /// Registered destinations, one for each tenant
     #[arg(long, default_value_t = 10_000, value_name = "NUMBER", value_parser = whole(1..=1_000_000_u64))]
     destinations: u64,
-    /// Messages of a run; the tenants have them by Zipf's law
+    /// Messages per run, distributed over the tenants by Zipf's law
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// How often both are measured, in turns
+    /// Number of rounds; each round measures both once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
-    /// Destinations that take turns with a backlog each, for the measure of fairness
+    /// Destinations with a backlog each, for the measure of fairness
     #[arg(long, default_value_t = 200, value_name = "NUMBER", value_parser = whole(2..=10_000_u64))]
     backlogged: u64,
     /// Destinations of the paced runs
     #[arg(long, default_value_t = 2_000, value_name = "NUMBER", value_parser = whole(2..=1_000_000_u64))]
     paced: u64,
-    /// How many of these accept a connection and never answer
+    /// Destinations of the paced runs that accept connections and never respond
     #[arg(long, default_value_t = 200, value_name = "NUMBER", value_parser = whole(0..=1_000_000_u64))]
     hanging: u64,
-    /// Messages that one tenant has waiting beside a paced run
+    /// Waiting messages of one tenant alongside a paced run
     #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: u64,
     /// Messages per second of the paced runs
     #[arg(long, default_value_t = 1_000, value_name = "NUMBER", value_parser = whole(20..=100_000_u64))]
     rate: u64,
-    /// Seconds of a paced run; as many before it are not counted
+    /// Duration of a paced run, in seconds, after a warm-up of the same duration
     #[arg(long, default_value_t = 20, value_name = "NUMBER", value_parser = whole(1..=3_600_u64))]
     seconds: u64,
 }
 
-/// Between two inserts of a paced run.
+/// The interval of inserts in a paced run.
 const TICK: Duration = Duration::from_millis(50);
 const TICKS_PER_SECOND: u64 = 20;
-/// By then the last of a paced run is delivered.
+/// The time limit for the last deliveries of a paced run.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The destination of the tenant that has much to do.
+/// The number of the tenant with many waiting messages, and of its destination.
 const BUSY: u64 = 1;
 
 #[derive(diesel::QueryableByName)]
@@ -74,9 +74,9 @@ struct PacedRow {
 }
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
-    let url = ground.config.url.take().context("the bench has a URL")?;
+    let url = ground.config.url.take().context("the bench has no URL")?;
     let (mut configured, mut registered) = (Vec::new(), Vec::new());
-    // The first of them wait until the relay knows its destinations.
+    // The first messages wait until the relay knows its destinations.
     let warm = options.messages / 5;
     let (mut most_threads, mut memory) = (0.0_f64, 0.0);
     for round in 1..=options.rounds {
@@ -95,12 +95,12 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         ground.config.url = None;
 
         ground.say(format_args!(
-            "round {round}: {} registered ones",
+            "round {round}: {} registered destinations",
             options.destinations
         ));
         ground.fresh()?;
         register(ground, url.as_str(), 1, options.destinations)?;
-        // By Zipf's law, as far as an integral has it.
+        // Zipf's law, approximated by an integral.
         let zipf = format!("ceil(exp(random() * ln({})))::bigint", options.destinations);
         fill(ground, warm + options.messages, &zipf, "''")?;
         ground.quiet()?;
@@ -150,7 +150,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// A relay that delivers to registered destinations of this machine.
+/// A relay that delivers to registered destinations on this machine.
 fn relay(ground: &Ground) -> RelayBuilder {
     let threads = ground.config.registered_threads;
     Relay::from_config(ground.config.clone())
@@ -159,7 +159,7 @@ fn relay(ground: &Ground) -> RelayBuilder {
         .registered_public_only(false)
 }
 
-/// Registers destinations by their numbers, each with the tenant of its number.
+/// Registers the destinations with these numbers, each with the tenant of the same number.
 fn register(ground: &mut Ground, url: &str, first: u64, last: u64) -> Result<()> {
     sql_query(format!(
         "INSERT INTO {}_destination (name, url, tenant_id, secret)
@@ -175,12 +175,12 @@ fn register(ground: &mut Ground, url: &str, first: u64, last: u64) -> Result<()>
     Ok(())
 }
 
-/// The tenant of a number.
+/// The tenant of a number, as an SQL expression.
 fn tenant(number: &str) -> String {
     format!("lpad(to_hex({number}), 32, '0')::uuid")
 }
 
-/// Enqueues messages of tenants by these numbers, for this destination: SQL expressions, in which `n` counts from 0.
+/// Enqueues messages. `number` (of the tenant) and `destination` are SQL expressions, in which `n` counts from 0.
 fn fill(ground: &mut Ground, messages: u64, number: &str, destination: &str) -> Result<()> {
     let insert = format!(
         "INSERT INTO {} (topic, payload, tenant_id, destination)
@@ -200,12 +200,12 @@ fn fill(ground: &mut Ground, messages: u64, number: &str, destination: &str) -> 
     Ok(())
 }
 
-/// Jain's index of what destinations with a backlog got in the same time: 1 where each got as much.
+/// Jain's fairness index of deliveries to destinations with a backlog in the same time: 1 if all got equally many.
 fn fairness(options: &Options, ground: &mut Ground, url: &str) -> Result<f64> {
     ground.say("fairness");
     ground.fresh()?;
     register(ground, url, 1, options.backlogged)?;
-    // One after the other, so that the order of the table is the most unfair one.
+    // One destination after another: the least fair order in the table.
     let each = options.messages.div_ceil(options.backlogged);
     let number = format!("(n / {each} + 1)");
     fill(
@@ -226,20 +226,21 @@ fn fairness(options: &Options, ground: &mut Ground, url: &str) -> Result<f64> {
     Ok(row.number)
 }
 
-/// What a paced run is beside.
+/// The load alongside a paced run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Nothing,
-    /// Some destinations never answer.
+    /// Some destinations never respond.
     Hanging,
     /// A tenant has many messages waiting.
     Waiting,
 }
 
-/// Messages at a pace for all destinations alike. What came of those for the ones that answer, and have no backlog.
+/// Enqueues messages for all destinations at a steady rate. Measures only destinations that respond and have
+/// no backlog.
 fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> Result<PacedRow> {
     ground.fresh()?;
-    // Connections are accepted by the system, and nobody reads them.
+    // The system accepts connections, and nothing reads from them.
     let dead = TcpListener::bind("127.0.0.1:0").context("cannot listen")?;
     let dead = format!("http://{}/", dead.local_addr()?);
     let hanging = options.hanging.min(options.paced);
@@ -275,7 +276,7 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
         let next = began + TICK * u32::try_from(tick + 1)?;
         ground.wait(next.saturating_duration_since(Instant::now()))?;
     }
-    // What the good ones still wait for.
+    // Wait for the messages of the measured destinations.
     let good = format!("tenant_id >= {}", tenant(&first_good.to_string()));
     let end = Instant::now() + PATIENCE;
     let left = format!(
@@ -309,15 +310,15 @@ pub(super) fn table(report: &Value) -> Table {
         &[
             ("run", "what", Unit::Word),
             ("delivered/s", "messages_per_second", Unit::Count),
-            ("of the first", "ratio", Unit::Ratio),
+            ("ratio to the first", "ratio", Unit::Ratio),
             ("own CPU", "own_cpu_us_per_message", Unit::Micros),
-            ("50 % within", "p50_ms", Unit::Millis),
-            ("99 % within", "p99_ms", Unit::Millis),
-            ("of the first", "p99_ratio", Unit::Ratio),
+            ("p50", "p50_ms", Unit::Millis),
+            ("p99", "p99_ms", Unit::Millis),
+            ("p99 ratio", "p99_ratio", Unit::Ratio),
         ],
     );
     for (name, key, unit) in [
-        ("Jain's index of fairness", "fairness", Unit::Ratio),
+        ("Jain's fairness index", "fairness", Unit::Ratio),
         ("threads", "threads", Unit::Count),
         ("peak memory", "peak_memory_mib", Unit::Mebibytes),
     ] {

@@ -1,5 +1,4 @@
-//! A relay in a process of its own: it tells what it has done, line by line, and ends when its
-//! standard input does.
+//! A relay in its own process. It reports its counts line by line, and ends when its standard input is closed.
 
 use std::io::{BufRead, Read};
 use std::sync::Arc;
@@ -14,10 +13,10 @@ use super::measures::cpu_seconds;
 use crate::admin::Bound;
 use crate::output;
 
-/// Between two lines.
+/// The interval of reports.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What a relay has done, as a line says it.
+/// The counts of a relay, reported as a line.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) delivered: u64,
@@ -51,7 +50,7 @@ impl Done {
     }
 }
 
-/// Says that it is there, waits for a line, and relays until its input is closed.
+/// Reports that it is ready, waits for a line, and delivers until standard input is closed.
 pub(super) fn run(config: Config) -> Result<()> {
     tell(Stats::default())?;
     let mut line = String::new();
@@ -76,7 +75,7 @@ fn tell(stats: Stats) -> Result<()> {
     output::line(serde_json::to_string(&Done::of(stats)?)?)
 }
 
-/// Disconnected when nobody writes to standard input any more.
+/// A channel that disconnects when standard input is closed.
 fn end_of_input() -> Result<Receiver<()>> {
     let (alive, end) = bounded(0);
     std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! What more relays, each a process, deliver from one outbox.
+//! Several relays on one outbox, each in its own process.
 
 use std::time::{Duration, Instant};
 
@@ -16,25 +16,25 @@ use crate::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Messages of a run
+    /// Messages per run
     #[arg(long, default_value_t = 200_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
-    /// Relays at work: a run for each number
+    /// Relay processes; one run for each number
     #[arg(long, value_delimiter = ',', default_value = "1,2,4", value_name = "NUMBERS", value_parser = whole(1..=64_u64))]
     processes: Vec<u64>,
-    /// How often each is measured, in turns
+    /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
 }
 
-/// Between two looks at what the relays have done.
+/// The interval between two readings of the relays' counts.
 const TICK: Duration = Duration::from_millis(20);
 
-/// All rounds with so many relays.
+/// All rounds with this number of relays.
 struct Run {
     processes: u64,
     seconds: f64,
-    /// What each of them has done.
+    /// The counts of each relay.
     done: Vec<Done>,
 }
 
@@ -133,12 +133,12 @@ pub(super) fn table(report: &Value) -> Table {
         &[
             ("relays", "processes", Unit::Count),
             ("delivered/s", "messages_per_second", Unit::Count),
-            ("of the rate of the fewest", "ratio_to_fewest", Unit::Ratio),
+            ("ratio to the fewest", "ratio_to_fewest", Unit::Ratio),
             ("least share", "least_share", Unit::Percent),
             ("most share", "most_share", Unit::Percent),
             ("conflicts", "conflicts", Unit::Count),
             ("messages per claim", "messages_per_claim", Unit::Count),
-            ("a claim", "claim_ms", Unit::Millis),
+            ("mean claim", "claim_ms", Unit::Millis),
             (
                 "own CPU per message",
                 "own_cpu_us_per_message",

@@ -1,11 +1,11 @@
-//! Reports as people read them.
+//! Reports as tables.
 
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value;
 
 use crate::output;
 
-/// How a value is shown.
+/// The format of a value.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Unit {
     Word,
@@ -18,7 +18,7 @@ pub(super) enum Unit {
     Ratio,
 }
 
-/// A value of a report; `-` where there is none.
+/// A value of a report, or `-` if there is none.
 pub(super) fn shown(value: &Value, unit: Unit) -> String {
     if let (Unit::Word, Some(word)) = (unit, value.as_str()) {
         return word.to_owned();
@@ -37,7 +37,7 @@ pub(super) fn shown(value: &Value, unit: Unit) -> String {
     }
 }
 
-/// A column: its heading, the key of its values, and how they are shown.
+/// A column: heading, key of the values, and format of the values.
 pub(super) type Column = (&'static str, &'static str, Unit);
 
 /// A row for each run of a report.
@@ -59,7 +59,7 @@ pub(super) fn runs(report: &Value, columns: &[Column]) -> Table {
     table
 }
 
-/// What all numbers below it depend on.
+/// The settings that all numbers below the heading depend on.
 pub(super) fn heading(report: &Value) -> String {
     format!(
         "{} bytes of payload, mode {}, {} senders, batches of {}",

@@ -1,4 +1,4 @@
-//! Each destination in a line, and what its operator may not have meant.
+//! One line for each destination, and warnings about settings that may be unintended.
 
 use diesel_outbox::config::{Mode, OnDead, Proxy, Roots};
 use diesel_outbox::{Config, Destination};
@@ -8,7 +8,7 @@ use url::Host;
 use super::{Finding, good, routes, warning};
 
 const WHAT: &str = "destination";
-/// Names that lead to a host beside this one.
+/// Domains of private networks.
 const PRIVATE_NAMES: [&str; 8] = [
     "localhost",
     "internal",
@@ -64,14 +64,14 @@ fn line(destination: &Destination, config: &Config) -> String {
         count => format!("{count} threads"),
     };
     let rate = destination.rate.map_or_else(
-        || "no rate".to_owned(),
+        || "no rate limit".to_owned(),
         |rate| format!("{}/s (burst {})", rate.per_second, rate.burst),
     );
     let breaker = destination.breaker.map_or_else(
         || "no breaker".to_owned(),
         |breaker| {
             format!(
-                "breaker at {} % of {} or more sends in {}",
+                "breaker opens if {} % of at least {} sends in {} fail",
                 breaker.failure_ratio * 100.0,
                 breaker.min_sends,
                 humantime::format_duration(breaker.window)
@@ -101,18 +101,20 @@ fn warnings(destination: &Destination, config: &Config) -> Vec<&'static str> {
     let is_signed = secrets(destination, config) > 0;
     let mut warnings = Vec::new();
     if is_signed && destination.url.scheme() == "http" && is_public(destination) {
-        warnings.push("it is signed, but http:// to a public host is not private: use https://");
+        warnings
+            .push("requests are signed, but http:// to a public host is not private: use https://");
     }
     if is_signed && mode(destination, config) == Mode::Binary {
-        warnings.push("headers are not signed: consider structured");
+        warnings.push("headers are not signed: consider structured mode");
     }
     if !routes::lead_to(config, &destination.name) {
-        warnings.push("no route leads to it: only messages that name it go there");
+        warnings
+            .push("no route leads to this destination: only messages that name it are sent there");
     }
     warnings
 }
 
-/// As far as the URL tells: names are not resolved.
+/// Judged by the URL alone: names are not resolved.
 fn is_public(destination: &Destination) -> bool {
     if destination.internal == Some(true) {
         return false;
@@ -131,7 +133,7 @@ fn is_public(destination: &Destination) -> bool {
                 let before = name.strip_suffix(*parent);
                 before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
             };
-            // One word is a name of the own network.
+            // A name without a dot belongs to the local network.
             name.contains('.') && !PRIVATE_NAMES.iter().any(is_under)
         }
         None => false,
@@ -152,7 +154,7 @@ fn shown_mode(destination: &Destination, config: &Config) -> String {
     format!("{mode} (up to {} in {linger})", batch.size)
 }
 
-/// How many.
+/// The number of secrets that requests are signed with.
 fn secrets(destination: &Destination, config: &Config) -> usize {
     match destination.secrets.len() {
         0 => config.secrets.len(),
@@ -169,13 +171,13 @@ fn on_dead(destination: &Destination, config: &Config) -> OnDead {
     destination.on_dead.unwrap_or(config.on_dead)
 }
 
-/// Which addresses it may have.
+/// The addresses that the destination may resolve to.
 fn addresses(destination: &Destination, config: &Config) -> String {
     let allow: Vec<String> = destination.allow.iter().map(ToString::to_string).collect();
     let is_public_only = config.public_only || !allow.is_empty();
     match destination.internal {
         Some(true) => "internal (any address)".to_owned(),
-        None if !is_public_only => "any address but link-local ones".to_owned(),
+        None if !is_public_only => "any address except link-local".to_owned(),
         Some(false) | None if allow.is_empty() => "public addresses only".to_owned(),
         Some(false) | None => format!("public addresses and {} only", allow.join(" ")),
     }
@@ -194,7 +196,7 @@ fn tls(destination: &Destination, config: &Config) -> String {
     text
 }
 
-/// Settings that cannot be read have ended `check` before.
+/// Never falls back: a proxy setting that cannot be read has already ended `check`.
 fn proxy(destination: &Destination, config: &Config) -> Proxy {
     config.proxy_of(destination).unwrap_or(Proxy::Direct)
 }

@@ -1,11 +1,11 @@
-//! Which topic goes where, in words.
+//! The destinations of each topic, in words.
 
 use diesel_outbox::{Config, Route};
 use serde_json::{Value, json};
 
 use super::{Finding, bad, good};
 
-/// Every topic that no route before it serves.
+/// The pattern that serves every topic without a route of its own.
 const REST: &str = "*";
 
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
@@ -45,7 +45,7 @@ pub(super) fn as_json(config: &Config) -> Value {
         .collect()
 }
 
-/// Whether messages come to this destination without naming it.
+/// Whether a route leads to this destination, so that messages need not name it.
 pub(super) fn lead_to(config: &Config, destination: &str) -> bool {
     let mut routes = config.all_routes().into_iter();
     routes.any(|route| route.to.iter().any(|to| to == destination))

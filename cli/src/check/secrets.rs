@@ -1,4 +1,4 @@
-//! Secrets that receivers share: each of them can sign requests to the others. And secrets at rest.
+//! Secrets shared by receivers, each of which can forge requests to the others; and the encryption of stored secrets.
 
 use diesel::PgConnection;
 use diesel_outbox::config::SigningSecret;
@@ -8,7 +8,7 @@ use secrecy::ExposeSecret;
 use super::{Finding, bad, good, warning};
 
 const WHAT: &str = "secret";
-/// Hosts, or destinations, that a finding names.
+/// The most hosts or destinations that a finding names.
 const MOST_NAMED: usize = 5;
 
 /// A warning for each group of hosts that verify with the same symmetric secret.
@@ -29,7 +29,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
         hosts.sort_unstable();
         hosts.dedup();
         let is_default = has_it(&config.secrets);
-        // Two secrets of a rotation are one matter.
+        // Two secrets of a rotation make one finding.
         match groups.iter_mut().find(|(group, _)| *group == hosts) {
             Some((_, is_of_default)) => *is_of_default |= is_default,
             None if hosts.len() > 1 => groups.push((hosts, is_default)),
@@ -43,7 +43,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
         .collect()
 }
 
-/// Those that it signs with.
+/// The secrets that requests to a destination are signed with.
 fn secrets<'a>(destination: &'a Destination, config: &'a Config) -> &'a [SigningSecret] {
     match destination.secrets.as_slice() {
         [] => &config.secrets,
@@ -67,13 +67,13 @@ fn shared(hosts: &[&str], is_default: bool) -> Finding {
     );
     Finding {
         advice: Some(
-            "give each destination a secret of its own (`diesel-outbox secret new`), or sign so that receivers cannot (`diesel-outbox secret new --asymmetric`)".to_owned(),
+            "give each destination its own secret (`diesel-outbox secret new`), or use an asymmetric secret, with which receivers cannot sign (`diesel-outbox secret new --asymmetric`)".to_owned(),
         ),
         ..warning(WHAT, detail)
     }
 }
 
-/// The first of these.
+/// The first [`MOST_NAMED`] names.
 fn named(all: &[impl AsRef<str>]) -> String {
     let mut named: Vec<&str> = all.iter().take(MOST_NAMED).map(AsRef::as_ref).collect();
     if all.len() > MOST_NAMED {
@@ -82,8 +82,8 @@ fn named(all: &[impl AsRef<str>]) -> String {
     named.join(", ")
 }
 
-/// How the secrets of registered destinations are stored. Without a key, and without encrypted secrets, there is
-/// nothing to say.
+/// How the secrets of registered destinations are stored. Without a key and without encrypted secrets, there are no
+/// findings.
 pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
     let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
@@ -94,13 +94,13 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
     let mut findings = Vec::new();
     if !found.unreadable.is_empty() {
         let detail = format!(
-            "the secrets of {} registered destinations cannot be read ({}): nothing is sent there",
+            "the secrets of {} registered destinations cannot be read ({}): nothing is sent to them",
             found.unreadable.len(),
             named(&found.unreadable),
         );
         findings.push(Finding {
             advice: Some(
-                "give the key that they were encrypted with (OUTBOX_SECRET_KEY), or a new secret: `diesel-outbox destination rotate`".to_owned(),
+                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or create new secrets: `diesel-outbox destination rotate`".to_owned(),
             ),
             ..bad(WHAT, detail)
         });
@@ -136,7 +136,7 @@ mod tests {
     const SECOND: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
     const ASYMMETRIC: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
 
-    /// Of destinations at these hosts with these secrets.
+    /// The findings about destinations at these hosts with these secrets.
     fn details(default: &str, destinations: &[(&str, &[&str])]) -> Vec<String> {
         let mut config = Config::default();
         if !default.is_empty() {

@@ -12,11 +12,11 @@ use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "What it got is searched for in the ledger for two seconds at most: a page may have few rows, or \
-    none, though there are more behind --after. Discarded and cancelled messages are not shown."
+    after_help = "The search of the ledger stops after 2 s: a page may have few rows, or none, even if there are \
+    more after --after. Discarded and cancelled messages are not shown."
 )]
 pub(super) struct List {
-    /// Its name
+    /// Name of the destination
     name: String,
     /// Only this state: pending, sending, retrying, delivered or dead
     #[arg(long, value_name = "STATE")]
@@ -24,13 +24,13 @@ pub(super) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only those behind this place, as the page before says
+    /// Continue after this place, which the previous page ends with
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
-    /// How many, at most
+    /// Maximum number of deliveries
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Show them as JSON
+    /// Print the deliveries as JSON
     #[arg(long)]
     json: bool,
 }
@@ -61,7 +61,8 @@ pub(super) fn list(
         }));
     }
     if !page.rows.is_empty() {
-        let mut table = output::table(&["message", "topic", "state", "attempts", "when", "answer"]);
+        let mut table =
+            output::table(&["message", "topic", "state", "attempts", "when", "response"]);
         for row in &page.rows {
             let when = row.settled_at.as_ref().or(row.next_attempt_at.as_ref());
             table.add_row([
@@ -76,11 +77,11 @@ pub(super) fn list(
         output::line(table)?;
     }
     if !page.is_complete {
-        output::line("too much is written just now to read all of it: some may be missing")?;
+        output::line("many rows are being written: some deliveries may be missing")?;
     }
     match page.next {
         Some(place) => output::line(format!("there may be more: --after {place}")),
-        None if page.rows.is_empty() => output::line("there are no deliveries"),
+        None if page.rows.is_empty() => output::line("no deliveries"),
         None => Ok(()),
     }
 }
@@ -92,18 +93,21 @@ pub(super) fn send_again(
     id: Uuid,
 ) -> Result<()> {
     match destinations.send_again(conn, name, id) {
-        Ok(true) => output::line(format!("{id} is sent to {} again", output::shown(name))),
+        Ok(true) => output::line(format!(
+            "{id} will be sent to {} again",
+            output::shown(name)
+        )),
         Ok(false) if destinations.get(conn, name)?.is_none() => super::missing(name),
         Ok(false) => bail!(
-            "{name:?} has got no message {id}, as far as the ledger goes back, and none is a dead letter; \
-             what still waits for it is sent by itself"
+            "the ledger has no delivery of {id} to {name:?}, and there is no such dead letter; \
+             a message that still waits is sent anyway"
         ),
         Err(error @ DestinationError::PayloadNotKept { .. }) => bail!("nothing was sent: {error}"),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Fails where the receiver did not take it.
+/// Fails unless the receiver accepts the test event.
 pub(super) fn test(
     conn: &mut PgConnection,
     destinations: Destinations<'_>,
@@ -132,7 +136,7 @@ pub(super) fn test(
         let status = answer.http_status.map(|status| format!(" {status}"));
         let body = answer.body.as_deref().unwrap_or_default();
         output::line(format!(
-            "{} answered{} after {} ms {}",
+            "{} responded with{} after {} ms {}",
             output::shown(name),
             status.as_deref().unwrap_or(" nothing"),
             answer.took.as_millis(),

@@ -1,4 +1,4 @@
-//! What waits: `message list`, `cancel`, `reschedule` and `settle`.
+//! Waiting messages: `message list`, `cancel`, `reschedule` and `settle`.
 
 use std::time::SystemTime;
 
@@ -23,38 +23,38 @@ pub(super) struct List {
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
-    /// Only those that name this destination
+    /// Only this destination
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
-    /// Only this tenant, a UUID
+    /// Only this tenant (a UUID)
     #[arg(long, value_name = "ID")]
     tenant: Option<String>,
     /// Only this ordering key
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
-    /// Only pending, sending or retrying ones
+    /// Only this state: pending, sending or retrying
     #[arg(long)]
     status: Option<String>,
-    /// How many at most
+    /// Maximum number of messages
     #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
     limit: u32,
-    /// Only what stands behind this place: the next page, as the end of the one before says
+    /// Continue after this place, which the previous page ends with
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
-    /// Show them as JSON
+    /// Print the messages as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The message that is meant.
+/// Selects a message.
 #[derive(Debug, clap::Args)]
 pub(super) struct Which {
-    /// Its idempotency key, its message id, or its sequence
+    /// Idempotency key, message id or sequence
     which: String,
-    /// Only its part for this destination
+    /// Only the part of the message for this destination
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
-    /// Show what became of it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -74,13 +74,13 @@ pub(super) struct Cancel {
 pub(super) struct Reschedule {
     #[command(flatten)]
     which: Which,
-    /// Due at once
+    /// Make the message due at once
     #[arg(long)]
     now: bool,
-    /// Due so long from now on, for example 2h
+    /// Make the message due after this time, such as 2h
     #[arg(long = "in", id = "in", value_name = "DURATION")]
     delay: Option<String>,
-    /// Due at this time, for example 2026-01-31T12:00:00Z
+    /// Make the message due at this time, such as 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
 }
@@ -91,10 +91,10 @@ pub(super) struct Reschedule {
 pub(super) struct Settle {
     #[command(flatten)]
     which: Which,
-    /// It was delivered by other means
+    /// Record that the message was delivered by other means
     #[arg(long)]
     delivered: bool,
-    /// It must not be sent
+    /// Record that the message must not be sent
     #[arg(long)]
     never: bool,
     #[command(flatten)]
@@ -146,7 +146,7 @@ fn status(word: &str) -> Result<Status, ConfigError> {
     let waits = |status: &Status| !matches!(status, Status::Delivered | Status::Dead);
     status.filter(waits).ok_or_else(|| {
         let why = format!(
-            "{word:?} is not pending, sending or retrying, the states of what waits; see `dead list` for dead letters"
+            "{word:?} is not pending, sending or retrying, the states of waiting messages; for dead letters, see `dead list`"
         );
         ConfigError::new("--status", why)
     })
@@ -155,11 +155,11 @@ fn status(word: &str) -> Result<Status, ConfigError> {
 fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
     if !found.is_complete {
         return output::line(
-            "the search was ended after 2 s: too many messages have to be read for so few; name a topic, destination or key",
+            "the search stopped after 2 s, because few messages match: filter by topic, destination or key",
         );
     }
     if found.rows.is_empty() {
-        return output::line("nothing waits that matches");
+        return output::line("no waiting messages match");
     }
     let mut table = output::table(&[
         "id",
@@ -210,7 +210,7 @@ pub(super) fn reschedule(
 fn time(text: &str) -> Result<SystemTime> {
     let time = humantime::parse_rfc3339_weak(text);
     time.map_err(|_| {
-        let why = format!("{text:?} is no time such as 2026-01-31T12:00:00Z");
+        let why = format!("{text:?} is not a time such as 2026-01-31T12:00:00Z");
         ConfigError::new("--at", why).into()
     })
 }
@@ -226,7 +226,7 @@ pub(super) fn settle(conn: &mut PgConnection, config: &Config, options: &Settle)
     tell(config, &options.which, &changed, done)
 }
 
-/// Says what became of each part. An error where the message was not changed as a whole.
+/// Prints the result of each part. Fails unless the whole message was changed.
 fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result<()> {
     let answer = changed.answer();
     if which.json {
@@ -253,24 +253,26 @@ fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result
         Answer::Done => Ok(()),
         Answer::Cancelled if done.ends_with("cancelled") => Ok(()),
         Answer::Unknown if !changed.is_complete => {
-            bail!("{name}: nothing was found within 2 s; its idempotency key leads to it at once")
+            bail!("{name}: nothing was found within 2 s: search by idempotency key, which is fast")
         }
         Answer::Unknown => bail!("{}", super::unknown(&which.which, config)),
-        Answer::Partly => bail!("{name}: not {done} for each destination"),
-        Answer::UnderWay => bail!("{name}: not {done}: it is under way"),
-        Answer::Delivered => bail!("{name}: not {done}: it was delivered before"),
-        Answer::Dead => bail!("{name}: not {done}: it is a dead letter (see `message settle`)"),
-        _ => bail!("{name}: not {done}: it was cancelled before"),
+        Answer::Partly => bail!("{name}: not {done} for every destination"),
+        Answer::UnderWay => bail!("{name}: not {done}: the message is in flight"),
+        Answer::Delivered => bail!("{name}: not {done}: the message was already delivered"),
+        Answer::Dead => {
+            bail!("{name}: not {done}: the message is a dead letter (see `message settle`)")
+        }
+        _ => bail!("{name}: not {done}: the message was already cancelled"),
     }
 }
 
 fn said(state: PartState, done: &str) -> &str {
     match state {
         PartState::Done => done,
-        PartState::UnderWay => "left alone: it is under way",
-        PartState::Delivered => "left alone: it was delivered before",
-        PartState::Cancelled => "left alone: it was cancelled before",
-        _ => "left alone: it is dead",
+        PartState::UnderWay => "unchanged: in flight",
+        PartState::Delivered => "unchanged: already delivered",
+        PartState::Cancelled => "unchanged: already cancelled",
+        _ => "unchanged: dead letter",
     }
 }
 

@@ -12,24 +12,24 @@ use serde_json::{Value, json};
 use super::{Options, Seen, about, as_json, count, lanes, look, rest};
 use crate::{output, signals};
 
-/// Topics and destinations shown.
+/// The most lanes shown.
 const LANES: usize = 15;
 
-/// A statement of a look takes milliseconds; of one with --exact longer.
+/// The statement timeout. A statement takes milliseconds, or longer with `--exact`.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where it goes.
+/// The form of the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Drawn over what was there.
+    /// Each update overwrites the one before.
     Terminal,
-    /// One below the other.
+    /// Updates follow each other.
     Plain,
-    /// A line each.
+    /// One line per update.
     Json,
 }
 
-/// One look, and what has happened since the one before.
+/// One update, with the rates since the update before.
 struct Tick {
     at: String,
     seen: Seen,
@@ -37,7 +37,7 @@ struct Tick {
     rates: Option<Rates>,
 }
 
-/// Shows it until a signal comes, which is a good end. A database that goes away is said, and looked for.
+/// Shows the status until a signal arrives, which is a success. Reports a lost database, and reconnects.
 pub(super) fn run(
     conn: PgConnection,
     config: &Config,
@@ -62,7 +62,7 @@ pub(super) fn run(
                 show(&tick, config, form, interval)?;
             }
             Err(error) => {
-                // The next look is one at another connection.
+                // The next update opens another connection.
                 conn = None;
                 show_error(&error, form, interval)?;
             }
@@ -122,10 +122,7 @@ fn show(tick: &Tick, config: &Config, form: Form, interval: Duration) -> Result<
 }
 
 fn show_error(error: &DatabaseError, form: Form, interval: Duration) -> Result<()> {
-    let said = format!(
-        "the outbox cannot be read, trying again: {}",
-        one_line(error)
-    );
+    let said = format!("cannot read the outbox, trying again: {}", one_line(error));
     match form {
         Form::Json => output::line(json!({ "at": now(), "error": error.to_string() })),
         Form::Plain => output::line(format!("{} {said}", now())),
@@ -146,7 +143,7 @@ fn text(tick: &Tick, config: &Config) -> String {
             rate(rates.settled),
             rate(rates.died)
         ),
-        None => "in -, out -, dead - (from the next look on)".to_owned(),
+        None => "in -, out -, dead - (rates come with the next update)".to_owned(),
     };
     let counts: Vec<String> = Status::ALL
         .into_iter()
@@ -179,7 +176,7 @@ fn rate(rate: f64) -> String {
     output::grouped(rate)
 }
 
-/// Draws over what was there: without a blank moment, whatever was longer before.
+/// Overwrites the screen without flicker, and clears the rest of each line and of the screen.
 fn over(text: &str, interval: Duration) -> Result<()> {
     let mut screen = String::from("\x1b[H");
     for line in text.lines() {
@@ -187,7 +184,7 @@ fn over(text: &str, interval: Duration) -> Result<()> {
         screen.push_str("\x1b[K\n");
     }
     screen.push_str(&format!(
-        "every {:.1} s; Ctrl-C ends it\x1b[K\n\x1b[J",
+        "every {:.1} s; Ctrl-C to stop\x1b[K\n\x1b[J",
         interval.as_secs_f64()
     ));
     draw(&screen)

@@ -1,14 +1,14 @@
-//! Wrong tokens, by where they came from.
+//! Counts wrong tokens by the network that sent them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Wrong tokens within [`WINDOW`] after which another wrong one is told to wait, and is not logged.
+/// Wrong tokens within [`WINDOW`] that are logged and refused at once. Later ones are told to wait.
 const MOST: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
-/// Places that are remembered.
+/// Networks that are remembered.
 const MOST_PLACES: usize = 10_000;
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Guesses {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long this place is told to wait; `None`: it need not.
+    /// How long the network of this peer must wait; `None`: no wait.
     pub(super) fn wait(&self, peer: IpAddr, now: Instant) -> Option<Duration> {
         let places = self.lock();
         let place = places.get(&place_of(peer))?;
@@ -57,7 +57,7 @@ impl Guesses {
     }
 }
 
-/// Whoever has an IPv6 address has a network of 64 bits of them.
+/// The owner of an IPv6 address usually has the whole /64 network.
 fn place_of(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {

@@ -1,12 +1,12 @@
-//! Who is logged in. Sessions live in memory: a restart ends them.
+//! Login sessions. They live in memory: a restart ends them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A session's life.
+/// How long a session lasts.
 pub(super) const LONGEST: Duration = Duration::from_secs(12 * 3600);
-/// Sessions at a time; one more ends the oldest.
+/// Sessions at the same time; another login ends the oldest.
 const MOST: usize = 100;
 
 #[derive(Default)]

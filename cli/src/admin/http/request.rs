@@ -1,4 +1,4 @@
-//! Reading a request, within limits of size and time.
+//! Reads a request within limits of size and time.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -11,7 +11,7 @@ use super::{Response, Status};
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 const MOST_HEADERS: usize = 64;
 const MOST_BODY_BYTES: usize = 256 * 1024;
-/// Of a request that was refused before it was read: for how long, and how much of it, is thrown away.
+/// How long, and how much of, the rest of a refused request is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 const DRAIN_BYTES: usize = 1024 * 1024;
 
@@ -22,34 +22,34 @@ pub(crate) enum Method {
     Post,
 }
 
-/// A request.
+/// A parsed request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) method: Method,
-    /// As it was sent, which is how pages are named: nothing is decoded, nothing resolved.
+    /// The path as sent: nothing is decoded or resolved.
     pub(crate) path: String,
     pub(crate) query: Form,
-    /// Path and query, as they were sent.
+    /// Path and query, as sent.
     pub(crate) target: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Who sent it, or the proxy before it.
+    /// The address of the client, or of a proxy in front of this server.
     pub(crate) peer: IpAddr,
 }
 
-/// Names and values of a query or of a form that was sent.
+/// Names and values of a query or a submitted form.
 #[derive(Debug, Default)]
 pub(crate) struct Form(Vec<(String, String)>);
 
 impl Form {
-    /// Without characters that no text of PostgreSQL's can have.
+    /// Drops NUL characters, which PostgreSQL text cannot hold.
     fn parse(text: &[u8]) -> Self {
         let pairs = form_urlencoded::parse(text);
         let pairs = pairs.map(|(name, value)| (name.into_owned(), value.replace('\0', "")));
         Self(pairs.collect())
     }
 
-    /// The value of this name that is not empty.
+    /// The first non-empty value of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let mut of_name = self.0.iter().filter(|(given, _)| given == name);
         of_name
@@ -65,7 +65,7 @@ impl Form {
 }
 
 impl Request {
-    /// Reads one until the deadline. `None`: nothing came.
+    /// Reads a request until the deadline. `None`: the client sent nothing.
     pub(super) fn read(
         stream: &mut TcpStream,
         deadline: Instant,
@@ -89,39 +89,48 @@ impl Request {
                 Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
                     return Err(refusal(
                         Status::HeadTooLarge,
-                        "the request's head is too large",
+                        "the request head is too large",
                     ));
                 }
                 Err(error) => {
                     return Err(refusal(
                         Status::BadRequest,
-                        &format!("this is no HTTP/1.1 request: {error}"),
+                        &format!("not an HTTP/1.1 request: {error}"),
                     ));
                 }
             }
             if !read_more(stream, &mut bytes, deadline)? {
                 return match bytes.is_empty() {
                     true => Ok(None),
-                    false => Err(refusal(Status::BadRequest, "the request's head has no end")),
+                    false => Err(refusal(
+                        Status::BadRequest,
+                        "the request head is incomplete",
+                    )),
                 };
             }
         }
     }
 
-    /// Returns the length of the body as well.
+    /// Builds the request without its body. Also returns the length of the body.
     fn of_head(head: &httparse::Request<'_, '_>, peer: IpAddr) -> Result<(Self, usize), Response> {
         let method = match head.method {
             Some("GET") => Method::Get,
             Some("HEAD") => Method::Head,
             Some("POST") => Method::Post,
             _ => {
-                let refused = refusal(Status::MethodNotAllowed, "GET, HEAD and POST are served");
+                let refused = refusal(
+                    Status::MethodNotAllowed,
+                    "only GET, HEAD and POST are supported",
+                );
                 return Err(refused.with_header("allow", "GET, HEAD, POST"));
             }
         };
         let target = head.path.unwrap_or_default();
         if !target.starts_with('/') {
-            return Err(refusal(Status::BadRequest, "the request names no path"));
+            return Err(refusal(
+                Status::BadRequest,
+                "the request target is not a path",
+            ));
         }
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let headers = head
@@ -155,27 +164,30 @@ impl Request {
                 .count()
                 > 1
             {
-                let reason = format!("the header {once} is there twice");
+                let reason = format!("duplicate header {once}");
                 return Err(refusal(Status::BadRequest, &reason));
             }
         }
         if request.header("transfer-encoding").is_some() {
             return Err(refusal(
                 Status::LengthRequired,
-                "a body has to come with its length, not in chunks",
+                "a request body needs content-length: chunked bodies are not supported",
             ));
         }
         let body_bytes = match request.header("content-length") {
             None => 0,
-            // Rust's numbers may have a sign, HTTP's may not.
+            // `parse` accepts a sign, but HTTP allows digits only.
             Some(text) => text
                 .parse()
                 .ok()
                 .filter(|_| text.bytes().all(|b| b.is_ascii_digit()))
-                .ok_or_else(|| refusal(Status::BadRequest, "content-length is no number"))?,
+                .ok_or_else(|| refusal(Status::BadRequest, "content-length is not a number"))?,
         };
         if body_bytes > MOST_BODY_BYTES {
-            return Err(refusal(Status::BodyTooLarge, "the request is too large"));
+            return Err(refusal(
+                Status::BodyTooLarge,
+                "the request body is too large",
+            ));
         }
         Ok((request, body_bytes))
     }
@@ -189,22 +201,25 @@ impl Request {
     ) -> Result<Option<Self>, Response> {
         while body.len() < length {
             if !read_more(stream, &mut body, deadline)? {
-                return Err(refusal(Status::BadRequest, "the request's body has no end"));
+                return Err(refusal(
+                    Status::BadRequest,
+                    "the request body is shorter than its content-length",
+                ));
             }
         }
-        // One request for each connection: what follows it is nobody's.
+        // One request per connection: ignore the bytes after it.
         body.truncate(length);
         self.body = body;
         Ok(Some(self))
     }
 
-    /// The value of the header of this name, in lower case.
+    /// The value of the header with this lower-case name.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let (_, value) = self.headers.iter().find(|(given, _)| given == name)?;
         Some(value.trim())
     }
 
-    /// The form that was sent.
+    /// The submitted form.
     pub(crate) fn form(&self) -> Form {
         Form::parse(&self.body)
     }
@@ -219,7 +234,7 @@ impl Request {
     }
 }
 
-/// `false`: nothing more will come.
+/// Reads more bytes. `false`: the client sends no more.
 fn read_more(
     stream: &mut TcpStream,
     bytes: &mut Vec<u8>,
@@ -243,14 +258,14 @@ fn read_more(
         Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
             Err(refusal(
                 Status::RequestTimeout,
-                "the request took too long to come in",
+                "the request took too long to arrive",
             ))
         }
         Err(_) => Ok(false),
     }
 }
 
-/// Throws away what is still coming, for a moment.
+/// Reads and drops further input for a short time.
 pub(super) fn drain(stream: &mut TcpStream) {
     let deadline = Instant::now() + DRAIN_TIME;
     let mut bytes = Vec::new();

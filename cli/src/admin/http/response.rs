@@ -1,10 +1,10 @@
-//! Answers, and the headers that all of them have.
+//! Responses, and the headers that all of them share.
 
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// Nothing but what this server itself serves; no inline style, no inline script, no frame.
+/// Allows only resources from this server: no inline styles, no inline scripts, no frames.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    /// Number and words.
+    /// Status code and reason phrase.
     pub(crate) fn line(self) -> &'static str {
         match self {
             Self::Ok => "200 OK",
@@ -49,7 +49,7 @@ impl Status {
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) status: Status,
@@ -76,36 +76,36 @@ impl Response {
         Self::new(status, "text/html; charset=utf-8", body)
     }
 
-    /// A file of the page's own, such as its style sheet.
+    /// A static file of the page, such as the style sheet.
     pub(crate) fn asset(kind: &'static str, body: &'static str) -> Self {
         Self::new(Status::Ok, kind, body)
     }
 
-    /// Metrics as Prometheus reads them.
+    /// Metrics in the text format of Prometheus.
     pub(crate) fn metrics(body: String) -> Self {
         Self::new(Status::Ok, "text/plain; version=0.0.4; charset=utf-8", body)
     }
 
-    /// Leads to another page of this server, which is asked for by GET.
+    /// Redirects to another page of this server by GET.
     pub(crate) fn see_other(path: &str) -> Self {
         Self::text(Status::SeeOther, "").with_header("location", path)
     }
 
-    /// Adds a header. What would break out of its line is left out.
+    /// Adds a header. Characters that could break out of its line are dropped.
     pub(crate) fn with_header(mut self, name: &'static str, value: &str) -> Self {
         let value = value.chars().filter(|c| (' '..='~').contains(c)).collect();
         self.headers.push((name, value));
         self
     }
 
-    /// What a refusal says, where it is words and not a page.
+    /// The text of a plain-text response, if there is any.
     pub(crate) fn words(&self) -> Option<&str> {
         let is_text = self.kind.starts_with("text/plain") && !self.body.is_empty();
         let words = is_text.then(|| std::str::from_utf8(&self.body).ok())?;
         words.map(str::trim)
     }
 
-    /// The same answer with this page in place of its words.
+    /// The same response with this page as its body.
     pub(crate) fn with_page(mut self, page: Self) -> Self {
         (self.kind, self.body) = (page.kind, page.body);
         self

@@ -1,14 +1,14 @@
-//! Payloads, headers and answers, as whoever looks may see them.
+//! Payloads, headers and responses, masked unless the settings allow visitors to see them.
 
 use maud::{Markup, html};
 
 use super::mask;
 use crate::admin::Site;
 
-/// Bytes of a text that are shown: a browser has to lay them out.
+/// Longest text shown, in bytes: a browser must lay it out.
 const MOST_BYTES: usize = 256 * 1024;
 
-/// JSON, or its keys only.
+/// JSON, or only its keys.
 pub(super) fn json(site: &Site, name: &str, text: &str) -> Markup {
     let shown = match site.config.admin.payloads {
         true => mask::indented(cut(text)),
@@ -19,26 +19,26 @@ pub(super) fn json(site: &Site, name: &str, text: &str) -> Markup {
     }
 }
 
-/// A receiver's answer, or its size only.
+/// A receiver's response, or only its size.
 pub(super) fn text(site: &Site, text: &str) -> Markup {
     let shown = match site.config.admin.payloads {
         true => cut(text).to_owned(),
         false => mask::text(text),
     };
     html! {
-        pre tabindex="0" role="region" aria-label="Answer" { (shown) }
+        pre tabindex="0" role="region" aria-label="Response" { (shown) }
         @if !site.config.admin.payloads {
-            p.quiet { "It is masked, as payloads are: " code { "diesel-outbox message show" } " shows it." }
+            p.quiet { "The response is masked, like payloads. " code { "diesel-outbox message show" } " shows it." }
         }
     }
 }
 
-/// Why values are not there.
+/// Explains why values are masked.
 pub(super) fn hint(site: &Site) -> Markup {
     if site.config.admin.payloads {
         return html! {};
     }
-    html! { p.quiet { "Values are masked; OUTBOX_ADMIN_PAYLOADS=true shows them." } }
+    html! { p.quiet { "Values are masked. OUTBOX_ADMIN_PAYLOADS=true shows them." } }
 }
 
 fn is_cut(site: &Site, text: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Dead letters: what they died of, and a list to choose from.
+//! Dead letters: their causes, and a list to select from.
 
 pub(super) mod change;
 pub(super) mod letter;
@@ -18,11 +18,11 @@ use super::words;
 use crate::admin::http::{Form, Status};
 use crate::admin::{Request, Response, Site, Visitor};
 
-/// Letters of one page.
+/// Dead letters per page.
 const PAGE: usize = 50;
 const MOST_GROUPS: i64 = 50;
 
-/// What was asked for, as it stands in the form.
+/// The filter, as entered in the form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) topic: String,
@@ -59,7 +59,7 @@ impl Asked {
         *self == Self::default()
     }
 
-    /// In words, for a sentence about what matches.
+    /// The filter in words, for a sentence about the matching dead letters.
     pub(super) fn words(&self) -> String {
         let given = self.pairs();
         let parts: Vec<String> = given
@@ -71,12 +71,12 @@ impl Asked {
             })
             .collect();
         match parts.is_empty() {
-            true => "all of the outbox".to_owned(),
+            true => "all dead letters".to_owned(),
             false => parts.join(", "),
         }
     }
 
-    /// The filter; the error is a sentence for whoever asked.
+    /// The filter for the database. The error is a message for the visitor.
     pub(super) fn filter(&self) -> Result<DeadFilter, String> {
         let given = |value: &String| (!value.is_empty()).then(|| value.clone());
         let mut filter = DeadFilter {
@@ -93,7 +93,7 @@ impl Asked {
     }
 }
 
-/// What a page of the list shows: one letter more than fits, if there are more.
+/// The contents of a page: at most one dead letter more than fits, to show that there are more.
 #[derive(Default)]
 pub(crate) struct DeadList {
     letters: Vec<DeadLetter>,
@@ -130,7 +130,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let content = html! {
         div.title {
             h1 { "Dead letters" }
-            p.quiet { "Given up on. They stay until somebody requeues or discards them." }
+            p.quiet { "Messages that could not be delivered. They stay until an operator requeues or discards them." }
         }
         (filter_form(&asked))
         @if asked.q.is_empty() && before.is_none() { (groups(&asked, &list.groups)) }
@@ -163,7 +163,7 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
         let groups = Vec::new();
         return Ok(Arc::new(DeadList { letters, groups }));
     }
-    // The first page is the one that is reloaded.
+    // Only the first page reloads, so only its list is cached.
     site.dead.get(asked, || {
         let list = site.database.run(|conn, outbox| {
             Ok(DeadList {
@@ -175,7 +175,7 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
     })
 }
 
-/// The dead letters of a message, by its id, its key or its sequence.
+/// The dead letters of a message, found by id, idempotency key or sequence.
 pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Vec<DeadLetter>> {
     let key = MessageKey::Text(q.to_owned());
     site.searches.run(|conn, outbox| {
@@ -217,7 +217,7 @@ fn filter_form(asked: &Asked) -> Markup {
     }
 }
 
-/// What they died of, the most frequent first.
+/// The causes, most frequent first.
 fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
     if groups.len() < 2 {
         return html! {};
@@ -227,7 +227,7 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
         Column("Count", Kind::Number),
         Column("Latest", Kind::Short),
         Column("Topic", Kind::Plain),
-        Column("Error of one of them", Kind::Plain),
+        Column("Example", Kind::Plain),
     ];
     let rows: Vec<Vec<Markup>> = groups
         .iter()
@@ -255,8 +255,8 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
         .collect();
     html! {
         section.panel aria-labelledby="groups" {
-            div.head { h2 id="groups" { "What they died of" } }
-            (table("What they died of", &columns, &rows))
+            div.head { h2 id="groups" { "Causes" } }
+            (table("Causes", &columns, &rows))
         }
     }
 }
@@ -278,7 +278,7 @@ fn letters(
     html! {
         section.panel aria-labelledby="letters" {
             div.head {
-                h2 id="letters" { "Letters, the latest first" }
+                h2 id="letters" { "Dead letters, latest first" }
                 @if is_later_page { a href=(super::link("/dead", &asked.pairs())) { "Back to the first page" } }
             }
             @if letters.is_empty() {
@@ -289,12 +289,12 @@ fn letters(
                     @for (name, value) in asked.pairs() { input type="hidden" name=(name) value=(value); }
                     (rows(letters, true))
                     div.actions.fixed {
-                        label.pick hidden { input type="checkbox" data-all aria-label="Choose all of this page"; }
-                        button { "Requeue chosen" }
-                        button.danger formaction="/dead/discard" { "Discard chosen" }
+                        label.pick hidden { input type="checkbox" data-all aria-label="Select all on this page"; }
+                        button { "Requeue selected" }
+                        button.danger formaction="/dead/discard" { "Discard selected" }
                         span.more.do {
-                            button.second name="all" value="yes" { "Requeue all that match…" }
-                            button.danger name="all" value="yes" formaction="/dead/discard" { "Discard all that match…" }
+                            button.second name="all" value="yes" { "Requeue all matching…" }
+                            button.danger name="all" value="yes" formaction="/dead/discard" { "Discard all matching…" }
                         }
                     }
                 }
@@ -303,7 +303,7 @@ fn letters(
             }
             @if let Some(next) = next {
                 div.actions {
-                    a.button.second href=(super::link("/dead", &[asked.pairs().as_slice(), &[("before", &next)]].concat())) { "Older ones" }
+                    a.button.second href=(super::link("/dead", &[asked.pairs().as_slice(), &[("before", &next)]].concat())) { "Older" }
                 }
             }
         }
@@ -312,14 +312,14 @@ fn letters(
 
 fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
     let mut columns = vec![
-        Column("Letter", Kind::Text),
+        Column("Dead letter", Kind::Text),
         Column("Topic", Kind::Plain),
         Column("Reason", Kind::Plain),
         Column("Attempts", Kind::Number),
-        Column("Died", Kind::Short),
+        Column("Dead-lettered", Kind::Short),
     ];
     if can_change {
-        columns.insert(0, Column("Choose", Kind::Control));
+        columns.insert(0, Column("Select", Kind::Control));
     }
     let rows: Vec<Vec<Markup>> = letters
         .iter()
@@ -340,7 +340,7 @@ fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
                     html! {
                         label.pick {
                             input type="checkbox" name="sequence" value=(letter.sequence)
-                                aria-label={ "Choose letter " (letter.sequence) };
+                                aria-label={ "Select dead letter " (letter.sequence) };
                         }
                     },
                 );

@@ -1,4 +1,4 @@
-//! Ordering keys: which ones wait, and the messages of one in their order.
+//! Ordering keys: the blocked keys, and the messages of one key in order.
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::{self, BlockedKey, MessageRecord};
@@ -33,7 +33,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
             let content = html! {
                 div.title {
                     h1 { "Ordering keys" }
-                    p.quiet { "Messages of one key are delivered one after the other." }
+                    p.quiet { "Messages with the same key are delivered one after another." }
                 }
                 (form(key.unwrap_or_default()))
                 (content)
@@ -49,8 +49,8 @@ fn form(key: &str) -> Markup {
         form.panel.filter method="get" action="/keys" role="search" aria-label="Find an ordering key" {
             label.field.wide { "Ordering key" input name="key" value=(key); }
             div.do {
-                button { "Show its messages" }
-                @if !key.is_empty() { a href="/keys" { "All that wait" } }
+                button { "Show messages" }
+                @if !key.is_empty() { a href="/keys" { "All blocked keys" } }
             }
         }
     }
@@ -62,18 +62,18 @@ fn all(site: &Site) -> anyhow::Result<Markup> {
         .run(|conn, outbox| admin::blocked_keys(conn, outbox, MOST_KEYS))?;
     let columns = [
         Column("Key", Kind::Text),
-        Column("Waits for", Kind::Short),
+        Column("Blocked by", Kind::Short),
         Column("Status", Kind::Plain),
         Column("Due in", Kind::Number),
-        Column("Behind it", Kind::Number),
+        Column("Waiting", Kind::Number),
     ];
     let rows: Vec<Vec<Markup>> = keys.iter().map(blocked).collect();
     Ok(html! {
         section.panel aria-labelledby="blocked" {
-            div.head { h2 id="blocked" { "Keys whose messages wait for one" } }
-            @if rows.is_empty() { p.none { "No key waits for a message that is not on its way." } }
-            @else { (table("Keys that wait", &columns, &rows)) }
-            @if rows.len() as i64 >= MOST_KEYS { p.none { "These are the " (MOST_KEYS) " with the most messages." } }
+            div.head { h2 id="blocked" { "Blocked keys" } }
+            @if rows.is_empty() { p.none { "No keys are blocked." } }
+            @else { (table("Blocked keys", &columns, &rows)) }
+            @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
         }
     })
 }
@@ -109,10 +109,10 @@ fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
     let rows: Vec<Vec<Markup>> = messages.iter().map(message).collect();
     Ok(html! {
         section.panel aria-labelledby="messages" {
-            div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in their order" } }
-            @if rows.is_empty() { p.none role="status" { "Nothing of this key waits, and nothing of it is dead." } }
+            div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in order" } }
+            @if rows.is_empty() { p.none role="status" { "This key has no waiting messages and no dead letters." } }
             @else { (table("Messages of the key", &columns, &rows)) }
-            @if rows.len() as i64 >= MOST_MESSAGES { p.none { "These are the first " (MOST_MESSAGES) "." } }
+            @if rows.len() as i64 >= MOST_MESSAGES { p.none { "Only the first " (MOST_MESSAGES) " messages are shown." } }
         }
     })
 }
@@ -127,7 +127,7 @@ fn message(record: &MessageRecord) -> Vec<Markup> {
         name_of(&record.topic, &record.destination),
         html! {
             (badge(record.status))
-            @if record.blocks_key { " " span.badge.bad { "holds its key" } }
+            @if record.blocks_key { " " span.badge.bad { "blocks its key" } }
             @if let Some(reason) = &record.reason { " " (reason) }
         },
         html! { (record.attempts) },

@@ -1,4 +1,4 @@
-//! What every page has around it.
+//! The frame of every page: menu, notices and footer.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use crate::admin::http::Form;
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
-/// The pages of the menu, and what they are called.
+/// The pages in the menu, with their names.
 const MENU: [(&str, &str); 7] = [
     ("/", "Overview"),
     ("/dead", "Dead letters"),
@@ -20,13 +20,13 @@ const MENU: [(&str, &str); 7] = [
     ("/relays", "Relays"),
 ];
 
-/// A page within the menu.
+/// A page with the menu.
 pub(super) struct Page<'a> {
     pub(super) site: &'a Site,
     pub(super) visitor: &'a Visitor,
     pub(super) request: &'a Request,
     pub(super) title: &'a str,
-    /// Whether it is one to leave open: the script reads it again every few seconds.
+    /// Whether the script refreshes the page every few seconds.
     pub(super) is_live: bool,
 }
 
@@ -44,7 +44,7 @@ impl Page<'_> {
                 }
             }
             @if self.site.config.admin.read_only {
-                p.strip { "Read-only: this page shows, and changes nothing." }
+                p.strip { "Read-only: changes are disabled." }
             }
             @if let Some(notice) = notice(&self.request.query) {
                 p.notice role="status" data-notice { (notice) }
@@ -100,12 +100,12 @@ impl Page<'_> {
     }
 }
 
-/// What every form of a visitor brings back.
+/// The hidden field that every form of a visitor sends back.
 pub(super) fn token(visitor: &Visitor) -> Markup {
     html! { input type="hidden" name="form_token" value=(visitor.form_token); }
 }
 
-/// A page without a menu: for whoever is nobody yet.
+/// A page without the menu, for visitors who are not logged in.
 pub(super) fn bare(status: Status, title: &str, content: &Markup) -> Response {
     let body = html! { main.bare id="main" { p.brand { (mark()) span { "outbox" } } (content) } };
     document(status, title, &body)
@@ -131,7 +131,7 @@ fn document(status: Status, title: &str, body: &Markup) -> Response {
     Response::html(status, page.into_string())
 }
 
-/// A box with something that leaves it.
+/// The logo: a box with an arrow that leaves it.
 fn mark() -> Markup {
     html! {
         svg.mark viewBox="0 0 24 24" aria-hidden="true" {
@@ -141,7 +141,7 @@ fn mark() -> Markup {
     }
 }
 
-/// What a change that led to this page has done. Whatever else stands in an address shows nothing.
+/// The notice about the change that redirected to this page. Only known values in the address produce a notice.
 fn notice(query: &Form) -> Option<String> {
     let count: i64 = query
         .get("count")
@@ -150,34 +150,34 @@ fn notice(query: &Form) -> Option<String> {
     let letters = words::counted(count, "dead letter was", "dead letters were");
     Some(match (query.get("done")?, count) {
         ("requeued", 0) => {
-            "Nothing was requeued: it is gone, or a message of its key is in the outbox again."
+            "Nothing was requeued: the dead letter is gone, or its idempotency key is in the outbox again."
                 .to_owned()
         }
-        ("requeued", _) => format!("{letters} requeued: due at once, with no attempts."),
-        ("discarded", 0) => "Nothing was discarded: it is gone already.".to_owned(),
-        ("discarded", _) => format!("{letters} discarded. The ledger keeps that they died."),
-        ("paused", _) => "Paused. Relays learn of it within a second.".to_owned(),
-        ("resumed", 0) => "There was nothing to resume: the pause is over already.".to_owned(),
+        ("requeued", _) => format!("{letters} requeued: due at once, attempts reset."),
+        ("discarded", 0) => "Nothing was discarded: the dead letter is already gone.".to_owned(),
+        ("discarded", _) => format!("{letters} discarded. The ledger still records them as dead."),
+        ("paused", _) => "Paused. Relays notice within a second.".to_owned(),
+        ("resumed", 0) => "Nothing to resume: the pause has already ended.".to_owned(),
         ("resumed", _) => "Resumed.".to_owned(),
-        ("cancelled", _) => "The message was cancelled. The ledger keeps that.".to_owned(),
+        ("cancelled", _) => "The message was cancelled. The ledger records the cancellation.".to_owned(),
         ("rescheduled", _) => "The message was rescheduled.".to_owned(),
         ("settled_delivered", _) => "The message was settled as delivered.".to_owned(),
-        ("settled_cancelled", _) => "The message was settled: it is not sent.".to_owned(),
+        ("settled_cancelled", _) => "The message was settled: it will not be sent.".to_owned(),
         ("under_way", _) => {
-            "Nothing was changed: the message is under way. Try again when its attempt has ended."
+            "Nothing was changed: the message is in flight. Try again when the attempt has ended."
                 .to_owned()
         }
         ("ended_before", _) => {
-            "Nothing was changed: see below what became of the message.".to_owned()
+            "Nothing was changed: the message was already settled, as shown below.".to_owned()
         }
-        ("unknown", _) => "Nothing was changed: the message is not known any more.".to_owned(),
-        ("nothing", _) => "Nothing was chosen.".to_owned(),
-        ("enabled", _) => "Enabled. Relays learn of it within a second.".to_owned(),
-        ("disabled", _) => "Disabled: its messages wait.".to_owned(),
-        ("removed", _) => "Removed. What waited for it becomes dead letters.".to_owned(),
-        ("sent_again", _) => "The message is sent there again.".to_owned(),
+        ("unknown", _) => "Nothing was changed: the message is no longer known.".to_owned(),
+        ("nothing", _) => "No dead letters were selected.".to_owned(),
+        ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
+        ("disabled", _) => "Disabled: messages for the destination wait.".to_owned(),
+        ("removed", _) => "Removed. Messages that waited for the destination are dead-lettered.".to_owned(),
+        ("sent_again", _) => "The message will be sent to this destination again.".to_owned(),
         ("no_destination", _) => {
-            "Nothing was changed: there is no such destination, or no such message of it."
+            "Nothing was changed: the destination does not exist, or has no such message."
                 .to_owned()
         }
         _ => return None,

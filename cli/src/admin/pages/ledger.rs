@@ -1,4 +1,4 @@
-//! What the ledger remembers: what became of each message, searched.
+//! Search in the ledger, which records the outcome of each message.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,10 +14,10 @@ use super::{database_away, link, words};
 use crate::admin::http::{Form, Status};
 use crate::admin::{Request, Response, Site, Visitor};
 
-/// Rows of one page.
+/// Rows per page.
 const PAGE: usize = 50;
 
-/// What was asked for, as it stands in the form.
+/// The filter, as entered in the form.
 struct Asked<'a> {
     topic: &'a str,
     destination: &'a str,
@@ -75,7 +75,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A time as a browser's field gives it, or as people write it, in UTC; or how long ago it was.
+/// Parses a time in UTC, as browser fields or people write it, or a duration before now.
 fn time(text: &str) -> Result<Option<SystemTime>, String> {
     if text.is_empty() {
         return Ok(None);
@@ -84,7 +84,7 @@ fn time(text: &str) -> Result<Option<SystemTime>, String> {
         return Ok(SystemTime::now().checked_sub(ago));
     }
     let zoned = text.trim_end_matches('Z');
-    // Fields of browsers leave out seconds that are zero.
+    // Browser fields omit seconds that are zero.
     let seconds = if zoned.matches(':').count() == 1 {
         ":00"
     } else {
@@ -95,7 +95,7 @@ fn time(text: &str) -> Result<Option<SystemTime>, String> {
         .map(Some)
         .map_err(|_| {
             format!(
-                "{text:?} is no time such as 2026-01-31T12:00 (UTC), and no duration such as 2h"
+                "{text:?} is neither a time such as 2026-01-31T12:00 (UTC) nor a duration such as 2h"
             )
         })
 }
@@ -141,25 +141,25 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let content = html! {
         div.title {
             h1 { "Ledger" }
-            p.quiet { "What became of messages, for as long as it is remembered." }
+            p.quiet { "The outcome of each settled message, kept for the retention period." }
         }
         (form(&asked))
         section.panel aria-labelledby="rows" {
             div.head {
-                h2 id="rows" { "Settled, the latest first" }
+                h2 id="rows" { "Settled messages, latest first" }
                 @if before.is_some() { a href=(link("/ledger", &asked.pairs())) { "Back to the first page" } }
             }
             @if !found.is_complete {
                 p.none role="status" {
-                    "The search was ended after " (words::duration(took.as_secs_f64()))
-                    ", or much is written just now: there may be more. A time makes it quicker."
+                    "Results may be incomplete: the search stopped after " (words::duration(took.as_secs_f64()))
+                    ", or many rows are being written. A time range makes the search faster."
                 }
             }
-            @if found.rows.is_empty() { p.none role="status" { "Nothing matches." } }
+            @if found.rows.is_empty() { p.none role="status" { "No messages match." } }
             @else { (rows(&found.rows)) }
             @if let Some(next) = next {
                 div.actions {
-                    a.button.second href=(link("/ledger", &[asked.pairs().as_slice(), &[("before", &next)]].concat())) { "Older ones" }
+                    a.button.second href=(link("/ledger", &[asked.pairs().as_slice(), &[("before", &next)]].concat())) { "Older" }
                 }
             }
         }
@@ -180,11 +180,11 @@ fn form(asked: &Asked<'_>) -> Markup {
                     }
                 }
             }
-            label.field { "Reason" input name="reason" value=(asked.reason) placeholder="of dead ones"; }
+            label.field { "Reason" input name="reason" value=(asked.reason) placeholder="of dead letters"; }
             label.field { "Ordering key" input name="key" value=(asked.key); }
             label.field { "Tenant" input name="tenant" value=(asked.tenant); }
             label.field { "Since, UTC" input name="since" value=(asked.since) placeholder="2h, or 2026-01-31T12:00"; }
-            label.field { "Until, UTC" input name="until" value=(asked.until) placeholder="as since"; }
+            label.field { "Until, UTC" input name="until" value=(asked.until) placeholder="1h, or 2026-01-31T13:00"; }
             div.do {
                 button { "Search" }
                 @if asked.pairs().iter().any(|(_, value)| !value.is_empty()) { a href="/ledger" { "Show all" } }

@@ -1,4 +1,4 @@
-//! Asking for the token, and saying no.
+//! The login page, and refusals.
 
 use maud::{Markup, html};
 
@@ -6,13 +6,13 @@ use super::layout::bare;
 use crate::admin::Site;
 use crate::admin::http::{Request, Response, Status};
 
-/// Asks for the token.
+/// The login page.
 pub(in crate::admin) fn login(site: &Site, request: &Request) -> Response {
     let next = request.query.get("next").unwrap_or("/");
     bare(Status::Ok, "Log in", &form(site, next, None))
 }
 
-/// A refusal as a page, where a browser is told.
+/// Turns a plain-text refusal into a page if the client is a browser.
 pub(in crate::admin) fn refused(site: &Site, request: &Request, refused: Response) -> Response {
     let accepts = request.header("accept").unwrap_or_default();
     let Some(reason) = refused.words().filter(|_| accepts.contains("text/html")) else {
@@ -23,9 +23,9 @@ pub(in crate::admin) fn refused(site: &Site, request: &Request, refused: Respons
         form(site, posted.get("next").unwrap_or("/"), Some(reason))
     } else {
         html! {
-            h1 { "This was refused" }
+            h1 { "Request refused" }
             p.refused role="alert" { (reason) }
-            p { a href="/" { "To the overview" } }
+            p { a href="/" { "Back to the overview" } }
         }
     };
     let page = bare(refused.status, "Refused", &content);
@@ -37,7 +37,7 @@ fn form(site: &Site, next: &str, error: Option<&str>) -> Markup {
         section.panel {
             div.head { h1 { "Log in" } }
             div.body {
-                p.quiet { "To the outbox " strong { (site.config.table) } "." }
+                p.quiet { "Outbox: " strong { (site.config.table) } }
                 @if let Some(error) = error { p.refused role="alert" id="error" { (error) } }
                 form.stack method="post" action="/login" {
                     input type="hidden" name="next" value=(next);

@@ -1,16 +1,15 @@
-//! Payloads, headers and answers of receivers, without what they say: names stay, values become their
-//! kinds and sizes.
+//! Masks payloads, headers and responses: names stay, and each value becomes its type and size.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Elements of an array that are shown.
+/// Elements shown of an array.
 const MOST_ELEMENTS: usize = 20;
-/// Bytes of a masked text: whoever wants more has to see the payload itself.
+/// Longest masked text, in bytes.
 const MOST_BYTES: usize = 64 * 1024;
 
-/// JSON with its keys, and nothing of its values.
+/// JSON with its keys and masked values.
 pub(super) fn json(text: &str) -> String {
     let mut out = String::new();
     let mut reader = serde_json::Deserializer::from_str(text);
@@ -22,18 +21,18 @@ pub(super) fn json(text: &str) -> String {
     if out.len() > MOST_BYTES {
         out.push_str("\n… and more");
     } else if read.is_err() || reader.end().is_err() {
-        // PostgreSQL's json takes more than this reader does: deep nesting, half a surrogate pair.
+        // PostgreSQL's json accepts texts that this parser rejects: deep nesting, lone surrogates.
         return format!("‹{} bytes that cannot be masked›", text.len());
     }
     out
 }
 
-/// A text, such as a receiver's answer.
+/// A text, such as a receiver's response.
 pub(super) fn text(text: &str) -> String {
     format!("‹text, {}›", characters(text))
 }
 
-/// JSON as it is stored, with line breaks and nothing else changed: no number is rounded, no key moved.
+/// The stored JSON with line breaks and indentation. Only white space changes: numbers and the order of keys stay.
 pub(super) fn indented(text: &str) -> String {
     let mut out = String::with_capacity(text.len() * 2);
     let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
@@ -81,7 +80,7 @@ pub(super) fn indented(text: &str) -> String {
 }
 
 fn new_line(out: &mut String, depth: usize) {
-    // Deeper than anybody reads: the text would grow with the square of its size.
+    // Without a limit, deep nesting would make the output quadratic.
     let spaces = depth.min(40) * 2;
     out.push('\n');
     out.extend(std::iter::repeat_n(' ', spaces));
@@ -95,7 +94,7 @@ fn characters(text: &str) -> String {
     )
 }
 
-/// Writes what it reads, masked.
+/// Writes the masked form of the JSON that it reads.
 struct Masked<'a> {
     out: &'a mut String,
     depth: usize,
@@ -219,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys are of small letters; strings of large ones, and numbers of eight digits.
+    /// Keys are lower case, strings are upper case, and numbers have eight digits.
     fn any_json() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),
@@ -245,7 +244,7 @@ mod tests {
                     keys(value, all);
                 }
             }
-            // Those that are shown.
+            // Only the elements that are shown.
             Value::Array(elements) => {
                 for value in elements.iter().take(MOST_ELEMENTS) {
                     keys(value, all);
@@ -275,7 +274,7 @@ mod tests {
             let indented = indented(&text);
             let read = |text: &str| text.parse::<Value>().expect("JSON");
             prop_assert_eq!(read(&indented), read(&text));
-            // And nothing but white space was changed.
+            // Indenting again changes nothing.
             prop_assert_eq!(super::indented(&indented), indented);
         }
 

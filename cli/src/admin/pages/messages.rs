@@ -1,4 +1,4 @@
-//! What waits, listed; and a message by its id, its key or its sequence: all that the outbox has of it.
+//! The list of waiting messages, and everything known about one message, found by id, idempotency key or sequence.
 
 pub(super) mod change;
 mod history;
@@ -20,11 +20,11 @@ use super::{content, database_away, link, words};
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
-/// Parts whose payloads are shown: those of a fan-out have the same.
+/// Rows whose payloads are shown: the rows of a fan-out share one payload.
 const MOST_PAYLOADS: usize = 3;
-/// Parts that can be changed here; the others by their own sequences.
+/// Rows that can be changed on this page; others are found by their own sequence.
 const MOST_CHANGED: usize = 10;
-/// A search that takes longer reads tables: it is not made again and again for a page that is left open.
+/// A slower search scans tables, so an open page does not repeat it.
 pub(super) const QUICK: Duration = Duration::from_millis(500);
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
@@ -51,7 +51,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         let content = html! {
             h1 { "Messages" }
             (form(q))
-            p.quiet { "A message is found by its id (the receiver's webhook-id), by its idempotency key, or by its sequence." }
+            p.quiet { "Find a message by its id (webhook-id at the receiver), its idempotency key or its sequence." }
             (content)
         };
         return page.answer(status, &content);
@@ -72,10 +72,10 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         h1 { "Messages" }
         (form(q))
         @if !found.is_complete {
-            p.refused role="status" { "The search took too long and was ended: there may be more. By the idempotency key it is quick." }
+            p.refused role="status" { "The search timed out: there may be more rows. A search by idempotency key is fast." }
         }
         @if found.rows.is_empty() {
-            p role="status" { "Nothing is known of " strong.key { (q) } ": it never was in this outbox, or the ledger has forgotten it." }
+            p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
         } @else {
             (all(site, visitor, &found.rows, &history))
         }
@@ -108,13 +108,13 @@ fn all(
         div.columns {
             @if let Some(first) = records.first() { (facts(first)) }
             section.panel aria-labelledby="history" {
-                div.head { h2 id="history" { "What became of it" } }
+                div.head { h2 id="history" { "History" } }
                 div.body { (timeline(&steps(&parts, history))) }
             }
         }
         section.panel aria-labelledby="rows" {
-            div.head { h2 id="rows" { "Where it stands" } }
-            (table("Where it stands", &COLUMNS, &records.iter().copied().map(row).collect::<Vec<_>>()))
+            div.head { h2 id="rows" { "Current state" } }
+            (table("Current state", &COLUMNS, &records.iter().copied().map(row).collect::<Vec<_>>()))
         }
         @if !site.config.admin.read_only {
             @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
@@ -139,7 +139,7 @@ fn facts(record: &MessageRecord) -> Markup {
                     @if let Some(tenant) = &record.tenant_id { dt { "Tenant" } dd.key { (tenant) } }
                     dt { "Enqueued" } dd { (words::moment(&record.created_at)) }
                     @if let Some(time) = &record.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
-                    @if let Some(expires) = &record.expires_at { dt { "Its time is over" } dd { (words::time(expires)) } }
+                    @if let Some(expires) = &record.expires_at { dt { "Expires" } dd { (words::time(expires)) } }
                 }
             }
         }
@@ -149,9 +149,9 @@ fn facts(record: &MessageRecord) -> Markup {
 const COLUMNS: [Column; 6] = [
     Column("Message", Kind::Text),
     Column("Status", Kind::Short),
-    Column("Kept in", Kind::Short),
+    Column("Stored in", Kind::Short),
     Column("Attempts", Kind::Number),
-    Column("Answer", Kind::Text),
+    Column("Response", Kind::Text),
     Column("Settled", Kind::Short),
 ];
 
@@ -161,7 +161,7 @@ fn row(record: &MessageRecord) -> Vec<Markup> {
         html! {
             @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
             @else { "#" (sequence) }
-            @if let Some(whole) = record.split_from { span.quiet { ", a part of #" (whole) } }
+            @if let Some(whole) = record.split_from { span.quiet { ", fanned out from #" (whole) } }
             @if record.replay_of().is_some() { span.quiet { ", a replay" } }
             " " (name_of(&record.topic, &record.destination))
         },
@@ -187,7 +187,7 @@ fn kept_in(place: &str) -> &str {
     }
 }
 
-/// A status, and its colour.
+/// A status with its colour.
 pub(super) fn badge(status: MessageStatus) -> Markup {
     let class = match status {
         MessageStatus::Delivered => "badge good",
@@ -216,7 +216,7 @@ fn payload(site: &Site, record: &MessageRecord) -> Markup {
                     (content::json(site, "Headers", headers))
                 }
                 @if let Some(response) = &record.response {
-                    h3 { "The beginning of the last answer" }
+                    h3 { "Start of the last response" }
                     (content::text(site, response))
                 }
             }

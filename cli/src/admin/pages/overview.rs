@@ -1,4 +1,4 @@
-//! The first page: whether messages flow, and if not, why.
+//! The first page: whether messages are being delivered, and if not, why.
 
 mod destinations;
 mod verdict;
@@ -18,7 +18,7 @@ use crate::admin::history::Glance;
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
-/// Topics that are listed, the ones with the most trouble first.
+/// Topics listed, longest delay first.
 const MOST_LANES: usize = 100;
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
@@ -51,7 +51,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     page.answer(status, &content)
 }
 
-/// Numbers and curves.
+/// The key figures with their curves.
 fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
     let depths = &glance.depths;
     let curves = site.history.curves();
@@ -65,16 +65,16 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
     html! {
         ul.figures aria-label="Numbers" {
             li.panel.figure {
-                span.label { "Came in" }
+                span.label { "Incoming" }
                 span.value { (shown(rates.map(|rates| rates.enqueued))) " " small { "/ min" } }
                 span.parts { "enqueued and requeued" }
-                (sparkline("in", "Messages that came in", curves.span, &curves.enqueued, a_minute))
+                (sparkline("in", "Incoming messages", curves.span, &curves.enqueued, a_minute))
             }
             li.panel.figure {
                 span.label { "Settled" }
                 span.value { (shown(rates.map(|rates| rates.settled))) " " small { "/ min" } }
-                span.parts { (shown(rates.map(|rates| (rates.settled - rates.died).max(0.0)))) " delivered a minute" }
-                (sparkline("out", "Messages that were settled", curves.span, &curves.settled, a_minute))
+                span.parts { (shown(rates.map(|rates| (rates.settled - rates.died).max(0.0)))) " delivered per minute" }
+                (sparkline("out", "Settled messages", curves.span, &curves.settled, a_minute))
             }
             li.panel.figure {
                 span.label { "Waiting" }
@@ -83,25 +83,25 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
                     (number(depths.pending())) " pending, " (number(depths.sending())) " sending, "
                     (number(depths.retrying())) " retrying"
                 }
-                (sparkline("waiting", "Messages that waited", curves.span, &curves.waiting, plain))
+                (sparkline("waiting", "Waiting messages", curves.span, &curves.waiting, plain))
             }
             li.panel.figure.alarm[oldest.is_some_and(|seconds| seconds > verdict::LATE_SECONDS)] {
                 span.label { "Oldest due" }
                 span.value { (oldest.map_or("–".to_owned(), words::duration)) }
-                span.parts { @if oldest.is_some() { "due, and not claimed" } @else { "nothing is due" } }
+                span.parts { @if oldest.is_some() { "due but not claimed" } @else { "nothing is due" } }
                 (sparkline("oldest", "Age of the oldest due message", curves.span, &curves.oldest_due_seconds, words::duration))
             }
             li.panel.figure.alarm[dead > 0] {
                 span.label { "Dead letters" }
                 span.value { @if dead > 0 { a href="/dead" { (words::count(dead, dead_is_estimate)) } } @else { "0" } }
-                span.parts { (shown(rates.map(|rates| rates.died))) " died a minute" }
-                (sparkline("dead", "Messages that died", curves.span, &curves.died, a_minute))
+                span.parts { (shown(rates.map(|rates| rates.died))) " dead-lettered per minute" }
+                (sparkline("dead", "Dead-lettered messages", curves.span, &curves.died, a_minute))
             }
         }
     }
 }
 
-/// Everything that waits, by topic and destination.
+/// Waiting and dead messages by topic and destination.
 fn lanes(glance: &Glance) -> Markup {
     let depths = &glance.depths;
     let dead_of = |topic: &str, destination: &str| {
@@ -172,14 +172,14 @@ fn lanes(glance: &Glance) -> Markup {
                 h2 id="lanes" { "Topics" }
                 @if depths.is_estimate { p.quiet { "~ marks estimates" } }
             }
-            @if rows.is_empty() { p.none { "Nothing waits, and nothing is dead." } }
+            @if rows.is_empty() { p.none { "No waiting messages and no dead letters." } }
             @else { (table("Topics", &columns, &rows)) }
-            @if more > 0 { p.none { "and " (words::counted(more as i64, "other topic", "other topics")) " with less trouble" } }
+            @if more > 0 { p.none { "and " (words::counted(more as i64, "other topic", "other topics")) " with less delay" } }
         }
     }
 }
 
-/// A topic, and the destination that its messages name.
+/// A topic, and the destination that its messages name, if any.
 pub(super) fn name_of(topic: &str, destination: &str) -> Markup {
     html! {
         span.key { (words::name(topic)) }

@@ -1,4 +1,4 @@
-//! Pausing and resuming.
+//! Pausing and resuming destinations and topics.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use super::{bad_request, database_away};
 use crate::admin::http::Form;
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
-/// As `diesel-outbox pause` says it where nobody says more.
+/// The default reason, as in `diesel-outbox pause`.
 const REASON: &str = "OPERATOR";
 const LONGEST_REASON: usize = 200;
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// What is to be paused or resumed.
+/// The destination or topic to pause or resume.
 struct Which {
     kind: Pausable,
     name: String,
@@ -24,7 +24,7 @@ impl Which {
         let kind = match form.get("kind") {
             Some("topic") => Pausable::Topic,
             Some("destination") => Pausable::Destination,
-            _ => return Err("What is to be paused: a destination, or a topic?"),
+            _ => return Err("The kind must be destination or topic."),
         };
         match form.get("name").map(str::trim) {
             Some(name) if !name.is_empty() => Ok(Self {
@@ -44,9 +44,9 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
         (_, Err(error)) => return bad_request(site, visitor, request, &error),
     };
     let given = form.get("reason").map_or("", str::trim);
-    // By that one a relay knows what it may end by itself.
+    // A relay ends only pauses with this reason on its own.
     if given == "BREAKER_OPEN" {
-        let words = "BREAKER_OPEN is what circuit breakers say: give another reason.";
+        let words = "BREAKER_OPEN is reserved for circuit breakers: give another reason.";
         return bad_request(site, visitor, request, words);
     }
     let given = if given.is_empty() { REASON } else { given };
@@ -87,7 +87,7 @@ pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Respo
     }
 }
 
-/// `None`: until it is resumed.
+/// `None`: until resumed.
 fn duration(form: &Form) -> Result<Option<Duration>, String> {
     let Some(text) = form
         .get("for")
@@ -98,9 +98,11 @@ fn duration(form: &Form) -> Result<Option<Duration>, String> {
     };
     match humantime::parse_duration(text) {
         Ok(time) if time > LONGEST => Err(format!(
-            "{text:?} is longer than a year: without a time it is until somebody resumes it"
+            "{text:?} is longer than a year: leave the duration empty to pause until resumed"
         )),
         Ok(time) => Ok(Some(time)),
-        Err(error) => Err(format!("{text:?} is no time such as 10min or 2h: {error}")),
+        Err(error) => Err(format!(
+            "{text:?} is not a duration such as 10min or 2h: {error}"
+        )),
     }
 }

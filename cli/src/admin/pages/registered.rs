@@ -1,4 +1,4 @@
-//! Registered destinations: a list to search, and one of them with what became of its messages.
+//! Registered destinations: a searchable list, and a page for each destination with its deliveries.
 
 pub(super) mod change;
 
@@ -21,19 +21,19 @@ use super::{bad_request, database_away, link, missing, words};
 use crate::admin::http::{Form, Status};
 use crate::admin::{Request, Response, Site, Visitor};
 
-/// Rows of one page.
+/// Rows per page.
 const PAGE: usize = 50;
-/// The last hour is counted in so many steps.
+/// Deliveries of the last hour are counted in `WINDOWS` steps of this length.
 const WINDOW: Duration = Duration::from_secs(120);
 const WINDOWS: usize = 30;
 
-/// The address of a destination's page.
+/// The address of the page of a destination.
 fn page_of(name: &str) -> String {
     link("/destinations", &[("name", name)])
 }
 
-/// Works with registered destinations. What the database says is for whoever asked the database; the rest is the
-/// caller's.
+/// Runs work on registered destinations. The outer error is a failure of the database; the inner error is for the
+/// caller to handle.
 fn with<T>(
     site: &Site,
     outbox: &OutboxName,
@@ -54,7 +54,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     }
 }
 
-/// What was asked for, as it stands in the form.
+/// The filter, as entered in the form.
 struct Asked<'a> {
     q: &'a str,
     tenant: &'a str,
@@ -84,7 +84,11 @@ impl<'a> Asked<'a> {
             "" => None,
             "enabled" => Some(true),
             "disabled" => Some(false),
-            other => return Err(format!("{other:?} is no state: enabled or disabled")),
+            other => {
+                return Err(format!(
+                    "{other:?} is not a state: expected enabled or disabled"
+                ));
+            }
         };
         Ok(DestinationFilter {
             search: (!self.q.is_empty()).then(|| self.q.to_owned()),
@@ -117,19 +121,19 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     let content = html! {
         div.title {
             h1 { "Registered destinations" }
-            p.quiet { "Rows of " code { (site.config.table) "_destination" } ": webhooks that customers have registered." }
+            p.quiet { "Rows of " code { (site.config.table) "_destination" } ", such as webhooks registered by customers." }
         }
         (filter_form(&asked))
         section.panel aria-labelledby="rows" {
             div.head {
-                h2 id="rows" { "In the order of their names" }
+                h2 id="rows" { "Sorted by name" }
                 @if after.is_some() { a href=(link("/destinations", &asked.pairs())) { "Back to the first page" } }
             }
             @if found.is_empty() { p.none role="status" { "No registered destination matches." } }
             @else { (rows(site, found)) }
             @if let Some(last) = next {
                 div.actions {
-                    a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last.name)]].concat())) { "Next ones" }
+                    a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last.name)]].concat())) { "Next" }
                 }
             }
         }
@@ -147,7 +151,7 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
 fn filter_form(asked: &Asked<'_>) -> Markup {
     html! {
         form.panel.filter method="get" action="/destinations" role="search" aria-label="Search destinations" {
-            label.field.wide { "Part of the name, the URL or the description" input name="q" value=(asked.q); }
+            label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.q); }
             label.field { "Tenant" input name="tenant" value=(asked.tenant); }
             label.field { "State"
                 select name="state" {
@@ -191,13 +195,13 @@ fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
     table("Registered destinations", &columns, &rows)
 }
 
-/// Its path may be a secret, as Slack's.
+/// The URL, without its path if payloads are masked: the path may be a secret, as with Slack.
 fn url(site: &Site, one: &RegisteredDestination) -> String {
     if site.config.admin.payloads {
         return one.url.clone();
     }
     let parsed = Destination::new(&one.name, &one.url);
-    parsed.map_or_else(|_| "no URL".to_owned(), |one| one.shown_url())
+    parsed.map_or_else(|_| "invalid URL".to_owned(), |one| one.shown_url())
 }
 
 fn state(one: &RegisteredDestination) -> Markup {
@@ -217,7 +221,7 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
                 site,
                 visitor,
                 request,
-                "There is no such place to go on from.",
+                "The position to continue from is invalid.",
             );
         }
     };
@@ -254,7 +258,7 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
         visitor,
         request,
         title: &title,
-        // A search of seconds is not made again and again.
+        // Do not repeat a slow search.
         is_live: after.is_none() && began.elapsed() < QUICK,
     };
     let can_change = !site.config.admin.read_only;
@@ -271,9 +275,9 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
     page.answer(Status::Ok, &content)
 }
 
-/// What it got in the last hour, and what of it died.
+/// Delivered and dead-lettered messages of the last hour.
 fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
-    #[allow(clippy::cast_precision_loss, reason = "to be drawn")]
+    #[allow(clippy::cast_precision_loss, reason = "only drawn")]
     let per_second = |count: u64| count as f64 / WINDOW.as_secs_f64();
     let values = |of: fn(&DeliveryCount) -> u64| -> Vec<Option<f64>> {
         let counts = counts.iter().map(Option::as_ref);
@@ -293,8 +297,8 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     };
     html! {
         ul.figures aria-label="The last hour" {
-            (figure("delivered", "Delivered", "Messages that it got", |count| count.delivered))
-            (figure("died", "Died", "Messages that died", |count| count.dead))
+            (figure("delivered", "Delivered", "Delivered messages", |count| count.delivered))
+            (figure("died", "Dead-lettered", "Dead-lettered messages", |count| count.dead))
         }
     }
 }
@@ -308,7 +312,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
     });
     html! {
         section.panel aria-labelledby="facts" {
-            div.head { h2 id="facts" { "What it is" } }
+            div.head { h2 id="facts" { "Details" } }
             div.body {
                 dl.facts {
                     dt { "State" }
@@ -325,7 +329,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (tenant) } }
                     @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
                     @if let Some(mode) = one.mode { dt { "Mode" } dd { (mode) } }
-                    @if let Some(sends) = one.concurrency { dt { "Sends at once" } dd { (sends) } }
+                    @if let Some(sends) = one.concurrency { dt { "Concurrent sends" } dd { (sends) } }
                     @if let Some(rate) = one.rate { dt { "Rate" } dd { (rate) } }
                     @if let Some(timeout) = one.timeout { dt { "Timeout" } dd { (humantime::format_duration(timeout)) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
@@ -347,14 +351,14 @@ fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
     };
     html! {
         section.panel {
-            div.head { h2 { "Change it" } }
+            div.head { h2 { "Actions" } }
             div.body {
                 @if one.enabled {
                     form.do method="post" action="/destination/disable" {
                         (meant)
                         label.field { "Why" input name="reason" maxlength="200" required; }
                         button.danger { "Disable" }
-                        span.quiet { "Its messages wait." }
+                        span.quiet { "Messages for the destination wait until it is enabled." }
                     }
                 } @else {
                     form.do method="post" action="/destination/enable" { (meant) button { "Enable" } }
@@ -362,7 +366,7 @@ fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
                 form.do method="post" action="/destination/test" {
                     (meant)
                     button.second { "Send a test event" }
-                    span.quiet { code { "outbox.test" } ", at once, also where it is disabled." }
+                    span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
                 }
                 form.do method="post" action="/destination/remove" {
                     (meant)
@@ -395,21 +399,21 @@ fn deliveries_of(
     html! {
         section.panel aria-labelledby="deliveries" {
             div.head {
-                h2 id="deliveries" { "Deliveries, the latest first" }
+                h2 id="deliveries" { "Deliveries, latest first" }
                 @if is_later_page { a href=(page_of(name)) { "Back to the first page" } }
             }
             @if !deliveries.is_complete {
-                p.none role="status" { "Much is written just now: some may be missing." }
+                p.none role="status" { "Many rows are being written: some deliveries may be missing." }
             }
             @if rows.is_empty() {
                 p.none role="status" {
-                    @if deliveries.next.is_some() { "None so far; the search was ended after 2 s." } @else { "There are none." }
+                    @if deliveries.next.is_some() { "No deliveries found yet: the search stopped after 2 s." } @else { "No deliveries." }
                 }
             }
             @else { (table("Deliveries", &columns, &rows)) }
             @if let Some(next) = deliveries.next {
                 div.actions {
-                    a.button.second href=(link("/destinations", &[("name", name), ("after", &next.to_string())])) { "Older ones" }
+                    a.button.second href=(link("/destinations", &[("name", name), ("after", &next.to_string())])) { "Older" }
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Relays, their leases and their last signs of life.
+//! Relays, their leases and their last heartbeats.
 
 use diesel_outbox::admin::LeaseRow;
 use maud::{Markup, html};
@@ -29,17 +29,17 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     page.answer(Status::Ok, &content)
 }
 
-/// The leases of the outbox, of whatever process.
+/// The leases of all relays of the outbox, in any process.
 pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
     let columns = [
         Column("Relay", Kind::Text),
         Column("State", Kind::Plain),
         Column("Lease", Kind::Number),
         Column("Last heartbeat", Kind::Number),
-        Column("Ends in", Kind::Number),
-        Column("Since", Kind::Number),
+        Column("Expires in", Kind::Number),
+        Column("Running for", Kind::Number),
     ];
-    // What it held is theirs then, and nothing is to be done about it.
+    // If another relay is active, it takes over the messages of an expired lease, and no one needs to act.
     let is_served = leases.iter().any(|lease| lease.seconds_left > 0.0);
     let rows: Vec<Vec<Markup>> = leases
         .iter()
@@ -48,10 +48,10 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
             vec![
                 html! { span.key { (lease.relay) } },
                 html! {
-                    @if is_over && is_served { span.badge { "gone" } " " span.quiet { "others took over" } }
-                    @else if is_over { span.badge.bad { "lease is over" } }
-                    @else if lease.stands_by { span.badge { "stands by" } }
-                    @else { span.badge.good { "at work" } }
+                    @if is_over && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
+                    @else if is_over { span.badge.bad { "lease expired" } }
+                    @else if lease.stands_by { span.badge { "standby" } }
+                    @else { span.badge.good { "active" } }
                 },
                 html! { (lease.id) },
                 html! { (words::duration(lease.renewed_seconds_ago)) " ago" },
@@ -63,13 +63,13 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
     html! {
         section.panel aria-labelledby="relays" {
             div.head { h2 id="relays" { "Relays and their leases" } }
-            @if rows.is_empty() { p.none { "No relay has a lease: none is at work, or all have ended in good order." } }
+            @if rows.is_empty() { p.none { "No relay holds a lease: none is running, or all shut down cleanly." } }
             @else { (table("Relays and their leases", &columns, &rows)) }
         }
     }
 }
 
-/// What the relay of this process says of itself.
+/// The health and counters of the relay in this process.
 fn own(site: &Site) -> Markup {
     let Some(relay) = &site.relay else {
         return html! { p.quiet { "No relay runs in this process." } };
@@ -78,21 +78,21 @@ fn own(site: &Site) -> Markup {
     let stats = relay.stats();
     html! {
         section.panel aria-labelledby="own" {
-            div.head { h2 id="own" { "The relay of this process" } }
+            div.head { h2 id="own" { "The relay in this process" } }
             div.body {
                 dl.facts {
                     dt { "Alive" }
                     dd { @if health.is_live() { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
                     dt { "Ready" }
                     dd { @if health.is_ready() { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
-                    dt { "Since it started" }
+                    dt { "Since start" }
                     dd {
-                        (words::count(i64::try_from(stats.processed()).unwrap_or(i64::MAX), false)) " settled, "
-                        (words::count(i64::try_from(stats.dead).unwrap_or(i64::MAX), false)) " of them dead"
+                        (words::count(i64::try_from(stats.processed()).unwrap_or(i64::MAX), false)) " settled, of which "
+                        (words::count(i64::try_from(stats.dead).unwrap_or(i64::MAX), false)) " dead-lettered"
                     }
                 }
                 @if !health.problems().is_empty() {
-                    h3 { "What is wrong" }
+                    h3 { "Problems" }
                     ul { @for problem in health.problems() { li { (problem.what) } } }
                 }
             }

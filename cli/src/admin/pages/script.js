@@ -1,5 +1,5 @@
-// Reads the page again every few seconds, while it is seen and nobody is at work in it. Nothing here is
-// needed: without it, the page is as of its last loading.
+// Refreshes the page every few seconds while it is visible and not in use. The script is optional: without it,
+// the page shows the state of its last load.
 "use strict";
 
 (() => {
@@ -14,7 +14,7 @@
     history.replaceState(null, "", address);
   };
 
-  // A box that chooses all of the page: without script it would do nothing, and is not shown.
+  // The box that selects all rows works only with this script, so it is hidden without it.
   const showChooser = () => {
     for (const chooser of document.querySelectorAll("[data-all]")) chooser.closest("label").hidden = false;
   };
@@ -36,7 +36,7 @@
   let isLive = true;
 
   const say = (words) => {
-    // Only what is new is said aloud.
+    // Screen readers announce every change, so change the text only if it differs.
     if (reach.textContent !== words) reach.textContent = words;
   };
 
@@ -52,7 +52,7 @@
     );
   };
 
-  // Whoever is at a link or a button stays there.
+  // Keeps the focus on its link or button when the content is replaced.
   const place = (main) => {
     const active = document.activeElement;
     if (!active || active === main || !main.contains(active)) return null;
@@ -71,7 +71,7 @@
     showChooser();
     document.title = next.title;
     read = time.textContent;
-    // What costs too much to be read again is as of now.
+    // The server marks a page that is too expensive to refresh: stop refreshing it.
     isLive = time.hasAttribute("data-live");
     hold.hidden = !isLive;
     loaded = Date.now();
@@ -92,12 +92,12 @@
         signal: AbortSignal.timeout(PATIENCE_MS),
       });
       if (answer.type === "opaqueredirect" || answer.status === 401) {
-        say("– the session is over: load the page again");
+        say("– the session has ended: reload the page");
         return;
       }
       const text = await answer.text();
       if (isHeld || isInUse()) return;
-      say(replace(text) ? "" : "– the server does not answer as it should");
+      say(replace(text) ? "" : "– unexpected response from the server");
     } catch {
       say("– cannot reach the server");
     } finally {

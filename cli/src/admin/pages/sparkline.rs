@@ -1,4 +1,4 @@
-//! The last hour as a small curve, or less after a start.
+//! A small curve of the last hour, or of a shorter span right after a start.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use super::words;
 
 const WIDTH: f64 = 240.0;
 const HEIGHT: f64 = 40.0;
-/// Room for the line's own width.
+/// Room for the width of the line.
 const MARGIN: f64 = 2.0;
 
-/// A curve of values at equal distances, the oldest first; `None`: nothing is known of that time.
-/// `name` is a word that no other curve of the page has, `unit` what stands behind a number.
+/// A curve of evenly spaced values, oldest first; `None` is a gap without data.
+/// `name` is unique on the page and prefixes the element ids; `unit` formats a value.
 pub(super) fn sparkline(
     name: &str,
     title: &str,
@@ -23,7 +23,7 @@ pub(super) fn sparkline(
     let known = || values.iter().flatten().copied();
     let highest = known().fold(0.0, f64::max);
     let description = if known().next().is_none() {
-        "nothing is known yet".to_owned()
+        "no data yet".to_owned()
     } else {
         format!(
             "lowest {}, highest {}, latest {}",
@@ -47,18 +47,18 @@ pub(super) fn sparkline(
             path.line d=(line) {}
         }
         p.range {
-            @if known().next().is_none() { "no history yet" }
+            @if known().next().is_none() { "no data yet" }
             @else { (time) ", up to " (unit(highest)) }
         }
     }
 }
 
-/// `12/min`
+/// `12/min`, from a rate per second.
 pub(super) fn a_minute(per_second: f64) -> String {
     format!("{}/min", words::per_minute(per_second))
 }
 
-/// The line itself, and the area below it; interrupted where nothing is known.
+/// The paths of the line and of the area below it, with gaps where there is no data.
 fn paths(values: &[Option<f64>], highest: f64) -> (String, String) {
     let (mut line, mut area) = (String::new(), String::new());
     let step = WIDTH / (values.len().max(2) - 1) as f64;
@@ -73,7 +73,7 @@ fn paths(values: &[Option<f64>], highest: f64) -> (String, String) {
         let y = HEIGHT - MARGIN - part * (HEIGHT - 2.0 * MARGIN);
         if began.is_none() {
             began = Some(x);
-            // With a length, so that a single value is seen.
+            // Give the line a length, so that a single value is visible.
             line.push_str(&format!("M{:.1} {y:.1}", (x - step / 2.0).max(0.0)));
             area.push_str(&format!("M{x:.1} {HEIGHT}"));
         }
@@ -104,7 +104,7 @@ mod tests {
         assert!(svg.contains("lowest 0/min, highest 120/min, latest 60/min"));
         assert!(svg.contains(r#"aria-labelledby="in-title in-desc""#));
         assert!(!svg.contains("style="), "{svg}");
-        assert!(drawn(&[None, None]).contains("nothing is known yet"));
+        assert!(drawn(&[None, None]).contains("no data yet"));
     }
 
     #[test]

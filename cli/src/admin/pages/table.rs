@@ -1,24 +1,24 @@
-//! Tables, which become cards where there is no room for columns.
+//! Tables, which become cards on narrow screens.
 
 use maud::{Markup, html};
 
-/// A column: its name, and whether it has numbers.
+/// A column: its name and the kind of its content.
 pub(super) struct Column(pub(super) &'static str, pub(super) Kind);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
-    /// A text that needs no name beside it where there are no columns.
+    /// A text that needs no label on a card.
     Plain,
-    /// A text as short as a number.
+    /// A short text, laid out like a number.
     Short,
     Number,
     /// A control, without a visible name.
     Control,
 }
 
-/// A table with a name for those who cannot see where it stands. The roles are said, because a table
-/// that is shown as cards would lose them.
+/// A table with a name for screen readers. The roles are explicit, because the layout as cards would drop the
+/// implicit roles.
 pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
     let class = |kind: Kind| match kind {
         Kind::Text | Kind::Plain => None,
@@ -54,12 +54,12 @@ pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
     }
 }
 
-/// Whether a card says what this is.
+/// Whether a card shows a label for this column.
 fn is_named(kind: Kind) -> bool {
     !matches!(kind, Kind::Plain | Kind::Control)
 }
 
-/// A number that stands back where it is zero.
+/// A number, dimmed if it is zero.
 pub(super) fn number(text: &str) -> Markup {
     let class = (text == "0" || text == "–").then_some("quiet");
     html! { span class=[class] { (text) } }

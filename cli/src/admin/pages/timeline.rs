@@ -1,16 +1,16 @@
-//! What happened to a message, step by step.
+//! The timeline of a message.
 
 use maud::{Markup, html};
 
 use super::words;
 
-/// A step.
+/// A step of a timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Step {
     /// `idle`, `wait`, `good` or `bad`.
     pub(super) kind: &'static str,
     pub(super) what: String,
-    /// RFC 3339; `None`: nobody has written down when.
+    /// The time in RFC 3339; `None`: not recorded.
     pub(super) at: Option<String>,
     pub(super) more: String,
 }

@@ -1,4 +1,4 @@
-//! Numbers and times as people read them.
+//! Numbers and times formatted for people.
 
 use std::time::{Duration, SystemTime};
 
@@ -32,14 +32,14 @@ pub(super) fn counted(number: i64, one: &str, many: &str) -> String {
     format!("{} {word}", count(number, false))
 }
 
-/// A number for each minute, of one for each second: small ones with a digit behind the point.
+/// A rate per minute, from a rate per second. Small rates have one decimal digit.
 pub(super) fn per_minute(per_second: f64) -> String {
     amount(per_second * 60.0)
 }
 
-/// A number that is not always whole.
+/// A number that may have a fraction: small numbers have one decimal digit.
 pub(super) fn amount(number: f64) -> String {
-    #[allow(clippy::cast_possible_truncation, reason = "as does saturates")]
+    #[allow(clippy::cast_possible_truncation, reason = "`as` saturates")]
     match number {
         n if n < 0.05 => "0".to_owned(),
         n if n < 9.95 => format!("{n:.1}").trim_end_matches(".0").to_owned(),
@@ -47,7 +47,7 @@ pub(super) fn amount(number: f64) -> String {
     }
 }
 
-/// `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: two units at most.
+/// `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: at most two units.
 pub(super) fn duration(seconds: f64) -> String {
     if seconds < 0.9995 {
         return format!("{:.0} ms", seconds.max(0.0) * 1000.0);
@@ -58,7 +58,7 @@ pub(super) fn duration(seconds: f64) -> String {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "as does saturates"
+        reason = "`as` saturates"
     )]
     let whole = seconds.round() as u64;
     let (units, rest, small) = match whole {
@@ -73,7 +73,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A time of the database, RFC 3339, as how long ago that was; the time itself for whoever points at it.
+/// How long ago an RFC 3339 time from the database was, with the time itself as a tooltip.
 pub(super) fn ago(rfc3339: &str) -> Markup {
     let text = match seconds_since(rfc3339) {
         Some(seconds) if seconds < 1.0 => "just now".to_owned(),
@@ -89,7 +89,7 @@ pub(super) fn time(rfc3339: &str) -> Markup {
     html! { time datetime=(rfc3339) { (shown) } }
 }
 
-/// A time in full, and how long ago that was.
+/// A time in full, and how long ago it was.
 pub(super) fn moment(rfc3339: &str) -> Markup {
     let ago = seconds_since(rfc3339).filter(|seconds| *seconds > 0.0);
     html! {
@@ -98,27 +98,27 @@ pub(super) fn moment(rfc3339: &str) -> Markup {
     }
 }
 
-/// `None`: this is no time, or one that is infinite. The future is now: clocks differ.
+/// Seconds since a time; `None`: not a time, or infinite. A future time counts as now, because clocks differ.
 pub(super) fn seconds_since(rfc3339: &str) -> Option<f64> {
     let then = humantime::parse_rfc3339_weak(rfc3339).ok()?;
     let since = SystemTime::now().duration_since(then);
     Some(since.unwrap_or(Duration::ZERO).as_secs_f64())
 }
 
-/// From one time to another; `None`: one of them is no time, or they are the other way round.
+/// Seconds from one time to another; `None`: either is not a time, or `to` is earlier.
 pub(super) fn seconds_between(from: &str, to: &str) -> Option<f64> {
     let read = |text| humantime::parse_rfc3339_weak(text).ok();
     let between = read(to)?.duration_since(read(from)?).ok()?;
     Some(between.as_secs_f64())
 }
 
-/// `12:03:04`, UTC.
+/// The time of day in UTC: `12:03:04`.
 pub(super) fn clock(time: SystemTime) -> String {
     let text = humantime::format_rfc3339_seconds(time).to_string();
     text.get(11..19).unwrap_or(&text).to_owned()
 }
 
-/// A name that may have a kilobyte; all of a long one for whoever points at it.
+/// A name of up to a kilobyte. A long name is shortened, with the whole name as a tooltip.
 pub(super) fn name(name: &str) -> Markup {
     if name.chars().count() <= LONGEST_NAME {
         return html! { (name) };

@@ -1,4 +1,4 @@
-//! Requeueing and discarding: some at once, all that match after one more question.
+//! Requeueing and discarding dead letters. Discarding, and requeueing all that match, asks for confirmation.
 
 use anyhow::Result;
 use diesel::PgConnection;
@@ -12,12 +12,12 @@ use crate::admin::pages::layout::{Page, token};
 use crate::admin::pages::{bad_request, database_away, link, words};
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
-/// Sequences that are named in a line of the audit log.
+/// Sequences named in a line of the audit log.
 const NAMED: usize = 20;
-/// Letters that are changed in one turn.
+/// Dead letters changed in one transaction.
 const BATCH: usize = 1000;
 
-/// What is done to dead letters.
+/// A change to dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::admin::pages) enum Change {
     Requeue,
@@ -67,16 +67,16 @@ impl Change {
     }
 }
 
-/// What was asked for: those that are chosen, or all that match.
+/// A requested change to the selected dead letters, or to all that match the filter.
 struct Order {
     change: Change,
     asked: Asked,
     is_all: bool,
-    /// From the page of the one letter that has this idempotency key, and not from the list.
+    /// The idempotency key, if the request comes from the page of one dead letter instead of the list.
     of_letter: Option<String>,
-    /// How many somebody has said yes to.
+    /// How many dead letters the visitor has confirmed.
     sure: Option<usize>,
-    /// Those that died later are not meant: nobody has been asked about them.
+    /// Excludes messages dead-lettered after the confirmation page was shown.
     before: Option<Place>,
     sequences: Vec<i64>,
 }
@@ -95,7 +95,7 @@ impl Order {
         }
     }
 
-    /// More than somebody has said yes to are not removed for good.
+    /// Whether the change is confirmed. A discard of more dead letters than confirmed is not.
     fn is_sure(&self) -> bool {
         match (self.sure, self.change) {
             (None, Change::Requeue) => !self.is_all,
@@ -105,7 +105,7 @@ impl Order {
         }
     }
 
-    /// The page that it came from.
+    /// The page that the request came from.
     fn back(&self) -> String {
         match self.sequences.as_slice() {
             [sequence] if self.of_letter.is_some() => format!("/dead/{sequence}"),
@@ -113,7 +113,7 @@ impl Order {
         }
     }
 
-    /// The page that it leads to.
+    /// The page to show next.
     fn next(&self, count: usize) -> String {
         let count = count.to_string();
         let done = [("done", self.change.done()), ("count", count.as_str())];
@@ -173,24 +173,24 @@ pub(in crate::admin::pages) fn answer(
     let (verb, what) = (change.done(), order.what());
     match end {
         Ok(()) => {
-            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count; "dead letters {verb} from the admin page");
+            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", visitor.who);
             Response::see_other(&order.next(count))
         }
         Err(error) => {
-            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count, error:% = format!("{error:#}"); "dead letters were to be {verb} from the admin page, and not all were");
+            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.sequences.len());
             let so_far = words::counted(count_of(count), "was", "were");
             database_away(
                 site,
                 visitor,
                 request,
-                &format!("{so_far} {verb} before it: {error:#}"),
+                &format!("{so_far} {verb} before the error: {error:#}"),
             )
         }
     }
 }
 
-/// A batch after the other, each in a turn and a transaction of its own: others have theirs between
-/// them. Returns how many were done until the end.
+/// Applies the change in batches. Each batch is its own transaction and waits for its turn, so that other changes run
+/// in between. Returns how many dead letters were changed.
 fn carry_out(site: &Site, visitor: &Visitor, order: &Order) -> (usize, Result<()>) {
     let note = Note::new(&visitor.who, "");
     let mut count = 0;
@@ -210,7 +210,7 @@ fn count_of(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Those that match, and the place behind the latest one.
+/// The sequences that match, and the place right behind the latest.
 fn matching(
     site: &Site,
     order: &Order,
@@ -234,7 +234,7 @@ fn matching(
     })
 }
 
-/// The place right behind this letter.
+/// The place right behind this dead letter.
 fn behind(letter: &DeadLetter) -> Option<Place> {
     let place = letter.place().to_string();
     let (died, _) = place.split_once('.')?;
@@ -242,7 +242,7 @@ fn behind(letter: &DeadLetter) -> Option<Place> {
     format!("{died}.{sequence}").parse().ok()
 }
 
-/// The page that says how many, and asks.
+/// The confirmation page, which states how many dead letters the change affects.
 fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
     let verb = order.change.verb();
     let count = count_of(order.sequences.len());
@@ -259,13 +259,13 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) ->
         section.panel {
             div.head { h1 { (title) } }
             div.body {
-                @if order.is_all { p { "Those that match: " strong { (order.asked.words()) } "." } }
-                @else { p { "Chosen: " strong { (order.what()) } "." } }
-                @if order.sure.is_some() { p.refused { "More have died since you were asked." } }
+                @if order.is_all { p { "Filter: " strong { (order.asked.words()) } "." } }
+                @else { p { "Selected: " strong { (order.what()) } "." } }
+                @if order.sure.is_some() { p.refused { "More dead letters match than you confirmed." } }
                 @if order.change == Change::Discard {
-                    p { "They are removed for good, with their payloads. The ledger keeps that they died." }
+                    p { "They are deleted permanently, with their payloads. The ledger still records them as dead." }
                 } @else {
-                    p { "They become due at once, with no attempts. One whose key is in the outbox again stays dead." }
+                    p { "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again." }
                 }
                 form.do method="post" action=(order.change.path()) {
                     (token(visitor))

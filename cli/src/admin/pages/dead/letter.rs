@@ -1,4 +1,4 @@
-//! One dead letter, with all that is known of it.
+//! The page of one dead letter.
 
 use diesel_outbox::admin::{self, DeadLetter};
 use maud::{Markup, html};
@@ -23,11 +23,10 @@ pub(in crate::admin::pages) fn show(
         Ok(Some(letter)) => letter,
         Ok(None) => {
             let words = format!(
-                "There is no dead letter {sequence}: it was requeued or discarded, or never was one."
+                "There is no dead letter {sequence}: it was requeued, was discarded, or never existed."
             );
             let messages = format!("/messages?q={sequence}");
-            let more =
-                html! { p { a href=(messages) { "What is known of the message " (sequence) } } };
+            let more = html! { p { a href=(messages) { "Find message " (sequence) } } };
             return missing(site, visitor, request, &words, &more);
         }
         Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
@@ -66,7 +65,7 @@ fn facts(letter: &DeadLetter) -> Markup {
                     dt { "Topic" } dd { (name_of(&letter.topic, &letter.destination)) }
                     dt { "Reason" } dd { span.badge.bad { (letter.reason) } }
                     dt { "Last error" } dd { (letter.last_error.as_deref().unwrap_or("none")) }
-                    @if let Some(status) = letter.http_status { dt { "Answer" } dd { "HTTP " (status) } }
+                    @if let Some(status) = letter.http_status { dt { "Response" } dd { "HTTP " (status) } }
                     dt { "Message id" } dd { a.key href=(messages(&id)) { (id) } }
                     dt { "Idempotency key" }
                     dd { a.key href=(messages(&letter.idempotency_key)) { (letter.idempotency_key) } }
@@ -98,15 +97,15 @@ fn history(site: &Site, letter: &DeadLetter) -> Markup {
             error,
         ));
     }
-    let end = format!("Dead: {}", letter.reason);
+    let end = format!("Dead-lettered: {}", letter.reason);
     steps.push(Step::new("bad", &end, Some(&letter.died_at), String::new()));
     html! {
         section.panel aria-labelledby="history" {
-            div.head { h2 id="history" { "What became of it" } }
+            div.head { h2 id="history" { "History" } }
             div.body {
                 (timeline(&steps))
                 @if let Some(response) = &letter.response {
-                    h3 { "The beginning of the last answer" }
+                    h3 { "Start of the last response" }
                     (content::text(site, response))
                 }
             }
@@ -140,7 +139,7 @@ fn actions(visitor: &Visitor, letter: &DeadLetter) -> Markup {
             input type="hidden" name="key" value=(letter.idempotency_key);
             button { "Requeue" }
             button.danger formaction="/dead/discard" { "Discard…" }
-            span.quiet { "Requeued, it is due at once, with no attempts." }
+            span.quiet { "Requeueing makes the message due at once and resets its attempts." }
         }
     }
 }

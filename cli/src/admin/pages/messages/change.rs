@@ -1,4 +1,4 @@
-//! A message that somebody cancels, puts off, or settles by hand.
+//! Cancelling, rescheduling and settling a message by hand.
 
 use diesel_outbox::admin::{self, MessageRecord, Note, Verdict};
 use diesel_outbox::{Answer, Due, MessageRef, Sequence};
@@ -9,7 +9,7 @@ use crate::admin::pages::layout::token;
 use crate::admin::pages::{bad_request, database_away, link};
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
-/// What is done to a message.
+/// A requested change to a message.
 enum Order {
     Cancel,
     Reschedule(Due),
@@ -22,17 +22,17 @@ impl Order {
             "/message/cancel" => Ok(Self::Cancel),
             "/message/reschedule" => due(form).map(Self::Reschedule),
             _ if why.is_empty() => {
-                Err("Say why: whoever looks at it later has nothing else.".to_owned())
+                Err("Say why: the reason is the only explanation for later readers.".to_owned())
             }
             _ => match form.get("verdict") {
                 Some("delivered") => Ok(Self::Settle(Verdict::Delivered)),
                 Some("never") => Ok(Self::Settle(Verdict::NotToBeSent)),
-                _ => Err("Was it delivered, or must it not be sent?".to_owned()),
+                _ => Err("Choose a result: delivered, or not to be sent.".to_owned()),
             },
         }
     }
 
-    /// The name in the audit log, and in the address of the page that it leads to.
+    /// The event in the audit log, and the result in the address of the next page.
     fn words(&self) -> (&'static str, &'static str) {
         match self {
             Self::Cancel => ("admin_cancel", "cancelled"),
@@ -43,13 +43,13 @@ impl Order {
     }
 }
 
-/// Now, unless a time is given.
+/// The new due time: now, unless a duration is given.
 fn due(form: &Form) -> Result<Due, String> {
     match form.get("in").map(str::trim) {
         None | Some("") => Ok(Due::Now),
         Some(text) => humantime::parse_duration(text)
             .map(Due::After)
-            .map_err(|error| format!("{text:?} is no time such as 10min or 2h: {error}")),
+            .map_err(|error| format!("{text:?} is not a duration such as 10min or 2h: {error}")),
     }
 }
 
@@ -61,7 +61,7 @@ pub(in crate::admin::pages) fn answer(
     let form = request.form();
     let value = |name| form.get(name).unwrap_or_default().trim();
     let Ok(sequence) = value("sequence").parse() else {
-        return bad_request(site, visitor, request, "Which message is meant?");
+        return bad_request(site, visitor, request, "The message is missing or invalid.");
     };
     let why = value("why");
     let order = match Order::of(&request.path, &form, why) {
@@ -85,7 +85,7 @@ pub(in crate::admin::pages) fn answer(
                 Answer::Unknown => "unknown",
                 _ => "ended_before",
             };
-            log::info!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, became = became, why = why; "message {sequence} was to be changed from the admin page: {became}");
+            log::info!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", visitor.who);
             let q = match value("key") {
                 "" => sequence.to_string(),
                 key => key.to_owned(),
@@ -93,13 +93,13 @@ pub(in crate::admin::pages) fn answer(
             Response::see_other(&link("/messages", &[("q", &q), ("done", became)]))
         }
         Err(error) => {
-            log::warn!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, error:% = format!("{error:#}"); "message {sequence} was to be changed from the admin page, and was not");
+            log::warn!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
             database_away(site, visitor, request, &format!("{error:#}"))
         }
     }
 }
 
-/// What can be done to a message that is live or dead.
+/// The forms that change a live or dead message.
 pub(in crate::admin::pages) fn actions(visitor: &Visitor, record: &MessageRecord) -> Markup {
     let is_waiting = record.kept_in == "live" && record.locked_by.is_none();
     if !is_waiting && record.kept_in != "dead" && record.kept_in != "live" {
@@ -116,22 +116,22 @@ pub(in crate::admin::pages) fn actions(visitor: &Visitor, record: &MessageRecord
                 @if is_waiting {
                     form.do method="post" action="/message/reschedule" {
                         (meant(visitor, record))
-                        label.field { "Due in (nothing: now)" input name="in" placeholder="2h"; }
+                        label.field { "Due in (empty: now)" input name="in" placeholder="2h"; }
                         button { "Reschedule" }
                     }
                     form.do method="post" action="/message/cancel" {
                         (meant(visitor, record))
                         label.field { "Why" input name="why" maxlength="400"; }
                         button.danger { "Cancel" }
-                        span.quiet { "It is not sent, and no dead letter. Its payload is not kept." }
+                        span.quiet { "The message is neither sent nor dead-lettered. Its payload is deleted." }
                     }
                 }
                 form.do method="post" action="/message/settle" {
                     (meant(visitor, record))
                     label.field { "Settle by hand"
                         select name="verdict" {
-                            option value="delivered" { "It was delivered by other means" }
-                            option value="never" { "It must not be sent" }
+                            option value="delivered" { "Delivered by other means" }
+                            option value="never" { "Not to be sent" }
                         }
                     }
                     label.field { "Why" input name="why" maxlength="400" required; }

@@ -1,11 +1,11 @@
-//! What happened to a message, from what its rows remember.
+//! The timeline of a message, reconstructed from its rows.
 
 use diesel_outbox::admin::{HistoryEntry, MessageRecord};
 
 use crate::admin::pages::timeline::Step;
 use crate::admin::pages::words;
 
-/// What a row says of a message for one destination.
+/// One row of a message: its state for one destination.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Part {
     status: &'static str,
@@ -59,7 +59,7 @@ impl Part {
         parts.join(": ")
     }
 
-    /// Who decided, and why.
+    /// The operator who decided, and why.
     fn note(&self) -> String {
         let note = self.error.as_deref();
         note.unwrap_or(crate::message::APPLICATION).to_owned()
@@ -68,18 +68,18 @@ impl Part {
     fn steps(&self) -> Vec<Step> {
         match (self.status, &self.settled_at) {
             ("delivered", at) if self.reason.as_deref() == Some("BY_HAND") => {
-                let what = format!("Delivered{}, as an operator says", self.to());
+                let what = format!("Settled by an operator as delivered{}", self.to());
                 vec![Step::new("good", &what, at.as_deref(), self.note())]
             }
             ("dead", at) if self.reason.as_deref() == Some("CANCELLED") => {
-                let what = format!("Cancelled{}, after {}", self.to(), self.attempts());
+                let what = format!("Cancelled after {}{}", self.attempts(), self.to());
                 vec![Step::new("bad", &what, at.as_deref(), self.note())]
             }
             ("delivered", at) => {
-                let answer = self
+                let response = self
                     .http_status
                     .map_or(String::new(), |status| format!(", HTTP {status}"));
-                let more = format!("after {}{answer}", self.attempts());
+                let more = format!("after {}{response}", self.attempts());
                 vec![Step::new(
                     "good",
                     &format!("Delivered{}", self.to()),
@@ -88,22 +88,22 @@ impl Part {
                 )]
             }
             ("dead", at) => {
-                let what = format!("Died{}, after {}", self.to(), self.attempts());
+                let what = format!("Dead-lettered after {}{}", self.attempts(), self.to());
                 vec![Step::new("bad", &what, at.as_deref(), self.failure())]
             }
             _ => self.live_steps(),
         }
     }
 
-    /// Of a message that is still on its way.
+    /// The steps of a live message.
     fn live_steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         if self.attempts > 0 {
-            let what = format!("{} failed{}", self.attempts(), self.to());
+            let what = format!("{}{} failed", self.attempts(), self.to());
             steps.push(Step::new("wait", &what, None, self.failure()));
         }
         if let Some(lease) = self.locked_by {
-            let what = format!("Claimed by the relay of lease {lease}{}", self.to());
+            let what = format!("Claimed under lease {lease} for delivery{}", self.to());
             steps.push(Step::new(
                 "idle",
                 &what,
@@ -113,10 +113,10 @@ impl Part {
         } else if let Some(at) = &self.available_at {
             let is_due = words::seconds_since(at).is_some_and(|seconds| seconds > 0.0);
             let what = match is_due {
-                true => format!("Due{}", self.to()),
-                false => format!("Waits for its time{}", self.to()),
+                true => format!("Due for delivery{}", self.to()),
+                false => format!("Delivery{} scheduled", self.to()),
             };
-            // What is due from the beginning has nothing new to say.
+            // A message due since it was enqueued needs no step of its own.
             if !is_due || self.attempts > 0 || *at != self.created_at {
                 steps.push(Step::new("idle", &what, Some(at), String::new()));
             }
@@ -125,7 +125,7 @@ impl Part {
     }
 }
 
-/// An entry of the history as a step.
+/// An entry of the history table as a step.
 fn step_of(entry: &HistoryEntry) -> Step {
     let told = crate::message::told(entry);
     let (first, rest) = told.split_at(told.chars().next().map_or(0, char::len_utf8));
@@ -137,12 +137,12 @@ fn step_of(entry: &HistoryEntry) -> Step {
     Step::new(kind, &what, Some(&entry.happened_at), String::new())
 }
 
-/// The steps of all parts, and what the history has, in the order of time.
+/// The steps of all rows and of the history table, ordered by time.
 pub(super) fn steps(parts: &[Part], history: &[HistoryEntry]) -> Vec<Step> {
     let mut steps: Vec<Step> = history.iter().map(step_of).collect();
     for part in parts {
         let what = match part.is_replay {
-            true => "Enqueued again, as a replay",
+            true => "Enqueued again as a replay",
             false => "Enqueued",
         };
         let enqueued = Step::new("idle", what, Some(&part.created_at), String::new());
@@ -153,7 +153,7 @@ pub(super) fn steps(parts: &[Part], history: &[HistoryEntry]) -> Vec<Step> {
         }
         steps.extend(part.steps());
     }
-    // What has no time stays behind what it follows.
+    // A step without a time stays behind the step that it follows.
     let mut last = None;
     let mut timed: Vec<(Option<std::time::SystemTime>, Step)> = Vec::new();
     for step in steps {
@@ -204,9 +204,9 @@ mod tests {
         };
         let expected = [
             "Enqueued",
-            "2 attempts failed to billing",
+            "2 attempts to billing failed",
             "Delivered to audit",
-            "Waits for its time to billing",
+            "Delivery to billing scheduled",
         ];
         assert_eq!(words_of(&[waits, delivered]), expected);
     }
@@ -223,15 +223,19 @@ mod tests {
         assert_eq!(all.len(), 2);
         assert_eq!(
             (all[1].what.as_str(), all[1].more.as_str()),
-            ("Died, after 2 attempts", "GONE: 410")
+            ("Dead-lettered after 2 attempts", "GONE: 410")
         );
     }
 
     #[test]
     fn what_was_settled_by_hand_says_by_whom_and_why() {
         for (status, reason, what) in [
-            ("dead", "CANCELLED", "Cancelled, after 2 attempts"),
-            ("delivered", "BY_HAND", "Delivered, as an operator says"),
+            ("dead", "CANCELLED", "Cancelled after 2 attempts"),
+            (
+                "delivered",
+                "BY_HAND",
+                "Settled by an operator as delivered",
+            ),
         ] {
             let part = Part {
                 settled_at: Some(LATE.to_owned()),
@@ -257,7 +261,7 @@ mod tests {
         };
         assert_eq!(
             words_of(&[claimed]),
-            ["Enqueued", "Claimed by the relay of lease 3"]
+            ["Enqueued", "Claimed under lease 3 for delivery"]
         );
         assert!(steps(&[], &[]).is_empty());
     }

@@ -1,4 +1,4 @@
-//! What waits, listed.
+//! The list of waiting messages.
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::{self, MessageRecord, WaitingFilter};
@@ -11,7 +11,7 @@ use crate::admin::pages::overview::name_of;
 use crate::admin::pages::table::{Column, Kind, table};
 use crate::admin::pages::{link, words};
 
-/// Messages of one page.
+/// Messages per page.
 const PAGE: usize = 50;
 const STATES: [MessageStatus; 3] = [
     MessageStatus::Pending,
@@ -19,7 +19,7 @@ const STATES: [MessageStatus; 3] = [
     MessageStatus::Retrying,
 ];
 
-/// What was asked for, as it stands in the form.
+/// The filter, as entered in the form.
 pub(super) struct Asked<'a> {
     topic: &'a str,
     destination: &'a str,
@@ -58,7 +58,10 @@ impl<'a> Asked<'a> {
             .into_iter()
             .find(|status| status.as_str() == self.status);
         if status.is_none() && !self.status.is_empty() {
-            return Err(format!("{:?} is no state of what waits", self.status));
+            return Err(format!(
+                "{:?} is not a status of a waiting message",
+                self.status
+            ));
         }
         let after = given(self.after).map(|place| place.parse());
         Ok(WaitingFilter {
@@ -90,19 +93,19 @@ pub(super) fn list(
         (form(asked))
         section.panel aria-labelledby="waiting" {
             div.head {
-                h2 id="waiting" { "What waits, the next due first" }
+                h2 id="waiting" { "Waiting messages, next due first" }
                 @if !asked.after.is_empty() { a href=(link("/messages", &asked.pairs())) { "Back to the first page" } }
             }
             @if !found.is_complete {
-                p.none role="status" { "The search was ended after 2 s: too many messages have to be read for so few. Name a topic, a destination or a key." }
+                p.none role="status" { "The search stopped after 2 s: few messages match. Filter by topic, destination or ordering key." }
             } @else if found.rows.is_empty() {
-                p.none role="status" { "Nothing waits that matches." }
+                p.none role="status" { "No waiting messages match." }
             } @else {
                 (rows(&found.rows))
             }
             @if let Some(next) = next {
                 div.actions {
-                    a.button.second href=(link("/messages", &[asked.pairs().as_slice(), &[("after", &next)]].concat())) { "Later ones" }
+                    a.button.second href=(link("/messages", &[asked.pairs().as_slice(), &[("after", &next)]].concat())) { "Later" }
                 }
             }
         }
@@ -111,7 +114,7 @@ pub(super) fn list(
 
 fn form(asked: &Asked<'_>) -> Markup {
     html! {
-        form.panel.filter method="get" action="/messages" role="search" aria-label="List what waits" {
+        form.panel.filter method="get" action="/messages" role="search" aria-label="List waiting messages" {
             label.field { "Topic" input name="topic" value=(asked.topic); }
             label.field { "Destination" input name="destination" value=(asked.destination); }
             label.field { "Tenant" input name="tenant" value=(asked.tenant); }
@@ -158,5 +161,5 @@ fn rows(records: &[MessageRecord]) -> Markup {
         ]
     };
     let rows: Vec<Vec<Markup>> = records.iter().map(row).collect();
-    table("What waits", &columns, &rows)
+    table("Waiting messages", &columns, &rows)
 }

@@ -1,4 +1,4 @@
-//! Destinations and what is paused, with buttons.
+//! Destinations and pauses, with buttons to pause and resume.
 
 use diesel_outbox::admin::{Pausable, Pause};
 use maud::{Markup, html};
@@ -10,11 +10,11 @@ use crate::admin::pages::words;
 use crate::admin::{Site, Visitor};
 use crate::pauses::find;
 
-/// A destination, or a topic that is paused, as the table shows it.
+/// A row of the table: a destination, or a paused topic.
 struct Place {
     kind: Pausable,
     name: String,
-    /// Busy and all threads, and how many messages wait for one; of this process.
+    /// Busy threads, all threads, and messages queued for a thread, in this process.
     work: Option<(usize, usize, usize)>,
     state: &'static str,
 }
@@ -25,7 +25,7 @@ pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
     let mut columns = vec![
         Column("Destination", Kind::Text),
         Column("State", Kind::Plain),
-        Column("Threads busy", Kind::Number),
+        Column("Busy threads", Kind::Number),
         Column("Queued", Kind::Number),
     ];
     if can_change {
@@ -61,16 +61,16 @@ pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
         section.panel aria-labelledby="destinations" {
             div.head {
                 h2 id="destinations" { "Destinations" }
-                @if site.relay.is_some() { p.quiet { "threads of this process" } }
+                @if site.relay.is_some() { p.quiet { "threads in this process" } }
             }
-            @if rows.is_empty() { p.none { "This process has no destinations: they are set where the relay runs." } }
+            @if rows.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
             @else { (table("Destinations", &columns, &rows)) }
             @if can_change { (pause_by_name(visitor)) }
         }
     }
 }
 
-/// What is set or paused: destinations of the relay's or of the settings, then whatever else is paused.
+/// Destinations of the relay or of the settings, then all other paused destinations and topics.
 fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
     let place = |kind, name: &str| Place {
         kind,
@@ -82,7 +82,7 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
         Some(relay) => relay
             .destinations()
             .into_iter()
-            // The one without a name is for what nothing serves.
+            // The destination without a name holds messages without a route.
             .filter(|one| !one.name.is_empty())
             .map(|one| Place {
                 kind: Pausable::Destination,
@@ -117,10 +117,10 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
     let Some(pause) = pause else {
         return match place.state {
             "flowing" if place.work.is_some() => html! { span.badge.good { "flowing" } },
-            // Whether anything is sent is known where the relay is.
+            // Only the process of the relay knows whether messages are sent.
             "flowing" => html! { span.badge { "not paused" } },
             "trying" => {
-                html! { span.badge { "ready" } " " span.quiet { "one message goes first" } }
+                html! { span.badge { "ready" } " " span.quiet { "one trial message goes first" } }
             }
             other => html! { span.badge.wait { (other.replace('_', " ")) } },
         };
@@ -133,11 +133,11 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
     }
 }
 
-/// For how long a pause lasts.
+/// How long a pause lasts, as the end of a sentence.
 pub(in crate::admin::pages) fn left(pause: &Pause) -> String {
     match pause.left {
-        None => "until it is resumed".to_owned(),
-        Some(left) if left.is_zero() => "one message is tried next".to_owned(),
+        None => "until resumed".to_owned(),
+        Some(left) if left.is_zero() => "until the next trial message".to_owned(),
         Some(left) => format!("for another {}", words::duration(left.as_secs_f64().ceil())),
     }
 }
@@ -168,11 +168,11 @@ fn pause_form(visitor: &Visitor, place: &Place) -> Markup {
     }
 }
 
-/// Why, and for how long.
+/// The fields for the reason and the duration.
 fn how() -> Markup {
     html! {
         label.field { "Why" input name="reason" maxlength="200" placeholder="OPERATOR"; }
-        label.field { "For how long" input name="for" maxlength="40" placeholder="10min, 2h; else until resumed"; }
+        label.field { "For how long" input name="for" maxlength="40" placeholder="10min or 2h; empty: until resumed"; }
     }
 }
 
@@ -180,16 +180,16 @@ fn pause_by_name(visitor: &Visitor) -> Markup {
     html! {
         div.actions {
             details.inline {
-                summary { "Pause a topic, or a destination by its name…" }
+                summary { "Pause a topic or destination by name…" }
                 form method="post" action="/pause" {
                     (token(visitor))
-                    label.field { "What"
+                    label.field { "Kind"
                         select name="kind" {
                             option value="topic" { "Topic" }
                             option value="destination" { "Destination" }
                         }
                     }
-                    label.field { "Its name" input name="name" maxlength="255" required; }
+                    label.field { "Name" input name="name" maxlength="255" required; }
                     (how())
                     button { "Pause" }
                 }

@@ -1,4 +1,4 @@
-//! The answer to the first question, in one sentence, and why.
+//! The verdict: one sentence on whether messages are being delivered, and the reasons.
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::{BlockedKey, LaneDepth, Pause, Rates};
@@ -9,9 +9,9 @@ use super::words;
 use crate::admin::Site;
 use crate::admin::history::Glance;
 
-/// A message that has been due for longer is late: relays look twice a second.
+/// A message due for longer is late: relays poll twice a second.
 pub(super) const LATE_SECONDS: f64 = 30.0;
-/// Reasons that are listed.
+/// Reasons listed.
 const MOST_REASONS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,12 +23,12 @@ pub(super) enum State {
 }
 
 impl State {
-    /// What the tab says.
+    /// The title of the browser tab.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Flowing => "Flowing",
             Self::Idle => "Idle",
-            Self::Waits => "Something waits",
+            Self::Waits => "Needs attention",
             Self::Stopped => "Not flowing",
         }
     }
@@ -42,7 +42,7 @@ impl State {
         }
     }
 
-    /// A sign for those who do not see the colour.
+    /// A sign for visitors who cannot see the colour.
     fn sign(self) -> &'static str {
         match self {
             Self::Flowing => "M8 12.5l2.8 2.8L16 9.5",
@@ -60,12 +60,13 @@ pub(super) struct Verdict {
     pub(super) reasons: Vec<String>,
 }
 
-/// What the verdict is made of.
+/// The facts behind the verdict.
 #[derive(Default)]
 pub(super) struct Facts<'a> {
     pub(super) has_relay: bool,
-    /// What the relay of this process says is wrong: it cannot work, or only worse than it could.
+    /// Problems reported by the relay in this process that stop it.
     pub(super) failures: Vec<String>,
+    /// Problems that only degrade it.
     pub(super) warnings: Vec<String>,
     pub(super) pauses: &'a [Pause],
     /// Destinations of this process whose threads are all sending.
@@ -73,11 +74,11 @@ pub(super) struct Facts<'a> {
     pub(super) blocked_keys: &'a [BlockedKey],
     pub(super) oldest_due: Option<(f64, String)>,
     pub(super) waiting: i64,
-    /// Those of them whose last send failed.
+    /// The waiting messages whose last send failed.
     pub(super) retrying: i64,
     pub(super) dead: i64,
     pub(super) rates: Option<Rates>,
-    /// What was settled lately has died, all of it.
+    /// All messages settled in the last minute were dead-lettered.
     pub(super) only_dies: bool,
 }
 
@@ -106,10 +107,10 @@ impl Verdict {
             return Self::blind(error, glance, &facts);
         }
         let Some(glance) = glance else {
-            return Self::blind("nothing is known yet", None, &facts);
+            return Self::blind("no data yet", None, &facts);
         };
         if site.relay.is_none() {
-            // A relay in this process has said so.
+            // A relay in this process reports unrouted topics itself.
             facts
                 .warnings
                 .extend(glance.depths.unrouted().map(unrouted));
@@ -129,19 +130,19 @@ impl Verdict {
         Self::from_facts(facts)
     }
 
-    /// Without a database.
+    /// The verdict if the database fails.
     fn blind(error: &str, glance: Option<&Glance>, facts: &Facts<'_>) -> Self {
         let mut reasons = vec![format!("Error: {error}")];
         if let Some(glance) = glance {
             let time = words::clock(glance.at);
             reasons.push(format!(
-                "The numbers below are of {time} UTC, when it last answered."
+                "The numbers below are from {time} UTC, when the database last responded."
             ));
         }
         reasons.extend(facts.failures.iter().cloned());
         Self {
             state: State::Stopped,
-            sentence: "Not known: the outbox cannot be read.".to_owned(),
+            sentence: "Status unknown: the outbox cannot be read.".to_owned(),
             reasons,
         }
     }
@@ -166,7 +167,7 @@ impl Verdict {
     pub(super) fn shown(&self) -> Markup {
         let more = self.reasons.len().saturating_sub(MOST_REASONS);
         html! {
-            section class={ "verdict " (self.state.class()) } aria-label="Do messages flow?" {
+            section class={ "verdict " (self.state.class()) } aria-label="Status" {
                 svg.sign viewBox="0 0 24 24" aria-hidden="true" {
                     circle cx="12" cy="12" r="9.5" {}
                     path d=(self.state.sign()) {}
@@ -186,29 +187,29 @@ impl Verdict {
 }
 
 impl Facts<'_> {
-    /// The worst comes first.
+    /// The worst state wins.
     fn judge(self) -> Verdict {
         let settled = self.rates.map_or(0.0, |rates| rates.settled);
         let a_minute = words::per_minute(settled);
-        let many = words::counted(self.waiting, "message waits", "messages wait");
+        let many = words::counted(self.waiting, "message is waiting", "messages are waiting");
         let pauses = || self.pauses.iter().map(pause_reason);
         if !self.failures.is_empty() {
-            let sentence = "Messages do not flow here: the relay of this process cannot work.";
+            let sentence = "The relay in this process cannot deliver messages.";
             return Verdict::new(State::Stopped, sentence, self.failures);
         }
         if !self.has_relay {
             let sentence = match self.waiting {
-                0 => "No relay is at work. Nothing waits for one.".to_owned(),
-                _ => format!("Messages do not flow: no relay is at work, and {many}."),
+                0 => "No relay is running. No messages are waiting.".to_owned(),
+                _ => format!("No relay is running, and {many}."),
             };
-            let reason = "No relay holds a lease: start one, or look into its log.";
+            let reason = "No relay holds a lease: start a relay, or check its log.";
             return Verdict::new(State::Stopped, sentence, vec![reason.to_owned()]);
         }
         if let Some((seconds, topic)) = self.oldest_due.as_ref().filter(|due| due.0 > LATE_SECONDS)
         {
             let age = words::duration(*seconds);
-            let sentence = format!("Something waits: a message has been due for {age}.");
-            let mut reasons = vec![format!("It is of the topic {topic}.")];
+            let sentence = format!("Delayed: a message has been due for {age}.");
+            let mut reasons = vec![format!("The message has the topic {topic}.")];
             if settled > 0.0 {
                 reasons.push(format!("Settled in the last minute: {a_minute}."));
             }
@@ -218,66 +219,70 @@ impl Facts<'_> {
         }
         if !self.pauses.is_empty() {
             let sentence = match settled > 0.0 {
-                true => "Not all messages flow.",
-                false => "Something is paused; nothing else flows just now.",
+                true => "Some messages are not being delivered.",
+                false => "Some messages are paused, and no others were settled in the last minute.",
             };
             return Verdict::new(State::Waits, sentence, pauses().collect());
         }
         if self.only_dies {
-            let sentence = "Messages die, and none is delivered.";
+            let sentence = "Messages are being dead-lettered, and none is delivered.";
             return Verdict::new(State::Waits, sentence, Vec::new());
         }
         if settled <= 0.0 && self.retrying > 0 {
-            let sentence = "Sends have failed, and none has succeeded in the last minute.";
+            let sentence = "Sends are failing: none succeeded in the last minute.";
             return Verdict::new(State::Waits, sentence, Vec::new());
         }
         let (state, sentence) = match (settled > 0.0, self.waiting, &self.oldest_due) {
             (true, _, _) => (
                 State::Flowing,
-                format!("Messages flow: {a_minute} a minute."),
+                format!("Messages are flowing: {a_minute} a minute."),
             ),
             (false, 0, _) => (
                 State::Idle,
-                "Idle: nothing waits, and relays are ready.".to_owned(),
+                "Idle: no messages are waiting, and a relay is ready.".to_owned(),
             ),
-            (false, _, None) => (State::Idle, format!("Idle: {many} for a later time.")),
+            (false, _, None) => (State::Idle, format!("Idle: {many}, none due yet.")),
             (false, _, Some(_)) => (
                 State::Flowing,
-                "Messages flow: they are on their way.".to_owned(),
+                "Messages are flowing: some are due, and none is late.".to_owned(),
             ),
         };
         Verdict::new(state, sentence, Vec::new())
     }
 
-    /// What may keep a message that no pause keeps.
+    /// Possible reasons for a late message, apart from pauses.
     fn why_late(&self) -> Vec<String> {
         let busy = self.busy.iter();
         let mut reasons: Vec<String> = busy
             .map(|name| {
-                format!("All threads of {name} are busy: its receiver is slow, or much comes in.")
+                format!(
+                    "All threads of {name} are busy: the receiver is slow, or many messages arrive."
+                )
             })
             .collect();
         let is_known =
             !reasons.is_empty() || !self.blocked_keys.is_empty() || !self.warnings.is_empty();
         if !is_known && self.pauses.is_empty() {
-            reasons.push("Nothing is paused and no key is blocked: is a receiver slow?".to_owned());
+            reasons.push(
+                "Nothing is paused and no key is blocked: a receiver may be slow.".to_owned(),
+            );
         }
         reasons
     }
 
-    /// What is worth a look, whatever flows.
+    /// Remarks for every verdict.
     fn remarks(&self) -> Vec<String> {
         let mut remarks: Vec<String> = self.blocked_keys.iter().map(blocked).collect();
         if self.retrying > 0 {
-            let many = words::counted(self.retrying, "message waits", "messages wait");
-            remarks.push(format!("{many} for another attempt: the last one failed."));
+            let many = words::counted(self.retrying, "message is waiting", "messages are waiting");
+            remarks.push(format!("{many} for a retry after a failed attempt."));
         }
         if let Some(rates) = self.rates.filter(|rates| rates.died > 0.0) {
             let a_minute = words::per_minute(rates.died);
-            remarks.push(format!("Messages die: {a_minute} a minute."));
+            remarks.push(format!("{a_minute} messages a minute are dead-lettered."));
         } else if self.dead > 0 {
-            let letters = words::counted(self.dead, "dead letter waits", "dead letters wait");
-            remarks.push(format!("{letters} for somebody to look at."));
+            let letters = words::counted(self.dead, "dead letter needs", "dead letters need");
+            remarks.push(format!("{letters} review."));
         }
         remarks
     }
@@ -285,7 +290,7 @@ impl Facts<'_> {
 
 fn unrouted(lane: &LaneDepth) -> String {
     let waiting = lane.pending + lane.retrying;
-    let many = words::counted(waiting, "message waits", "messages wait");
+    let many = words::counted(waiting, "message is waiting", "messages are waiting");
     let topic = words::shortened(&lane.topic, 100);
     let to = match lane.destination.as_str() {
         "" => String::new(),
@@ -295,9 +300,9 @@ fn unrouted(lane: &LaneDepth) -> String {
 }
 
 fn blocked(key: &BlockedKey) -> String {
-    let behind = words::counted(key.waiting, "message waits", "messages wait");
-    let more = if key.waiting_is_capped {
-        " at least"
+    let behind = words::counted(key.waiting, "message is waiting", "messages are waiting");
+    let least = if key.waiting_is_capped {
+        "at least "
     } else {
         ""
     };
@@ -306,7 +311,7 @@ fn blocked(key: &BlockedKey) -> String {
         MessageStatus::Dead => format!("the dead letter #{}", key.sequence),
         _ => format!("the next attempt of #{}", key.sequence),
     };
-    format!("{behind}{more} behind {first}, in the order of the key {name} (see Keys).")
+    format!("Ordering key {name}: {least}{behind} behind {first} (see Keys).")
 }
 
 fn pause_reason(pause: &Pause) -> String {
@@ -316,10 +321,10 @@ fn pause_reason(pause: &Pause) -> String {
     let left = left(pause);
     match reason.as_str() {
         "BREAKER_OPEN" => {
-            format!("The circuit breaker of {name} is open, {left}: its receiver fails.")
+            format!("The circuit breaker of {name} is open {left}: the receiver is failing.")
         }
         _ => format!(
-            "The {kind} {name} is paused, {left}: {}",
+            "The {kind} {name} is paused {left}: {}",
             words::shortened(reason, 200)
         ),
     }

@@ -11,7 +11,7 @@ use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
 const LONGEST_REASON: usize = 200;
 
-/// What became of it, as the address of the page that it leads to says it.
+/// The result of a change, as stated in the address of the next page.
 type Became = Result<&'static str, DestinationError>;
 
 pub(in crate::admin::pages) fn answer(
@@ -33,12 +33,12 @@ pub(in crate::admin::pages) fn answer(
             return question(site, visitor, request, name);
         }
         "/destination/disable" if reason.is_empty() => {
-            let why = "Say why: whoever finds it disabled has nothing else.";
+            let why = "Say why: the reason is the only explanation for later readers.";
             return bad_request(site, visitor, request, why);
         }
         "/destination/send-again" => {
             let Ok(id) = message.parse() else {
-                return bad_request(site, visitor, request, "Which message is meant?");
+                return bad_request(site, visitor, request, "The message is missing or invalid.");
             };
             site.changes.run(|conn, outbox| {
                 with(site, outbox, |destinations| {
@@ -60,7 +60,7 @@ pub(in crate::admin::pages) fn answer(
     let what = request.path.trim_start_matches("/destination/");
     match done {
         Ok(Ok(became)) => {
-            log::info!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = what, message_id = message, why = reason, became = became; "{:?} asked for {what} of the destination {name:?} on the admin page: {became}", visitor.who);
+            log::info!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = what, message_id = message, why = reason, became = became; "{:?} requested {what} of destination {name:?} on the admin page: {became}", visitor.who);
             let done = [("done", became)];
             Response::see_other(&match became {
                 "removed" => link("/destinations", &done),
@@ -69,13 +69,13 @@ pub(in crate::admin::pages) fn answer(
         }
         Ok(Err(error)) => bad_request(site, visitor, request, &format!("{error}.")),
         Err(error) => {
-            log::warn!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} asked for {what} of the destination {name:?} on the admin page, and it failed", visitor.who);
+            log::warn!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", visitor.who);
             database_away(site, visitor, request, &format!("{error:#}"))
         }
     }
 }
 
-/// Sends a test event, and shows the answer. No connection is held meanwhile.
+/// Sends a test event and shows the response. No database connection is held during the send.
 fn test(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Response {
     let test = site.searches.run(|conn, outbox| {
         with(site, outbox, |destinations| {
@@ -96,7 +96,7 @@ fn test(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respon
     };
     let answer = test.send();
     let went_well = answer.went_well;
-    log::info!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = "test", went_well = went_well; "{:?} tested the destination {name:?} on the admin page", visitor.who);
+    log::info!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = "test", went_well = went_well; "{:?} tested destination {name:?} on the admin page", visitor.who);
     let title = format!("Test of {name}");
     let content = html! {
         section.panel {
@@ -113,33 +113,33 @@ fn test(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respon
 fn tested(site: &Site, answer: &TestAnswer) -> Markup {
     html! {
         dl.facts {
-            dt { "It" }
+            dt { "Result" }
             dd {
-                @if answer.went_well { span.badge.good { "went well" } } @else { span.badge.bad { "failed" } }
+                @if answer.went_well { span.badge.good { "succeeded" } } @else { span.badge.bad { "failed" } }
                 @if let Some(reason) = answer.reason { " " (reason.as_str()) }
                 @if let Some(error) = &answer.error { span.error { (words::shortened(error, 400)) } }
             }
-            @if let Some(status) = answer.http_status { dt { "Answer" } dd { "HTTP " (status) } }
-            dt { "Took" } dd { (words::duration(answer.took.as_secs_f64())) }
+            @if let Some(status) = answer.http_status { dt { "Response" } dd { "HTTP " (status) } }
+            dt { "Duration" } dd { (words::duration(answer.took.as_secs_f64())) }
             dt { "Message id" } dd { (answer.message_id) }
         }
         @if let Some(body) = &answer.body { (content::text(site, body)) }
     }
 }
 
-/// The page that asks before a removal.
+/// The confirmation page for a removal.
 fn question(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Response {
     let title = format!("Remove {name}?");
     let content = html! {
         section.panel {
             div.head { h1 { "Remove " span.key { (words::name(name)) } "?" } }
             div.body {
-                p { "What waits for it becomes dead letters (" code { "DESTINATION_REMOVED" } "). Its secret is gone for good." }
+                p { "Messages that wait for the destination are dead-lettered (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
                 form.do method="post" action="/destination/remove" {
                     (token(visitor))
                     input type="hidden" name="name" value=(name);
                     input type="hidden" name="sure" value="yes";
-                    button.danger.sure { "Remove it" }
+                    button.danger.sure { "Remove" }
                     a.button.second href=(page_of(name)) { "No, go back" }
                 }
             }

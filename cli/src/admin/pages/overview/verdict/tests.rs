@@ -19,7 +19,7 @@ fn without_a_relay_nothing_flows() {
     });
     assert_eq!(alone.state, State::Stopped);
     assert!(
-        alone.sentence.contains("2 messages wait"),
+        alone.sentence.contains("2 messages are waiting"),
         "{}",
         alone.sentence
     );
@@ -36,7 +36,7 @@ fn what_is_late_comes_before_what_flows() {
     assert_eq!(late.state, State::Waits);
     assert_eq!(
         late.sentence,
-        "Something waits: a message has been due for 3 min 20 s."
+        "Delayed: a message has been due for 3 min 20 s."
     );
     assert!(late.reasons[0].contains("order.paid"));
 }
@@ -88,7 +88,7 @@ fn what_only_fails_is_not_idle() {
     assert_eq!(failing.state, State::Waits);
     assert_eq!(
         failing.reasons,
-        ["3 messages wait for another attempt: the last one failed."]
+        ["3 messages are waiting for a retry after a failed attempt."]
     );
 }
 
@@ -99,15 +99,15 @@ fn idle_is_when_nothing_is_due() {
         waiting: 1,
         ..working()
     });
-    assert_eq!(delayed.sentence, "Idle: 1 message waits for a later time.");
+    assert_eq!(
+        delayed.sentence,
+        "Idle: 1 message is waiting, none due yet."
+    );
     let dead = verdict(Facts {
         dead: 3,
         ..working()
     });
-    assert_eq!(
-        dead.reasons,
-        ["3 dead letters wait for somebody to look at."]
-    );
+    assert_eq!(dead.reasons, ["3 dead letters need review."]);
     let moving = verdict(Facts {
         waiting: 5,
         oldest_due: Some((0.1, "order.paid".to_owned())),
