@@ -1,31 +1,31 @@
-# `make` lists the targets. Each one installs what it needs beyond a Rust toolchain and a C compiler.
+# `make` lists the targets. Each target installs its needs beyond a Rust toolchain and a C compiler.
 
 CARGO ?= cargo
 TEST_FEATURES := tracing
-# What applications may leave out.
+# Combinations of features that applications may choose, checked without the default features.
 LEAN := '' relay relay,file,tracing http,aws-lc-rs
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
-# All but those in Python.
+# All scripts except those in Python.
 SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/run
-# What `make semver` compares with: a revision.
+# The revision that `make semver` compares with.
 BASE ?= origin/main
-# Projects of their own, for what they bring is not for this one's tree: examples, and what only tests need.
+# Separate projects, to keep their dependencies out of this one: examples, and applications that only tests need.
 PROJECTS := examples/shop examples/webhooks examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
-# Tests wait more than they compute.
+# Tests mostly wait, so run more of them at once than there are cores.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
-# Given to the program or to the tests: make test ARGS=--test=relay, make bench ARGS=latency
+# Arguments for the program or the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
-# Of `make static`: `bundled,laboratory` adds the commands `demo` and `bench`.
+# Features for `make static`. `bundled,laboratory` adds the commands `demo` and `bench`.
 STATIC_FEATURES ?= bundled
 STATIC_MEGABYTES ?= 11
 STATIC_PROGRAM = $(TARGET_DIR)/$(HOST)/static/diesel-outbox
-# Relocations in a tenth of the space. A static program reads them so from glibc 2.36 on, and does not start before.
+# Packed relocations take a tenth of the space. A static program can read them only with glibc 2.36 or later.
 PACKED = $(shell printf '2.36\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV && echo -C link-arg=-Wl,-z,pack-relative-relocs)
-# No panic goes through C: it needs no tables to be unwound by.
+# No panic unwinds through C, so C code needs no unwind tables.
 C_OF_STATIC = -fno-asynchronous-unwind-tables
-# Of `make simulate`: the first seed, and how many histories, or for how long.
+# For `make simulate`: the first seed, and either the number of histories or the duration.
 SEED ?= 1
 HISTORIES ?=
 MINUTES ?= $(if $(HISTORIES),,1)
@@ -36,11 +36,11 @@ MINUTES ?= $(if $(HISTORIES),,1)
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
-demo: bootstrap ## Show the outbox at work, on a throwaway PostgreSQL
+demo: bootstrap ## Run a demonstration on a throwaway PostgreSQL
 	$(CARGO) build
 	scripts/with-postgres $(CARGO) run --quiet -- demo $(ARGS)
 
-test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 chooses which)
+test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 selects the version)
 	scripts/install-receivers
 	scripts/install-browser
 	@scripts/install-locked python tests/prometheus/requirements.txt prometheus/venv >/dev/null
@@ -51,17 +51,17 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
 
-simulate: bootstrap ## Play histories of relays in a simulated world (SEED=, HISTORIES=, MINUTES=)
+simulate: bootstrap ## Run histories of relays in a simulated world (SEED=, HISTORIES=, MINUTES=)
 	$(CARGO) test --release --no-run --lib --features $(TEST_FEATURES)
 	SEED=$(SEED) HISTORIES=$(HISTORIES) MINUTES=$(MINUTES) \
 		$(CARGO) test --release --lib --features $(TEST_FEATURES) simulation::the_promises -- --nocapture
 
-screenshots: bootstrap ## Write the README's images of the admin page, docs/images
+screenshots: bootstrap ## Write the images of the admin page for the README into docs/images
 	scripts/install-browser
 	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
-examples: bootstrap ## Test what is a project of its own: shops on rouille, Rocket and diesel-async, and other applications
+examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and diesel-async, and other applications
 	@for project in $(PROJECTS); do \
 		set -- --manifest-path $$project/Cargo.toml; \
 		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
@@ -98,30 +98,30 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 		echo shellcheck $(SHELL_SCRIPTS); \
 		shellcheck $(SHELL_SCRIPTS); \
 	else \
-		echo "shellcheck is not installed: the scripts were not checked"; \
+		echo "shellcheck is not installed: skipping the shell scripts"; \
 	fi
 	scripts/check-deploy
 
-api: bootstrap ## Write the public API down in public-api.txt, which `make check` compares it with
+api: bootstrap ## Write the public API to public-api.txt, against which `make check` compares it
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api --write
 
-semver: bootstrap ## Look for changes since BASE (a revision) that break whoever uses the library
+semver: bootstrap ## Find breaking changes of the library since BASE (a revision)
 	@$(CARGO) semver-checks --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-semver-checks
 	$(CARGO) semver-checks --package diesel-outbox --baseline-rev $(BASE) --only-explicit-features --features tracing
 
-compile-time: bootstrap ## Measure what the library adds to the clean build of an application
+compile-time: bootstrap ## Measure how much the library adds to the clean build of an application
 	scripts/compile-time
 
-bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=ordered: a scenario; ARGS=--help)
+bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=ordered for one scenario; ARGS=--help)
 	$(CARGO) build --release
 	scripts/with-postgres $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 
-bench-nginx: bootstrap ## The same with nginx as the receiver, which costs the machine less
+bench-nginx: bootstrap ## The same with nginx as the receiver, which uses less CPU
 	$(CARGO) build --release
 	scripts/with-postgres scripts/with-nginx $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 
-compare: bootstrap ## Measure pg-boss, graphile-worker, awa and outbox-pattern-processor beside this (ARGS=--write: into the documents)
+compare: bootstrap ## Compare with pg-boss, graphile-worker, awa and outbox-pattern-processor (ARGS=--write updates the documents)
 	@command -v npm >/dev/null || scripts/install-package npm
 	@command -v psql >/dev/null || scripts/install-package psql
 	cd benchmarks/peers/node && npm ci --no-audit --no-fund
@@ -130,19 +130,19 @@ compare: bootstrap ## Measure pg-boss, graphile-worker, awa and outbox-pattern-p
 	scripts/with-postgres scripts/with-nginx benchmarks/compare.py --ours $(abspath $(TARGET_DIR))/release/diesel-outbox \
 		--peers $(abspath $(TARGET_DIR))/peers/release $(ARGS)
 
-static: ## Build one small static executable, libpq and OpenSSL compiled in (Linux)
+static: ## Build one small static executable with libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
 	CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(PACKED)" \
 		$(CARGO) build --profile static --package diesel-outbox-cli --no-default-features --features $(STATIC_FEATURES) --target $(HOST)
 	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES)
 
-check-static: static ## Try the static executable over TLS to a throwaway PostgreSQL
+check-static: static ## Test the static executable over TLS against a throwaway PostgreSQL
 	@command -v openssl >/dev/null || scripts/install-package openssl
 	@command -v psql >/dev/null || scripts/install-package psql
 	scripts/with-postgres scripts/with-nginx scripts/check-postgres-tls $(STATIC_PROGRAM)
 
-bootstrap: ## Install the libpq headers where they are missing
+bootstrap: ## Install the libpq headers if they are missing
 	@scripts/install-libpq
 
-clean: ## Remove what was built
+clean: ## Remove all build output
 	$(CARGO) clean

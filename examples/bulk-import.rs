@@ -1,14 +1,14 @@
-//! Imports many rows with a message for each: all or none, and a second run adds nothing.
+//! Imports many rows with one message each: all or none. A second run adds nothing.
 //!
 //! ```sh
 //! scripts/with-postgres cargo run --example bulk-import
 //! scripts/with-postgres cargo run --example bulk-import -- members.csv
 //! ```
 //!
-//! Rows are read as they are needed: a file may be larger than the memory. Without one, 100,000 rows
-//! are made up.
+//! Rows are read one by one, so a file may be larger than memory. Without a file, the example generates
+//! 100,000 rows.
 
-#![allow(clippy::print_stdout, reason = "it is what the example shows")]
+#![allow(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
 use std::fs::File;
@@ -20,7 +20,7 @@ use diesel_outbox::{Event, Outbox};
 use serde::Serialize;
 
 const MADE_UP_ROWS: u64 = 100_000;
-/// After so many rows it says how far it is.
+/// Rows between two progress reports.
 const PROGRESS_EVERY: u64 = 25_000;
 
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ struct MemberImported {
 impl Event for MemberImported {
     const TOPIC: &'static str = "member.imported";
 
-    /// One message for each member, however often the file is imported.
+    /// One message per member, however often the file is imported.
     fn idempotency_key(&self) -> Option<String> {
         Some(format!("member-{}-imported", self.member_id))
     }
@@ -40,15 +40,15 @@ impl Event for MemberImported {
 
 /// A row: `7,Ada Lovelace`.
 fn parse(line: &str) -> Result<MemberImported, Box<dyn Error>> {
-    let (member_id, name) = line.split_once(',').ok_or("there is no comma")?;
+    let (member_id, name) = line.split_once(',').ok_or("no comma")?;
     Ok(MemberImported {
         member_id: member_id.trim().parse()?,
         name: name.trim().to_owned(),
     })
 }
 
-/// Imports all lines and returns how many messages were new. The first line that cannot be read ends
-/// the import, and nothing of it stays.
+/// Imports all lines and returns how many messages were new. The first invalid line ends the import and rolls
+/// it back.
 fn import(
     conn: &mut PgConnection,
     outbox: &Outbox,
@@ -64,7 +64,7 @@ fn import(
             row.map_err(|error| failure = Some(format!("line {number}: {error}")))
                 .ok()
         });
-        // An application would write its own table here, too, in the same transaction.
+        // An application would also write its own tables here, in the same transaction.
         let new = outbox.enqueue_bulk(conn, rows)?;
         match failure {
             Some(failure) => Err(failure.into()),
@@ -75,7 +75,7 @@ fn import(
 
 fn main() -> Result<(), Box<dyn Error>> {
     let database_url = std::env::var("DATABASE_URL")
-        .map_err(|_| "set DATABASE_URL, or run this by scripts/with-postgres")?;
+        .map_err(|_| "set DATABASE_URL, or run this with scripts/with-postgres")?;
     let mut conn = PgConnection::establish(&database_url)?;
     let outbox = Outbox::new("outbox")?;
     diesel_outbox::migrate(&mut conn, outbox.name())?;

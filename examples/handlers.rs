@@ -1,13 +1,13 @@
-//! Messages that are worked on inside the process: a club greets its new members and counts them.
+//! Handles messages inside the process: a club greets its new members and counts them.
 //!
 //! ```sh
 //! scripts/with-postgres cargo run --example handlers
 //! ```
 //!
-//! Each group of handlers gets every message, with attempts of its own: the mail server's bad day is
-//! nothing to those who count. Two handlers of one group would share its threads.
+//! Each group of handlers gets every message and counts its own attempts, so a failing mail server does not
+//! delay the statistics. Handlers of one group share its threads.
 
-#![allow(clippy::print_stdout, reason = "it is what the example shows")]
+#![allow(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
 use std::time::Duration;
@@ -29,22 +29,22 @@ impl Event for MemberJoined {
     const TOPIC: &'static str = "member.joined";
 }
 
-/// Sends a mail. It can come twice, as anything that leaves the database: the message's id lets the
-/// mail server recognise it.
+/// Sends a mail. Like everything outside the database, a mail can be sent twice; the id of the message lets the
+/// mail server recognise the repeat.
 fn greet(event: MemberJoined, context: &Context<'_>) -> Result<(), HandlerError> {
     if !event.mail.contains('@') {
-        // No attempt would help.
+        // A retry would not help.
         return Err(HandlerError::dead("no mail address"));
     }
     if context.attempt() == 1 {
-        // Any error from `?` is a failed attempt as well.
+        // Any error returned by `?` is a failed attempt, too.
         return Err(HandlerError::retry("the mail server is busy"));
     }
     println!("greeted member {}", event.member_id);
     Ok(())
 }
 
-/// Counts in the database: once, also when it is called again.
+/// Counts in the database: once per message, even if the handler runs again.
 fn count(_: MemberJoined, context: &PooledContext<'_>) -> Result<(), HandlerError> {
     context.once(|conn| {
         diesel::sql_query("UPDATE club SET members = members + 1").execute(conn)?;
@@ -55,7 +55,7 @@ fn count(_: MemberJoined, context: &PooledContext<'_>) -> Result<(), HandlerErro
 
 fn main() -> Result<(), Box<dyn Error>> {
     let database_url = std::env::var("DATABASE_URL")
-        .map_err(|_| "set DATABASE_URL, or run this by scripts/with-postgres")?;
+        .map_err(|_| "set DATABASE_URL, or run this with scripts/with-postgres")?;
     let pool = Pool::new(ConnectionManager::<PgConnection>::new(&database_url))?;
     let outbox = Outbox::new("outbox")?;
     let mut conn = pool.get()?;
@@ -88,7 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     drop(conn);
 
-    // Two are counted; one is greeted, at the second attempt, and one never can be.
+    // Two members are counted. One is greeted at the second attempt; the other has no mail address.
     while relay.stats().processed() < 4 {
         relay.wait_until_idle(Duration::from_secs(1));
         std::thread::sleep(Duration::from_millis(10));

@@ -1,10 +1,10 @@
-//! The whole path in one file: an order is paid, and another system hears of it.
+//! The whole path in one file: an order is paid, and another system receives the message.
 //!
 //! ```sh
 //! scripts/with-postgres cargo run --example quickstart
 //! ```
 
-#![allow(clippy::print_stdout, reason = "it is what the example shows")]
+#![allow(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,13 +25,13 @@ struct OrderPaid {
 impl Event for OrderPaid {
     const TOPIC: &'static str = "order.paid";
 
-    /// What is said of one order is delivered in its order.
+    /// Messages about the same order are delivered in order.
     fn ordering_key(&self) -> Option<String> {
         Some(format!("order-{}", self.order_id))
     }
 }
 
-/// Marks an order as paid, and says so, in one transaction: both happen, or neither.
+/// Marks an order as paid and enqueues its message in one transaction: both happen, or neither.
 fn pay(conn: &mut PgConnection, outbox: &Outbox, order_id: i32) -> Result<(), EnqueueError> {
     conn.transaction(|conn| {
         diesel::sql_query("UPDATE orders SET paid = true WHERE id = $1")
@@ -44,7 +44,7 @@ fn pay(conn: &mut PgConnection, outbox: &Outbox, order_id: i32) -> Result<(), En
 
 fn main() -> Result<(), Box<dyn Error>> {
     let database_url = std::env::var("DATABASE_URL")
-        .map_err(|_| "set DATABASE_URL, or run this by scripts/with-postgres")?;
+        .map_err(|_| "set DATABASE_URL, or run this with scripts/with-postgres")?;
     let mut conn = PgConnection::establish(&database_url)?;
     conn.batch_execute(
         "DROP TABLE IF EXISTS orders;
@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The other system: takes one request and hands its body over.
+/// The other system: accepts one request and passes its body on.
 fn start_receiver() -> Result<(String, std::sync::mpsc::Receiver<String>), Box<dyn Error>> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}/events", listener.local_addr()?);
@@ -89,7 +89,7 @@ fn start_receiver() -> Result<(String, std::sync::mpsc::Receiver<String>), Box<d
         let mut body = vec![0; length];
         reader.read_exact(&mut body)?;
         stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n")?;
-        // The example is over when nobody listens.
+        // If `main` no longer listens, the example has ended.
         let _ = body_out.send(String::from_utf8_lossy(&body).into_owned());
         Ok(())
     });

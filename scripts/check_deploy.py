@@ -1,7 +1,7 @@
-"""What no other tool says of deploy/: that it fits what the program has and what the guide says.
+"""Checks that deploy/ matches the program and the guide, which no other tool does.
 
-Writes the expressions of the dashboard as rules, and the dashboard as a program in TypeScript, into the
-folder that is its argument, for `promtool check rules` and `tsc`.
+Writes the expressions of the dashboard as rules for `promtool check rules`, and the dashboard as a TypeScript
+program for `tsc`, into the folder given as argument.
 """
 
 import json
@@ -13,7 +13,7 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GUIDE = "https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/operating.md"
-# What Prometheus adds to each series.
+# Labels that Prometheus adds to each series.
 TARGET_LABELS = {"job", "instance"}
 SEVERITIES = {"critical", "warning", "info"}
 
@@ -33,7 +33,7 @@ def documents(path):
 
 
 def metrics_of_the_guide():
-    """Labels by metric, of the table in docs/operating.md."""
+    """The labels of each metric, from the table in docs/operating.md."""
     metrics = {}
     rows = re.findall(r"^\| `(diesel_outbox_\w+)` \|([^|]*)\| ([^|]*)", read("docs/operating.md"), re.M)
     for name, labels, meaning in rows:
@@ -51,17 +51,17 @@ def check_that_the_guide_has_all_metrics(metrics):
     known = {re.sub(r"_(bucket|sum|count)$", "", name) for name in metrics}
     in_code = set(re.findall(r'"(diesel_outbox_\w+)"', read("src/metrics.rs")))
     for name in sorted(in_code ^ known):
-        fail(f"{name} is not in both of src/metrics.rs and docs/operating.md")
+        fail(f"{name} is only in one of src/metrics.rs and docs/operating.md")
 
 
 def check_expression(where, expression, metrics):
-    """That each metric is one, that it has the labels that are asked for, and those to group by."""
+    """Checks that each metric exists, and has the labels of its matchers and groupings."""
     names = re.findall(r"diesel_outbox_\w+", expression)
     if not names:
         fail(f"{where}: no metric in {expression}")
     for name in names:
         if name not in metrics:
-            fail(f"{where}: there is no metric {name}")
+            fail(f"{where}: the metric {name} does not exist")
     for name, matchers in re.findall(r"(diesel_outbox_\w+)\s*\{([^}]*)\}", expression):
         for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
             if label not in metrics.get(name, set()) | TARGET_LABELS:
@@ -70,7 +70,7 @@ def check_expression(where, expression, metrics):
     for labels in re.findall(r"\bby\s*\(([^)]*)\)", expression):
         for label in re.findall(r"\w+", labels):
             if not any(label in has for has in every):
-                fail(f"{where}: no metric has the label {label} of by ({labels})")
+                fail(f"{where}: no metric has the label {label}, used in by ({labels})")
 
 
 def anchors_of_the_guide():
@@ -86,7 +86,7 @@ def problems_of_the_guide():
 def check_problems():
     in_code = set(re.findall(r'^    \w+ = "(\w+)", ', read("src/relay/health.rs"), re.M))
     for name in sorted(in_code ^ problems_of_the_guide()):
-        fail(f"the problem {name} is not in both of src/relay/health.rs and docs/operating.md")
+        fail(f"the problem {name} is only in one of src/relay/health.rs and docs/operating.md")
 
 
 def check_alerts(metrics):
@@ -98,11 +98,11 @@ def check_alerts(metrics):
         name = alert["alert"]
         check_expression(name, alert["expr"], metrics)
         if alert["labels"]["severity"] not in SEVERITIES:
-            fail(f"{name}: severity {alert['labels']['severity']}")
+            fail(f"{name}: unknown severity {alert['labels']['severity']}")
         notes = alert["annotations"]
         for what in ("summary", "description", "runbook_url"):
             if not notes.get(what):
-                fail(f"{name}: no {what}")
+                fail(f"{name}: {what} is missing")
         page, _, anchor = notes["runbook_url"].partition("#")
         if page != GUIDE or anchor not in anchors:
             fail(f"{name}: {notes['runbook_url']} is not in the guide")
@@ -111,7 +111,7 @@ def check_alerts(metrics):
         short = name.removeprefix("DieselOutbox")
         for claim in (f"{short} fires", f"{short} is silent"):
             if not re.search(rf"name: '?{claim}\b", tests):
-                fail(f"{name}: no test '{claim}'")
+                fail(f"{name}: the test '{claim}' is missing")
 
 
 def panels_of(dashboard):
@@ -131,10 +131,10 @@ def check_dashboard(dashboard, metrics, work):
         check_expression(title, expression, metrics)
         for name in re.findall(r"\$\{?(\w+)", expression):
             if name not in variables and not name.startswith("__"):
-                fail(f"{title}: there is no variable {name}")
+                fail(f"{title}: the variable {name} does not exist")
         for label in re.findall(r"\{\{(\w+)\}\}", legend):
             if not re.search(rf"by\s*\([^)]*\b{label}\b", expression):
-                fail(f"{title}: its legend has {label}, and its expression does not")
+                fail(f"{title}: the legend uses {label}, but the expression does not group by it")
         plain = re.sub(r"\$__\w+", "5m", expression)
         rules.append({"record": f"expression:{len(rules)}", "expr": plain})
     for variable in dashboard["templating"]["list"]:
@@ -142,7 +142,7 @@ def check_dashboard(dashboard, metrics, work):
             check_expression(variable["name"], variable["query"]["query"], metrics)
     ids = [panel["id"] for panel in dashboard["panels"]]
     if len(ids) != len(set(ids)):
-        fail("panels of the dashboard have the same id")
+        fail("two panels of the dashboard have the same id")
     check_that_panels_do_not_overlap(dashboard)
     groups = {"groups": [{"name": "dashboard", "rules": rules}]}
     (work / "expressions.yml").write_text(json.dumps(groups), encoding="utf-8")
@@ -155,19 +155,19 @@ def check_that_panels_do_not_overlap(dashboard):
         for x in range(at["x"], at["x"] + at["w"]):
             for y in range(at["y"], at["y"] + at["h"]):
                 if x >= 24 or (x, y) in taken:
-                    fail(f"{panel['title']} lies on {taken.get((x, y), 'the border')}")
+                    fail(f"{panel['title']} overlaps {taken.get((x, y), 'the border')}")
                     return
                 taken[(x, y)] = panel["title"]
 
 
-# Grafana's types of a panel's options, by the panel's type.
+# The types of Grafana for the options of a panel, by the type of the panel.
 PANEL_TYPES = {
     "timeseries": ("timeseries", "TimeSeriesPanelCfg"),
     "stat": ("stat", "StatPanelCfg"),
     "state-timeline": ("statetimeline", "StateTimelinePanelCfg"),
 }
 
-# Enums are written as their values in JSON.
+# The types with enums replaced by their JSON values.
 TYPESCRIPT = """
 import type {Dashboard, FieldConfig, FieldConfigSource, Panel} from '@grafana/schema';
 type Plain<T> = T extends string ? `${T}`
@@ -198,16 +198,16 @@ def write_typescript(dashboard, work):
 
 
 def check_settings():
-    """That deployment files name settings which exist."""
+    """Checks that deployment files name only existing settings."""
     known = set(re.findall(r'"((?:OUTBOX|DATABASE)_[A-Z_]+)"', read("src/config/settings.rs")))
     for path in ("deploy/systemd/diesel-outbox.service", "deploy/kubernetes/diesel-outbox.yaml"):
         for name in re.findall(r"\b(?:OUTBOX|DATABASE_URL)[A-Z_]*", read(path)):
             if name not in known and name.removesuffix("_FILE") not in known:
-                fail(f"{path}: there is no setting {name}")
+                fail(f"{path}: the setting {name} does not exist")
 
 
 def check_manifest():
-    """What the Pod Security Standard `restricted` asks for, and a bit more."""
+    """Checks the Pod Security Standard `restricted`, and a few more rules."""
     things = {thing["kind"]: thing for thing in documents("deploy/kubernetes/diesel-outbox.yaml")}
     pod = things["Deployment"]["spec"]["template"]["spec"]
     if not pod["securityContext"]["runAsNonRoot"]:
@@ -217,17 +217,17 @@ def check_manifest():
     for container in pod["containers"] + pod["initContainers"]:
         security = container["securityContext"]
         if security["allowPrivilegeEscalation"] or not security["readOnlyRootFilesystem"]:
-            fail(f"{container['name']} may do too much")
+            fail(f"{container['name']} has too many privileges")
         if security["capabilities"] != {"drop": ["ALL"]}:
             fail(f"{container['name']} has capabilities")
         if "memory" not in container["resources"]["limits"]:
-            fail(f"{container['name']} has no limit for memory")
+            fail(f"{container['name']} has no memory limit")
         if any("value" not in variable for variable in container["env"]):
             fail(f"{container['name']} has a secret in its environment")
     [relay] = pod["containers"]
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         if relay[probe]["httpGet"]["path"] != path:
-            fail(f"{probe} does not ask for {path}")
+            fail(f"{probe} does not use {path}")
     labels = things["Deployment"]["spec"]["template"]["metadata"]["labels"]
     selectors = [
         things["Deployment"]["spec"]["selector"]["matchLabels"],

@@ -1,21 +1,21 @@
-"""Which public functions, methods and macros no documentation example calls.
+"""Finds public functions, methods and macros that no documentation example calls.
 
-An example counts where a reader of the item sees it: in the item's own documentation, in that of its
-type or trait, or in that of the module it is in. Lines that rustdoc hides do not count, nor do
-examples that are not compiled. Trait implementations, variants and hidden items need none.
+An example counts if it is in the documentation of the item itself, of its type or trait, or of its module.
+Hidden lines and examples that are not compiled do not count. Trait implementations, variants and hidden
+items need no example.
 """
 
 import re
 
 FENCE = re.compile(r"^\s*```(.*)$")
-# What may stand after the fence of code that rustdoc compiles.
+# Words after the fence of a code block that rustdoc compiles.
 COMPILED = {"", "rust", "no_run", "should_panic", "edition2024"}
 
 
 def without_example(document, ignored):
-    """The paths of the items that no example calls, and how many items were looked at.
+    """Returns the paths of items that no example calls, and the number of items checked.
 
-    Paths that match the pattern `ignored` are left out.
+    Skips paths that match the pattern `ignored`.
     """
     shown = Shown(document)
     missing, looked_at = [], 0
@@ -29,11 +29,11 @@ def without_example(document, ignored):
 
 
 class Shown:
-    """The examples that are shown with each public item, by rustdoc's JSON."""
+    """The examples shown with each public item, from the JSON of rustdoc."""
 
     def __init__(self, document):
         self.index = document["index"]
-        # The shortest public path of each of the crate's own items.
+        # The shortest public path of each item of this crate.
         self.public = {}
         root = str(document["root"])
         self.name_items(root, "")
@@ -41,7 +41,7 @@ class Shown:
         self.by_path[""] = root
 
     def name_items(self, module, path):
-        """Gives a public path to everything that is in the module or re-exported there."""
+        """Assigns a public path to each item that the module defines or re-exports."""
         for child in map(str, self.index[module]["inner"]["module"]["items"]):
             item = self.index[child]
             if item["visibility"] != "public":
@@ -60,7 +60,7 @@ class Shown:
                 self.name_items(child, f"{path}{name}::")
 
     def callables(self):
-        """The path, the item and, where it has one, the owner of whatever can be called."""
+        """Yields the path, the item and the owner (if any) of everything that can be called."""
         for identity, path in self.public.items():
             item = self.index[identity]
             ((kind, value),) = item["inner"].items()
@@ -92,7 +92,7 @@ class Shown:
 
 
 def calling(item, owner):
-    """What a call of the item looks like."""
+    """Returns a pattern that matches a call of the item."""
     name = re.escape(item["name"])
     if "macro" in item["inner"]:
         return re.compile(rf"\b{name}!")
@@ -104,13 +104,13 @@ def calling(item, owner):
     if inputs and inputs[0][0] == "self":
         forms.append(rf"\.{name}{arguments}")
     if "trait" in owner["inner"]:
-        # Of a type that has the trait; and to write a trait's method is to show it.
+        # A call on a type with the trait, or an implementation of the method.
         forms += [rf"[\w>]::{name}{arguments}", rf"\bfn {name}\b"]
     return re.compile("|".join(forms))
 
 
 def examples(docs):
-    """The lines that a reader sees of each example that is compiled."""
+    """Yields the visible lines of each compiled example."""
     code = None
     for line in docs.splitlines():
         fence = FENCE.match(line)

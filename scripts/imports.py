@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Looks whether imports point down only: fails where files of the library import each other in a circle.
+"""Checks that imports only point down: fails if files of the library import each other in a cycle.
 
-An import is a path that begins with `crate`, `super` or `self`; it leads to the file that defines the name,
-past those that hand it on by `use`. A module and its parts are one thing, so what a part takes from a module
-around it does not count. Neither does what only tests have (`#[cfg(test)]`).
+An import is a path that begins with `crate`, `super` or `self`. It leads to the file that defines the name,
+through any re-exports. A module and its submodules count as one unit, so imports from an enclosing module are
+ignored. Code that only tests compile (`#[cfg(test)]`) is ignored, too.
 """
 
 import re
@@ -20,13 +20,13 @@ PATH = re.compile(r"(?<![\w$:])(?:crate|super|self)(?:::\w+)+")
 
 
 def module_of(path):
-    """`("relay", "gate")` of src/relay/gate.rs."""
+    """Returns `("relay", "gate")` for src/relay/gate.rs."""
     parts = path.relative_to(SOURCES).with_suffix("").parts
     return () if parts == ("lib",) else parts
 
 
 def leaves(tree):
-    """(path, name it has here) of each leaf of a `use`: of `a::{b, c as d}` a::b as b and a::c as d."""
+    """Yields (path, local name) of each leaf of a `use`: for `a::{b, c as d}`, a::b as b and a::c as d."""
     tree = tree.strip()
     if not tree.endswith("}"):
         path, _, name = tree.partition(" as ")
@@ -47,7 +47,7 @@ class House:
     def __init__(self):
         texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.rs")}
         tests = {(*module, name) for module, text in texts.items() for name in TEST_MODULE.findall(text)}
-        # By module, what else a name there stands for.
+        # For each module, the names that it imports and their paths.
         self.handed_on = {}
         self.paths = {}
         for module, text in texts.items():
@@ -61,7 +61,7 @@ class House:
             self.paths[module] = [path for path, _ in uses] + [self.absolute(module, path) for path in inline]
 
     def absolute(self, module, path):
-        """From the crate's root; `None`: it is of another crate."""
+        """Returns the path from the root of the crate; `None`: the path leads to another crate."""
         steps = list(path)
         if steps[0] not in ("crate", "super", "self"):
             return None
@@ -72,7 +72,7 @@ class House:
         return (*module, *steps)
 
     def home(self, path, seen=()):
-        """The module that defines what this path leads to."""
+        """Returns the module that defines the item at this path."""
         end = next(end for end in range(len(path), -1, -1) if path[:end] in self.paths)
         module, rest = path[:end], path[end:]
         further = self.handed_on[module].get(rest[0]) if rest else None
@@ -81,7 +81,7 @@ class House:
         return self.home((*further, *rest[1:]), (*seen, path))
 
     def imports(self):
-        """By module, those that it imports, and the names that it takes from each."""
+        """Returns, for each module, the modules that it imports and the imported names."""
         arrows = {module: {} for module in self.paths}
         for module, paths in self.paths.items():
             for path in filter(None, paths):
@@ -92,7 +92,7 @@ class House:
 
 
 def circles(arrows):
-    """The sets of modules that reach each other."""
+    """Returns the sets of modules that import each other in a cycle."""
 
     def reached(start):
         found, left = set(), [start]
@@ -114,14 +114,14 @@ def main():
     arrows = House().imports()
     found = sorted(map(sorted, circles(arrows)))
     for circle in found:
-        print("imports: files that import each other:", file=sys.stderr)
+        print("imports: these files import each other in a cycle:", file=sys.stderr)
         for module in circle:
             for other in circle:
                 if other in arrows[module]:
                     names = ", ".join(sorted(arrows[module][other]))
                     print(f"  {file_of(module)} -> {file_of(other)}: {names}", file=sys.stderr)
     if not found:
-        print(f"imports point down only: {len(arrows)} files, no circle")
+        print(f"imports: {len(arrows)} files, no cycle")
     sys.exit(1 if found else 0)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Prints which tests show which requirement, from tests/requirements.md and the doc comments above tests.
+"""Prints which tests cover which requirement, from tests/requirements.md and the doc comments of tests.
 
-Fails where a requirement has no test, and where a test names a requirement that is unknown.
-A test shows what its doc comment names (`R6`, `G4`); an acceptance scenario is the name of a test (`w_101_…`).
+Fails if a requirement has no test, or if a test names an unknown requirement.
+A test covers the requirements in its doc comment (`R6`, `G4`), or the acceptance scenario in its name (`w_101_…`).
 """
 
 import re
@@ -15,13 +15,13 @@ ROW = re.compile(r"^\| (\S+) \| .* \|$")
 
 
 def requirements():
-    """Ids in their order."""
+    """Returns the ids in the order of the table."""
     text = (ROOT / "tests/requirements.md").read_text(encoding="utf-8")
     return [row[1] for row in map(ROW.match, text.splitlines()) if row and ID.fullmatch(row[1])]
 
 
 def tests():
-    """(file, name, ids) of each function that is a test."""
+    """Yields (file, name, ids) of each test function."""
     for path in sorted([*ROOT.glob("tests/**/*.rs"), *ROOT.glob("src/**/*.rs")]):
         doc, is_test = [], False
         for line in map(str.strip, path.read_text(encoding="utf-8").splitlines()):
@@ -48,7 +48,7 @@ def main():
             if requirement in shown:
                 shown[requirement].append((path, name))
             else:
-                problems.append(f"{path}: {name} names {requirement}, which tests/requirements.md does not have")
+                problems.append(f"{path}: {name} names {requirement}, which is not in tests/requirements.md")
     for requirement, found in shown.items():
         first = f"{found[0][0]}: {found[0][1]}" if found else "NO TEST"
         print(f"{requirement:6} {len(found):3}  {first}")

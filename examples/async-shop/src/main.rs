@@ -1,5 +1,5 @@
-//! An order that is paid on diesel-async, and the message of it, in one transaction. The relay is another
-//! program: `diesel-outbox run`, or an application with one inside.
+//! Pays an order with diesel-async and enqueues its message in the same transaction. The relay is a separate
+//! program: `diesel-outbox run`, or an application that contains a relay.
 //!
 //! ```sh
 //! scripts/with-postgres cargo run --manifest-path examples/async-shop/Cargo.toml
@@ -28,7 +28,7 @@ impl Event for OrderPaid {
     const TOPIC: &'static str = "order.paid";
 }
 
-/// Marks an order as paid, and says so: both happen, or neither.
+/// Marks an order as paid and enqueues its message: both happen, or neither.
 async fn pay(
     conn: &mut AsyncPgConnection,
     outbox: &Outbox,
@@ -51,7 +51,7 @@ async fn pay(
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::var("DATABASE_URL")?;
     let outbox = Outbox::default();
-    // Once, at start, on a connection that blocks.
+    // Once, at the start, on a blocking connection.
     diesel_outbox::migrate(&mut PgConnection::establish(&url)?, outbox.name())?;
 
     let mut conn = AsyncPgConnection::establish(&url).await?;

@@ -1,4 +1,4 @@
-//! The example as a process: an order is paid and its message waits, in one commit.
+//! Runs the example as a process: one commit pays an order and writes its message.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ struct Written {
     topic: String,
     #[diesel(sql_type = Text)]
     payload: String,
-    /// Both rows were written by one transaction.
+    /// One transaction wrote both rows.
     #[diesel(sql_type = Bool)]
     together: bool,
 }
@@ -23,7 +23,7 @@ fn an_order_is_paid_and_its_message_waits_in_one_transaction() {
     let url = std::env::var("DATABASE_URL").expect("DATABASE_URL is set: run `make examples`");
     let run = Command::new(env!("CARGO_BIN_EXE_async-shop"))
         .output()
-        .expect("the program");
+        .expect("the program runs");
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{error}");
     let printed = String::from_utf8_lossy(&run.stdout);
@@ -32,7 +32,7 @@ fn an_order_is_paid_and_its_message_waits_in_one_transaction() {
         "{printed}"
     );
 
-    let mut conn = PgConnection::establish(&url).expect("PostgreSQL is there");
+    let mut conn = PgConnection::establish(&url).expect("PostgreSQL is reachable");
     let written: Vec<Written> = diesel::sql_query(
         "SELECT paid, topic, payload::text, o.xmin = m.xmin AS together FROM orders o, outbox m",
     )

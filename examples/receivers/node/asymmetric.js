@@ -1,18 +1,18 @@
-// Asymmetric signatures of Standard Webhooks (`v1a`, Ed25519), which the library standardwebhooks does not know yet.
-// A receiver has the public key alone, `whpk_…`: it verifies what it cannot sign.
+// Asymmetric signatures of Standard Webhooks (`v1a`, Ed25519), which the library standardwebhooks does not support yet.
+// A receiver has only the public key, `whpk_…`: it can verify signatures but not create them.
 "use strict";
 
 const { createPublicKey, verify } = require("node:crypto");
 
 const PREFIX = "whpk_";
-// As the library has it.
+// The same as in the library.
 const TOLERANCE_SECONDS = 300;
-// Anyone may send signatures, and each costs time.
+// Anyone can send signatures, and each verification takes time.
 const MOST_SIGNATURES = 16;
-// How Node reads a public key: this (SubjectPublicKeyInfo of RFC 8410), and the key's 32 bytes.
+// Node reads a public key as this prefix (SubjectPublicKeyInfo of RFC 8410) and the 32 bytes of the key.
 const BEFORE_THE_KEY = Buffer.from("302a300506032b6570032100", "hex");
 
-/** Verifies as the library's `Webhook` does. */
+/** Verifies like `Webhook` of the library. */
 class PublicKey {
   constructor(text) {
     const bytes = Buffer.from(text.slice(PREFIX.length), "base64");

@@ -1,9 +1,9 @@
-// Remembers in a file which events were handled, so that a repeated one is not again.
+// Records handled events in a file, so that a repeated event is not handled again.
 //
-// An application has a database: there the id goes into a table with a unique key, in the
-// transaction of the work, as ../python/inbox.py shows it. A file of lines needs nothing beyond
-// Node, and one line that holds both the id and the work is as good as a transaction: it is there
-// as a whole, or it is cut and does not count. It serves one process.
+// An application uses its database instead: it inserts the id into a table with a unique key, in the
+// transaction of the work, as ../python/inbox.py does. A file needs nothing beyond Node. One line holds
+// both the id and the work, which makes it atomic: a line that was cut off is ignored. The file serves
+// only one process.
 "use strict";
 
 const fs = require("node:fs");
@@ -14,7 +14,7 @@ class Inbox {
     this.ids = new Set();
     const text = fs.readFileSync(path, { encoding: "utf8", flag: "a+" });
     const whole = text.slice(0, text.lastIndexOf("\n") + 1);
-    // A process that died while it wrote has left the beginning of a line.
+    // A process that crashed while writing leaves an incomplete last line.
     fs.truncateSync(path, Buffer.byteLength(whole));
     for (const line of whole.split("\n")) {
       if (line !== "") this.ids.add(JSON.parse(line).id);
@@ -22,13 +22,13 @@ class Inbox {
   }
 
   /**
-   * Writes down `work(event)` for each event that is new, and says for each whether it was.
+   * Stores `work(event)` for each new event. Returns for each event whether it was new.
    *
-   * Synchronous from beginning to end: two requests with one event come one after the other.
+   * The function is synchronous, so two requests with the same event cannot overlap.
    */
   handle(events, work) {
     const added = new Set();
-    // By id alone: it is a UUID, and of a binary event nothing else is signed.
+    // The id alone is enough: it is a UUID, and the only signed attribute of a binary event.
     const news = events.map(({ id }) => {
       const isNew = !this.ids.has(id) && !added.has(id);
       added.add(id);
@@ -38,7 +38,7 @@ class Inbox {
       .filter((_, index) => news[index])
       .map((event) => `${JSON.stringify({ id: event.id, event: work(event) })}\n`);
     if (lines.length > 0) this.append(lines.join(""));
-    // Only now: what could not be written is new when it comes again.
+    // Remember the ids only after the write: if the write fails, a repeat is new.
     added.forEach((id) => this.ids.add(id));
     return news;
   }
@@ -51,7 +51,7 @@ class Inbox {
         fs.writeFileSync(file, text);
         fs.fsyncSync(file);
       } catch (error) {
-        // A part of it may have been written, to a full disk for example.
+        // Remove a partial write, for example on a full disk.
         fs.ftruncateSync(file, size);
         throw error;
       }

@@ -1,12 +1,12 @@
-// A receiver of webhooks: verifies, parses, handles each event once, and answers fast.
+// A receiver of webhooks: verifies, parses, handles each event once, and responds fast.
 //
-//   WEBHOOK_SECRET   whsec_…, or a public key, whpk_…; several, with white space or commas between,
-//                    during a rotation
-//   PORT             where to listen on 127.0.0.1; 0 (the default): any free port
-//   INBOX            the file that remembers; default inbox.jsonl
-//   MAX_BODY_BYTES   a longer body is refused; default 8 MiB
+//   WEBHOOK_SECRET   a secret, whsec_…, or a public key, whpk_…; during a rotation several, separated
+//                    by white space or commas
+//   PORT             the port on 127.0.0.1; 0 (the default): any free port
+//   INBOX            the file of handled events; defaults to inbox.jsonl
+//   MAX_BODY_BYTES   the longest accepted body; defaults to 8 MiB
 //
-// Prints one line of JSON for each event.
+// Prints each event as one line of JSON.
 "use strict";
 
 const http = require("node:http");
@@ -16,17 +16,17 @@ const { Refused, decode, verifiers, verify } = require("./webhook");
 
 const MAX_BODY_BYTES = Number(process.env.MAX_BODY_BYTES ?? 8 * 1024 * 1024);
 
-// A bad secret, and none at all, must not start: either would refuse all, or let all in.
+// Do not start with an invalid or missing secret: the receiver would refuse or accept every request.
 function secretsOrExit() {
   let webhooks = [];
   try {
     webhooks = verifiers(process.env.WEBHOOK_SECRET ?? "");
   } catch {
-    console.error("WEBHOOK_SECRET: not of the form whsec_<base64> or whpk_<base64>");
+    console.error("WEBHOOK_SECRET does not have the form whsec_<base64> or whpk_<base64>");
     process.exit(2);
   }
   if (webhooks.length === 0) {
-    console.error("WEBHOOK_SECRET is not set: give it the secret that the relay signs with");
+    console.error("WEBHOOK_SECRET is not set: set it to the secret that the relay signs with");
     process.exit(2);
   }
   return webhooks;
@@ -41,14 +41,14 @@ async function receive(request, response) {
     verify(webhooks, request.headers, body);
     const { mode, events } = decode(request.headers, body);
     const news = store(events);
-    // What takes longer than the sender waits is done after the answer, from the store.
+    // Do slow work after the response, from the store: the sender waits only a short time.
     response.writeHead(204).end();
     events.forEach((event, index) => {
       show(news[index] ? { ...work(event), mode } : { duplicate: event.id });
     });
   } catch (error) {
-    if (request.destroyed && !request.complete) return; // The sender went away.
-    // Whatever is not Refused is a bug of ours, and no reason for the sender to give up.
+    if (request.destroyed && !request.complete) return; // The sender disconnected.
+    // Any error other than Refused is a bug of ours: 500 makes the sender retry.
     answer(response, error instanceof Refused ? error.status : 500, error.message);
   }
 }
@@ -56,8 +56,8 @@ async function receive(request, response) {
 async function read(request) {
   const chunks = [];
   let bytes = 0;
-  // A body that is too long is read to its end, but not kept: a sender that still writes would
-  // see a broken connection, and not the answer.
+  // Read an oversized body to its end without keeping it: otherwise a sender that is still writing would see a
+  // broken connection instead of the response.
   for await (const chunk of request) {
     bytes += chunk.length;
     if (bytes <= MAX_BODY_BYTES) chunks.push(chunk);
@@ -72,7 +72,7 @@ function store(events) {
   try {
     return inbox.handle(events, work);
   } catch (error) {
-    // Not the sender's fault: it shall come again.
+    // Not the fault of the sender: 503 makes it retry.
     throw new Refused(503, `the store: ${error.message}`);
   }
 }
@@ -85,10 +85,10 @@ function answer(response, status, reason) {
   response.writeHead(status, headers).end(`${line}\n`);
 }
 
-/** What the application does with an event; here it is what the inbox writes down. */
+/** The work of the application. Here it returns what the inbox stores. */
 function work({ id, type, source, subject, time, sequence, partitionkey, data, ...others }) {
   const extensions = { ...others };
-  // Attributes that CloudEvents itself names. All others are extensions.
+  // Attributes defined by CloudEvents. All others are extensions.
   for (const name of ["specversion", "datacontenttype", "dataschema"]) delete extensions[name];
   return { id, type, source, subject, time, sequence, partitionkey, data, extensions };
 }
@@ -98,12 +98,12 @@ function show(document) {
 }
 
 const server = http.createServer(
-  // Node takes 16 KiB of headers; a message can have more.
+  // Node accepts 16 KiB of headers by default; a message can have more.
   { maxHeaderSize: 128 * 1024, requestTimeout: 60_000 },
   receive,
 );
-// Longer than a sender keeps an idle connection: one that the receiver closes just when the next
-// request is sent is a failed attempt. Node's 5 seconds are shorter than that.
+// Longer than a sender keeps an idle connection: if the receiver closes it just as the next request is sent, the
+// attempt fails. The default of Node, 5 seconds, is too short.
 server.keepAliveTimeout = 60_000;
 server.listen(Number(process.env.PORT ?? 0), "127.0.0.1", () => {
   console.log(`listening on http://127.0.0.1:${server.address().port}/`);

@@ -1,11 +1,11 @@
-// From an HTTP request to CloudEvents: is it from whom it says, and what does it say?
+// Turns an HTTP request into CloudEvents: verifies its sender and decodes its events.
 "use strict";
 
 const { HTTP } = require("cloudevents");
 const { Webhook } = require("standardwebhooks");
 const { PREFIX, PublicKey } = require("./asymmetric");
 
-/** A request that is answered with `status`, for a reason that fits into one line. */
+/** A refused request: the status of the response, and the reason in one line. */
 class Refused extends Error {
   constructor(status, reason) {
     super(reason);
@@ -13,7 +13,7 @@ class Refused extends Error {
   }
 }
 
-/** One for each secret or public key. There are several during a rotation: the old one and the new one. */
+/** One verifier per secret or public key. During a rotation there are several, the old and the new. */
 function verifiers(secrets) {
   return secrets
     .split(/[\s,]+/)
@@ -22,9 +22,9 @@ function verifiers(secrets) {
 }
 
 /**
- * Checks the signature, and that it is not older than five minutes, before anything is read.
+ * Verifies the signature, and that it is at most five minutes old, before parsing anything.
  *
- * The raw bytes are what was signed: JSON that was parsed and written again is another text.
+ * The signature covers the raw bytes: JSON that was parsed and serialized again differs.
  */
 function verify(webhooks, headers, body) {
   let reason;
@@ -39,7 +39,7 @@ function verify(webhooks, headers, body) {
   throw new Refused(401, reason);
 }
 
-/** The mode of the request, and its events. */
+/** Returns the mode of the request and its events. */
 function decode(headers, body) {
   const contentType = (headers["content-type"] ?? "").split(";")[0].trim().toLowerCase();
   try {
@@ -76,25 +76,25 @@ function structured(document) {
   return exact(event, document.data, document.time);
 }
 
-// As it was sent: the SDK cuts the time to milliseconds, makes texts of payloads that are numbers,
-// and loses those that are 0, false or "". The copy is also checked against the specification,
-// which the SDK does by itself for batches only.
+// Restores the values as sent: the SDK cuts the time to milliseconds, turns numeric payloads into strings,
+// and loses the payloads 0, false and "". The copy is also validated against the specification, which the
+// SDK otherwise does only for batches.
 function exact(event, data, time) {
   return event.cloneWith({ data, time });
 }
 
-// The SDK invents an id where there is none. Then nothing would tell a repeat.
+// The SDK invents a missing id. Then a repeat could not be recognised.
 function checkId(document) {
   if (!document?.id) throw new TypeError("an event is a JSON object with an id");
 }
 
 function binary(headers, data) {
-  // The signature covers webhook-id and the body, and no header ce-*: the id is certain only
-  // where both agree. Choose structured mode where the other attributes have to be certain, too.
+  // The signature covers webhook-id and the body, but no ce-* header, so trust the id only if both agree. Use
+  // structured mode if the other attributes must be trustworthy, too.
   if (headers["ce-id"] !== headers["webhook-id"]) {
-    throw new Refused(401, "ce-id is not the webhook-id that was signed");
+    throw new Refused(401, "ce-id differs from the signed webhook-id");
   }
-  // CloudEvents percent-encodes what is not plain ASCII in a header. The SDK does not decode it.
+  // CloudEvents percent-encodes characters outside plain ASCII in headers. The SDK does not decode them.
   const decoded = { ...headers };
   for (const name of Object.keys(headers)) {
     if (name.startsWith("ce-")) decoded[name] = decodeURIComponent(headers[name]);

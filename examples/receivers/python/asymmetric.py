@@ -1,6 +1,6 @@
-"""Asymmetric signatures of Standard Webhooks (`v1a`, Ed25519), which the library standardwebhooks does not know yet.
+"""Asymmetric signatures of Standard Webhooks (`v1a`, Ed25519), which the library standardwebhooks does not support yet.
 
-A receiver has the public key alone, `whpk_…`: it verifies what it cannot sign.
+A receiver has only the public key, `whpk_…`: it can verify signatures but not create them.
 """
 
 import base64
@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from standardwebhooks.webhooks import WebhookVerificationError
 
 PREFIX = "whpk_"
-# As the library has it.
+# The same as in the library.
 TOLERANCE_SECONDS = 300
-# Anyone may send signatures, and each costs time.
+# Anyone can send signatures, and each verification takes time.
 MOST_SIGNATURES = 16
 
 
 class PublicKey:
-    """Verifies as the library's `Webhook` does."""
+    """Verifies like `Webhook` of the library."""
 
     def __init__(self, key):
         self.key = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.removeprefix(PREFIX)))

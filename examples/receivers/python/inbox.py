@@ -1,4 +1,4 @@
-"""Remembers in a SQLite file which events were handled, so that a repeated one is not again."""
+"""Records handled events in a SQLite file, so that a repeated event is not handled again."""
 
 import sqlite3
 from contextlib import closing
@@ -20,26 +20,26 @@ class Inbox:
             db.executescript(SCHEMA)
 
     def connect(self):
-        # Waits for another writer for a second at most: the sender waits for the answer.
+        # Wait at most a second for another writer: the sender is waiting for the response.
         return sqlite3.connect(self.path, timeout=1, isolation_level=None)
 
     def handle(self, events, work):
-        """Calls `work(db, event)` for each event that is new, and says for each whether it was.
+        """Calls `work(db, event)` for each new event. Returns for each event whether it was new.
 
-        The ids are written in the transaction of the work: both are there, or neither. A crash
-        before the commit leaves nothing, so the repeat is new; after it, the repeat is known.
+        The ids are written in the transaction of the work: both are stored, or neither. After a crash
+        before the commit, a repeat is new; after the commit, a repeat is known.
         """
         with closing(self.connect()) as db:
-            # The write lock at once: two requests with one event come one after the other.
+            # Take the write lock at once, so that two requests with the same event cannot overlap.
             db.execute("BEGIN IMMEDIATE")
             news = []
             for event in events:
-                # By id alone: it is a UUID, and of a binary event nothing else is signed.
+                # The id alone is enough: it is a UUID, and the only signed attribute of a binary event.
                 insert = "INSERT INTO inbox (id) VALUES (?) ON CONFLICT DO NOTHING"
                 is_new = db.execute(insert, [event.get_id()]).rowcount == 1
                 if is_new:
                     work(db, event)
                 news.append(is_new)
-            # Without it (an error above) closing rolls back.
+            # After an error above, closing the connection rolls back.
             db.execute("COMMIT")
             return news

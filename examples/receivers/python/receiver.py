@@ -1,12 +1,12 @@
-"""A receiver of webhooks: verifies, parses, handles each event once, and answers fast.
+"""A receiver of webhooks: verifies, parses, handles each event once, and responds fast.
 
-    WEBHOOK_SECRET   whsec_…, or a public key, whpk_…; several, with white space or commas between,
-                     during a rotation
-    PORT             where to listen on 127.0.0.1; 0 (the default): any free port
-    INBOX            the SQLite file; default inbox.sqlite
-    MAX_BODY_BYTES   a longer body is refused; default 8 MiB
+    WEBHOOK_SECRET   a secret, whsec_…, or a public key, whpk_…; during a rotation several, separated
+                     by white space or commas
+    PORT             the port on 127.0.0.1; 0 (the default): any free port
+    INBOX            the SQLite file of handled events; defaults to inbox.sqlite
+    MAX_BODY_BYTES   the longest accepted body; defaults to 8 MiB
 
-Prints one line of JSON for each event.
+Prints each event as one line of JSON.
 """
 
 import json
@@ -19,15 +19,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from inbox import Inbox
 from webhook import Refused, decode, verifiers, verify
 
-# The attributes that CloudEvents itself names. All others are extensions.
+# Attributes defined by CloudEvents. All others are extensions.
 CORE = "specversion id source type time subject datacontenttype dataschema".split()
 
 
 class Receiver(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    # Seconds without a byte. Longer than a sender keeps an idle connection: one that the receiver
-    # closes just when the next request is sent is a failed attempt.
+    # Seconds without a byte. Longer than a sender keeps an idle connection: if the receiver closes it just
+    # as the next request is sent, the attempt fails.
     timeout = 60
 
     def do_POST(self):
@@ -40,15 +40,15 @@ class Receiver(BaseHTTPRequestHandler):
         except Refused as refused:
             self.answer(refused.status, str(refused))
         except sqlite3.Error as error:
-            # Not the sender's fault: it shall come again.
+            # Not the fault of the sender: 503 makes it retry.
             self.answer(503, f"the store: {error}", retry_after=1)
         except ConnectionError:
             self.close_connection = True
         except Exception as error:
-            # Whatever else is a bug of ours, and no reason for the sender to give up.
+            # Any other error is a bug of ours: 500 makes the sender retry.
             self.answer(500, f"{type(error).__name__}: {error}")
         else:
-            # What takes longer than the sender waits is done after the answer, from the store.
+            # Do slow work after the response, from the store: the sender waits only a short time.
             self.answer(204)
             for event, is_new in zip(events, news):
                 show(described(event, mode) if is_new else {"duplicate": event.get_id()})
@@ -60,8 +60,8 @@ class Receiver(BaseHTTPRequestHandler):
             raise Refused(411, "content-length is missing")
         length = int(length)
         if length > self.server.max_body_bytes:
-            # Is read nevertheless, but for an absurd one: a sender that still writes would see a
-            # broken connection, and not the answer.
+            # Read an oversized body nevertheless, up to a limit: otherwise a sender that is still writing
+            # would see a broken connection instead of the response.
             self.close_connection = True
             left = min(length, 8 * self.server.max_body_bytes)
             while left > 0 and (chunk := self.rfile.read(min(left, 65536))):
@@ -69,7 +69,7 @@ class Receiver(BaseHTTPRequestHandler):
             raise Refused(413, f"the body has more than {self.server.max_body_bytes} bytes")
         body = self.rfile.read(length)
         if len(body) < length:
-            raise ConnectionError("the sender went away")
+            raise ConnectionError("the sender disconnected")
         return body
 
     def answer(self, status, reason="", retry_after=None):
@@ -82,7 +82,7 @@ class Receiver(BaseHTTPRequestHandler):
             self.send_header("Retry-After", str(retry_after))
         if self.close_connection:
             self.send_header("Connection", "close")
-        # An answer 204 has no body and so no length.
+        # A 204 response has no body and no content-length.
         if status != 204:
             self.send_header("Content-Type", "text/plain; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -97,8 +97,8 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def work(db, event):
-    """What the application does with an event; here it writes it down. `db` is in the transaction
-    that remembers the event's id: what is done in it is done once."""
+    """The work of the application. Here it stores the event. `db` is in the transaction that records
+    the id of the event, so its changes happen once."""
     document = json.dumps(described(event, None))
     db.execute("INSERT INTO events (type, event) VALUES (?, ?)", [event.get_type(), document])
 
@@ -132,19 +132,19 @@ def show(document):
 
 
 class Server(ThreadingHTTPServer):
-    # Connections that wait to be accepted. The default of 5 is less than a relay opens at once.
+    # The backlog of connections to accept. The default of 5 is less than a relay opens at once.
     request_queue_size = 128
 
 
 def main():
-    # A bad secret, and none at all, must not start: either would refuse all, or let all in.
+    # Do not start with an invalid or missing secret: the receiver would refuse or accept every request.
     try:
         webhooks = verifiers(os.environ.get("WEBHOOK_SECRET", ""))
     except Exception:
-        sys.stderr.write("WEBHOOK_SECRET: not of the form whsec_<base64> or whpk_<base64>\n")
+        sys.stderr.write("WEBHOOK_SECRET does not have the form whsec_<base64> or whpk_<base64>\n")
         sys.exit(2)
     if not webhooks:
-        sys.stderr.write("WEBHOOK_SECRET is not set: give it the secret that the relay signs with\n")
+        sys.stderr.write("WEBHOOK_SECRET is not set: set it to the secret that the relay signs with\n")
         sys.exit(2)
 
     server = Server(("127.0.0.1", int(os.environ.get("PORT", "0"))), Receiver)

@@ -1,4 +1,4 @@
-"""From an HTTP request to CloudEvents: is it from whom it says, and what does it say?"""
+"""Turns an HTTP request into CloudEvents: verifies its sender and decodes its events."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 
 class Refused(Exception):
-    """A request that is answered with `status`, for a reason that fits into one line."""
+    """A refused request: the status of the response, and the reason in one line."""
 
     def __init__(self, status, reason):
         super().__init__(reason)
@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 def verifiers(secrets):
-    """One for each secret or public key. There are several during a rotation: the old one and the new one."""
+    """One verifier per secret or public key. During a rotation there are several, the old and the new."""
     return [
         PublicKey(secret) if secret.startswith(PREFIX) else Webhook(secret)
         for secret in re.split(r"[\s,]+", secrets)
@@ -31,9 +31,9 @@ def verifiers(secrets):
 
 
 def verify(webhooks, headers, body):
-    """Checks the signature, and that it is not older than five minutes, before anything is read.
+    """Verifies the signature, and that it is at most five minutes old, before parsing anything.
 
-    The raw bytes are what was signed: JSON that was parsed and written again is another text.
+    The signature covers the raw bytes: JSON that was parsed and serialized again differs.
     """
     for webhook in webhooks:
         try:
@@ -47,7 +47,7 @@ def verify(webhooks, headers, body):
 
 
 def decode(headers, body):
-    """The mode of the request, and its events."""
+    """Returns the mode of the request and its events."""
     content_type = headers.get("content-type", "").split(";")[0].strip().lower()
     try:
         document = json.loads(body)
@@ -69,15 +69,15 @@ def batched(documents):
 
 
 def structured(document):
-    # The SDK invents an id where there is none. Then nothing would tell a repeat.
+    # The SDK invents a missing id. Then a repeat could not be recognised.
     if not isinstance(document, dict) or not document.get("id"):
         raise ValueError("an event is a JSON object with an id")
     return from_structured_event(HTTPMessage({}, json.dumps(document).encode()))
 
 
 def binary(headers, body):
-    # The signature covers webhook-id and the body, and no header ce-*: the id is certain only
-    # where both agree. Choose structured mode where the other attributes have to be certain, too.
+    # The signature covers webhook-id and the body, but no ce-* header, so trust the id only if both agree.
+    # Use structured mode if the other attributes must be trustworthy, too.
     if headers.get("ce-id") != headers["webhook-id"]:
-        raise Refused(401, "ce-id is not the webhook-id that was signed")
+        raise Refused(401, "ce-id differs from the signed webhook-id")
     return from_binary_event(HTTPMessage(headers, body))

@@ -1,5 +1,5 @@
-//! A shop on Rocket: orders are enqueued in their transactions, on the pool's connections, and the
-//! relay runs inside the server. Another part of the shop gets the messages over HTTP and ships.
+//! A shop on Rocket. Each order and its message are written in one transaction on a connection of the pool, and
+//! the relay runs inside the server. Another part of the shop receives the messages over HTTP and ships.
 //!
 //! ```sh
 //! scripts/with-postgres cargo run --manifest-path examples/rocket-shop/Cargo.toml
@@ -7,8 +7,8 @@
 //! curl http://127.0.0.1:8000/shipments
 //! ```
 //!
-//! Rocket's runtime stays Rocket's: enqueueing runs where the pool runs all of Diesel, and the relay is
-//! threads of its own. Ctrl-C or SIGTERM ends both; what is not sent by then is sent after the next start.
+//! Nothing blocks the async runtime of Rocket: enqueueing runs on the threads of the pool, and the relay has its own
+//! threads. Ctrl-C or SIGTERM stops both; messages not yet sent are sent after the next start.
 
 mod orders;
 mod relay;
@@ -32,10 +32,10 @@ pub struct Db(PgConnection);
 #[rocket::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let database_url = std::env::var("DATABASE_URL")
-        .map_err(|_| "set DATABASE_URL, or run this by scripts/with-postgres")?;
+        .map_err(|_| "set DATABASE_URL, or run this with scripts/with-postgres")?;
     let figment = rocket::Config::figment()
         .merge(("databases.shop.url", &database_url))
-        // A receiver takes what the outbox takes: payloads of up to 1 MiB.
+        // The receiver must accept whatever the outbox accepts: payloads of up to 1 MiB.
         .merge(("limits.bytes", "2MiB"));
     let relay = RelayFairing::new(database_url);
     let launched = rocket::custom(figment)
@@ -49,12 +49,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .attach(relay.clone())
         .launch()
         .await;
-    // Where the signal comes at an unlucky moment, Rocket 0.5 ends without its shutdown fairings.
+    // Depending on when the signal arrives, Rocket 0.5 ends without calling its shutdown fairings.
     relay.end().await;
     match launched {
-        // So it says then, too, of connections that are still open: no message is lost by them.
+        // Rocket also reports this error for connections that are still open. They lose no message.
         Err(error) if matches!(error.kind(), ErrorKind::Shutdown(_, None)) => {
-            warn!("connections were open at the end");
+            warn!("connections were still open at shutdown");
             Ok(())
         }
         launched => Ok(launched.map(drop)?),
@@ -76,7 +76,7 @@ async fn migrate(rocket: Rocket<Build>) -> rocket::fairing::Result {
 
 fn create_tables(conn: &mut PgConnection) -> Result<(), Box<dyn Error + Send + Sync>> {
     diesel_outbox::migrate(conn, &"outbox".parse()?)?;
-    // An application has migrations of its own for these.
+    // An application would create these tables with its own migrations.
     conn.batch_execute(
         "CREATE TABLE IF NOT EXISTS orders (
              id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

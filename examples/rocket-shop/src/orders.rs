@@ -1,4 +1,4 @@
-//! Orders, and what others hear of them.
+//! Orders, and the messages about them.
 
 use diesel::prelude::*;
 use diesel_outbox::{EnqueueError, Event, Outbox};
@@ -46,7 +46,7 @@ pub async fn place(
     Ok(Json(placed))
 }
 
-/// An order and its message: both are there, or neither.
+/// Writes an order and its message: both, or neither.
 fn insert(
     conn: &mut PgConnection,
     outbox: &Outbox,

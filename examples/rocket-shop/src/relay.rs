@@ -1,4 +1,4 @@
-//! The relay as a part of the server's life.
+//! The relay, started and stopped with the server.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use rocket::fairing::{Fairing, Info, Kind};
 use rocket::tokio::task::spawn_blocking;
 use rocket::{Orbit, Rocket, error};
 
-/// How long sends under way may take at the end.
+/// How long in-flight sends may take at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a relay when the server listens, and ends it when the server is to end. Starting and ending
-/// wait for the database and for receivers, so they stay away from Rocket's async threads.
+/// Starts a relay when the server listens, and stops the relay when the server shuts down. Both wait for the
+/// database and for receivers, so they run outside the async threads of Rocket.
 #[derive(Clone)]
 pub struct RelayFairing {
     database_url: String,
@@ -27,7 +27,7 @@ impl RelayFairing {
         }
     }
 
-    /// Ends the relay, if it runs.
+    /// Stops the relay, if it is running.
     pub async fn end(&self) {
         let relay = Arc::clone(&self.relay);
         let end = spawn_blocking(move || match relay.get() {
@@ -36,8 +36,8 @@ impl RelayFairing {
         });
         match end.await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => error!("the relay did not end cleanly: {error}"),
-            Err(error) => error!("the relay did not end cleanly: {error}"),
+            Ok(Err(error)) => error!("the relay did not shut down cleanly: {error}"),
+            Err(error) => error!("the relay did not shut down cleanly: {error}"),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Fairing for RelayFairing {
 
     async fn on_liftoff(&self, rocket: &Rocket<Orbit>) {
         let database_url = self.database_url.clone();
-        // Here the receiver is another part of the same server.
+        // In this example the receiver is another part of the same server.
         let receiver = format!("http://127.0.0.1:{}/events", rocket.config().port);
         let relay = Arc::clone(&self.relay);
         let start = spawn_blocking(move || {

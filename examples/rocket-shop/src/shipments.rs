@@ -1,4 +1,4 @@
-//! The other side: a receiver, which ships what was ordered.
+//! The receiver, which ships the orders.
 
 use std::convert::Infallible;
 
@@ -21,7 +21,7 @@ diesel::table! {
     }
 }
 
-/// A request's headers, for `diesel_outbox::receive`.
+/// The headers of a request, for `diesel_outbox::receive`.
 pub struct EventHeaders(Headers);
 
 #[rocket::async_trait]
@@ -36,7 +36,7 @@ impl<'r> FromRequest<'r> for EventHeaders {
     }
 }
 
-/// Where others can reach it, a receiver verifies what comes (`receive::Verifier`): examples/shop does.
+/// A receiver that others can reach must verify each request (`receive::Verifier`), as examples/shop does.
 #[post("/events", data = "<body>")]
 pub async fn take(db: Db, headers: EventHeaders, body: Vec<u8>) -> Status {
     db.run(move |conn| ship_all(conn, &headers.0, &body)).await
@@ -63,14 +63,14 @@ fn ship_all(conn: &mut PgConnection, headers: &Headers, body: &[u8]) -> Status {
         };
         if let Err(error) = ship(conn, event, &placed) {
             error!("event {}: {error}", event.id);
-            // It is sent again.
+            // 503 makes the relay retry.
             return Status::ServiceUnavailable;
         }
     }
     Status::NoContent
 }
 
-/// An event may come twice; its order is shipped once.
+/// Ships an order once, even if its event arrives twice.
 fn ship(conn: &mut PgConnection, event: &CloudEvent<'_>, placed: &OrderPlaced) -> QueryResult<()> {
     inbox::once(conn, &event.source, &event.id, |conn| {
         diesel::insert_into(shipments::table)
@@ -80,7 +80,7 @@ fn ship(conn: &mut PgConnection, event: &CloudEvent<'_>, placed: &OrderPlaced) -
     Ok(())
 }
 
-/// The orders that were shipped.
+/// Lists the shipped orders.
 #[get("/shipments")]
 pub async fn list(db: Db) -> Result<Json<Vec<i32>>, Debug<diesel::result::Error>> {
     let shipped = db

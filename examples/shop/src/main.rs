@@ -1,6 +1,6 @@
-//! A shop on rouille: orders are enqueued in their transactions, on the pool's connections, and the
-//! relay runs inside the process. Another part of the shop gets the messages over HTTP, verifies that
-//! they are from the shop, and ships each order once.
+//! A shop on rouille. Each order and its message are written in one transaction on a connection of the pool, and
+//! the relay runs inside the process. Another part of the shop receives the messages over HTTP, verifies that they
+//! come from the shop, and ships each order once.
 //!
 //! ```sh
 //! export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
@@ -9,8 +9,8 @@
 //! curl http://127.0.0.1:8000/shipments
 //! ```
 //!
-//! Ctrl-C or SIGTERM ends it; what is not sent by then is sent after the next start. With
-//! `RUST_LOG=debug` it tells of each message.
+//! Ctrl-C or SIGTERM stops the shop; messages not yet sent are sent after the next start. With `RUST_LOG=debug`
+//! the shop logs each message.
 
 mod orders;
 mod shipments;
@@ -30,7 +30,7 @@ use signal_hook::iterator::Signals;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
-/// What requests work with.
+/// The state shared by all requests.
 struct Shop {
     pool: Pool<ConnectionManager<PgConnection>>,
     outbox: Outbox,
@@ -38,12 +38,12 @@ struct Shop {
 }
 
 fn main() -> Result<(), AnyError> {
-    // Without a logger nobody hears of dead letters.
+    // Without a logger, dead letters would go unnoticed.
     env_logger::init();
     let database_url = variable("DATABASE_URL")?;
     let secret: SigningSecret = variable("WEBHOOK_SECRET")?.parse()?;
     let port = std::env::var("PORT").unwrap_or_else(|_| "8000".to_owned());
-    // Before the first thread starts, so that no signal ends the process by itself.
+    // Install the handlers before the first thread starts, so that no signal kills the process.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
 
     let shop = Shop {
@@ -61,7 +61,7 @@ fn main() -> Result<(), AnyError> {
 
     let mut shipping = Destination::new("shipping", &format!("http://{address}/events"))?;
     shipping.secrets = vec![secret];
-    // Headers are not signed: with signatures, what matters is in the body.
+    // Headers are not signed, so structured mode puts all attributes into the signed body.
     shipping.mode = Some(Mode::Structured);
     let relay = Relay::builder(&database_url)
         .destination(shipping)
@@ -71,18 +71,18 @@ fn main() -> Result<(), AnyError> {
 
     signals.forever().next();
     relay.shutdown(Duration::from_secs(30))?;
-    // A request that is cut off here has committed its order with its message, or neither.
+    // A request cut off here has committed its order with its message, or neither.
     Ok(())
 }
 
 fn variable(name: &str) -> Result<String, AnyError> {
-    std::env::var(name).map_err(|_| format!("set {name}: src/main.rs says how").into())
+    std::env::var(name).map_err(|_| format!("set {name}: see the comment in src/main.rs").into())
 }
 
 fn create_tables(shop: &Shop) -> Result<(), AnyError> {
     let mut conn = shop.pool.get()?;
     diesel_outbox::migrate(&mut conn, shop.outbox.name())?;
-    // An application has migrations of its own for these.
+    // An application would create these tables with its own migrations.
     conn.batch_execute(
         "CREATE TABLE IF NOT EXISTS orders (
              id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -105,7 +105,7 @@ fn answer(shop: &Shop, request: &Request) -> Response {
     );
     answer.unwrap_or_else(|error| {
         log::error!("{} {}: {error}", request.method(), request.url());
-        // A relay tries again later.
+        // 503 makes the relay retry.
         Response::text("not now").with_status_code(503)
     })
 }

@@ -1,4 +1,4 @@
-//! Orders, and what others hear of them.
+//! Orders, and the messages about them.
 
 use diesel::prelude::*;
 use diesel_outbox::{EnqueueError, Event};
@@ -29,7 +29,7 @@ impl Event for OrderPlaced {
     const TOPIC: &'static str = "order.placed";
 }
 
-/// An order and its message: both are there, or neither.
+/// Writes an order and its message: both, or neither.
 pub fn place(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
     let order: NewOrder = match rouille::input::json_input(request) {
         Ok(order) => order,

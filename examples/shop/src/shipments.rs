@@ -1,4 +1,4 @@
-//! The other side: a receiver, which ships what was ordered.
+//! The receiver, which ships the orders.
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ use rouille::{Request, Response};
 use crate::orders::OrderPlaced;
 use crate::{AnyError, Shop};
 
-/// An outbox's payloads have 1 MiB at most; the rest is for what is around one.
+/// Payloads of an outbox have at most 1 MiB; the rest is room for the envelope.
 const MAX_BODY_BYTES: u64 = 2 * 1024 * 1024;
 
 diesel::table! {
@@ -22,7 +22,7 @@ diesel::table! {
 
 pub fn receive(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
     let mut body = Vec::new();
-    let data = request.data().ok_or("the body was read before")?;
+    let data = request.data().ok_or("the body has already been read")?;
     data.take(MAX_BODY_BYTES).read_to_end(&mut body)?;
     let headers = Headers::new(request.headers());
     let events = match shop.verifier.events(&headers, &body) {
@@ -38,14 +38,14 @@ pub fn receive(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
                 Ok(placed) => ship(shop, event, &placed)?,
                 Err(error) => return Ok(Response::text(error.to_string()).with_status_code(422)),
             },
-            // Of no interest here.
+            // Other events are ignored.
             _ => {}
         }
     }
     Ok(Response::empty_204())
 }
 
-/// An event may come twice; its order is shipped once.
+/// Ships an order once, even if its event arrives twice.
 fn ship(shop: &Shop, event: &CloudEvent<'_>, placed: &OrderPlaced) -> Result<(), AnyError> {
     let mut conn = shop.pool.get()?;
     inbox::once(&mut conn, &event.source, &event.id, |conn| {
@@ -56,7 +56,7 @@ fn ship(shop: &Shop, event: &CloudEvent<'_>, placed: &OrderPlaced) -> Result<(),
     Ok(())
 }
 
-/// The orders that were shipped.
+/// Lists the shipped orders.
 pub fn list(shop: &Shop) -> Result<Response, AnyError> {
     let shipped: Vec<i32> = shipments::table
         .select(shipments::order_id)

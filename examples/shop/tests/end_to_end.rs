@@ -1,5 +1,5 @@
-//! A shop as a process, with real HTTP: orders arrive as shipments, and a stop loses none. A test of
-//! this shop and of the one on Rocket, which do the same.
+//! Runs a shop as a process with real HTTP: orders arrive as shipments, and a shutdown loses none. Tests this shop
+//! and the shop on Rocket, which behave the same.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -11,13 +11,13 @@ use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
 use diesel::sql_types::BigInt;
 
-/// Whichever of the two this test was built with.
+/// The shop that this test was built for.
 const PROGRAM: &str = match (
     option_env!("CARGO_BIN_EXE_shop"),
     option_env!("CARGO_BIN_EXE_rocket-shop"),
 ) {
     (Some(path), _) | (None, Some(path)) => path,
-    (None, None) => panic!("cargo tells where the program is"),
+    (None, None) => panic!("cargo sets the path of the program"),
 };
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -28,7 +28,7 @@ fn every_order_is_shipped_once_also_after_a_stop() {
     let first = shop.order().expect("an order");
     shop.wait_for_shipments(&[first]);
 
-    // The stop comes while customers order and messages are on their way.
+    // Stop the shop while customers order and messages are in flight.
     let accepted = Mutex::new(Vec::new());
     std::thread::scope(|customers| {
         for _ in 0..4 {
@@ -37,19 +37,19 @@ fn every_order_is_shipped_once_also_after_a_stop() {
                 while Instant::now() < until {
                     match shop.order() {
                         Ok(order) => lock(&accepted).push(order),
-                        // It may have been placed: nobody was told so.
+                        // The order may have been placed without a response.
                         Err(ureq::Error::Timeout(_)) => {}
                         Err(_) => break,
                     }
                 }
             });
         }
-        eventually("100 orders are accepted", || lock(&accepted).len() >= 100);
+        eventually("100 orders were accepted", || lock(&accepted).len() >= 100);
         shop.terminate();
     });
     let status = shop.wait();
     assert!(status.success(), "{status}");
-    // Its relay has ended its lease, and kept no message.
+    // The relay has ended its lease and released its messages.
     let leases = database.numbers("SELECT id FROM outbox_lease");
     assert!(leases.is_empty(), "{leases:?}");
     let claimed = database.numbers("SELECT sequence FROM outbox WHERE locked_by IS NOT NULL");
@@ -73,7 +73,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < until, "this did not happen: {what}");
+        assert!(Instant::now() < until, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -86,8 +86,8 @@ struct Shop {
 }
 
 /// The server under rouille (tiny_http 0.12) may leave a connection in its queue while all of its threads wait for
-/// the relay's next request: two connections that come at once count one free thread twice. So clients give up
-/// and try again.
+/// the next request of the relay, because two simultaneous connections count one free thread twice. Therefore
+/// clients time out and retry.
 fn client() -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(Duration::from_secs(5)))
@@ -112,8 +112,8 @@ impl Shop {
         let mut lines = stdout.lines().map_while(Result::ok);
         let url = lines
             .find_map(|line| Some(line.split_once("launched from ")?.1.trim().to_owned()))
-            .expect("it says where it listens");
-        // A full pipe would stop it.
+            .expect("the shop prints its address");
+        // A full pipe would block the shop.
         std::thread::spawn(move || lines.for_each(drop));
         Self {
             child,
@@ -144,7 +144,7 @@ impl Shop {
         });
     }
 
-    /// Tells it to end, as a service manager does.
+    /// Sends SIGTERM, as a service manager does.
     fn terminate(&self) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &pid]).status();
@@ -153,21 +153,24 @@ impl Shop {
 
     fn wait(mut self) -> ExitStatus {
         eventually("the shop ends", || {
-            self.child.try_wait().expect("our child").is_some()
+            self.child
+                .try_wait()
+                .expect("a child of this process")
+                .is_some()
         });
-        self.child.wait().expect("our child")
+        self.child.wait().expect("a child of this process")
     }
 }
 
 impl Drop for Shop {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// An empty database beside the one that DATABASE_URL names, removed when dropped.
+/// An empty database on the server of DATABASE_URL, removed when dropped.
 struct Database {
     server: String,
     name: String,
@@ -176,7 +179,7 @@ struct Database {
 
 impl Database {
     fn new() -> Self {
-        let server = std::env::var("DATABASE_URL").expect("run this by scripts/with-postgres");
+        let server = std::env::var("DATABASE_URL").expect("run this with scripts/with-postgres");
         let name = format!("shop_{}", std::process::id());
         let (base, _) = server.rsplit_once('/').expect("a URL");
         let url = format!("{base}/{name}");
@@ -186,7 +189,7 @@ impl Database {
     }
 
     fn numbers(&self, select: &str) -> Vec<i64> {
-        let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is there");
+        let mut conn = PgConnection::establish(&self.url).expect("PostgreSQL is reachable");
         let rows: Vec<Number> = diesel::sql_query(format!(
             "SELECT number::bigint FROM ({select}) AS rows (number)"
         ))
@@ -197,7 +200,7 @@ impl Database {
 
     fn on_server(&self, sql: &str) {
         PgConnection::establish(&self.server)
-            .expect("PostgreSQL is there")
+            .expect("PostgreSQL is reachable")
             .batch_execute(sql)
             .expect(sql);
     }

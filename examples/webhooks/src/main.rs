@@ -31,7 +31,7 @@ diesel::table! {
     }
 }
 
-/// What requests work with.
+/// The state shared by all requests.
 pub struct Shop {
     pub pool: Pool<ConnectionManager<PgConnection>>,
     pub outbox: Outbox,
@@ -41,10 +41,10 @@ pub struct Shop {
 fn main() -> Result<(), AnyError> {
     env_logger::init();
     let mut config = config::from_env()?;
-    // What was delivered can be sent again.
+    // Keep payloads in the ledger, so that delivered messages can be sent again.
     config.ledger_payload = true;
     let database_url = config.database_url()?.expose_secret().to_owned();
-    // Before the first thread starts, so that no signal ends the process by itself.
+    // Install the handlers before the first thread starts, so that no signal kills the process.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let shop = Shop {
         pool: Pool::new(ConnectionManager::new(&database_url))?,
@@ -65,7 +65,7 @@ fn main() -> Result<(), AnyError> {
     Ok(())
 }
 
-/// Tables of the outbox and of the shop, and customers: `CUSTOMERS=name:password,name:password`.
+/// Creates the tables of the outbox and the shop, and the customers: `CUSTOMERS=name:password,name:password`.
 fn migrate(shop: &Shop) -> Result<(), AnyError> {
     let mut conn = shop.pool.get()?;
     diesel_outbox::migrate(&mut conn, shop.outbox.name())?;
@@ -85,7 +85,7 @@ fn answer(shop: &Shop, request: &Request) -> Response {
         log::error!("{} {}: {error}", request.method(), request.url());
         Response::text("not now").with_status_code(503)
     });
-    // No script runs on these pages, whatever a customer has written.
+    // No script may run on these pages, whatever a customer enters.
     let policy =
         "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'";
     answered.with_additional_header("content-security-policy", policy)
@@ -96,19 +96,21 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
         return Ok(Response::basic_http_auth_login_required("webhooks"));
     };
     if request.method() == "POST" {
-        // Browsers log in by themselves, also for forms of other sites.
+        // Browsers send the login automatically, even with forms from other sites.
         let host = |origin: &str| origin.split_once("://").map(|(_, host)| host.to_owned());
         if request
             .header("origin")
             .is_some_and(|origin| host(origin).as_deref() != request.header("host"))
         {
-            return Ok(Response::text("this form is not ours").with_status_code(403));
+            return Ok(
+                Response::text("refused: this form comes from another site").with_status_code(403)
+            );
         }
         let length = request
             .header("content-length")
             .and_then(|length| length.parse().ok());
         if length.is_none_or(|length: usize| length > LONGEST_FORM) {
-            return Ok(Response::text("this form is too long").with_status_code(413));
+            return Ok(Response::text("refused: this form is too long").with_status_code(413));
         }
     }
     router!(request,
@@ -121,7 +123,7 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
     )
 }
 
-/// Who asks. The customer's id is the tenant of messages and webhooks.
+/// The customer who sent the request. The id of the customer is the tenant of messages and webhooks.
 fn customer(shop: &Shop, request: &Request) -> Result<Option<Uuid>, AnyError> {
     let Some(login) = input::basic_http_auth(request) else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Orders, of which webhooks tell.
+//! Orders, and the messages about them.
 
 use diesel::prelude::*;
 use diesel_outbox::{EnqueueError, NewMessage};
@@ -10,7 +10,7 @@ use crate::{AnyError, Shop};
 
 const PLACED: &str = "order.placed";
 const PAID: &str = "order.paid";
-/// What customers can choose from.
+/// The topics that customers can choose.
 pub const TOPICS: [&str; 2] = [PLACED, PAID];
 
 diesel::table! {
@@ -27,7 +27,7 @@ struct Order {
     euro: i32,
 }
 
-/// An order and what webhooks tell of it: all is there, or nothing.
+/// Writes an order and its messages: all, or nothing.
 pub fn place(shop: &Shop, customer: Uuid, request: &Request) -> Result<Response, AnyError> {
     let Ok(form) = post_input!(request, { euro: i32, is_paid: bool }) else {
         return Ok(Response::empty_400());

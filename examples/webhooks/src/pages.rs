@@ -1,4 +1,4 @@
-//! Plain pages. `maud` escapes all that stands in parentheses: names, descriptions and URLs are shown as text.
+//! Plain pages. `maud` escapes every value in parentheses, so names, descriptions and URLs are shown as text.
 
 use diesel_outbox::destinations::{Deliveries, RegisteredDestination, TestAnswer};
 use maud::{DOCTYPE, Markup, html};
@@ -89,7 +89,7 @@ pub fn webhook(hook: &RegisteredDestination, secret: &str, deliveries: &Deliveri
             (button(hook, "remove", "Remove"))
             h2 { "Deliveries" }
             table {
-                tr { th { "Event" } th { "State" } th { "Answer" } th { "Attempts" } th { "When" } th {} }
+                tr { th { "Event" } th { "State" } th { "Response" } th { "Attempts" } th { "When" } th {} }
                 @for row in &deliveries.rows {
                     tr title=(row.message_id) {
                         td { (row.topic) }
@@ -114,7 +114,7 @@ pub fn webhook(hook: &RegisteredDestination, secret: &str, deliveries: &Deliveri
                     }
                 }
             }
-            @if let Some(next) = deliveries.next { p { a href=(format!("{path}?after={next}")) { "Older ones" } } }
+            @if let Some(next) = deliveries.next { p { a href=(format!("{path}?after={next}")) { "Older" } } }
             p { a href="/" { "All webhooks" } }
         },
     )
@@ -126,8 +126,8 @@ pub fn test(name: &str, answer: &TestAnswer) -> Response {
         "Test",
         html! {
             p {
-                @if let Some(status) = answer.http_status { "Your server answered " (status) } @else { "There was no answer" }
-                " after " (took) ". " (answer.public_error().unwrap_or("It has taken the event."))
+                @if let Some(status) = answer.http_status { "Your server responded with " (status) } @else { "No response" }
+                " after " (took) ". " (answer.public_error().unwrap_or("The event was accepted."))
             }
             pre { (answer.body.as_deref().unwrap_or_default()) }
             p { a href=(format!("/webhooks/{name}")) { "Back" } }

@@ -1,4 +1,4 @@
-//! What customers do with their webhooks. Each is a registered destination of theirs: its tenant is the customer.
+//! The actions of customers on their webhooks. A webhook is a registered destination whose tenant is the customer.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use uuid::Uuid;
 use crate::orders::TOPICS;
 use crate::{AnyError, Shop, pages};
 
-/// Webhooks of one customer.
+/// Webhooks per customer.
 const MOST: usize = 10;
 const LONGEST_DESCRIPTION: usize = 200;
 const PAGE: usize = 20;
-/// How long the old secret signs beside a new one.
+/// How long the old secret signs alongside a new secret.
 const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 
 fn destinations(shop: &Shop) -> Destinations<'_> {
@@ -54,28 +54,28 @@ pub fn register(shop: &Shop, customer: Uuid, request: &Request) -> Result<Respon
     };
     let refused = |why: &str| Ok(pages::message("Not registered", why).with_status_code(422));
     if form.topics.is_empty() || form.topics.iter().any(|topic| !TOPICS.contains(&&**topic)) {
-        return refused("choose which events it is for");
+        return refused("choose at least one event");
     }
     if form.description.len() > LONGEST_DESCRIPTION {
         return refused("the description is too long");
     }
-    // Names are the shop's own: those of all customers stand in one table.
+    // The shop chooses the names, because the webhooks of all customers share one table.
     let name = Uuid::now_v7().to_string();
     let mut hook = RegisteredDestination::new(&name, form.url.trim())
         .tenant(customer)
         .topics(form.topics)
         .description(form.description.trim());
     if let Some(euro) = form.from_euro {
-        // Of a number: a filter of a customer's own would be work for the database.
+        // Build the filter from a number: a filter written by the customer could burden the database.
         hook = hook.filter(format!("$.euro ? (@ >= {euro})"));
     }
     let mut conn = shop.pool.get()?;
     if of_customer(shop, &mut conn, customer)?.len() >= MOST {
-        return refused("there are as many as there may be: remove one");
+        return refused("you have reached the limit: remove one first");
     }
     let registered = conn.transaction(|conn| {
         destinations(shop).put(conn, &hook)?;
-        // What the relay would not use is not registered: settings say whether it has to be https.
+        // Register only a URL that the relay would use. The settings say whether https is required.
         destinations(shop).test(conn, &name, &shop.config).map(drop)
     });
     match registered {
@@ -85,7 +85,7 @@ pub fn register(shop: &Shop, customer: Uuid, request: &Request) -> Result<Respon
     }
 }
 
-/// A webhook of this customer, and of no other one.
+/// A webhook, if it belongs to this customer.
 fn find(
     shop: &Shop,
     conn: &mut PgConnection,
@@ -124,7 +124,7 @@ pub fn show(
     ))
 }
 
-/// A button was pressed.
+/// Carries out the action of a button.
 pub fn act(
     shop: &Shop,
     customer: Uuid,
@@ -141,7 +141,7 @@ pub fn act(
         "rotate" => destinations.rotate(&mut conn, name, OVERLAP).map(drop)?,
         "enable" => destinations.enable(&mut conn, name).map(drop)?,
         "disable" => {
-            let why = "switched off by the customer";
+            let why = "disabled by the customer";
             destinations.disable(&mut conn, name, why).map(drop)?;
         }
         "remove" => {
@@ -150,7 +150,7 @@ pub fn act(
         }
         "test" => {
             let test = destinations.test(&mut conn, name, &shop.config)?;
-            // Answers take seconds.
+            // A response can take seconds, so return the connection first.
             drop(conn);
             return Ok(
                 test.map_or_else(Response::empty_404, |test| pages::test(name, &test.send()))
@@ -166,9 +166,8 @@ pub fn act(
                 Ok(true) => {}
                 Ok(false) => return Ok(Response::empty_404()),
                 Err(DestinationError::PayloadNotKept { .. }) => {
-                    return Ok(
-                        pages::message("Not sent", "we do not keep it").with_status_code(409)
-                    );
+                    return Ok(pages::message("Not sent", "the payload was not kept")
+                        .with_status_code(409));
                 }
                 Err(error) => return Err(error.into()),
             }

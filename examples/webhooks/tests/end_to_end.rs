@@ -1,4 +1,4 @@
-//! The shop as a process, on a real PostgreSQL, with a real receiver.
+//! Runs the shop as a process, with a real PostgreSQL and a real receiver.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
         ("from_euro", "40"),
     ];
     let hook = shop.post(ACME, "/webhooks", &form).location();
-    // All is text, on both pages.
+    // Both pages show all input as text.
     for path in ["/", &hook] {
         let page = shop.get(ACME, path).ok();
         assert!(
@@ -44,11 +44,14 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     }
     let secret = |page: &str| {
         let (_, rest) = page.split_once("id=\"secret\">").expect("the secret");
-        rest.split_once('<').expect("its end").0.to_owned()
+        rest.split_once('<')
+            .expect("the end of the secret")
+            .0
+            .to_owned()
     };
     let first = secret(&shop.get(ACME, &hook).ok());
 
-    // Its orders, from 40 euro on, and nobody else's.
+    // Only orders of this customer, from 40 euro.
     for (customer, euro) in [(ACME, "39"), (GLOBEX, "50"), (ACME, "42")] {
         shop.post(customer, "/orders", &[("euro", euro), ("is_paid", "on")])
             .location();
@@ -61,7 +64,7 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     );
     shop.wait_for(&hook, "delivered");
 
-    // Another customer's is nobody's business.
+    // Other customers cannot see or change the webhook.
     let again = [("message_id", request.id())];
     assert_eq!(shop.get(GLOBEX, &hook).status, 404);
     for action in ["again", "test", "rotate", "remove"] {
@@ -88,14 +91,14 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     assert_ne!(new, first);
     let page = shop.post(ACME, &format!("{hook}/test"), &[]).ok();
     assert!(
-        page.contains("Your server answered 200") && page.contains("It has taken"),
+        page.contains("Your server responded with 200") && page.contains("The event was accepted"),
         "{page}"
     );
     let test = receiver.wait_for(3).remove(2);
     assert_eq!(test.header("ce-type"), Some("outbox.test"));
     assert!(test.is_of(&first) && test.is_of(&new));
 
-    // What its server does not take is given up, and sent again when it is well.
+    // A message that the server refuses becomes a dead letter, and is sent again once the server accepts it.
     receiver.status.store(422, Ordering::SeqCst);
     shop.post(ACME, "/orders", &[("euro", "77")]).location();
     let page = shop.wait_for(&hook, "dead");
@@ -113,13 +116,13 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     assert!(
         shop.get(ACME, &hook)
             .ok()
-            .contains("switched off by the customer")
+            .contains("disabled by the customer")
     );
     shop.post(ACME, &format!("{hook}/remove"), &[]).location();
     assert_eq!(shop.get(ACME, &hook).status, 404);
     drop(shop);
 
-    // As the settings are by themselves.
+    // With the default settings.
     let shop = Shop::start(&database, &[]);
     let register = |url: &str, topic: &str| {
         let form = [("url", url), ("description", ""), ("topics", topic)];
@@ -168,7 +171,7 @@ impl Answer {
 
     fn location(self) -> String {
         assert_eq!(self.status, 303, "{}", self.body);
-        self.location.expect("where to")
+        self.location.expect("a location")
     }
 }
 
@@ -186,7 +189,7 @@ impl Shop {
         let line = stdout.lines().next().expect("a line").expect("text");
         let url = line
             .split_once("launched from ")
-            .expect("its address")
+            .expect("the address")
             .1
             .to_owned();
         let config = ureq::Agent::config_builder()
@@ -224,7 +227,7 @@ impl Shop {
         )
     }
 
-    /// Its page, once it shows this state of a delivery.
+    /// The page of the webhook, once it shows a delivery in this state.
     fn wait_for(&self, hook: &str, state: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -249,7 +252,7 @@ fn encoded(form: &[(&str, &str)]) -> String {
 }
 
 fn answer(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
-    let mut response = response.expect("an answer");
+    let mut response = response.expect("a response");
     let location = response
         .headers()
         .get("location")
@@ -265,13 +268,13 @@ fn answer(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> An
 
 impl Drop for Shop {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A customer's server.
+/// The server of a customer.
 struct Receiver {
     address: SocketAddr,
     status: Arc<AtomicU16>,
@@ -296,7 +299,7 @@ impl Received {
         self.header("webhook-id").expect("an id")
     }
 
-    /// It is signed with this secret.
+    /// Whether the request is signed with this secret.
     fn is_of(&self, secret: &str) -> bool {
         let verifier = Verifier::new(&[secret.parse().expect("a secret")]).expect("a verifier");
         let headers = self
@@ -353,7 +356,7 @@ impl Receiver {
             }
             assert!(
                 Instant::now() < until,
-                "{} of {count} requests came",
+                "{} of {count} requests arrived",
                 requests.len()
             );
             std::thread::sleep(Duration::from_millis(20));
@@ -361,7 +364,7 @@ impl Receiver {
     }
 }
 
-/// An empty database beside the one that DATABASE_URL names, removed when dropped.
+/// An empty database on the server of DATABASE_URL, removed when dropped.
 struct Database {
     server: String,
     name: String,
@@ -370,7 +373,7 @@ struct Database {
 
 impl Database {
     fn new() -> Self {
-        let server = std::env::var("DATABASE_URL").expect("run this by scripts/with-postgres");
+        let server = std::env::var("DATABASE_URL").expect("run this with scripts/with-postgres");
         let name = format!("webhooks_{}", std::process::id());
         let (base, _) = server.rsplit_once('/').expect("a URL");
         let url = format!("{base}/{name}");
@@ -380,7 +383,7 @@ impl Database {
     }
 
     fn on_server(&self, sql: &str) {
-        let mut conn = PgConnection::establish(&self.server).expect("PostgreSQL is there");
+        let mut conn = PgConnection::establish(&self.server).expect("PostgreSQL is reachable");
         conn.batch_execute(sql).expect(sql);
     }
 }

@@ -1,7 +1,7 @@
 CREATE TABLE customers (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
     name text NOT NULL UNIQUE,
-    -- An application has a login of its own, which keeps no passwords in the clear.
+    -- A placeholder: a real application does not store passwords in plain text.
     password text NOT NULL
 );
 CREATE TABLE orders (
