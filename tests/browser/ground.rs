@@ -110,7 +110,7 @@ impl Ground {
         self.drain();
         self.database.execute(
             "INSERT INTO {o} (topic, payload, ordering_key, available_at, attempts, last_error_code, last_error)
-             SELECT 'order.late', '{\"n\":1}', 'order-7', now() + n * interval '1 hour', 2, 'SERVER_ERROR', 'the receiver answered 503'
+             SELECT 'order.late', '{\"n\":1}', 'order-7', now() + n * interval '1 hour', 2, 'SERVER_ERROR', 'the receiver returned 503'
                FROM generate_series(1, 3) n",
         );
         self.database.execute(

@@ -32,18 +32,18 @@ const scenarios = {
   requeue: async (open) => {
     const page = await open();
     await visit(page, "/");
-    await says(page, "1 dead letter waits for somebody to look at.");
+    await says(page, "1 dead letter needs review.");
     await page.getByRole("navigation").getByRole("link", { name: "Dead letters" }).click();
     await page.getByLabel("Topic").fill("order.paid");
     await page.getByLabel("Reason").selectOption("REJECTED");
     await page.getByRole("button", { name: "Filter" }).click();
     await page.getByRole("link", { name: `#${told.letter}` }).click();
-    await says(page, "the receiver answered 422");
+    await says(page, "the receiver returned 422");
     const payload = await page.getByRole("region", { name: "Payload, JSON" }).innerText();
     assert.match(payload, /"customer": ‹string, 3 characters›/);
     assert.ok(!(await page.content()).includes("Ada"), "the payload is masked");
     await page.getByRole("button", { name: "Requeue" }).click();
-    await says(page, "1 dead letter was requeued: due at once, with no attempts.");
+    await says(page, "1 dead letter was requeued: due at once, attempts reset.");
     // The page reads itself again until it is.
     await says(page, "Delivered");
     assert.ok(!page.url().includes("done="), "the notice is not in the address any more");
@@ -58,15 +58,15 @@ const scenarios = {
     await row.getByLabel("For how long").fill("soon");
     expectStatus(400);
     await row.getByRole("button", { name: "Pause billing" }).click();
-    await says(page, 'is no time such as 10min');
+    await says(page, 'is not a duration such as 10min');
     await page.goBack();
     const again = page.getByRole("row").filter({ hasText: "billing" });
     if (!(await again.getByLabel("Why").isVisible())) await again.getByText("Pause").first().click();
     await again.getByLabel("Why").fill("upgrade of billing");
     await again.getByLabel("For how long").fill("2h");
     await again.getByRole("button", { name: "Pause billing" }).click();
-    await says(page, "Paused. Relays learn of it within a second.");
-    await says(page, "The destination billing is paused, for another 2 h: upgrade of billing");
+    await says(page, "Paused. Relays notice within a second.");
+    await says(page, "The destination billing is paused for another 2 h: upgrade of billing");
   },
 
   resume: async (open) => {
@@ -84,7 +84,7 @@ const scenarios = {
     await visit(page, "/dead?topic=order.paid");
     await page.getByLabel("Token").fill("a-token-that-is-not-the-right-one");
     await page.getByRole("button", { name: "Log in" }).click();
-    await says(page, "this is not the token");
+    await says(page, "wrong token");
     await page.getByLabel("Token").fill(told.token);
     await page.getByLabel("Your name").fill("Ann <b>");
     await page.getByRole("button", { name: "Log in" }).click();
@@ -135,17 +135,17 @@ const scenarios = {
     await tabTo(page, "Dead letters");
     await page.keyboard.press("Enter");
     await page.waitForURL("**/dead");
-    await tabTo(page, `Choose letter ${told.letter}`);
+    await tabTo(page, `Select dead letter ${told.letter}`);
     await page.keyboard.press("Space");
-    await tabTo(page, "Discard chosen");
+    await tabTo(page, "Discard selected");
     await page.keyboard.press("Enter");
     await says(page, "Discard 1 dead letter?");
     await tabTo(page, "No, go back");
     await page.keyboard.press("Enter");
     await page.waitForURL("**/dead");
-    await tabTo(page, `Choose letter ${told.letter}`);
+    await tabTo(page, `Select dead letter ${told.letter}`);
     await page.keyboard.press("Space");
-    await tabTo(page, "Requeue chosen");
+    await tabTo(page, "Requeue selected");
     await page.keyboard.press("Enter");
     await says(page, "1 dead letter was requeued");
     await visit(page, "/");
@@ -173,14 +173,14 @@ const scenarios = {
     await page.getByRole("button", { name: "Requeue" }).click();
     assert.match(await page.innerText("[data-notice]"), /1 dead letter was requeued/);
     await visit(page, "/");
-    await page.getByText("Pause a topic, or a destination by its name…").click();
-    await page.getByLabel("Its name").fill("order.late");
-    await page.locator("form").filter({ has: page.getByLabel("Its name") }).getByRole("button").click();
-    assert.match(await page.innerText("main"), /topic order\.late is paused, until it is resumed/);
+    await page.getByText("Pause a topic or destination by name…").click();
+    await page.getByLabel("Name", { exact: true }).fill("order.late");
+    await page.locator("form").filter({ has: page.getByLabel("Name", { exact: true }) }).getByRole("button").click();
+    assert.match(await page.innerText("main"), /topic order\.late is paused until resumed/);
     await page.getByRole("button", { name: "Resume order.late" }).click();
     assert.match(await page.innerText("[data-notice]"), /Resumed/);
     // What was requeued dies anew; without script the page does not read itself again.
-    const discard = page.getByRole("button", { name: "Discard all that match…" });
+    const discard = page.getByRole("button", { name: "Discard all matching…" });
     do await visit(page, "/dead");
     while ((await discard.count()) === 0);
     await discard.click();
@@ -210,11 +210,11 @@ const scenarios = {
       assert.equal(asked, 0);
     };
     await isReadAgain();
-    const letters = page.getByRole("checkbox", { name: /^Choose letter/ });
-    await page.getByLabel("Choose all of this page").check();
+    const letters = page.getByRole("checkbox", { name: /^Select dead letter/ });
+    await page.getByLabel("Select all on this page").check();
     assert.equal(await letters.and(page.locator(":checked")).count(), await letters.count());
     await staysFor(4000);
-    await page.getByLabel("Choose all of this page").uncheck();
+    await page.getByLabel("Select all on this page").uncheck();
     assert.equal(await letters.and(page.locator(":checked")).count(), 0);
     await page.getByLabel("Topic").fill("half a wor");
     await staysFor(4000);
@@ -236,7 +236,7 @@ const scenarios = {
     for (const where of PAGES) {
       await visit(page, where);
       assert.equal(await page.locator('form[method="post"], input[type="checkbox"]').count(), 0, where);
-      await says(page, "Read-only: this page shows, and changes nothing.");
+      await says(page, "Read-only: changes are disabled.");
     }
   },
 

@@ -361,7 +361,7 @@ fn a_table_is_for_people() {
     let shown = finish(bench.command(&["latency", "--rate=20", "--paced-seconds=1"]))
         .code(0)
         .stdout;
-    assert!(shown.contains("commit to answer"), "{shown}");
+    assert!(shown.contains("commit to response"), "{shown}");
     assert!(shown.contains("4 senders"), "{shown}");
 }
 

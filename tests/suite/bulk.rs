@@ -266,7 +266,7 @@ fn a_bad_message_is_named_and_leaves_nothing() {
             );
             assert_eq!(
                 error.to_string(),
-                "message 12345 (counted from 0): bad topic \"order paid\": it holds white space"
+                "message 12345 (counted from 0): bad topic \"order paid\": contains white space"
             );
             outbox.enqueue(conn, message(1))
         })

@@ -177,11 +177,11 @@ fn routes_that_lead_nowhere_are_refused() {
     for (text, named) in [
         (
             "[[routes]]\ntopic = 'a'\nto = 'nobody'",
-            "\"nobody\"; there are none",
+            "unknown destination \"nobody\": no destination exists",
         ),
         (
             "[destinations.a]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'x'\nto = 'nobody'",
-            "routes[0].to: no destination is called \"nobody\"; there are a",
+            "routes[0].to: unknown destination \"nobody\": existing destinations are a",
         ),
         (
             "[destinations.a]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'x'\nto = 'a'\n[[routes]]\ntopic = 'x'\nto = 'a'",
@@ -776,7 +776,7 @@ fn drain_stops_after_max_messages_and_leaves_the_others() {
     for line in [
         "4 due messages are left",
         "2 wait behind another message of their ordering key",
-        "2 wait for no other message: a pause, --max-messages or a signal kept them back",
+        "2 are held back by a pause, --max-messages or a signal",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
     }
@@ -888,7 +888,7 @@ fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
     ] {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
     }
-    assert!(!text.contains("for no other message"), "{text}");
+    assert!(!text.contains("held back"), "{text}");
     let shown = drain(&["--json"]).code(0).json();
     assert_eq!(
         shown["left"],
@@ -1268,7 +1268,9 @@ fn the_help_of_each_command_mentions_its_options() {
     ] {
         assert!(help.contains(&format!("  {command} ")), "{command}: {help}");
     }
-    assert!(help.contains("Exit codes: 0 done; 1 failed while running; 2 bad settings or usage"));
+    assert!(
+        help.contains("Exit codes: 0 success; 1 failure while running; 2 bad settings or usage")
+    );
 }
 
 #[test]

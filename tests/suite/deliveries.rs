@@ -351,7 +351,7 @@ fn the_commands_show_deliveries_and_send_again() {
     );
     run(&["put", "acme", "https://acme.example"]).code(0);
     let none = run(&["deliveries", "acme"]).code(0).stdout;
-    assert_eq!(none, "there are no deliveries\n");
+    assert_eq!(none, "no deliveries\n");
     database.execute(
         "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts,
                                reason, last_error, http_status)
@@ -382,7 +382,7 @@ fn the_commands_show_deliveries_and_send_again() {
     assert_eq!(database.count("pending"), 1);
     let nobodys = Uuid::now_v7().to_string();
     let said = run(&["send-again", "acme", &nobodys]).code(1).stderr;
-    assert!(said.contains("what still waits"), "{said}");
+    assert!(said.contains("there is no such dead letter"), "{said}");
     let said = run(&["send-again", "other", &id]).code(1).stderr;
     assert!(said.contains("no registered destination"), "{said}");
     for (arguments, flag) in [

@@ -179,7 +179,7 @@ fn drift_of_tables_is_told() {
         "problem",
         None,
     );
-    let text = "has fillfactor = 100 and not 45";
+    let text = "has fillfactor = 100 instead of 45";
     provoked(
         "ALTER TABLE {o} SET (fillfactor = 100)",
         "drift",
@@ -212,7 +212,7 @@ fn drift_of_tables_is_told() {
     provoked(
         "ALTER TABLE {o} DISABLE TRIGGER outbox_wake",
         "drift",
-        "is off",
+        "is disabled",
         "warning",
         None,
     );
@@ -226,7 +226,7 @@ fn drift_of_tables_is_told() {
     provoked(
         "ALTER TABLE {o} ENABLE ROW LEVEL SECURITY",
         "drift",
-        "has row security",
+        "has row-level security",
         "warning",
         None,
     );
@@ -269,11 +269,7 @@ fn functions_of_another_version_are_told() {
     let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
     command.env("DATABASE_URL", fresh.url.clone());
     let (finished, findings) = checked(command);
-    let found = level(
-        &findings,
-        "drift",
-        "the function outbox_drop is not the one",
-    );
+    let found = level(&findings, "drift", "the function outbox_drop differs");
     assert_eq!(found.map(|found| found.0), Some("warning"), "{findings:#?}");
     finished.code(0);
 }
@@ -350,7 +346,7 @@ fn a_sequence_near_its_end_is_told() {
     provoked(
         "ALTER SEQUENCE {o}_sequence_seq CYCLE",
         "sequence",
-        "begins anew",
+        "restarts at its end",
         "problem",
         None,
     );
@@ -437,7 +433,7 @@ fn settings_that_surprise_are_told() {
             .expect("reset");
         let (_, findings) = own.check(&url);
         assert_eq!(
-            level(&findings, "settings", "no surprise").map(|found| found.0),
+            level(&findings, "settings", "no unusual role or server settings").map(|found| found.0),
             Some("ok")
         );
     }

@@ -166,7 +166,10 @@ fn what_is_under_way_is_waited_for_and_its_destination_kept_until_then() {
     let tenants = tenant.to_string();
     let arguments = ["forget", "--tenant", &tenants, "--yes", "--wait", "0s"];
     let failed = finish(database.binary(&arguments)).code(1).stderr;
-    assert!(failed.contains("under way still: 1 of"), "{failed}");
+    assert!(
+        failed.contains("1 messages of the tenant are still in flight"),
+        "{failed}"
+    );
 
     let done = std::thread::scope(|scope| {
         let forgetting = scope.spawn(|| forget(&database, tenant, Duration::from_secs(60)));

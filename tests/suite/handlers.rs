@@ -173,7 +173,7 @@ fn a_snoozed_message_comes_again_when_asked_and_costs_no_attempt() {
     join(&database, 1);
     eventually("it waits", || {
         database.text("SELECT last_error_code || ' ' || attempts || ': ' || last_error FROM {o}")
-            == Some("SNOOZED 0: the handler asked for 300ms".to_owned())
+            == Some("SNOOZED 0: the handler asked to wait for 300ms".to_owned())
     });
     eventually("it is delivered", || database.count("delivered") == 1);
     let calls: Vec<_> = hear.try_iter().collect();
@@ -250,7 +250,10 @@ fn a_payload_of_another_shape_is_dead_at_once_and_a_newer_version_waits_for_a_ne
     eventually("one is dead", || database.count("dead") == 1);
     assert_eq!(
         database.text("SELECT reason || ': ' || last_error FROM {o}_dead"),
-        Some("UNDECODABLE: the payload cannot be read: the JSON has another shape at line 1, column 24".to_owned())
+        Some(
+            "UNDECODABLE: cannot decode the payload: unexpected JSON shape at line 1, column 24"
+                .to_owned()
+        )
     );
     eventually("two wait", || database.count("retrying") == 2);
     assert_eq!(
@@ -258,8 +261,7 @@ fn a_payload_of_another_shape_is_dead_at_once_and_a_newer_version_waits_for_a_ne
             "SELECT string_agg(DISTINCT last_error_code || ': ' || last_error, ' ') FROM {o}"
         ),
         Some(
-            "UNDECODABLE: the payload cannot be read: it is of version 2; version 1 is known"
-                .to_owned()
+            "UNDECODABLE: cannot decode the payload: unsupported version 2, expected 1".to_owned()
         )
     );
     end(&relay);
@@ -450,7 +452,7 @@ fn groups_that_cannot_be_meant_are_refused_at_the_start() {
                 .handlers("a", group())
                 .destination(crm())
                 .route("member.joined", "crm"),
-            "name it there, too",
+            "to the route",
         ),
         (
             database.relay().handlers("a", group().concurrency(0)),

@@ -67,7 +67,7 @@ fn failed_attempts_and_who_requeued_or_discarded_a_message_are_written_down() {
     let steps = [
         "attempt 1 failed",
         "attempt 2 failed",
-        "died",
+        "dead-lettered",
         "requeued",
         "by alice: it is mended",
         "delivered for",

@@ -230,15 +230,19 @@ fn a_bad_key_is_an_error_before_sql() {
     let long = "x".repeat(inbox::MAX_KEY_BYTES + 1);
     conn.transaction(|conn| {
         for (source, id, said) in [
-            ("", "a", "the source of a message is empty"),
-            ("a", "", "the id of a message is empty"),
+            ("", "a", "the source of the message is empty"),
+            ("a", "", "the id of the message is empty"),
             (
                 &long,
                 "a",
-                "the source of a message is longer than 1024 bytes",
+                "the source of the message is longer than 1024 bytes",
             ),
-            ("a", &long, "the id of a message is longer than 1024 bytes"),
-            ("a", "a\0b", "the id of a message holds NUL"),
+            (
+                "a",
+                &long,
+                "the id of the message is longer than 1024 bytes",
+            ),
+            ("a", "a\0b", "the id of the message contains NUL"),
         ] {
             let error = inbox::once(conn, source, id, |_| QueryResult::Ok(())).expect_err(said);
             assert_eq!(error.to_string(), said);

@@ -88,19 +88,22 @@ fn a_value_that_cannot_be_read_is_refused_by_its_flag() {
     for (command, why) in [
         (
             "dead list --before here",
-            "--before: \"here\" is no place: copy it from the line \"more: --before",
+            "--before: \"here\" is not a place: copy the place from the line \"more: --before",
         ),
-        ("message list --after here", "--after: \"here\" is no place"),
+        (
+            "message list --after here",
+            "--after: \"here\" is not a place",
+        ),
         (
             "message list --status sent",
             "--status: \"sent\" is not pending, sending or retrying",
         ),
         ("message list --status dead", "see `dead list`"),
-        ("message list --tenant me", "--tenant: \"me\" is no UUID"),
-        ("dead show letter", "dead show: \"letter\" is no id"),
+        ("message list --tenant me", "--tenant: \"me\" is not a UUID"),
+        ("dead show letter", "dead show: \"letter\" is not an id"),
         (
             "replay x --run a_b",
-            "--run: \"a_b\" is no name of a run: 1 to 22",
+            "--run: \"a_b\" is not a run name: give 1 to 22",
         ),
         (
             "message reschedule 7 --in 5",
@@ -112,19 +115,19 @@ fn a_value_that_cannot_be_read_is_refused_by_its_flag() {
         ),
         (
             "run --backoff soon",
-            "\"soon\" is no duration such as 5s (write exponential(5s, 1h)",
+            "\"soon\" is not a duration such as 5s (write exponential(5s, 1h)",
         ),
         (
             "run --proxy foo",
-            "a URL that begins with http:// or https://",
+            "a URL that starts with http:// or https://",
         ),
         (
             "run --table a.b.c",
-            "\"a.b.c\" is no name of an outbox: only",
+            "\"a.b.c\" is not a valid outbox name: only",
         ),
         (
             "bench latency --rate 0",
-            "--rate and --paced-seconds have to be at least 1",
+            "--rate and --paced-seconds must be at least 1",
         ),
     ] {
         let arguments: Vec<&str> = command.split(' ').collect();
@@ -205,8 +208,8 @@ fn a_role_without_rights_is_told_what_prints_them() {
     for (arguments, said) in [
         (["status", "--table", "outbox"].as_slice(), no_outbox),
         (&["status", "--table", &whole], &of_schema),
-        (&["status", "--table", &whole], "needs GRANT USAGE on it"),
-        (&["check", "--table", &whole], "needs GRANT USAGE on it"),
+        (&["status", "--table", &whole], "needs USAGE on this schema"),
+        (&["check", "--table", &whole], "needs USAGE on this schema"),
     ] {
         let mut command = database.binary(arguments);
         command.env("DATABASE_URL", url.as_str());
@@ -228,10 +231,10 @@ fn a_role_without_rights_is_told_what_prints_them() {
         ),
         (
             "pause list",
-            "`diesel-outbox check` those that a relay lacks",
+            "`diesel-outbox check` the rights that a relay lacks",
         ),
         ("demo", "permission denied for database"),
-        ("demo", "needs GRANT CREATE on it"),
+        ("demo", "needs CREATE on this database"),
     ] {
         let arguments: Vec<&str> = command.split(' ').collect();
         let mut command = database.binary(&arguments);
@@ -291,7 +294,7 @@ fn check_tells_of_keys_that_wait() {
     assert_eq!(found[0]["level"], json!("warning"));
     assert_eq!(
         found[0]["detail"],
-        json!("1 ordering key waits for a dead letter, for example \"held\" for -7 (REJECTED)")
+        json!("1 ordering key is blocked by a dead letter, for example \"held\" by -7 (REJECTED)")
     );
     let advice = found[0]["advice"].as_str().expect("what to do");
     assert!(advice.contains("diesel-outbox dead requeue -7"), "{advice}");

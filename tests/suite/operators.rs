@@ -47,7 +47,7 @@ fn message_show_has_the_payload_and_a_timeline() {
     assert_eq!(shown["records"][0]["status"], json!("dead"));
     assert_eq!(
         shown["timeline"][1]["what"],
-        json!("died after 3 attempts: REJECTED (no \u{1b}[31mway)")
+        json!("dead-lettered after 3 attempts: REJECTED (no \u{1b}[31mway)")
     );
     let text = finish(db.binary(&["message", "show", "d1"])).code(0).stdout;
     assert!(!text.contains('\x1b'), "a terminal would obey it: {text}");
@@ -91,7 +91,7 @@ fn keys_show_what_waits_and_for_what() {
         let arguments: Vec<&str> = command.split(' ').collect();
         finish(db.binary(&arguments)).code(0).stdout
     });
-    for (table, heading) in tables.iter().zip([" for sequence ", " sequence "]) {
+    for (table, heading) in tables.iter().zip([" blocked by sequence ", " sequence "]) {
         let headings = table.lines().nth(1).expect("headings");
         assert!(headings.contains(heading), "{table}");
         let sequence = keys[0]["sequence"].to_string();
@@ -100,17 +100,14 @@ fn keys_show_what_waits_and_for_what() {
     // Its relay is silent, and no other one has taken the message over.
     db.execute("UPDATE {o} SET locked_by = 2, locked_at = now() WHERE idempotency_key = 'one'");
     let silent = finish(db.binary(&["keys", "show", "k"])).code(0).stdout;
-    assert!(
-        silent.contains("sending, its relay's lease is over"),
-        "{silent}"
-    );
+    assert!(silent.contains("sending, lease expired"), "{silent}");
     let silent = finish(db.binary(&["keys", "show", "k", "--json"])).code(0);
     assert_eq!(silent.json()[0]["lease_expired"], json!(true));
     assert_eq!(silent.json()[1]["lease_expired"], json!(false));
     let empty = Database::new();
     assert_eq!(
         finish(empty.binary(&["keys"])).code(0).stdout,
-        "no key waits\n"
+        "no keys are blocked\n"
     );
 }
 

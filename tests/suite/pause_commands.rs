@@ -215,7 +215,7 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     // It is there already, and an operator's would not be longer.
     let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);
     let stays = format!(
-        "nothing was changed: {sentence}, and that pause lasts as long as the one asked for, or longer. To replace it, first run: diesel-outbox resume destination billing\n"
+        "nothing was changed: {sentence}, which is at least as long as requested. To replace this pause, first run: diesel-outbox resume destination billing\n"
     );
     assert_eq!(text.code(0).stdout, stays);
 
@@ -269,7 +269,7 @@ fn a_pause_that_would_do_nothing_is_refused() {
     // Settings without any destination are not the relay's: they know no better.
     let elsewhere = ["pause", "destination", "elsewhere"];
     let told = finish(shop.database.binary(&elsewhere)).code(0).stderr;
-    let doubt = "no waiting message names the destination \"elsewhere\"";
+    let doubt = "no waiting message has the destination \"elsewhere\"";
     assert!(told.contains(doubt), "{told}");
     // Nor do these know all topics.
     let misspelt = ["pause", "topic", "order.piad"];

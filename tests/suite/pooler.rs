@@ -214,7 +214,10 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     let mut check = database.binary(&["check", "--url", &receiver.url()]);
     check.env("DATABASE_URL", &pooler.url);
     let checked = finish(check).code(0).stdout;
-    assert!(checked.contains("a pooler stands before"), "{checked}");
+    assert!(
+        checked.contains("the connection leads through a pooler"),
+        "{checked}"
+    );
     let told = "DATABASE_URL leads through a pooler";
     assert!(checked.contains(told), "{checked}");
     let direct = finish(database.binary(&["check", "--url", &receiver.url()]))

@@ -164,7 +164,7 @@ fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
     eventually("it waits", || last_error(&database).is_some());
     let error = last_error(&database).expect("an error");
     assert!(
-        error.starts_with(&format!("the proxy {address} cannot be reached")),
+        error.starts_with(&format!("proxy {address} cannot be reached")),
         "{error}"
     );
     // More often than it has attempts.
@@ -189,13 +189,19 @@ fn what_the_proxy_refuses_waits_and_no_attempt_is_counted() {
     for (answer, reason) in [
         (
             "HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n",
-            "wants other credentials: it answered 407",
+            "refused the credentials: it returned 407",
         ),
-        ("HTTP/1.1 403 Forbidden\r\n\r\n", "refuses: it answered 403"),
-        ("HTTP/1.0 405\r\n\r\n", "refuses: it answered 405"),
-        ("SSH-2.0-OpenSSH_9\r\n\r\n", "it does not speak HTTP"),
-        ("", "it closed the connection"),
-        ("HTTP/1.1 200 OK\r\nvia:", "it closed the connection"),
+        (
+            "HTTP/1.1 403 Forbidden\r\n\r\n",
+            "refused the tunnel: it returned 403",
+        ),
+        (
+            "HTTP/1.0 405\r\n\r\n",
+            "refused the tunnel: it returned 405",
+        ),
+        ("SSH-2.0-OpenSSH_9\r\n\r\n", "the response is not HTTP"),
+        ("", "the proxy closed the connection"),
+        ("HTTP/1.1 200 OK\r\nvia:", "the proxy closed the connection"),
     ] {
         let database = Database::new();
         let receiver = Receiver::ok();
@@ -231,7 +237,7 @@ fn a_proxy_whose_name_nobody_knows_is_the_proxys_fault() {
     eventually("it waits", || last_error(&database).is_some());
     let error = last_error(&database).expect("an error");
     assert!(
-        error.starts_with("the proxy proxy.invalid:3128 cannot be reached: cannot resolve"),
+        error.starts_with("proxy proxy.invalid:3128 cannot be reached: cannot resolve"),
         "{error}"
     );
     assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
@@ -266,7 +272,7 @@ fn a_destination_that_the_proxy_cannot_reach_costs_attempts() {
             write!(stream, "HTTP/1.1 {status} Reason\r\n\r\n")
         });
         let error = dies_behind(&proxy, "CONNECT");
-        let end = format!("cannot reach the destination: it answered {status}");
+        let end = format!("cannot reach the destination: it returned {status}");
         assert!(error.ends_with(&end), "{error}");
     }
 }
@@ -279,7 +285,7 @@ fn a_proxy_that_does_not_answer_costs_attempts_because_nobody_knows_whose_fault_
     });
     let error = dies_behind(&silent, "TIMEOUT");
     assert!(
-        error.ends_with("opened no way to the destination in time"),
+        error.ends_with("opened no tunnel to the destination in time"),
         "{error}"
     );
 }

@@ -530,7 +530,7 @@ fn one_that_has_failed_for_five_days_is_disabled() {
     });
     end(&relay);
     let reason = database.text("SELECT disabled_reason FROM {o}_destination");
-    assert_eq!(reason.as_deref(), Some("it has failed for 5days"));
+    assert_eq!(reason.as_deref(), Some("has failed for 5days"));
     assert_eq!((receiver.count(), database.count("retrying")), (1, 1));
 }
 
@@ -593,7 +593,7 @@ fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
     let reason = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'acme'");
     assert_eq!(
         reason.as_deref(),
-        Some("a destination of a relay's settings has its name")
+        Some("a destination in a relay's settings has the same name")
     );
 }
 

@@ -194,7 +194,8 @@ fn what_has_no_payload_is_said() {
     drain(&db, &receiver, true);
     let text = finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
     assert!(
-        text.stdout.contains("2 delivered messages have no payload"),
+        text.stdout
+            .contains("2 delivered messages cannot be replayed"),
         "{}",
         text.stdout
     );
@@ -297,7 +298,7 @@ fn a_run_that_fails_says_how_it_goes_on() {
     let failed = finish(db.binary(&arguments)).code(1);
     let (_, flags) = failed
         .stderr
-        .split_once("the same command with --run ")
+        .split_once("repeat the command with --run ")
         .unwrap_or_else(|| panic!("{}", failed.stderr));
     let mut flags = flags.split_whitespace();
     let (run, from, since) = (flags.next(), flags.next(), flags.next());
@@ -366,7 +367,7 @@ fn at_a_terminal_it_asks() {
             .env("BIN", binary.get_program())
             .env("ANSWER", answer);
         let finished = finish(command).code(code);
-        let question = "replay 2 messages of outbox ";
+        let question = "replay 2 messages of the outbox ";
         assert!(finished.stdout.contains(question), "{}", finished.stdout);
         assert_eq!(db.number("SELECT count(*) FROM {o}"), live);
     }

@@ -239,7 +239,7 @@ fn an_outbox_that_cannot_be_created_is_named_in_one_sentence() {
     let database = FreshDatabase::new();
     finish(command(&database, &["migrate"])).code(0);
     for (name, said) in [
-        ("outbox", "there is a table of this name already"),
+        ("outbox", "a table of this name already exists"),
         ("nowhere.outbox", "there is no schema nowhere"),
     ] {
         let error = database
@@ -544,7 +544,7 @@ fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
             );
             let (_, repair) = failed
                 .stderr
-                .split_once("make an empty one: ")
+                .split_once("create an empty one: ")
                 .expect("a repair");
             if arguments == ["status"] {
                 database.execute(repair.trim());
@@ -590,7 +590,7 @@ fn an_outbox_that_lacks_parts_of_its_ring_says_which_and_what_is_said_repairs_it
                 shown.contains("the outbox outbox is damaged: ") && shown.contains(lost),
                 "{arguments}: {shown}"
             );
-            let (_, told) = shown.split_once("mends it: ").expect("a repair");
+            let (_, told) = shown.split_once("fixes this with: ").expect("a repair");
             cure = told.lines().next().expect("SQL").to_owned();
         }
         database.execute(&cure);

@@ -89,7 +89,7 @@ fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
             .expect_err("not the key")
             .to_string();
         assert!(
-            error.starts_with("destinations.acme.secret: secret 1: it is encrypted"),
+            error.starts_with("destinations.acme.secret: secret 1: encrypted"),
             "{error}"
         );
         assert!(!error.contains("sealed1_"), "{error}");
@@ -256,7 +256,7 @@ fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
     );
     assert_eq!(
         encrypt(&both).code(0).stdout,
-        "encrypted the secrets of 2 destinations (1 plain, 1 with an older key); 1 had the newest key already\n"
+        "encrypted the secrets of 2 destinations (1 plain, 1 with an older key); 1 already had the newest key\n"
     );
     assert_eq!(read_all(&new), secrets);
     let good = check(&new).expect("a finding");
@@ -266,7 +266,7 @@ fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
     );
     assert_eq!(
         encrypt(&new).code(0).stdout,
-        "encrypted the secrets of 0 destinations (0 plain, 0 with an older key); 3 had the newest key already\n"
+        "encrypted the secrets of 0 destinations (0 plain, 0 with an older key); 3 already had the newest key\n"
     );
 
     // What cannot be read is told, and stays as it is.
@@ -274,14 +274,14 @@ fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
     let before = stored(&database, "d");
     let error = encrypt(&new).code(1).stderr;
     assert!(
-        error.contains("1 destinations cannot be read and stay as they are: d"),
+        error.contains("1 destinations cannot be read, and are unchanged: d"),
         "{error}"
     );
     assert_eq!(stored(&database, "d"), before);
     for keys in [&new, &none] {
         let problem = check(keys).expect("a finding");
         assert!(
-            problem.starts_with("problem ") && problem.contains("nothing is sent there"),
+            problem.starts_with("problem ") && problem.contains("nothing is sent to them"),
             "{problem}"
         );
     }

@@ -80,15 +80,11 @@ fn what_has_no_public_key_is_told_and_never_shown() {
     let [symmetric, broken] = [SYMMETRIC, &broken].map(File::new);
     for (arguments, code, why) in [
         (&["public"][..], 1, "OUTBOX_SECRET is not set"),
-        (&["public", symmetric.path()], 1, "symmetric secrets only"),
-        (&["public", broken.path()], 2, "secret 1: its public half"),
+        (&["public", symmetric.path()], 1, "only symmetric secrets"),
+        (&["public", broken.path()], 2, "secret 1: the public half"),
         // The secret itself instead of a file.
-        (
-            &["public", PRIVATE],
-            1,
-            "cannot read the file that was given",
-        ),
-        (&["public", "/dev/null"], 2, "it is empty"),
+        (&["public", PRIVATE], 1, "cannot read the given file"),
+        (&["public", "/dev/null"], 2, "must not be empty"),
     ] {
         let error = secret(arguments).code(code).stderr;
         assert!(error.contains(why), "{error}");

@@ -96,11 +96,11 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
          internal (any address), \
          no TLS, no proxy",
         "ok destination billing: https://billing.example/events?***, structured, \
-         signed with 2 secrets, 8 threads, 50/s (burst 7), breaker at 25 % of 20 or more sends in \
-         1m, on_dead block, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
+         signed with 2 secrets, 8 threads, 50/s (burst 7), breaker opens if 25 % of at least 20 sends in \
+         1m fail, on_dead block, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
          proxy http://***@proxy.example:3128/",
         "ok destination default: https://***@rest.example/?***, binary, unsigned, 16 threads, \
-         no rate, breaker at 50 % of 50 or more sends in 30s, on_dead continue, public addresses only, \
+         no rate limit, breaker opens if 50 % of at least 50 sends in 30s fail, on_dead continue, public addresses only, \
          TLS from 1.2 with bundled roots, no proxy",
     ];
     for (line, expected) in lines[1..].iter().zip(expected) {
@@ -153,15 +153,19 @@ fn what_may_not_be_meant_is_a_warning_and_no_problem() {
         [
             (
                 "lonely",
-                &json!(["no route leads to it: only messages that name it go there"])
+                &json!([
+                    "no route leads to this destination: only messages that name it are sent there"
+                ])
             ),
             (
                 "near",
-                &json!(["headers are not signed: consider structured"])
+                &json!(["headers are not signed: consider structured mode"])
             ),
             (
                 "open",
-                &json!(["it is signed, but http:// to a public host is not private: use https://"])
+                &json!([
+                    "requests are signed, but http:// to a public host is not private: use https://"
+                ])
             ),
         ]
     );
@@ -178,7 +182,7 @@ fn a_bad_key_ends_with_exit_code_2_and_its_whole_name() {
     for (lines, named) in [
         (
             "timeuot = '5s'",
-            ["destinations.a.timeuot", "timeout is one"],
+            ["destinations.a.timeuot", "did you mean timeout?"],
         ),
         (
             "headers.host = 'x'",
@@ -324,7 +328,7 @@ to = 'nobody'
     // Both at once.
     refused(
         command(&["check"]).with("OUTBOX_URL", "http://127.0.0.1:9/"),
-        &["OUTBOX_URL_FILE", "OUTBOX_URL is set, too"],
+        &["OUTBOX_URL_FILE", "OUTBOX_URL is also set"],
     );
 }
 

@@ -91,7 +91,7 @@ fn a_failed_assertion_says_what_there_is() {
     outbox.enqueue(conn, paid(7)).expect("enqueued");
     let text = failure_of(|| assert_enqueued!(conn, outbox, OrderPaid { order_id: 1, .. }));
     assert!(
-        text.ends_with("the outbox has:\n  order.paid {\"order_id\":7,\"euro\":42}"),
+        text.ends_with("the outbox contains:\n  order.paid {\"order_id\":7,\"euro\":42}"),
         "{text}"
     );
     let text =
@@ -104,7 +104,10 @@ fn a_failed_assertion_says_what_there_is() {
     let odd = NewMessage::new("order.paid", &"no order").expect("JSON");
     outbox.enqueue(conn, odd).expect("enqueued");
     let text = failure_of(|| assert_enqueued!(conn, outbox, OrderPaid { .. }));
-    assert!(text.contains("order.paid is not of its type"), "{text}");
+    assert!(
+        text.contains("order.paid does not match its type"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -396,7 +399,7 @@ fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_st
     let drained = relay.drain(conn).expect("drained");
     assert_eq!(drained.delivered.len(), 1);
     let error = &drained.retried[0].error;
-    assert!(error.contains("a transaction of its own"), "{error}");
+    assert!(error.contains("their own transaction"), "{error}");
     let mails = testing::events::<MailSent>(conn, &Outbox::default());
     assert_eq!(mails.expect("read").len(), 1);
 }

@@ -707,9 +707,9 @@ fn the_command_lists_cancels_reschedules_and_settles() {
         "{shown}"
     );
     let again = run(&db, &["cancel", "a-retrying"]).code(0);
-    assert!(again.stdout.contains("before"), "{}", again.stdout);
+    assert!(again.stdout.contains("already"), "{}", again.stdout);
     let busy = run(&db, &["cancel", "b-keyed"]).code(1);
-    assert!(busy.stderr.contains("under way"), "{}", busy.stderr);
+    assert!(busy.stderr.contains("in flight"), "{}", busy.stderr);
     let unknown = run(&db, &["cancel", "nothing", "--json"]).code(1);
     assert_eq!(unknown.json()["answer"], "unknown");
 
@@ -771,7 +771,7 @@ fn the_page_lists_cancels_reschedules_and_settles() {
         &format!("sequence={claimed}&key=b-keyed"),
     );
     let next = answer.header("location").expect("a way").to_owned();
-    assert!(page.get(&next).body.contains("under way"), "{next}");
+    assert!(page.get(&next).body.contains("in flight"), "{next}");
     // Settling needs a reason, and shows it.
     let letter = "sequence=-1&destination=billing&key=dead-1&verdict=delivered";
     assert_eq!(send("/message/settle", letter).status, 400);

@@ -344,7 +344,9 @@ fn a_relay_works_without_the_connection_that_its_listener_should_have() {
     database.execute("ALTER TABLE {o} DISABLE TRIGGER outbox_wake");
     let checked = finish(database.binary(&["check", "--url", &receiver.url()])).code(0);
     assert!(
-        checked.stdout.contains("no trigger outbox_wake"),
+        checked
+            .stdout
+            .contains("the trigger outbox_wake is missing or disabled"),
         "{}",
         checked.stdout
     );

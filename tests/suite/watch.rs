@@ -108,7 +108,7 @@ fn watch_draws_in_place_on_a_terminal() {
     eventually("it is drawn three times", || drawn(&watch) >= 3);
     let log = watch.log();
     assert!(
-        log.contains("Ctrl-C ends it") && log.contains("\x1b[J"),
+        log.contains("Ctrl-C to stop") && log.contains("\x1b[J"),
         "{log}"
     );
     assert_eq!(log.matches("\x1b[2J").count(), 1);

@@ -341,7 +341,7 @@ fn a_payload_that_is_too_large_for_its_destination_dies_unsent() {
     assert_eq!(
         database.text("SELECT reason || ': ' || last_error FROM {o}_dead"),
         Some(
-            "PAYLOAD_TOO_LARGE: the payload has 11 bytes; the destination \"hook\" takes 10"
+            "PAYLOAD_TOO_LARGE: the payload has 11 bytes: destination \"hook\" takes at most 10"
                 .to_owned()
         )
     );
