@@ -12,6 +12,7 @@
 // Building blocks of statements.
 pub(crate) mod brief;
 pub(crate) mod catalogue;
+pub(crate) mod expired;
 mod live;
 pub(crate) mod looking;
 pub(crate) mod pinned;

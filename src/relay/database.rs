@@ -16,6 +16,7 @@ use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::store::brief::briefly;
 use crate::store::destinations::{self, AsSeen};
+use crate::store::expired;
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
@@ -199,7 +200,7 @@ impl Database for Session {
             };
             let took = began.elapsed();
             let shortened = lease::shorten(conn, name, lease)?;
-            let ended = lease::ended(conn, name)?;
+            let ended = expired::ended(conn, name)?;
             let standing = lease::standing(conn, name, lease)?;
             let found = Surveyed {
                 streams,

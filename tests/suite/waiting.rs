@@ -1,4 +1,4 @@
-//! What waits: listed, cancelled, put off and settled by hand, by the library, by commands and by the page.
+//! Waiting messages: listed, cancelled, rescheduled and settled by hand, by the library, the commands and the page.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -51,18 +51,18 @@ fn settle(db: &Database, which: impl Into<MessageRef>, verdict: Verdict) -> Chan
     changed.expect("an answer")
 }
 
-/// `a Done`: destination and state of each part.
+/// `a Done`: the destination and state of each part.
 fn parts(changed: &Changed) -> Vec<String> {
     let part = |part: &diesel_outbox::Part| format!("{} {:?}", part.destination, part.state);
     changed.parts.iter().map(part).collect()
 }
 
-/// Status, reason and error of the ledger's only row.
+/// Status, reason and error of the ledger's latest row.
 fn ledger(db: &Database) -> Option<String> {
     db.text("SELECT concat_ws(' ', status, reason, error) FROM {o}_ledger ORDER BY settled_at DESC LIMIT 1")
 }
 
-/// R39, G1: cancelled in the caller's transaction, and only if that commits.
+/// R39, G1: cancelled in the caller's transaction, and only if that transaction commits.
 #[test]
 fn a_cancelled_message_is_not_sent_and_the_ledger_keeps_that_it_was_cancelled() {
     let db = Database::new();
@@ -88,12 +88,16 @@ fn a_cancelled_message_is_not_sent_and_the_ledger_keeps_that_it_was_cancelled() 
         Answer::Cancelled
     );
 
-    // The key is free, and what is enqueued under it is sent.
+    // The key is free: a new message under it is sent.
     assert!(enqueue(&db, message("reminder").idempotency_key("r-1")).is_new);
     let receiver = Receiver::ok();
-    let relay = db.relay().url(&receiver.url()).start().expect("it starts");
+    let relay = db
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("the relay starts");
     receiver.wait_for(1);
-    eventually("it is settled", || relay.stats().delivered == 1);
+    eventually("the message is settled", || relay.stats().delivered == 1);
     assert_eq!(
         cancel(&db, MessageRef::key("r-1")).answer(),
         Answer::Delivered
@@ -101,7 +105,7 @@ fn a_cancelled_message_is_not_sent_and_the_ledger_keeps_that_it_was_cancelled() 
     assert_eq!(receiver.count(), 1);
 }
 
-/// R39: by each of its names, and never another message of the same key.
+/// R39: a message is cancelled by each of its names, and never another message of the same key.
 #[test]
 fn a_message_is_cancelled_by_sequence_id_and_key() {
     let db = Database::new();
@@ -109,7 +113,11 @@ fn a_message_is_cancelled_by_sequence_id_and_key() {
     assert_eq!(cancel(&db, first).answer(), Answer::Done);
     enqueue(&db, reminder("r-1"));
     assert_eq!(cancel(&db, first).answer(), Answer::Cancelled);
-    assert_eq!(db.count("pending"), 1, "it is another message");
+    assert_eq!(
+        db.count("pending"),
+        1,
+        "the new message with the same key stays"
+    );
     let id = db.text("SELECT message_id::text FROM {o}").expect("an id");
     let id: Uuid = id.parse().expect("an id");
     let elsewhere = MessageRef::from(id).at("billing");
@@ -129,7 +137,7 @@ fn a_message_is_cancelled_by_sequence_id_and_key() {
     }
 }
 
-/// R39, R13: what a relay has is left alone, and so is what another transaction has locked; nobody waits.
+/// R39, R13: a message that a relay holds or another transaction has locked is left alone, without waiting.
 #[test]
 fn what_is_under_way_is_left_alone_at_once() {
     let db = Database::new();
@@ -155,7 +163,7 @@ fn what_is_under_way_is_left_alone_at_once() {
     }
     assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);
 
-    // An operator settles what a relay holds only when its lease is over.
+    // An operator may settle a message in flight only after its lease has expired.
     db.execute(
         "INSERT INTO {o}_lease (id, relay, expires_at) OVERRIDING SYSTEM VALUE
          VALUES (7, 'r', now() + interval '1 hour')",
@@ -174,7 +182,39 @@ fn what_is_under_way_is_left_alone_at_once() {
     );
 }
 
-/// R39: each part of a fan-out is answered for.
+/// R39, R12: a lease that is being renewed holds its messages, although its row still says that it has expired.
+#[test]
+fn a_message_under_a_lease_that_is_being_renewed_is_not_settled() {
+    let db = Database::new();
+    let sequence = enqueue(&db, message("t")).sequence;
+    db.execute(
+        "INSERT INTO {o}_lease (id, relay, expires_at) OVERRIDING SYSTEM VALUE
+         VALUES (7, 'r', clock_timestamp() + interval '1 hour')",
+    );
+    db.execute("UPDATE {o} SET locked_by = 7, locked_at = now()");
+    let mut relay = db.connect();
+    db.execute("UPDATE {o}_lease SET expires_at = clock_timestamp()");
+    relay
+        .batch_execute(&format!(
+            "BEGIN; UPDATE {}_lease SET expires_at = clock_timestamp() + interval '1 hour'",
+            db.name()
+        ))
+        .expect("a renewal that has not committed");
+    let settled = settle(&db, sequence, Verdict::NotToBeSent);
+    assert_eq!(settled.answer(), Answer::UnderWay);
+    relay.batch_execute("COMMIT").expect("renewed");
+    let settled = settle(&db, sequence, Verdict::NotToBeSent);
+    assert_eq!(settled.answer(), Answer::UnderWay);
+    assert_eq!(db.number("SELECT count(*) FROM {o} WHERE locked_by = 7"), 1);
+
+    // A settled message ends the expired lease, so that a renewal that comes later finds no lease to renew.
+    db.execute("UPDATE {o}_lease SET expires_at = clock_timestamp()");
+    let settled = settle(&db, sequence, Verdict::NotToBeSent);
+    assert_eq!(settled.answer(), Answer::Done);
+    assert_eq!(db.number("SELECT count(*) FROM {o}_lease WHERE ended"), 1);
+}
+
+/// R39: each part of a fan-out has its own answer.
 #[test]
 fn the_parts_of_a_fan_out_are_told_apart() {
     let db = Database::new();
@@ -186,10 +226,10 @@ fn the_parts_of_a_fan_out_are_told_apart() {
         .destination(Destination::new("slow", &slow.url()).expect("a URL"))
         .route_to_each("t", &["fast", "slow"])
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     let whole = enqueue(&db, message("t").idempotency_key("k")).sequence;
     fast.wait_for(1);
-    eventually("one is delivered, one waits", || {
+    eventually("one part is delivered, one waits", || {
         (db.count("delivered"), db.count("retrying")) == (1, 1)
     });
     end(&relay);
@@ -212,7 +252,7 @@ fn the_parts_of_a_fan_out_are_told_apart() {
     assert_eq!(changed.answer(), Answer::Delivered);
 }
 
-/// R39, R9: sooner. The lanes have passed the message's place, and nobody polls.
+/// R39, R9: the message becomes due sooner. The claims have passed its position in the lane, and no relay polls.
 #[test]
 fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {
     let db = Database::new();
@@ -223,20 +263,26 @@ fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {
     let relay = db.sleeper(db.relay().url(&receiver.url()));
     let long_ago = Due::At(SystemTime::now() - 24 * HOUR);
     for (count, (sequence, due)) in (1..).zip(sequences.into_iter().zip([Due::Now, long_ago])) {
-        eventually("it sleeps", || db.is_relay_asleep());
+        eventually("the relay sleeps", || db.is_relay_asleep());
         let changed = db.outbox().reschedule(&mut db.connect(), sequence, due);
         assert_eq!(changed.expect("an answer").answer(), Answer::Done);
         receiver.wait_for(count);
-        eventually("it is settled", || relay.stats().delivered == count as u64);
+        eventually("the message is settled", || {
+            relay.stats().delivered == count as u64
+        });
     }
 }
 
-/// R39: later, and then due.
+/// R39: the message becomes due later.
 #[test]
 fn a_message_that_is_put_off_is_sent_at_its_new_time() {
     let db = Database::new();
     let receiver = Receiver::ok();
-    let relay = db.relay().url(&receiver.url()).start().expect("it starts");
+    let relay = db
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("the relay starts");
     let began = Instant::now();
     let sequence = enqueue(&db, message("t").delay(Duration::from_millis(700))).sequence;
     let later = Duration::from_millis(1500);
@@ -247,10 +293,10 @@ fn a_message_that_is_put_off_is_sent_at_its_new_time() {
     assert_eq!(changed.answer(), Answer::Done);
     receiver.wait_for(1);
     assert!(began.elapsed() >= later, "{:?}", began.elapsed());
-    eventually("it is settled", || relay.stats().delivered == 1);
+    eventually("the message is settled", || relay.stats().delivered == 1);
 }
 
-/// R39, G5: the key goes on, and a relay that sleeps is told.
+/// R39, G5: the key continues, and a sleeping relay is notified.
 #[test]
 fn a_cancelled_first_message_frees_its_key_at_once() {
     let db = Database::new();
@@ -271,7 +317,7 @@ fn a_cancelled_first_message_frees_its_key_at_once() {
         .map(|request| request.json()["n"].as_u64())
         .collect();
     assert_eq!(numbers, [Some(2), Some(3)]);
-    eventually("both are settled", || relay.stats().delivered == 2);
+    eventually("both messages are settled", || relay.stats().delivered == 2);
 }
 
 fn bury(db: &Database) {
@@ -310,7 +356,9 @@ fn a_dead_letter_is_settled_by_hand() {
         assert_eq!(parts(&changed), ["billing Done"]);
         assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 0);
         receiver.wait_for(1);
-        eventually("the next one is settled", || relay.stats().delivered == 1);
+        eventually("the next message is settled", || {
+            relay.stats().delivered == 1
+        });
         db.execute("DELETE FROM {o}_ledger WHERE idempotency_key = 'behind'");
         assert_eq!(ledger(&db).as_deref(), Some(row));
         let key = MessageKey::Key("dead-1".to_owned());
@@ -325,7 +373,7 @@ fn a_dead_letter_is_settled_by_hand() {
 #[test]
 fn a_change_reaches_no_other_message_of_the_same_id() {
     let db = Database::new();
-    // Enqueued twice without a key, of which the first one is delivered.
+    // Enqueued twice without a key; the first of the two is delivered.
     let twice = message("t").delay(HOUR);
     let first = enqueue(&db, twice.clone());
     let second = enqueue(&db, twice);
@@ -348,15 +396,15 @@ fn a_change_reaches_no_other_message_of_the_same_id() {
     assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 1);
 }
 
-/// An id of version 7 that was made so long ago.
+/// A version 7 id that was made this long ago.
 fn id_of(ago: Duration) -> Uuid {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let at = now.expect("after 1970").saturating_sub(ago);
     Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, at.as_secs(), 0))
 }
 
-/// R39: parts without a key are found by their id alone. A message that was delayed for a day is split where those
-/// of today are.
+/// R39: parts without a key are found by their id alone. A message that was delayed for a day is fanned out among
+/// today's rows.
 #[test]
 fn a_part_that_waits_is_found_by_its_id_whatever_became_of_the_other() {
     let db = Database::new();
@@ -396,7 +444,7 @@ fn a_part_that_waits_is_found_by_its_id_whatever_became_of_the_other() {
             assert_eq!((parts(&again), again.is_complete), (all("Cancelled"), true));
         }
     }
-    // Plain SQL has given an id twice: the first message was delivered.
+    // Plain SQL used an id twice: the first message was delivered.
     let id: Uuid = random();
     db.execute(&format!(
         "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, status, attempts, created_at)
@@ -409,7 +457,7 @@ fn a_part_that_waits_is_found_by_its_id_whatever_became_of_the_other() {
     assert_eq!(parts(&cancel(&db, id)), [" Done"]);
 }
 
-/// R25, G5: the key goes on, and a relay that sleeps is told.
+/// R25, G5: the key continues, and a sleeping relay is notified.
 #[test]
 fn a_discarded_dead_letter_frees_its_key_at_once() {
     let db = Database::new();
@@ -430,7 +478,7 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
     assert_eq!(discarded.expect("an answer"), 1);
     let numbers: Vec<_> = receiver.wait_for(2).iter().map(|one| one.json()).collect();
     assert_eq!(numbers, [json!(1), json!(2)]);
-    eventually("both are settled", || relay.stats().delivered == 2);
+    eventually("both messages are settled", || relay.stats().delivered == 2);
     let again = admin::discard(
         &mut db.connect(),
         &db.outbox_name(),
@@ -440,7 +488,7 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
     assert_eq!(again.expect("an answer"), 0);
 }
 
-/// R2, R20: what was said to be delivered is not sent when it is enqueued again; and that stays.
+/// R2, R20: a message settled as delivered by hand is not sent when it is enqueued again, and the entry stays.
 #[test]
 fn what_was_delivered_by_hand_counts_as_delivered() {
     let db = Database::new();
@@ -457,8 +505,12 @@ fn what_was_delivered_by_hand_counts_as_delivered() {
     );
     enqueue(&db, waiting());
     let receiver = Receiver::ok();
-    let relay = db.relay().url(&receiver.url()).start().expect("it starts");
-    eventually("it is settled", || {
+    let relay = db
+        .relay()
+        .url(&receiver.url())
+        .start()
+        .expect("the relay starts");
+    eventually("the message is settled", || {
         db.number("SELECT count(*) FROM {o}") == 0
     });
     end(&relay);
@@ -555,7 +607,7 @@ fn what_waits_is_listed_by_topic_destination_tenant_key_and_state() {
     assert_eq!(seen, in_order);
 }
 
-/// R39: also where there are more topics than a statement looks at, and many messages of one time.
+/// R39: even with more topics than one statement reads, and with many messages of the same time.
 #[test]
 fn the_pages_of_many_topics_are_one_list() {
     let db = Database::new();
@@ -584,7 +636,7 @@ fn the_pages_of_many_topics_are_one_list() {
     }
 }
 
-/// R39: however many wait, a list reads what it shows.
+/// R39: a list reads only what it shows, however many messages wait.
 #[test]
 fn a_list_of_many_reads_an_index_and_no_table() {
     let db = Database::new();
@@ -602,9 +654,9 @@ fn a_list_of_many_reads_an_index_and_no_table() {
         )
     };
     drop(list(&mut conn, &db, &WaitingFilter::default(), 20));
-    // What a connection has read is told when it ends.
+    // A connection reports its reads when it closes.
     drop(conn);
-    eventually("the statistics are there", || reads(&db) > 0);
+    eventually("the statistics are recorded", || reads(&db) > 0);
     let before = reads(&db);
     let mut conn = db.connect();
     for filter in [
@@ -621,12 +673,12 @@ fn a_list_of_many_reads_an_index_and_no_table() {
         assert!(!list(&mut conn, &db, &filter, 20).is_empty(), "{filter:?}");
     }
     drop(conn);
-    eventually("the statistics are there", || reads(&db) > before);
+    eventually("the statistics are recorded", || reads(&db) > before);
     let read = reads(&db) - before;
     assert!(read < 3_000, "{read} rows were read");
 }
 
-/// Many lanes whose messages are due at one time, as after a bulk import.
+/// Many lanes whose messages are due at the same time, as after a bulk import.
 #[test]
 fn a_list_of_many_lanes_reads_little_of_each_and_a_rare_state_no_index() {
     let db = Database::new();
@@ -648,9 +700,9 @@ fn a_list_of_many_lanes_reads_little_of_each_and_a_rare_state_no_index() {
         ..all
     };
     assert!(list(&mut conn, &db, &rare, 200).is_empty());
-    // What a connection has read is told when it ends.
+    // A connection reports its reads when it closes.
     drop(conn);
-    eventually("the statistics are there", || scans("idx_tup_fetch") > 0);
+    eventually("the statistics are recorded", || scans("idx_tup_fetch") > 0);
     let read = scans("idx_tup_fetch");
     assert!(read < 10_000, "{read} rows were read by an index");
 }
@@ -772,7 +824,7 @@ fn the_page_lists_cancels_reschedules_and_settles() {
     );
     let next = answer.header("location").expect("a way").to_owned();
     assert!(page.get(&next).body.contains("in flight"), "{next}");
-    // Settling needs a reason, and shows it.
+    // Settling needs a reason, and the page shows that.
     let letter = "sequence=-1&destination=billing&key=dead-1&verdict=delivered";
     assert_eq!(send("/message/settle", letter).status, 400);
     assert_eq!(

@@ -226,38 +226,6 @@ pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> Qu
         .execute(conn)
 }
 
-/// Ends the leases that have expired, and returns all ended leases: their messages may be taken.
-///
-/// A lease that has ended never becomes valid again. An UPDATE records the end, so a later renewal sees the new row and
-/// changes nothing. A renewal in progress locks its row, so that lease is skipped. Any other lock on a row delays only
-/// the takeover of that lease's messages, and no claim.
-pub(crate) fn ended(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<i64>> {
-    let (is_ended, is_expired) = (lease::ended, lease::expires_at.le(clock_timestamp()));
-    let over = leases(name)
-        .filter(is_ended.or(is_expired))
-        .order(lease::id)
-        .select((lease::id, lease::ended));
-    let over: Vec<(i64, bool)> = over.load(conn)?;
-    if over.iter().all(|(_, ended)| *ended) {
-        return Ok(over.into_iter().map(|(id, _)| id).collect());
-    }
-    let expired = other_lease::table(name.lease())
-        .filter(not(other_lease::ended))
-        .filter(other_lease::expires_at.le(clock_timestamp()))
-        .select(other_lease::id)
-        .for_no_key_update()
-        .skip_locked();
-    let end = update(leases(name))
-        .filter(lease::id.eq_any(array::<BigInt, _>(expired)))
-        .set(lease::ended.eq(true));
-    end.execute(conn)?;
-    leases(name)
-        .filter(lease::ended)
-        .order(lease::id)
-        .select(lease::id)
-        .load(conn)
-}
-
 /// Shortens the leases of relays whose sessions are gone, and returns them. A relay that comes back renews in time.
 ///
 /// This transaction holds the lock of each shortened lease, so no other session gets it meanwhile. Leases that are
@@ -360,6 +328,7 @@ mod tests {
     use diesel::sql_query;
 
     use super::*;
+    use crate::store::expired::ended;
     use crate::store::tests::Outbox;
 
     const MINUTE: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ mod refs;
 
 use std::collections::BTreeSet;
 
-use diesel::dsl::{array, exists, not};
+use diesel::dsl::{array, not};
 use diesel::prelude::{
     Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
@@ -23,6 +23,7 @@ use crate::message::Due;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::OUTBOX_NUMBER;
+use crate::store::expired;
 use crate::store::kept_digest;
 use crate::store::open_part;
 use crate::store::sql::{clock_timestamp, latest};
@@ -59,7 +60,7 @@ impl End {
 pub(crate) enum Reach {
     /// Only waiting messages.
     Waiting,
-    /// Also messages held under expired leases, and dead letters.
+    /// Also messages held under expired leases, which are ended, and dead letters.
     Everything,
 }
 
@@ -144,24 +145,28 @@ fn told(
 /// The sequence of a message that has ended, and its ordering key.
 type Ended = (i64, Option<String>);
 
-/// The expired leases that hold any of these messages. An expired lease never becomes valid again.
+/// The ended leases that hold any of these messages.
+///
+/// An expired lease counts only once its row says that it has ended: a renewal that has not committed yet would make it
+/// valid again, and its relay may be sending.
 fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult<Vec<i64>> {
-    if live.is_empty() {
-        return Ok(Vec::new());
-    }
-    let is_held = exists(
-        lease::table(name.lease())
-            .filter(lease::id.nullable().eq(outbox::locked_by))
-            .filter(lease::expires_at.gt(clock_timestamp()))
-            .select(lease::id),
-    );
-    let over = outbox::table(name.outbox())
+    let holders = outbox::table(name.outbox())
         .filter(outbox::sequence.eq_any(live))
         .filter(outbox::locked_by.is_not_null())
-        .filter(not(is_held))
         .select(outbox::locked_by.assume_not_null())
         .distinct();
-    planned_anew(over).load(conn)
+    let mut holders: Vec<i64> = planned_anew(holders).load(conn)?;
+    if holders.is_empty() {
+        return Ok(holders);
+    }
+    expired::ended(conn, name)?;
+    let valid = lease::table(name.lease())
+        .filter(lease::id.eq_any(&holders))
+        .filter(not(lease::ended))
+        .select(lease::id);
+    let valid: Vec<i64> = planned_anew(valid).load(conn)?;
+    holders.retain(|holder| !valid.contains(holder));
+    Ok(holders)
 }
 
 /// Cancels the live messages that are not held under a valid lease. Returns how many.
