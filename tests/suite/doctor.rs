@@ -1,4 +1,4 @@
-//! The doctor: each finding is provoked for real, told with what to do, and gone when that is done.
+//! The doctor: each finding is provoked, reported with its fix, and gone after the fix.
 
 use std::process::Command;
 
@@ -26,7 +26,7 @@ fn check(db: &Database, lease: &str) -> Command {
     command
 }
 
-/// The level of the finding of this check that has this text, and its advice.
+/// The level and the advice of the finding of this check that contains this text.
 fn level<'a>(findings: &'a [Value], check: &str, text: &str) -> Option<(&'a str, &'a str)> {
     let finding = findings.iter().find(|finding| {
         let detail = finding["detail"].as_str().unwrap_or_default();
@@ -36,7 +36,7 @@ fn level<'a>(findings: &'a [Value], check: &str, text: &str) -> Option<(&'a str,
     Some((finding["level"].as_str()?, advice))
 }
 
-/// Provokes a finding by SQL, looks at it, and mends it by what the finding advises, or by `mend`.
+/// Provokes a finding by SQL, checks its level, and fixes it by the finding's advice, or by `mend`.
 #[track_caller]
 fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>) {
     let db = Database::new();
@@ -46,7 +46,7 @@ fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>)
         .expect("provoked");
     let (finished, findings) = checked(check(&db, "60s"));
     let (found, advice) = level(&findings, of, text)
-        .unwrap_or_else(|| panic!("no finding {of} has {text:?}: {findings:#?}"));
+        .unwrap_or_else(|| panic!("no finding of {of} contains {text:?}: {findings:#?}"));
     assert_eq!(found, expected, "{findings:#?}");
     assert!(!advice.is_empty());
     let is_problem = expected == "problem";
@@ -57,7 +57,7 @@ fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>)
     );
     let mend = mend.map_or_else(|| advice.to_owned(), str::to_owned);
     let mend = mend.replace("{o}", &db.name()).replace("{s}", schema);
-    // A function without its schema is found by the path.
+    // A function named without its schema is found through the search path.
     db.connect()
         .batch_execute(&mend)
         .unwrap_or_else(|error| panic!("{mend}: {error}"));
@@ -66,7 +66,7 @@ fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>)
     finished.code(0);
 }
 
-/// An outbox as it is made has nothing that is wrong with it.
+/// A new outbox has no findings.
 #[test]
 fn nothing_is_wrong_with_a_new_outbox() {
     let db = Database::new();
@@ -94,10 +94,10 @@ fn nothing_is_wrong_with_a_new_outbox() {
     finished.code(0);
     let schemas =
         db.number("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'outbox_compared%'");
-    assert_eq!(schemas, 0, "it leaves nothing behind");
+    assert_eq!(schemas, 0, "the comparison leaves no schema behind");
 }
 
-/// What differs by its schema's name alone is the same.
+/// Differences in the schema's name alone are no drift.
 #[test]
 fn nothing_is_wrong_with_an_outbox_in_a_schema_that_is_quoted() {
     let fresh = FreshDatabase::new();
@@ -223,6 +223,22 @@ fn drift_of_tables_is_told() {
         "warning",
         None,
     );
+    for trigger in ["changes", "wake", "gone", "there", "most", "most_moved"] {
+        provoked(
+            &format!("DROP TRIGGER outbox_destination_{trigger} ON {{o}}_destination"),
+            "drift",
+            &format!("has no trigger outbox_destination_{trigger}: "),
+            "warning",
+            None,
+        );
+    }
+    provoked(
+        "ALTER TABLE {o}_destination DISABLE TRIGGER outbox_destination_gone",
+        "drift",
+        "is disabled: messages of a removed destination stay in the outbox",
+        "warning",
+        None,
+    );
     provoked(
         "ALTER TABLE {o} ENABLE ROW LEVEL SECURITY",
         "drift",
@@ -242,7 +258,7 @@ fn drift_of_tables_is_told() {
     );
 }
 
-/// How many registered destinations a tenant may have is the owner's to say.
+/// The owner sets how many destinations a tenant may register.
 #[test]
 fn a_limit_that_was_changed_is_no_drift() {
     let db = Database::new();
@@ -263,14 +279,22 @@ fn functions_of_another_version_are_told() {
     let mut conn = fresh.connect();
     diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
     conn.batch_execute(
-        "CREATE OR REPLACE FUNCTION outbox_drop(name text) RETURNS void LANGUAGE sql AS 'SELECT'",
+        "CREATE OR REPLACE FUNCTION outbox_drop(name text) RETURNS void LANGUAGE sql AS 'SELECT';
+         CREATE OR REPLACE FUNCTION outbox_destination_gone() RETURNS trigger LANGUAGE plpgsql
+             AS 'BEGIN RETURN NULL; END'",
     )
     .expect("replaced");
     let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
     command.env("DATABASE_URL", fresh.url.clone());
     let (finished, findings) = checked(command);
-    let found = level(&findings, "drift", "the function outbox_drop differs");
-    assert_eq!(found.map(|found| found.0), Some("warning"), "{findings:#?}");
+    for function in ["outbox_drop", "outbox_destination_gone"] {
+        let found = level(
+            &findings,
+            "drift",
+            &format!("the function {function} differs"),
+        );
+        assert_eq!(found.map(|found| found.0), Some("warning"), "{findings:#?}");
+    }
     finished.code(0);
 }
 
@@ -278,7 +302,7 @@ fn functions_of_another_version_are_told() {
 fn autovacuum_that_is_off_or_lags_is_told() {
     let off = "ALTER TABLE {o}_ledger_3 SET (autovacuum_enabled = false)";
     provoked(off, "vacuum", "autovacuum is off for", "problem", None);
-    // An old snapshot keeps autovacuum from removing them meanwhile.
+    // A held snapshot keeps autovacuum from removing the dead rows meanwhile.
     let db = Database::new();
     db.execute("INSERT INTO {o} (topic, payload) SELECT 't', '1' FROM generate_series(1, 120000)");
     let mut holder = db.connect();
@@ -286,19 +310,19 @@ fn autovacuum_that_is_off_or_lags_is_told() {
         .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1")
         .expect("held");
     db.execute("DELETE FROM {o}");
-    eventually("the dead rows are told", || {
+    eventually("the dead rows are reported", || {
         let (_, findings) = checked(check(&db, "60s"));
         level(&findings, "vacuum", "dead rows").is_some_and(|(level, _)| level == "warning")
     });
     holder.batch_execute("ROLLBACK").expect("released");
-    eventually("a vacuum mends it", || {
+    eventually("a vacuum fixes the finding", || {
         db.execute("VACUUM {o}");
         let (_, findings) = checked(check(&db, "60s"));
         level(&findings, "vacuum", "dead rows").is_none()
     });
 }
 
-/// Who holds a snapshot is told with what ends it.
+/// A session that holds a snapshot is reported with the SQL that ends it.
 #[test]
 fn a_held_snapshot_is_told_with_its_holder() {
     let db = Database::new();
@@ -309,7 +333,7 @@ fn a_held_snapshot_is_told_with_its_holder() {
              BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1",
         )
         .expect("held");
-    eventually("the holder is told", || {
+    eventually("the holder is reported", || {
         let (_, findings) = checked(check(&db, "1s"));
         level(&findings, "snapshots", "application a report").is_some_and(|(level, advice)| {
             assert_eq!(level, "warning");
@@ -320,19 +344,19 @@ fn a_held_snapshot_is_told_with_its_holder() {
     assert_eq!(
         level(&findings, "snapshots", "application a report"),
         None,
-        "it is young yet"
+        "the snapshot is still young"
     );
     let (_, findings) = checked(check(&db, "1s"));
-    let (_, advice) = level(&findings, "snapshots", "application a report").expect("told");
+    let (_, advice) = level(&findings, "snapshots", "application a report").expect("reported");
     let (_, sql) = advice.split_once(", or ").expect("SQL");
     db.connect().batch_execute(sql).expect("ended");
-    eventually("it is gone", || {
+    eventually("the finding is gone", || {
         let (_, findings) = checked(check(&db, "1s"));
         level(&findings, "snapshots", "application a report").is_none()
     });
 }
 
-/// The identity of an outbox that comes to its end.
+/// The identity sequence of an outbox near its end.
 #[test]
 fn a_sequence_near_its_end_is_told() {
     let set = |share: &str| {
@@ -378,7 +402,7 @@ fn a_ledger_that_nobody_cleans_is_told() {
     );
 }
 
-/// A database of its own, whose settings may be changed.
+/// A separate database whose settings a test may change.
 struct Own {
     fresh: FreshDatabase,
 }
@@ -398,7 +422,7 @@ impl Own {
     }
 }
 
-/// What a role or a database has set for its sessions.
+/// Settings that a role or a database applies to its sessions.
 #[test]
 fn settings_that_surprise_are_told() {
     let own = Own::new();
@@ -439,7 +463,7 @@ fn settings_that_surprise_are_told() {
     }
 }
 
-/// A role that may not look says so, and nothing fails for it; a role with too few connections fails.
+/// A check that lacks a right says so and does not fail. A check with too few connections fails.
 #[test]
 fn a_role_with_few_rights_and_connections() {
     let own = Own::new();
@@ -476,7 +500,7 @@ fn a_role_with_few_rights_and_connections() {
         .batch_execute(&format!("ALTER ROLE {role} CONNECTION LIMIT 4"))
         .expect("limited");
     let (_, findings) = own.check(url.as_str());
-    let (found, advice) = level(&findings, "connections", "of the role").expect("told");
+    let (found, advice) = level(&findings, "connections", "of the role").expect("reported");
     assert_eq!(found, "problem");
     admin.batch_execute(advice).expect("mended");
     let (_, findings) = own.check(url.as_str());

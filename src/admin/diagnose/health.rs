@@ -27,10 +27,13 @@ const LARGE_INBOX: i64 = 1 << 30;
 pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("vacuum");
     let settings = server::settings(conn, &["autovacuum", "track_counts"])?;
-    if settings.iter().any(|row| row.setting == "off") {
+    for row in settings.iter().filter(|row| row.setting == "off") {
         found.error(
-            "autovacuum is off on this server: tables and indexes grow without limit".to_owned(),
-            "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",
+            format!(
+                "{} is off on this server, so autovacuum does not run: tables and indexes grow without limit",
+                row.name
+            ),
+            format!("ALTER SYSTEM SET {} = on; SELECT pg_reload_conf()", row.name),
         );
     }
     for row in tables::vacuum(conn, &config.table)? {

@@ -87,7 +87,7 @@ fn differs(found: &mut Findings, part: &Part, made: &Part, schema: &str) {
             format!("ALTER TABLE {table} SET ({} = {})", made.name, made.definition),
         ),
         "trigger" if part.definition.ends_with("(disabled)") => found.warning(
-            format!("the trigger {} of {table} is disabled: commits do not wake relays", part.name),
+            format!("the trigger {} of {table} is disabled: {}", part.name, consequence(&part.name)),
             format!("ALTER TABLE {table} ENABLE TRIGGER {}", part.name),
         ),
         kind => found.warning(
@@ -109,7 +109,9 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
             format!("the index {} of {table} is missing", made.name),
             // ON ONLY is the index of a partitioned table, which PostgreSQL cannot build CONCURRENTLY.
             match made.definition.contains(" ON ONLY ") {
-                true => made.definition.replacen(" ON ONLY ", &format!(" ON {schema}."), 1),
+                true => made
+                    .definition
+                    .replacen(" ON ONLY ", &format!(" ON {schema}."), 1),
                 false => made
                     .definition
                     .replacen(" INDEX ", " INDEX CONCURRENTLY ", 1)
@@ -118,7 +120,10 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
         ),
         "constraint" => {
             let what = format!("the constraint {} of {table} is missing", made.name);
-            let advice = format!("ALTER TABLE {table} ADD CONSTRAINT \"{}\" {}", made.name, made.definition);
+            let advice = format!(
+                "ALTER TABLE {table} ADD CONSTRAINT \"{}\" {}",
+                made.name, made.definition
+            );
             match made.definition.starts_with("CHECK") {
                 true => found.warning(what, advice),
                 false => found.error(what, advice),
@@ -126,18 +131,49 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
         }
         "option" => found.warning(
             format!("{table} has no {}", made.name),
-            format!("ALTER TABLE {table} SET ({} = {})", made.name, made.definition),
+            format!(
+                "ALTER TABLE {table} SET ({} = {})",
+                made.name, made.definition
+            ),
         ),
         "trigger" => found.warning(
-            format!("{table} has no trigger {}: commits do not wake relays", made.name),
             format!(
-                "CREATE TRIGGER outbox_wake AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION outbox_wake()"
+                "{table} has no trigger {}: {}",
+                made.name,
+                consequence(&made.name)
             ),
+            match made.name.starts_with("outbox_destination_most") {
+                true => format!(
+                    "SELECT outbox_destination_limit('{}.{}', 1000)",
+                    schema.trim_matches('"'),
+                    made.table_name.trim_end_matches("_destination")
+                ),
+                false => made
+                    .definition
+                    .replacen(" ON ", &format!(" ON {schema}."), 1),
+            },
         ),
         kind => found.error(
             format!("the {kind} {} of {table} is missing", made.name),
             "diesel-outbox migrate",
         ),
+    }
+}
+
+/// What does not happen without a trigger.
+fn consequence(trigger: &str) -> &'static str {
+    match trigger {
+        "outbox_wake" => "commits do not wake relays",
+        "outbox_destination_wake" => "changes of registered destinations do not wake relays",
+        "outbox_destination_changes" => "relays do not see changes of registered destinations",
+        "outbox_destination_gone" => "messages of a removed destination stay in the outbox",
+        "outbox_destination_there" => {
+            "messages of a destination that was removed and registered again are dead-lettered"
+        }
+        "outbox_destination_most" | "outbox_destination_most_moved" => {
+            "nothing limits the registered destinations of a tenant"
+        }
+        _ => "it is one of this version's triggers",
     }
 }
 

@@ -20,7 +20,7 @@ use crate::store::sql::{
 use crate::store::statement::{planned_anew, statement, statement_anew};
 
 /// The suffixes of the indexes, for relays and for operators.
-const INDEXES: [&str; 15] = [
+const INDEXES: [&str; 16] = [
     "_idempotency",
     "_claim",
     "_claim_keyed",
@@ -36,6 +36,7 @@ const INDEXES: [&str; 15] = [
     "_dead_key",
     "_dead_dest",
     "_dead_blocks",
+    "_dest_tenant",
 ];
 
 /// A part of an outbox as the server describes it, without the schema's name.
@@ -148,15 +149,20 @@ pub(crate) fn other_functions(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
+    let ours: Vec<&str> = STEPS
+        .iter()
+        .flat_map(|step| step.up.lines())
+        .filter_map(|line| line.strip_prefix("CREATE FUNCTION ")?.split('(').next())
+        .collect();
     let functions: Vec<(String, String)> = statement(
         "SELECT proname::text, prosrc FROM pg_proc
-          WHERE proname IN ('outbox_create', 'outbox_drop', 'outbox_message_id', 'outbox_name_parts',
-                          'outbox_wake')
+          WHERE proname = ANY($2)
             AND pronamespace = (SELECT f.pronamespace FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
                                  WHERE t.tgrelid = to_regclass($1) AND t.tgname = 'outbox_wake')
           ORDER BY 1",
     )
     .bind::<Text, _>(name.outbox())
+    .bind::<Array<Text>, _>(ours)
     .giving::<(Text, Text)>()
     .load(conn)?;
     let is_ours = |source: &str| {
@@ -198,4 +204,33 @@ pub(crate) fn invalid_indexes(
     .bind::<Array<Text>, _>(&tables)
     .giving::<Text>()
     .load(conn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts;
+    use super::*;
+    use crate::store::tests::Outbox;
+
+    #[test]
+    fn every_index_of_a_new_outbox_is_looked_for_by_name() {
+        let outbox = Outbox::new();
+        let mut conn = outbox.connect();
+        let parts: Vec<String> = parts()
+            .map(|(table, part)| format!("{table}_{part}"))
+            .collect();
+        let is_part = |table: &str| parts.iter().any(|part| table.ends_with(part));
+        let described = describe(&mut conn, &outbox.name).expect("described");
+        let indexes: Vec<String> = described
+            .into_iter()
+            .filter(|part| part.kind == "index" && !is_part(&part.table_name))
+            .map(|part| part.name)
+            .collect();
+        let not_looked_for: Vec<&String> = indexes
+            .iter()
+            .filter(|index| !INDEXES.iter().any(|suffix| index.ends_with(suffix)))
+            .collect();
+        assert!(!indexes.is_empty());
+        assert!(not_looked_for.is_empty(), "{not_looked_for:?}");
+    }
 }
