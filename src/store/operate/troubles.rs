@@ -3,6 +3,7 @@
 //!
 //! Text: a sample (TABLESAMPLE), `unnest` and a subquery for each row (LATERAL).
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use diesel::result::QueryResult;
@@ -139,7 +140,7 @@ fn rows_by_size(conn: &mut PgConnection, table: &str) -> QueryResult<Option<i64>
     Ok(Some(all))
 }
 
-/// The troubles by state, the most frequent first, at most [`MOST`].
+/// The most frequent troubles by state, at most [`MOST`].
 pub(crate) fn troubles(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -166,10 +167,15 @@ pub(crate) fn troubles(
         add(dead_troubles(conn, &from)?, factor);
         Ok(())
     })?;
-    let mut troubles: Vec<TroubleCount> = found.into_values().collect();
-    troubles.sort_by(|a, b| (&a.status, b.count).cmp(&(&b.status, a.count)));
+    Ok(most_frequent(found.into_values().collect()))
+}
+
+/// The [`MOST`] frequent troubles, by state, the most frequent of a state first.
+fn most_frequent(mut troubles: Vec<TroubleCount>) -> Vec<TroubleCount> {
+    troubles.sort_by_key(|trouble| Reverse(trouble.count));
     troubles.truncate(MOST);
-    Ok(troubles)
+    troubles.sort_by_key(|trouble| trouble.status);
+    troubles
 }
 
 fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
@@ -220,4 +226,29 @@ fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Troub
             .load(conn)
     })?;
     Ok(found.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_reasons_of_one_state_do_not_hide_the_troubles_of_another() {
+        let trouble = |status, count| TroubleCount {
+            status,
+            topic: format!("topic {count}"),
+            reason: "NO_ROUTE".to_owned(),
+            count,
+            example: None,
+            is_estimate: false,
+        };
+        let mut all: Vec<TroubleCount> = (1..=200)
+            .map(|count| trouble(Status::Pending, count))
+            .collect();
+        all.push(trouble(Status::Dead, 150));
+        let shown = most_frequent(all);
+        assert_eq!(shown.len(), MOST);
+        assert_eq!(shown[0].count, 200);
+        assert_eq!(shown[MOST - 1].status, Status::Dead);
+    }
 }
