@@ -44,8 +44,6 @@ pub(super) const MOST_PROCESSES: usize = 40;
 const LATE: Duration = Duration::from_millis(1100);
 /// The same for a message whose commit is announced.
 const SOON: Duration = Duration::from_millis(600);
-/// A message is late if it is committed more than this after its insert.
-const PROMPT: Duration = Duration::from_millis(40);
 /// The most statements of one process in a second.
 const MOST_STATEMENTS: u32 = 4000;
 /// The same after two seconds with an empty outbox.
@@ -138,8 +136,6 @@ struct Transaction {
 pub(super) struct Truth {
     pub(super) fails: u32,
     pub(super) delay: Duration,
-    /// Whether the message was committed long after its insert.
-    pub(super) is_late: bool,
     pub(super) committed: Option<Duration>,
     /// Successful and failed sends, by destination.
     pub(super) well: BTreeMap<String, u32>,
@@ -911,7 +907,6 @@ impl<'w> Stage<'w> {
             truths.push(Truth {
                 fails: new.fails,
                 delay: new.delay,
-                is_late: lasts > PROMPT,
                 ..Truth::default()
             });
             Row {
@@ -1178,10 +1173,9 @@ impl<'w> Stage<'w> {
                 && !self.history.has_pauses()
                 && !may_wait_for_parts
                 && messages[row.id].delay.is_zero();
-            let most = match (is_told, messages[row.id].is_late) {
-                (true, false) => SOON,
-                (true, true) => SOON,
-                (false, _) => LATE + self.poll,
+            let most = match is_told {
+                true => SOON,
+                false => LATE + self.poll,
             };
             if now - began > most {
                 self.fall(Promise::Late, || {
