@@ -20,7 +20,7 @@ use url::Url;
 
 use crate::config::{Config, ConfigError, Destination, Proxy};
 
-/// The most bytes of the head of a proxy's response.
+/// The most bytes of the heads of a proxy's response, interim responses included.
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 
 /// A proxy, with the CONNECT request for a tunnel to one destination.
@@ -149,7 +149,7 @@ impl Via {
         stream.write_all(self.connect.expose_secret().as_bytes())?;
         stream.flush()?;
         let mut head = Vec::new();
-        while head.len() < MOST_HEAD_BYTES {
+        for _ in 0..MOST_HEAD_BYTES {
             let mut byte = [0];
             if stream.read(&mut byte)? == 0 {
                 return Err(io::Error::other("the proxy closed the connection"));
@@ -267,6 +267,37 @@ mod tests {
         let credentials = BASE64_STANDARD.encode("us er:p@ss");
         let header = format!("\r\nProxy-Authorization: Basic {credentials}\r\n");
         assert!(known.contains(&header), "{known}");
+    }
+
+    /// A proxy that never ends its interim responses.
+    struct Endless(usize);
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let interim = b"HTTP/1.1 103 Early Hints\r\n\r\n";
+            buffer[0] = interim[self.0 % interim.len()];
+            self.0 += 1;
+            Ok(1)
+        }
+    }
+
+    impl Write for Endless {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn interim_responses_without_end_are_refused() {
+        let mut proxy = Endless(0);
+        let via = via("http://proxy:3128", "https://shop.example").expect("a proxy");
+        let error = via.ask(&mut proxy).expect_err("no end");
+        assert_eq!(error.to_string(), "the response head is too long");
+        assert_eq!(proxy.0, MOST_HEAD_BYTES);
     }
 
     #[test]
