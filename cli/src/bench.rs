@@ -120,7 +120,7 @@ enum Scenario {
     Ordered(ordered::Options),
     /// Measure the effect of a failing destination on the others (20 s, 200 MB)
     Failing(failing::Options),
-    /// Measure the cost, fairness and isolation of many registered destinations (5 min, 2 GB)
+    /// Measure cost, fairness and isolation of many registered destinations (7 min, 2 GB)
     ///
     /// Compares their rate with one configured destination, for tenants of very different sizes. Then measures how
     /// fairly destinations with a backlog are served, and the latency at a steady rate: alone, alongside destinations
@@ -129,12 +129,12 @@ enum Scenario {
     Registered(registered::Options),
     /// Measure several relay processes on one outbox (1 min, 500 MB)
     Relays(relays::Options),
-    /// Measure the cost of the admin page for the relay, and its response times (3 min, 3 GB)
+    /// Measure the cost of the admin page, and its response times (3 min, 3 GB)
     ///
     /// Every page is loaded once a second while a relay delivers, with many waiting messages and
     /// many dead letters.
     Page(page::Options),
-    /// Measure the enqueue rate of one client, for each of the three functions (1 min, 500 MB)
+    /// Measure the enqueue rate of one client, for each function (1 min, 500 MB)
     Enqueue(enqueue::Options),
     /// Measure the cost of the outbox for clients that write to it (2 min, 500 MB)
     ///

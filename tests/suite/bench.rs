@@ -1,11 +1,11 @@
-//! `diesel-outbox bench`: every scenario measures something, and nothing of it stays behind.
+//! `diesel-outbox bench`: every scenario measures something, and leaves nothing behind.
 
 use serde_json::Value;
 
 use crate::fresh::FreshDatabase;
 use crate::support::{Finished, Receiver, Running, binary, eventually, finish};
 
-/// Runs the bench in an empty database: what is left in it, the bench has left.
+/// Runs the bench in an empty database, so that every leftover is the bench's.
 struct Bench {
     database: FreshDatabase,
 }
@@ -17,7 +17,7 @@ impl Bench {
         }
     }
 
-    /// The report of a bench that worked, with the keys that all of them have.
+    /// The report of a successful bench, with the keys that all reports have.
     fn report(&self, arguments: &[&str]) -> Value {
         let report = self.finish(arguments).code(0).json();
         assert_eq!(report["payload_bytes"], 250, "{report}");
@@ -29,7 +29,7 @@ impl Bench {
 
     fn finish(&self, arguments: &[&str]) -> Finished {
         let finished = finish(self.command(&[arguments, &["--json"]].concat()));
-        assert_eq!(self.schemas(), 0, "a schema is left of {arguments:?}");
+        assert_eq!(self.schemas(), 0, "{arguments:?} left a schema behind");
         finished
     }
 
@@ -47,7 +47,7 @@ impl Bench {
     }
 }
 
-/// Each of these is a number above zero.
+/// Fails unless each of these keys has a number above zero.
 #[track_caller]
 fn assert_measured(report: &Value, keys: &[&str]) {
     for key in keys {
@@ -56,7 +56,7 @@ fn assert_measured(report: &Value, keys: &[&str]) {
     }
 }
 
-/// The runs of a report, each told by the value that it has under `key`.
+/// The runs of a report, identified by their values under `key`.
 #[track_caller]
 fn runs<'a>(report: &'a Value, key: &str, expected: &[Value]) -> &'a [Value] {
     let runs = report["runs"].as_array().expect("runs");
@@ -194,7 +194,7 @@ fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
             &["fresh", "aged", "forgetful"],
         ),
     ] {
-        // Each relay looks at the parts of the ring when it starts: it closes one, the next empties it.
+        // Each relay checks the parts of the ring when it starts: one relay closes a part, the next relay empties it.
         let common = ["aged", "--past=1500", "--messages=700", "--rounds=4"];
         let report = Bench::new().report(&[common.as_slice(), arguments].concat());
         assert_eq!(report["keys"], keys);
@@ -212,7 +212,7 @@ fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
                     "claim_ms",
                 ],
             );
-            // A row of its own, at the least.
+            // At least the row itself.
             assert!(run["wal_bytes_per_message"].as_f64() > Some(250.0), "{run}");
             // Null before PostgreSQL 15.
             let images = run["full_page_images_per_message"].as_f64();
@@ -309,7 +309,7 @@ fn enqueue_compares_the_functions_for_it() {
     let by = ["enqueue", "enqueue_batch", "enqueue_bulk"].map(Value::from);
     for run in runs(&report, "by", &by) {
         assert_measured(run, &["messages_per_second"]);
-        // A row of its own, at the least.
+        // At least the row itself.
         assert!(run["wal_bytes_per_message"].as_f64() > Some(250.0), "{run}");
     }
 }
@@ -404,6 +404,46 @@ fn page_loads_every_page_beside_a_relay() {
 }
 
 #[test]
+fn registered_destinations_are_measured_beside_hanging_busy_and_changing_ones() {
+    let report = Bench::new().report(&[
+        "registered",
+        "--destinations=20",
+        "--messages=400",
+        "--rounds=1",
+        "--backlogged=4",
+        "--paced=20",
+        "--hanging=1",
+        "--waiting=200",
+        "--changes=200",
+        "--rate=100",
+        "--seconds=1",
+    ]);
+    let what: Vec<&str> = report["runs"]
+        .as_array()
+        .expect("runs")
+        .iter()
+        .map(|run| run["what"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(
+        what,
+        [
+            "one_configured",
+            "registered",
+            "paced",
+            "paced_beside_hanging",
+            "paced_beside_waiting",
+            "paced_beside_changes"
+        ]
+    );
+    for run in report["runs"].as_array().expect("runs") {
+        let rate = run["messages_per_second"].as_f64().expect("a rate");
+        assert!(rate > 0.0, "{run}");
+    }
+    let fairness = report["fairness"].as_f64().expect("an index");
+    assert!((0.0..=1.0001).contains(&fairness), "{fairness}");
+}
+
+#[test]
 fn the_help_says_how_long_each_scenario_takes() {
     let help = finish(binary(&["bench", "-h"])).code(0).stdout;
     for scenario in [
@@ -414,6 +454,7 @@ fn the_help_says_how_long_each_scenario_takes() {
         "aged",
         "ordered",
         "failing",
+        "registered",
         "relays",
         "page",
         "enqueue",
@@ -423,8 +464,8 @@ fn the_help_says_how_long_each_scenario_takes() {
             .lines()
             .find(|line| line.starts_with(&format!("  {scenario} ")))
             .expect("a line for each scenario");
-        let takes = line.rsplit_once('(').expect("what it takes, in brackets").1;
-        assert!(takes.contains(" s") || takes.contains("minute"), "{line}");
+        let takes = line.rsplit_once('(').expect("the duration, in brackets").1;
+        assert!(takes.contains(" s") || takes.contains(" min"), "{line}");
         let own = finish(binary(&["bench", scenario, "--help"])).code(0);
         assert!(own.stdout.contains("--json"), "{}", own.stdout);
     }

@@ -41,6 +41,9 @@ pub(super) struct Options {
     /// Waiting messages of one tenant alongside a paced run
     #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: u64,
+    /// Changed rows of registered destinations per second alongside a paced run, at two relays
+    #[arg(long, default_value_t = 1_000, value_name = "NUMBER", value_parser = whole(0..=100_000_u64))]
+    changes: u64,
     /// Messages per second of the paced runs
     #[arg(long, default_value_t = 1_000, value_name = "NUMBER", value_parser = whole(20..=100_000_u64))]
     rate: u64,
@@ -113,6 +116,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let alone = paced(options, ground, url.as_str(), Beside::Nothing)?;
     let hanging = paced(options, ground, url.as_str(), Beside::Hanging)?;
     let waiting = paced(options, ground, url.as_str(), Beside::Waiting)?;
+    let changing = paced(options, ground, url.as_str(), Beside::Changes)?;
     let run = |what: &str, deliveries: &[Delivery]| {
         json!({
             "what": what,
@@ -146,6 +150,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             paced("paced", &alone),
             paced("paced_beside_hanging", &hanging),
             paced("paced_beside_waiting", &waiting),
+            paced("paced_beside_changes", &changing),
         ],
     }))
 }
@@ -234,6 +239,8 @@ enum Beside {
     Hanging,
     /// A tenant has many messages waiting.
     Waiting,
+    /// Rows are changed, inserted and deleted all the time, and a second relay runs.
+    Changes,
 }
 
 /// Enqueues messages for all destinations at a steady rate. Measures only destinations that respond and have
@@ -261,7 +268,10 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
         )?;
     }
     ground.quiet()?;
-    let relay = relay(ground).start()?;
+    let mut relays = vec![relay(ground).start()?];
+    if beside == Beside::Changes {
+        relays.push(relay(ground).start()?);
+    }
     let number = format!("(1 + floor(random() * {}))::bigint", options.paced);
     let began = Instant::now();
     let mut measured_from = 0.0;
@@ -273,6 +283,9 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
                 .number;
         }
         fill(ground, options.rate / TICKS_PER_SECOND, &number, "''")?;
+        if beside == Beside::Changes {
+            change(options, ground, url, tick)?;
+        }
         let next = began + TICK * u32::try_from(tick + 1)?;
         ground.wait(next.saturating_duration_since(Instant::now()))?;
     }
@@ -291,7 +304,9 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
     {
         ground.wait(TICK)?;
     }
-    relay.shutdown(ground.config.shutdown_timeout)?;
+    for relay in relays {
+        relay.shutdown(ground.config.shutdown_timeout)?;
+    }
     let took = "1000 * extract(epoch FROM settled_at - created_at)";
     Ok(sql_query(format!(
         "SELECT count(*) AS delivered,
@@ -302,6 +317,36 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
     ))
     .bind::<Double, _>(measured_from)
     .get_result(&mut ground.conn)?)
+}
+
+/// One tick of changes: half of the changed rows are destinations in use, whose description changes. The others are
+/// inserted, and deleted with the next tick.
+fn change(options: &Options, ground: &mut Ground, url: &str, tick: u64) -> Result<()> {
+    let changes = i64::try_from(options.changes / TICKS_PER_SECOND)?;
+    let (new, tick) = (changes / 4, i64::try_from(tick)?);
+    let table = &ground.config.table;
+    sql_query(format!(
+        "UPDATE {table}_destination SET description = 'tick ' || $1
+          WHERE name = ANY(ARRAY(SELECT 'd' || (1 + floor(random() * $3))::bigint FROM generate_series(1, $2)))"
+    ))
+    .bind::<BigInt, _>(tick)
+    .bind::<BigInt, _>(changes - 2 * new)
+    .bind::<BigInt, _>(i64::try_from(options.paced)?)
+    .execute(&mut ground.conn)?;
+    sql_query(format!(
+        "DELETE FROM {table}_destination WHERE description = 'new in tick ' || ($1 - 1)"
+    ))
+    .bind::<BigInt, _>(tick)
+    .execute(&mut ground.conn)?;
+    sql_query(format!(
+        "INSERT INTO {table}_destination (name, url, topics, description)
+         SELECT 'new-' || $1 || '-' || n, $3, '{{never.*}}', 'new in tick ' || $1 FROM generate_series(1, $2) AS n"
+    ))
+    .bind::<BigInt, _>(tick)
+    .bind::<BigInt, _>(new)
+    .bind::<Text, _>(url)
+    .execute(&mut ground.conn)?;
+    Ok(())
 }
 
 pub(super) fn table(report: &Value) -> Table {
