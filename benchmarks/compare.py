@@ -64,7 +64,7 @@ def peers(programs, ours):
             [[ours, "migrate"], enqueue],
             [ours, "run"],
             "SELECT EXISTS (SELECT FROM outbox)",
-            "each message by itself, many in one statement, fenced by a lease; a ledger row for each",
+            "each message separately, many in one statement, fenced by a lease; one ledger row for each",
         ),
         Peer(
             "pg-boss",
@@ -72,7 +72,7 @@ def peers(programs, ours):
             [[node, str(NODE / "pg-boss.mjs"), "prepare", "{count}", "{bytes}"]],
             [node, str(NODE / "pg-boss.mjs"), "work"],
             "SELECT EXISTS (SELECT FROM pgboss.job WHERE name = 'bench' AND state < 'completed')",
-            "a batch of 1,000 together: a crash sends up to 2,000 again, after 15 min",
+            "a batch of 1,000 as a whole; after a crash, up to 2,000 are sent again, 15 min later",
         ),
         Peer(
             "graphile-worker",
@@ -80,7 +80,7 @@ def peers(programs, ours):
             [[node, str(NODE / "graphile-worker.mjs"), "prepare", "{count}", "{bytes}"]],
             [node, str(NODE / "graphile-worker.mjs"), "work"],
             "SELECT EXISTS (SELECT FROM graphile_worker._private_jobs)",
-            "jobs deleted in batches; a crash holds up to 500 jobs for 4 hours",
+            "jobs deleted in batches; after a crash, up to 500 jobs stay locked for 4 hours",
         ),
         Peer(
             "awa",
@@ -88,7 +88,7 @@ def peers(programs, ours):
             [[str(programs / "awa"), "prepare", "{count}", "{bytes}"]],
             [str(programs / "awa"), "work"],
             "SELECT EXISTS (SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled'))",
-            "each job by itself, many in one statement; jobs of a dead worker are rescued by heartbeat",
+            "each job separately, many in one statement; a heartbeat rescues the jobs of a dead worker",
         ),
         Peer(
             "outbox-pattern-processor",
@@ -96,7 +96,7 @@ def peers(programs, ours):
             [(HERE / "peers/outbox-pattern-processor.sql").read_text(), opp],
             [str(programs / "outbox-pattern-processor")],
             "SELECT EXISTS (SELECT FROM outbox)",
-            "a query's messages together: a crash sends up to 1,000 again after 30 s",
+            "all messages of a query as a whole; after a crash, up to 1,000 are sent again, 30 s later",
         ),
     ]
 
@@ -275,7 +275,7 @@ def documents(report):
     _, tail = rest.split(END)
     said = (
         f"{report['messages']:,} messages of {report['payload_bytes']} bytes, {report['rounds']} rounds, PostgreSQL"
-        f" {report['postgresql'].split()[0]}, {report['cores']} cores: medians, and ranges.\n\n"
+        f" {report['postgresql'].split()[0]}, {report['cores']} cores. Medians, with ranges in parentheses.\n\n"
     )
     return {PAGE: head + BEGIN + "\n" + said + table(report) + "\n\n" + END + tail, CHART: chart(report)}
 
