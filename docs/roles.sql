@@ -43,7 +43,7 @@ GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 
--- Runs a relay, and all commands of an operator except migrate. INSERT is for fan-outs and requeued
+-- Runs a relay, and all commands of an operator except migrate and forget. INSERT is for fan-outs and requeued
 -- messages; UPDATE on one column of the dead letters allows locking them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,

@@ -85,7 +85,7 @@ const REGISTRAR: Role = Role {
 
 const RELAY: Role = Role {
     name: "outbox_relay",
-    what: "Runs a relay, and all commands of an operator except migrate. INSERT is for fan-outs and requeued
+    what: "Runs a relay, and all commands of an operator except migrate and forget. INSERT is for fan-outs and requeued
 -- messages; UPDATE on one column of the dead letters allows locking them.",
     rights: &[
         ("", "SELECT, DELETE", ""),
