@@ -51,6 +51,6 @@ fn read_anew(relay: &RelayHandle, settings: &SettingFlags) {
         Ok(relay.reload(Relay::from_config(config), deadline)?)
     };
     if let Err(error) = reload() {
-        log::error!(event = "reload_failed", error:% = format!("{error:#}"); "keeping the old settings, because the new ones are invalid: {error:#}");
+        log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the reload failed, and the relay continues with the old settings: {error:#}");
     }
 }

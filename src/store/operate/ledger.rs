@@ -114,7 +114,7 @@ pub struct LedgerRow {
 pub struct DeliveryCount {
     /// Messages delivered.
     pub delivered: u64,
-    /// Messages given up: dead-lettered, expired, discarded or cancelled.
+    /// Messages given up: dead-lettered, expired or cancelled.
     pub dead: u64,
 }
 
